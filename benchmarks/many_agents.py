@@ -23,7 +23,7 @@ from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, Place, R
 from allranks.model.pair import PairResult
 from allranks.wire.frames import LENGTH, decode_frames, encode_frame
 from allranks.wire.protocol import PROTOCOL, Beat, Hello, Join, Message, Test, Tested, Welcome
-from allranks.wire.secret import Secret, fresh_nonce, join_proof
+from allranks.wire.secret import Secret, fresh_nonce, prove_join
 
 KEY = Secret(b"a benchmark", "benchmark")
 RANKS = 8
@@ -198,13 +198,8 @@ class Agent:
             case Hello(job=job, nonce=theirs):
                 self.is_greeted = True
                 card = card_of(self.index, nccl="2.21.5" if self.index == self._faults.other_nccl else "2.27.5")
-                nonce = fresh_nonce()
-                proof = join_proof(KEY, leader_nonce=theirs, nonce=nonce, job=job, card=card)
-                self.send(
-                    Join(
-                        protocol=PROTOCOL, version=__version__, job=job, attempt=0, nonce=nonce, card=card, proof=proof
-                    )
-                )
+                join = Join(protocol=PROTOCOL, version=__version__, job=job, attempt=0, nonce=fresh_nonce(), card=card)
+                self.send(prove_join(KEY, join, leader_nonce=theirs))
             case Welcome():
                 self.is_welcome = True
             case Test():

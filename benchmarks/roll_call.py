@@ -58,7 +58,7 @@ from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import Plan
-from allranks.wire.seek import seek_leader
+from allranks.wire.seek import Search
 
 JOIN_S = 60.0
 TESTS_S = 60.0
@@ -169,12 +169,13 @@ def attend(share: range, port: int, facts: Facts, is_sparse: bool, pipe: Pipe) -
     selector = selectors.DefaultSelector()
     agents = {}
     for index in share:
-        connection = seek_leader(
+        connection = Search(
             lambda: [[Hint("127.0.0.1", port, "benchmark")]],
             job="benchmark",
             attempt=0,
             secret=lambda: KEY,
             card=cards[index],
+        ).wait(
             deadline_s=JOIN_S,
             on_wait=lambda *_: None,
             check_signals=lambda: None,

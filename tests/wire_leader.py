@@ -14,7 +14,7 @@ from allranks.wire.connection import Connection
 from allranks.wire.frames import decode_frames
 from allranks.wire.leader import bind_port
 from allranks.wire.protocol import PROTOCOL, Hello, Join, Message
-from allranks.wire.secret import Secret, join_proof
+from allranks.wire.secret import Secret, prove_join
 
 KEY = Secret(b"swordfish", "test")
 WRONG_KEY = Secret(b"haddock", "test")
@@ -104,5 +104,5 @@ class Peer:
 
 def join_after(hello: Hello, *, job: str = "train", secret: Secret = KEY, card: Card = CARD) -> Join:
     nonce = b"0123456789abcdef"
-    proof = join_proof(secret, leader_nonce=hello.nonce, nonce=nonce, job=job, card=card)
-    return Join(protocol=PROTOCOL, version=__version__, job=job, attempt=0, nonce=nonce, card=card, proof=proof)
+    join = Join(protocol=PROTOCOL, version=__version__, job=job, attempt=0, nonce=nonce, card=card)
+    return prove_join(secret, join, leader_nonce=hello.nonce)

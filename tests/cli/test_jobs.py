@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.launch.batch.local import show_duration
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from conftest import Allranks, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
@@ -58,6 +59,13 @@ def test_a_running_job_says_where_and_how_long(slurm: FakeSlurm, allranks: Allra
     assert lines[0].startswith("job 12   train   RUNNING on 2 nodes (node[01-02]), since 2026-11-21T03:16:18")
     assert lines[1] == f"  output    {tmp_path}/slurm-12.out"
     assert lines[2] == f"  run       {tmp_path}/runs/12 (attempt 0)"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0:00:00"), (7190.9, "1:59:50"), (86400, "1-0:00:00"), (176390, "2-0:59:50")]
+)
+def test_durations_read_as_slurm_prints_them(seconds: float, text: str) -> None:
+    assert show_duration(seconds) == text
 
 
 def test_a_failed_job_says_its_verdict(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:

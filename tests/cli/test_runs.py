@@ -279,6 +279,14 @@ def test_a_run_without_a_verdict_is_not_called_running(
     assert found["local"]["state"] == state
 
 
+def test_a_run_that_started_no_ranks_says_only_when_it_ended(allranks: Allranks, tmp_path: Path) -> None:
+    run = leave_run(tmp_path, exit_code=78)
+    (run / "attempt_0/events.jsonl").unlink()
+    line = allranks("status", "latest", env=HERE).stdout.splitlines()[0]
+    assert line.startswith(f"run {NEW}   FAILED, exit code 78 on 1 node (node07), ended 20")
+    assert " after " not in line
+
+
 @pytest.mark.parametrize(("exit_code", "name"), [(130, "SIGINT"), (143, "SIGTERM"), (129, "SIGHUP")])
 def test_a_run_that_a_person_ended_has_one_cause_everywhere(
     exit_code: int, name: str, allranks: Allranks, tmp_path: Path

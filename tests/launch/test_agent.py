@@ -12,11 +12,11 @@ from allranks.launch.events import (
     Due,
     Effect,
     Event,
-    GiveOrder,
     Heard,
     KeepEvidence,
     Lost,
     Observed,
+    PassOn,
     Say,
     Send,
     Signal,
@@ -289,4 +289,4 @@ def test_ends_and_orders_are_passed_on():
     assert [type(each) for each in (*node.sent(Exited), *node.sent(Failed))] == [Exited, Failed]
     order = Order(at_step=8, why="save")
     node.hear(order)
-    assert node.effects[-1] == GiveOrder(order=order)
+    assert node.effects[-1] == PassOn(order=order)

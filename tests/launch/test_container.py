@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.container import find_runtime, handed_in, wrap_command
+from allranks.launch.container import enter, find_runtime
 from allranks.model.errors import SetupError
 from conftest import Allranks
 
@@ -83,19 +83,14 @@ def test_a_group_forms_although_the_runtime_closes_sockets(allranks: Allranks, t
     assert result.stdout.count("sum 2") == 2
 
 
-def test_enroot_gets_names_not_values_on_its_command_line() -> None:
-    command = wrap_command(
-        "enroot",
-        "pytorch.sqsh",
-        ["python3", "train.py"],
-        names=["RANK", "NCCL_SOCKET_IFNAME"],
-        hook_root=Path("/opt/allranks/join"),
-        cwd=Path("/home/me"),
-        has_gpus=True,
-    )
+def test_enroot_gets_names_not_values_on_its_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ["RANK", "NCCL_SOCKET_IFNAME"]
+    before = {"RANK": "3", "NCCL_SOCKET_IFNAME": "eth0"}
+    command, env = enter("enroot", "pytorch.sqsh", ["python3", "train.py"], before, names=names, has_gpus=True)
     assert command[:6] == ["enroot", "start", "--env", "RANK", "--env", "NCCL_SOCKET_IFNAME"]
-    assert command[-4:] == ['cd "$0" && exec "$@"', "/home/me", "python3", "train.py"]
-    assert handed_in("enroot", {"RANK": "3"}) == {"RANK": "3"}
+    assert command[-4:] == ['cd "$0" && exec "$@"', str(tmp_path), "python3", "train.py"]
+    assert env == before
 
 
 def test_a_missing_runtime_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

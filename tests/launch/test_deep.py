@@ -11,7 +11,7 @@ from allranks.launch.check.collective import End, PairOrder, Report, Told, work_
 from allranks.launch.check.deep import Deep, judge_told, plan_pairs, render_figures
 from allranks.launch.check.member import Held, Order
 from allranks.launch.check.outcome import Outcome, add_more
-from allranks.launch.step.parcels import decode, encode
+from allranks.launch.srun import decode, encode
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.preflight.judge import Observations

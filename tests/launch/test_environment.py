@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from allranks.host.node import NodeFacts
-from allranks.launch.environment import node_settings, provisional_group, rank_settings
+from allranks.launch.environment import HOOK_PATH, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan, Request, plan_job
 from allranks.model.card import Interface
 from allranks.model.cluster import Backend, Cluster, NetworkTable, TrainTable
@@ -68,7 +68,6 @@ def all_settings(
         interface=interface,
         store_fd=store_fd,
         env=env or {},
-        hook_path=Path("/opt/allranks/site"),
         checkpoints=checkpoints,
     )
     return [*settings, *rank_settings(group, 3, error_file=Path("/runs/exp 7/rank_5.error.json"))]
@@ -115,7 +114,7 @@ def test_the_values_of_the_sixth_rank_on_two_nodes():
         "ALLRANKS_NODE_GPUS": "4",
         "ALLRANKS_MEMBERS": "node01=0+2,node02=2+4",
         "ALLRANKS_STORE_PORT": "29501",
-        "PYTHONPATH": "/opt/allranks/site",
+        "PYTHONPATH": str(HOOK_PATH),
     }
 
 
@@ -174,12 +173,12 @@ def test_infiniband_is_switched_off_only_where_the_file_says_there_is_none(infin
 @pytest.mark.parametrize(
     ("inherited", "joined"),
     [
-        (None, "/opt/allranks/site"),
-        ("", "/opt/allranks/site"),
-        (":", "/opt/allranks/site::"),
-        ("/a", "/opt/allranks/site:/a"),
-        ("/a:/b c", "/opt/allranks/site:/a:/b c"),
-        (":/a::/b:", "/opt/allranks/site::/a::/b:"),
+        (None, str(HOOK_PATH)),
+        ("", str(HOOK_PATH)),
+        (":", f"{HOOK_PATH}::"),
+        ("/a", f"{HOOK_PATH}:/a"),
+        ("/a:/b c", f"{HOOK_PATH}:/a:/b c"),
+        (":/a::/b:", f"{HOOK_PATH}::/a::/b:"),
     ],
 )
 def test_the_hook_comes_first_and_the_users_pythonpath_stays_to_the_letter(inherited, joined):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.host.node import NodeFacts
-from allranks.launch.crew import Crew, Output
+from allranks.launch.crew import Crew
 from allranks.launch.plan import Request, plan_job
 from allranks.model.cluster import Cluster
 from allranks.model.identity import world_from_env
@@ -39,10 +39,8 @@ def test_workers_know_all_nodes_however_many_there_are(tmp_path: Path, num_nodes
         job=plan_job(request, world_from_env({}), Cluster(), facts, job="4711", origin={}),
         command=[sys.executable, "-c", ASK],
         run_dir=run_dir,
-        output=Output(log_dir=tmp_path, hidden=frozenset({(0, "out"), (0, "err")})),
+        hidden={(0, "out"), (0, "err")},
         env=dict(os.environ) | {"ALLRANKS_HOOK": "0"},
-        interface=None,
-        store_fd=None,
         say=print,
     )
     group = Plan(members=MANY[:num_nodes], node_index=0, attempt=0, store_address="127.0.0.1", store_port=29500,
@@ -51,9 +49,9 @@ def test_workers_know_all_nodes_however_many_there_are(tmp_path: Path, num_nodes
     try:
         [worker] = crew.workers
         assert worker.end is None, worker.end
-        wait_until(lambda: worker.out_path.read_text(), "the worker's answer")
+        wait_until(lambda: worker.path("out").read_text().endswith("\n"), "the worker's answer")
         said = f"rank 0 (gpu-b0000), rank 8191 ({last}) {num_nodes}\n"
-        assert worker.out_path.read_text() == said, worker.err_path.read_text()
+        assert worker.path("out").read_text() == said, worker.path("err").read_text()
     finally:
         crew.close()
         if crew.workers and crew.workers[0].end is None:

@@ -8,13 +8,14 @@ import pytest
 
 from allranks.host.net import find_interface_in
 from allranks.host.node import NodeFacts
-from allranks.launch.plan import DataPath, JobPlan, Request, assign_ranks, choose_backend, plan_job
+from allranks.launch.plan import JobPlan, Request, assign_ranks, choose_backend, plan_job
 from allranks.model.card import Interface
 from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.identity import world_from_env
 from allranks.model.membership import Member
 from allranks.model.setting import Setting
+from allranks.preflight.datapath import DataPath
 from allranks.wire.leader import Hint
 
 LO = Interface("lo", ("127.0.0.1", "::1"), is_up=True)
@@ -174,7 +175,6 @@ def test_the_number_of_nodes_is_the_schedulers_or_the_flags(request_, env, nodes
     made = plan(request_, env=env)
     assert (made.min_nodes, made.num_nodes) == nodes
     assert setting(made, "num_nodes") == Setting("num_nodes", str(nodes[1]), "one agent on each", source)
-    assert made.is_one_machine == (nodes[1] == 1)
 
 
 @pytest.mark.parametrize(("low", "high"), [(4, 4), (7, 7), (2, 5), (7, 9)])

@@ -244,9 +244,9 @@ def test_shellcheck_finds_nothing(is_overridden: bool, tmp_path: Path) -> None:
 
 
 def test_secrets_go_in_by_name_only() -> None:
-    asked = parse_env(["A=b=c", "HF_TOKEN", "EMPTY="], {"HF_TOKEN": "hf_0123456789"})
-    assert asked.values == {"A": "b=c", "EMPTY": ""}
-    assert asked.names == ("HF_TOKEN",)
+    values, names = parse_env(["A=b=c", "HF_TOKEN", "EMPTY="], {"HF_TOKEN": "hf_0123456789"})
+    assert values == {"A": "b=c", "EMPTY": ""}
+    assert names == ("HF_TOKEN",)
     with pytest.raises(UsageError, match="export HF_TOKEN and give --env HF_TOKEN") as caught:
         parse_env(["HF_TOKEN=hf_0123456789"], {})
     assert "0123456789" not in str(caught.value)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from allranks.launch.screen import Screen
+from allranks.launch.screen import open_screen
 from conftest import wait_until
 
 MUCH = b"".join(b"%07d\n" % number for number in range(1 << 18))
@@ -53,62 +54,62 @@ def err() -> Iterator[Pipe]:
 
 
 def test_everything_comes_in_order_to_who_reads_late(out: Pipe, err: Pipe):
-    screen = Screen(out_fd=out.writer, err_fd=err.writer)
+    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
     for start in range(0, len(MUCH), 50_000):
-        screen.write("out", MUCH[start : start + 50_000])
+        screen["out"].write(MUCH[start : start + 50_000])
     assert out.read(len(MUCH)) == MUCH
-    assert screen.flush("out", patience_s=30)
+    assert screen["out"].drain(patience_s=30)
 
 
 def test_a_stream_that_nobody_reads_does_not_hold_the_other_one_up(out: Pipe, err: Pipe):
-    screen = Screen(out_fd=out.writer, err_fd=err.writer)
-    screen.write("out", MUCH)
-    screen.write("err", b"verdict\n")
+    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
+    screen["out"].write(MUCH)
+    screen["err"].write(b"verdict\n")
     assert err.read(8) == b"verdict\n"
-    assert not screen.has_room("out")
+    assert not screen["out"].has_room
 
 
 def test_two_streams_that_are_one_file_keep_their_order(out: Pipe):
-    screen = Screen(out_fd=out.writer, err_fd=os.dup(out.writer))
+    screen = open_screen(out_fd=out.writer, err_fd=os.dup(out.writer))
     expected = b""
     for number in range(200):
         for stream in ("out", "err"):
             line = b"%s %d\n" % (stream.encode(), number)
-            screen.write(stream, line)
+            screen[stream].write(line)
             expected += line
     assert out.read(len(expected)) == expected
 
 
 def test_a_reader_that_takes_nothing_is_given_up_and_the_lines_are_counted(out: Pipe, err: Pipe):
-    screen = Screen(out_fd=out.writer, err_fd=err.writer)
+    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
     for line in MUCH.splitlines(keepends=True)[: 1 << 15]:
-        screen.write("out", line)
-    assert not screen.flush("out", patience_s=0.3)
-    assert 0 < screen.num_dropped_lines < 1 << 15
-    assert screen.is_given_up("out")
-    screen.write("out", b"more\n")
-    assert screen.flush("out", patience_s=0.3)
-    assert not screen.is_given_up("err")
+        screen["out"].write(line)
+    assert not screen["out"].drain(patience_s=0.3)
+    assert 0 < screen["out"].num_dropped_lines < 1 << 15
+    assert screen["out"].is_given_up
+    screen["out"].write(b"more\n")
+    assert screen["out"].drain(patience_s=0.3)
+    assert not screen["err"].is_given_up
 
 
 def test_a_wait_for_a_reader_ends_when_it_is_told_to(out: Pipe, err: Pipe):
-    screen = Screen(out_fd=out.writer, err_fd=err.writer)
-    screen.write("out", MUCH)
-    assert not screen.flush("out", is_over=lambda: True)
+    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
+    screen["out"].write(MUCH)
+    assert not screen["out"].drain(is_over=lambda: True)
 
 
 def test_a_reader_that_has_left_makes_room_for_everything(out: Pipe, err: Pipe):
-    screen = Screen(out_fd=out.writer, err_fd=err.writer)
+    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
     out.leave()
-    screen.write("out", MUCH)
-    wait_until(lambda: screen.is_given_up("out"), "the reader that left is noticed")
-    screen.write("out", MUCH)
-    assert screen.has_room("out")
+    screen["out"].write(MUCH)
+    wait_until(lambda: screen["out"].is_given_up, "the reader that left is noticed")
+    screen["out"].write(MUCH)
+    assert screen["out"].has_room
 
 
 def test_what_is_printed_goes_the_same_way(out: Pipe, err: Pipe):
-    screen, before = Screen(out_fd=out.writer, err_fd=err.writer), sys.stderr
-    with screen.as_stderr():
+    screen, before = open_screen(out_fd=out.writer, err_fd=err.writer), sys.stderr
+    with contextlib.redirect_stderr(screen["err"].as_text()):
         print("caf\xe9", file=sys.stderr, flush=True)
         assert not sys.stderr.isatty()
         assert sys.stderr.fileno() == err.writer

@@ -6,7 +6,7 @@ import pytest
 
 from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
-from allranks.launch.batch.site import limits, parse_time_limit_s
+from allranks.launch.batch.submit import limits, parse_time_limit_s
 from conftest import Allranks
 from fake_slurm import FakeSlurm, fake_slurm  # noqa: F401  (a fixture)
 
@@ -19,8 +19,8 @@ def site(**changes: object) -> Site:
 
 
 def test_slurm_s_defaults_need_no_word() -> None:
-    assert limits(DEFAULTS, PartitionRules(preempt_mode="OFF"), SbatchOptions(time="60")) == []
-    assert limits(Site(), None, SbatchOptions()) == []
+    assert list(limits(DEFAULTS, PartitionRules(preempt_mode="OFF"), SbatchOptions(time="60"))) == []
+    assert list(limits(Site(), None, SbatchOptions())) == []
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,8 @@ def test_what_the_site_makes_impossible_is_one_line(
 
 def test_the_partition_s_own_mode_counts() -> None:
     preempts = site(preempt_type="partition_prio", preempt_mode="CANCEL")
-    assert limits(preempts, PartitionRules(grace_s=60, preempt_mode="REQUEUE"), SbatchOptions()) == []
-    assert limits(preempts, PartitionRules(preempt_mode="OFF"), SbatchOptions()) == []
+    assert list(limits(preempts, PartitionRules(grace_s=60, preempt_mode="REQUEUE"), SbatchOptions())) == []
+    assert list(limits(preempts, PartitionRules(preempt_mode="OFF"), SbatchOptions())) == []
 
 
 @pytest.mark.parametrize(

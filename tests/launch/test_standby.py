@@ -21,10 +21,10 @@ import pytest
 import allranks
 from allranks.guard.inside.cell import Cell
 from allranks.host.process import read_environment
-from allranks.join.standby import NO_TORCH, differing
+from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import standby as launch_standby
 from allranks.launch.standby import END_S, Forked, Standby
-from allranks.launch.workers import PR_SET_CHILD_SUBREAPER, become_subreaper, prepare_worker
+from allranks.launch.workers import PR_SET_CHILD_SUBREAPER, become_subreaper, spawn
 from conftest import Allranks, agents_in_background, clean_env, is_alive, wait_until, write
 
 pytestmark = pytest.mark.torch
@@ -83,9 +83,7 @@ def run_forked(made: Standby, folder: Path, env: Mapping[str, str], **fds: int) 
 
 def run_fresh(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str, str]:
     with (folder / "out_").open("wb") as out, (folder / "err_").open("wb") as err:
-        started = subprocess.Popen(
-            command, env=env, stdout=out, stderr=err, start_new_session=True, preexec_fn=prepare_worker()
-        )
+        started = spawn(command, env, out=out.fileno(), err=err.fileno(), fds=())
     return started.wait(60), (folder / "out_").read_text(), (folder / "err_").read_text()
 
 
@@ -167,7 +165,7 @@ def test_its_end_is_the_scripts_own(tmp_path: Path):
             ours = run_forked(made, folder, env | LATER)
             assert ours == run_fresh(command, folder, env | LATER)
             assert ours[0] == code
-        assert made.is_alive
+        assert made.process.poll() is None
 
 
 def test_an_exception_leaves_the_file_that_a_verdict_reads(tmp_path: Path):
@@ -272,8 +270,8 @@ def test_only_python_scripts_and_modules_with_the_hook_can_be_forked():
 def test_it_says_why_it_cannot_fork(tmp_path: Path, text: str, reason: str):
     script = write(tmp_path / "train.py", "")
     with standby([sys.executable, str(script)], env_with_torch(tmp_path, text)) as made:
-        assert reason in made.obstacle
-        assert not made.is_ready
+        assert reason in (made.answer or "")
+        assert made.answer != READY
 
 
 @pytest.mark.parametrize(("name", "is_hidden"), [("queue.py", True), ("queue/__init__.py", True), ("queue/x", False)])
@@ -281,7 +279,7 @@ def test_a_file_beside_the_script_may_hide_a_module_of_torch(tmp_path: Path, nam
     script = write(tmp_path / "home/train.py", "")
     beside = write(tmp_path / "home" / name, "")
     with standby([sys.executable, str(script)], env_with_torch(tmp_path, "import queue")) as made:
-        assert made.obstacle == (f"{beside} has the name of a module that torch imports" if is_hidden else "")
+        assert made.answer == (f"{beside} has the name of a module that torch imports" if is_hidden else READY)
 
 
 def test_the_threads_of_openblas_are_no_obstacle(tmp_path: Path):
@@ -295,7 +293,7 @@ def test_the_threads_of_openblas_are_no_obstacle(tmp_path: Path):
     command = [sys.executable, str(write(tmp_path / "train.py", text))]
     env = base_env(OMP_NUM_THREADS="2")  # at most as many as there are cores
     with standby(command, env) as made:
-        assert made.is_ready, made.obstacle
+        assert made.answer == READY
         _, out, _ = run_forked(made, tmp_path, env)
     assert out == "1 2\n"
 
@@ -383,7 +381,7 @@ def test_a_killed_standby_forks_nothing_and_its_workers_live(tmp_path: Path):
     with standby(command, env) as made, (tmp_path / "out").open("wb") as out:
         worker = fork(made, tmp_path, env)
         made.process.kill()
-        wait_until(lambda: not made.is_alive, "its end")
+        wait_until(lambda: made.process.poll() is not None, "its end")
         assert made.fork(env, out=out.fileno(), err=out.fileno(), fds={}) is None
         assert is_alive(worker.pid)
         os.kill(worker.pid, signal.SIGTERM)

@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.host.slurm import NodeState
 from allranks.launch.batch.script import SbatchOptions
-from allranks.launch.batch.submit import expand_pattern, fold_unavailable
+from allranks.launch.batch.submit import expand_pattern
 from allranks.model.finding import Verdict
 from conftest import Allranks, allranks_command, clean_env
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
@@ -237,10 +236,12 @@ def test_patterns_of_sbatch_are_filled_in(pattern: str, options: SbatchOptions, 
     assert expand_pattern(pattern, "12", options) == file
 
 
-def test_nodes_out_of_service_are_folded_by_reason() -> None:
-    nodes = [NodeState(f"n{i:02}", "down*", "Not responding") for i in (1, 2, 3)]
-    nodes += [NodeState("n04", "drained", "disk"), NodeState("n05", "idle", "")]
-    assert fold_unavailable(nodes) == "n[01-03] down: Not responding; n04 drained: disk"
+def test_nodes_out_of_service_are_folded_by_reason(slurm: FakeSlurm, allranks: Allranks) -> None:
+    nodes = [(f"n{i:02}", "down*", "Not responding") for i in (1, 2, 3)]
+    nodes += [("n04", "drained", "disk"), ("n05", "idle", "none")]
+    slurm.answer("sinfo", out="".join("\x1f".join(node) + "\n" for node in nodes))
+    slurm.answer("scontrol", out=show_job(state="PENDING", reason="Nodes_required_for_job_are_DOWN", nodes=""))
+    assert "  nodes     n[01-03] down: Not responding; n04 drained: disk\n" in allranks("status", "12").stdout
 
 
 def test_restarts_may_be_said_otherwise(allranks: Allranks) -> None:

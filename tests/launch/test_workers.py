@@ -74,8 +74,7 @@ def test_what_is_spared_keeps_its_children():
 
 
 def make_worker(folder: Path, **more: object) -> Worker:
-    paths = {"out_path": folder / "out", "err_path": folder / "err", "error_file": folder / "error.json"}
-    return Worker(rank=3, local_rank=1, node="node02", **paths, **more)
+    return Worker(rank=3, local_rank=1, node="node02", folder=folder, **more)
 
 
 @pytest.mark.parametrize("has_time", [True, False])
@@ -85,7 +84,11 @@ def test_a_worker_failed_when_it_raised_and_not_when_its_process_had_ended(tmp_p
     extra = {"py_callstack": "Traceback ...", **({"time_s": raised_s} if has_time else {})}
     record = json.dumps({"message": {"message": "ValueError: batch 17", "extraInfo": extra}})
     worker = make_worker(tmp_path)
-    worker.start(["/bin/sh", "-c", 'printf %s "$1" > "$2"; exit 1', "sh", record, str(worker.error_file)], os.environ)
+    worker.start(
+        ["/bin/sh", "-c", 'printf %s "$1" > "$2"; exit 1', "sh", record, str(worker.path("error.json"))],
+        os.environ,
+        fds={},
+    )
     started_s = time.time()
     end = worker.reap()
     assert (end.rank, end.exit_code, end.message, end.traceback) == (3, 1, "ValueError: batch 17", "Traceback ...")
@@ -102,7 +105,7 @@ def test_a_worker_that_made_all_its_steps_is_known_by_its_cell(tmp_path: Path, i
     if is_finished:
         cell.finish()
     worker = make_worker(tmp_path, cell=cell)
-    worker.start(["/bin/true"], os.environ)
+    worker.start(["/bin/true"], os.environ, fds={})
     assert worker.reap().exit_code == 0
     assert worker.is_finished is is_finished
     worker.close()

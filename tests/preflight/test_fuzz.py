@@ -29,7 +29,7 @@ from allranks.report.text import Style, render_findings, say
 from allranks.wire.connection import Connection
 from allranks.wire.frames import decode_frames, encode_frame
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Test, Tested
-from allranks.wire.secret import Secret, join_proof
+from allranks.wire.secret import Secret, prove_join
 
 UTF8 = Style(is_unicode=True, has_colour=False, width=100)
 CONTROLS = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -334,9 +334,8 @@ def join_by_hand(port: int, own: Card) -> tuple[socket.socket, bytes]:
         buffer += sock.recv(1 << 12)
     hello = heard[0]
     assert isinstance(hello, Hello)
-    proof = join_proof(KEY, leader_nonce=hello.nonce, nonce=b"n" * 16, job="4711", card=own)
-    said = Join(protocol=PROTOCOL, version=__version__, job="4711", attempt=0, nonce=b"n" * 16, card=own, proof=proof)
-    return sock, encode_frame(said)
+    said = Join(protocol=PROTOCOL, version=__version__, job="4711", attempt=0, nonce=b"n" * 16, card=own)
+    return sock, encode_frame(prove_join(KEY, said, leader_nonce=hello.nonce))
 
 
 WORDS: dict[str, Callable[[bytes], list[bytes]]] = {

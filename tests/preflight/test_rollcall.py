@@ -31,8 +31,8 @@ from allranks.wire.connection import Connection
 from allranks.wire.frames import decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Knock, Message, Plan, Refused, Stopped, Test, Tested
-from allranks.wire.secret import Secret, join_proof
-from allranks.wire.seek import seek_leader
+from allranks.wire.secret import Secret, prove_join
+from allranks.wire.seek import Search
 from cards import make_card
 
 KEY = Secret(b"swordfish", "test")
@@ -181,12 +181,13 @@ class Agent(threading.Thread):
         time.sleep(self._delay_s)
         connection = None
         try:
-            connection = seek_leader(
+            connection = Search(
                 lambda: self._hints,
                 job="4711",
                 attempt=self._attempt,
                 secret=lambda: self._secret,
                 card=self.own,
+            ).wait(
                 deadline_s=PATIENCE_S,
                 on_wait=lambda *_: None,
                 check_signals=self._check,
@@ -835,11 +836,8 @@ def test_a_join_by_hand_is_heard_byte_by_byte(call):
             hello = heard[0]
             assert isinstance(hello, Hello)
             own = card(1, ports=TestPorts(tcp=(1,), udp=1))
-            proof = join_proof(KEY, leader_nonce=hello.nonce, nonce=b"n" * 16, job="4711", card=own)
-            said = Join(
-                protocol=PROTOCOL, version=__version__, job="4711", attempt=0, nonce=b"n" * 16, card=own, proof=proof
-            )
-            for byte in encode_frame(said):
+            said = Join(protocol=PROTOCOL, version=__version__, job="4711", attempt=0, nonce=b"n" * 16, card=own)
+            for byte in encode_frame(prove_join(KEY, said, leader_nonce=hello.nonce)):
                 sock.sendall(bytes([byte]))
             while sock.recv(1 << 12):
                 pass

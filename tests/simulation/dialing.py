@@ -1,4 +1,4 @@
-"""How a simulated agent looks for a leader, and what the processes that it finds do about it (launch.search)."""
+"""How a simulated agent looks for a leader, and what the processes that it finds do about it (wire.seek)."""
 
 from __future__ import annotations
 
@@ -103,6 +103,8 @@ def _find(world: World, search: Search, line: Line) -> None:
     process = search.process
     if process.search is not search or not process.is_alive or not line.agent_open:
         world._end_line(line, by_host=False)
+        if process.search is search and process.is_alive:
+            seek(world, process, search.contacts)
         return
     follow(world, process, line)
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch import events
+from allranks.launch.end import LEADER_WRITES_S
 from allranks.launch.events import GRACE_S
 from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, STOPPED_S
 from allranks.model.finding import Confidence, Severity
@@ -280,7 +281,8 @@ def check_requeue(world: World, process: Process) -> None:
         is_known = lead.node not in world.blind and world.now_s - lead.begun_s > world.life.seen_s
         if lead.process is process or not is_known:
             continue
-        if lead.goes_on:
+        has_told = world.now_s - lead.woke_s > LEADER_WRITES_S + world.life.seen_s
+        if lead.goes_on and has_told:
             raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, while n{lead.node} leads")
         has_left = lead.leader.has_resigned or (lead.process.heard is not None and lead.process.heard.is_cut_off)
         has_ended = lead.verdict is not None and not has_left

@@ -21,7 +21,7 @@ from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.finding import Finding
 from allranks.model.past import History, Past
-from allranks.wire.protocol import Beat, Ping, Plan, Try
+from allranks.wire.protocol import Beat, Order, Ping, Plan, Try
 
 from . import dialing
 from .ending import Ends
@@ -270,10 +270,10 @@ class World(Ends, Strikes):
                 for worker in self.machines[node].crew:
                     if worker.rank in ranks:
                         self.kernel.signal(worker, signum)
-            case events.GiveOrder(order=order):
+            case events.PassOn(order=Order() as order):
                 for worker in self.machines[node].crew:
                     worker.order = order
-            case events.MakeTries(order=order):
+            case events.PassOn(order=order):
                 self.at(order.within_s / 2, lambda: self._tried(node, order))
             case events.Sweep():
                 swept = lambda: self._feed_agent(process, events.Swept(now_s=self.now_s))  # noqa: E731

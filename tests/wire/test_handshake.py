@@ -20,7 +20,7 @@ from allranks.wire.frames import encode_frame
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Knock, Message, Refused, Stop, Stopped, Welcome
 from allranks.wire.secret import Secret
-from allranks.wire.seek import seek_leader
+from allranks.wire.seek import Search
 from conftest import wait_until
 from wire_leader import CARD, KEY, PATIENCE_S, WRONG_KEY, Leader, Peer, join_after
 
@@ -35,12 +35,13 @@ def seek(
     told: list[str] | None = None,
     check_signals: Callable[[], None] = lambda: None,
 ) -> Connection:
-    return seek_leader(
+    return Search(
         hints or (lambda: [[Hint("127.0.0.1", port, "test") for port in ports]]),
         job=job,
         attempt=attempt,
         secret=lambda: secret,
         card=CARD,
+    ).wait(
         deadline_s=deadline_s,
         on_wait=lambda _, obstacle: told.append(obstacle) if told is not None else None,
         check_signals=check_signals,
@@ -313,7 +314,7 @@ def test_a_stranger_alone_is_named_when_time_is_up(kind):
     talk, obstacle = STRANGERS[kind]
     with listening(talk) as port:
         with pytest.raises(NodeFaultError) as given_up:
-            seek(port, deadline_s=0.6)
+            seek(port, deadline_s=1.4)
         assert str(given_up.value) == (
             f"no leader of job train within 1 s; last try: 127.0.0.1:{port} (test): {obstacle}; "
             "check that the first node is up and that its port is open from here"
@@ -442,7 +443,7 @@ def test_the_deadline_names_the_job_and_the_last_obstacle():
 
 def test_a_key_that_never_appears_is_the_last_obstacle():
     with Leader() as leader:
-        with pytest.raises(NodeFaultError, match="last try: the run directory does not have the job's secret yet;"):
+        with pytest.raises(NodeFaultError, match=r"\(test\): the run directory does not have the job's secret yet;"):
             seek(leader.port, secret=None, deadline_s=0.2)
         assert leader.accepted == []
 
@@ -470,11 +471,11 @@ def test_a_signal_ends_the_search():
 def test_a_version_with_other_fields_is_named():
     with Leader() as leader, Peer(leader.port) as peer:
         peer.read_hello()
-        payload = msgspec.msgpack.encode({"type": "join", "protocol": 7, "version": "9.9", "who": "node02"})
+        payload = msgspec.msgpack.encode({"type": "join", "protocol": 8, "version": "9.9", "who": "node02"})
         peer.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = peer.read()
     assert isinstance(answer, Refused)
-    assert "a message of allranks 9.9 (protocol 7, here 6)" in answer.reason
+    assert "a message of allranks 9.9 (protocol 8, here 7)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

@@ -9,20 +9,20 @@ import stat
 import msgspec
 import pytest
 
+from allranks.model.card import Card
 from allranks.model.errors import SetupError
-from allranks.wire.protocol import Card
+from allranks.wire.protocol import PROTOCOL, Join
 from allranks.wire.secret import (
     OPEN_GROUP,
     Secret,
+    answer_join,
     ensure_secret_file,
     fresh_nonce,
     group_name,
-    is_join_proof,
-    join_proof,
+    prove_join,
     read_secret_file,
     secret_from_env,
     secret_from_name,
-    welcome_proof,
 )
 
 CARD = Card(host="node02", pid=812, node_index=1, num_workers=6, num_gpus=0)
@@ -114,13 +114,13 @@ def test_a_named_group_is_not_the_open_group():
     assert named.key != OPEN_GROUP.key
 
 
-def proof(secret=KEY, *, leader_nonce=b"L" * 16, nonce=b"N" * 16, job="4711", card=CARD):
-    return join_proof(secret, leader_nonce=leader_nonce, nonce=nonce, job=job, card=card)
+JOIN = Join(protocol=PROTOCOL, version="1.0", job="4711", attempt=0, nonce=b"N" * 16, card=CARD)
+PROVEN = prove_join(KEY, JOIN, leader_nonce=b"L" * 16)
 
 
 def test_the_same_words_prove_the_same():
-    assert proof() == proof()
-    assert len(proof()) == 32
+    assert prove_join(KEY, PROVEN, leader_nonce=b"L" * 16) == PROVEN
+    assert len(PROVEN.proof) == 32
 
 
 @pytest.mark.parametrize(
@@ -130,6 +130,7 @@ def test_the_same_words_prove_the_same():
         {"leader_nonce": b"M" * 16},
         {"nonce": b"M" * 16},
         {"job": "4712"},
+        {"attempt": 1},
         {"card": msgspec.structs.replace(CARD, num_workers=7)},
         {"card": msgspec.structs.replace(CARD, problem="no GPU")},
         # The same bytes, divided otherwise.
@@ -138,15 +139,18 @@ def test_the_same_words_prove_the_same():
     ids=lambda other: ",".join(other),
 )
 def test_a_proof_is_bound_to_everything_it_is_about(other):
-    said = {"leader_nonce": b"L" * 16, "nonce": b"N" * 16, "job": "4711", "card": CARD}
-    assert is_join_proof(KEY, proof(), **said)
-    assert not is_join_proof(**({"secret": KEY, "proof": proof()} | said | other))
+    assert answer_join(KEY, PROVEN, leader_nonce=b"L" * 16)
+    said = {"secret": KEY, "leader_nonce": b"L" * 16} | other
+    secret, leader_nonce = said.pop("secret"), said.pop("leader_nonce")
+    assert answer_join(secret, msgspec.structs.replace(PROVEN, **said), leader_nonce=leader_nonce) is None
 
 
 def test_the_leaders_proof_is_no_agents_proof():
-    welcome = welcome_proof(KEY, leader_nonce=b"L" * 16, nonce=b"N" * 16)
-    assert welcome != proof()
-    assert welcome != welcome_proof(KEY, leader_nonce=b"N" * 16, nonce=b"L" * 16)
+    welcome = answer_join(KEY, PROVEN, leader_nonce=b"L" * 16)
+    assert welcome is not None
+    assert welcome.proof != PROVEN.proof
+    swapped = prove_join(KEY, msgspec.structs.replace(JOIN, nonce=b"L" * 16), leader_nonce=b"N" * 16)
+    assert welcome != answer_join(KEY, swapped, leader_nonce=b"N" * 16)
 
 
 def test_nonces_do_not_repeat():

@@ -339,7 +339,7 @@ def _serve() -> None:
     from allranks.launch.check.collective import PairOrder, serve_pairs
     from allranks.launch.check.member import ORDER_VARIABLE, Order, serve
     from allranks.launch.inbox import SignalInbox
-    from allranks.launch.step.parcels import decode
+    from allranks.launch.srun import decode
 
     def stop(signum: int, frame: object) -> None:
         raise StoppedBySignal(signum)

@@ -22,7 +22,6 @@ from allranks.cli.request import REQUEST_FLAGS, make_request
 from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
 from allranks.launch.batch.script import (
-    JobEnvironment,
     SbatchOptions,
     nodes_of,
     parse_env,
@@ -152,10 +151,10 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     from allranks.launch.batch.submit import SBATCH_ARGUMENTS, check_script, lines_to_follow
     from allranks.launch.batch.submit import submit as submit_job
 
-    text, options, asked = _render(flags)
+    text, options, names = _render(flags)
     _check_there(flags, options)
     said = [each.name for each in fields(SbatchOptions) if _is_said(each.name)]
-    env, withheld = submission_env(os.environ, asked.names, said=said)
+    env, withheld = submission_env(os.environ, names, said=said)
     if dry_run:
         check_script(text)
         click.echo(text, nl=False)
@@ -210,8 +209,8 @@ def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
     return exit_code
 
 
-def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
-    """Return the script's text, and the options and environment that it was made from."""
+def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]:
+    """Return the script's text, the options of sbatch in it, and the variables to pass by name."""
     slurm = load_cluster(flags["cluster_file"]).cluster.slurm
     options = SbatchOptions(**{each.name: flags[each.name] for each in fields(SbatchOptions)})
     options = replace(
@@ -223,7 +222,7 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
     )
     run_flags = {name: flags[name] for name in REQUEST_FLAGS if name in flags}
     make_request((flags["script"], *flags["arguments"]), **run_flags)  # reject here what the nodes would reject
-    asked = parse_env(flags["env"], os.environ)
+    values, names = parse_env(flags["env"], os.environ)
     try:
         agent = shlex.split(flags["allranks_command"] or "") or [sys.executable, "-m", "allranks"]
     except ValueError as exc:
@@ -231,9 +230,9 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
     end = ["--"] if flags["script"].startswith("-") else []
     command = [*agent, "run", *_flags_for_run(flags), *end, flags["script"], *flags["arguments"]]
     of_sbatch = [str(getattr(options, each.name)) for each in fields(options)]
-    refuse_secret_values([*command, *asked.values.values(), *flags["more"], *of_sbatch], os.environ)
-    text = render_sbatch(options, command, more=flags["more"], env=asked.values, template=flags["template"])
-    return text, options, asked
+    refuse_secret_values([*command, *values.values(), *flags["more"], *of_sbatch], os.environ)
+    text = render_sbatch(options, command, more=flags["more"], env=values, template=flags["template"])
+    return text, options, names
 
 
 def _flags_for_run(flags: dict[str, Any]) -> list[str]:
@@ -284,7 +283,7 @@ def _note_withheld(names: list[str]) -> None:
 def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: bool = False) -> None:
     """Print how the options, and this site, limit requeue and saving; nothing if SLURM does not answer."""
     from allranks.host.slurm_site import read_partition, read_site
-    from allranks.launch.batch.site import limits
+    from allranks.launch.batch.submit import limits
 
     try:
         rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None

@@ -223,7 +223,6 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
     request = make_request((script, *arguments), **{name: flags[name] for name in REQUEST_FLAGS})
     plan = plan_here(request, cluster_file=flags["cluster_file"], job=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     refuse_world_of_one(plan)
-    from allranks.launch.crew import Output
     from allranks.launch.job import run_job, worker_command
 
     if flags["show_plan"]:
@@ -240,4 +239,4 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
         local_ranks_filter=flags["local_ranks_filter"],
         num_workers=plan.num_workers,
     )
-    return run_job(plan, Output(log_dir=flags["log_dir"], hidden=hidden), os.environ)
+    return run_job(plan, os.environ, log_dir=flags["log_dir"], hidden=hidden)

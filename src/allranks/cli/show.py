@@ -93,17 +93,11 @@ def completion(shell: str) -> None:
 
 def first_worker_settings(plan: JobPlan) -> list[Setting]:
     """Return the environment of this node's first worker, as far as one node can know it."""
-    from allranks.launch.environment import HOOK_PATH, node_settings, provisional_group, rank_settings
+    from allranks.launch.environment import node_settings, provisional_group, rank_settings
 
     group = provisional_group(plan)
-    settings = node_settings(
-        plan,
-        group,
-        interface=plan.data_path.interface if plan.data_path else None,
-        store_fd=None,
-        env=os.environ,
-        hook_path=HOOK_PATH,
-    )
+    interface = plan.data_path.interface if plan.data_path else None
+    settings = node_settings(plan, group, env=os.environ, interface=interface)
     error_file = Path("runs", plan.job, "attempt_0", plan.facts.host, "rank_N.error.json")
     return rank_settings(group, 0, error_file=error_file) + settings
 

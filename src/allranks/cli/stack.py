@@ -65,7 +65,7 @@ def stack(
         raise UsageError("stack: expected one job or run, --pid with process ids, or --local")
     node = name_of(os.environ)
     if here:
-        from allranks.launch.step.parcels import send
+        from allranks.launch.srun import send
 
         send(node, "stacks", look(Wanted(job=targets[0]), node=node))
         os._exit(Exit.OK)  # a thread may still wait for a file system that hangs

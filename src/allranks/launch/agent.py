@@ -331,10 +331,8 @@ class Agent:
         match message:
             case protocol.Ping(sent_ns=sent_ns, confirmed=confirmed):
                 self._ping, self._confirmed = (sent_ns, now_s), max(self._confirmed, confirmed)
-            case protocol.Try():
-                self._do(events.MakeTries(order=message))
-            case Order():
-                self._do(events.GiveOrder(order=message))
+            case Order() | protocol.Try():
+                self._do(events.PassOn(order=message))
             case protocol.Stop(signum=signum, at_once=at_once, grace_s=grace_s):
                 if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
                     self._do(events.KeepEvidence())

@@ -8,6 +8,7 @@ A slow reader delays no worker: output that the screen has no room for stays in 
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.launch.screen import Screen
+from allranks.launch.screen import Screen, open_screen
 
 CHUNK_BYTES = 1 << 18
 CHUNKS_PER_PUMP = 4
@@ -40,8 +41,10 @@ class _Followed:
     stream: str
     prefix: bytes
     pending: bytearray = field(default_factory=bytearray)
+    """Of a line that has not ended."""
     redrawn_s: float = 0.0
     held: bytearray = field(default_factory=bytearray)
+    """From the beginning of a traceback on."""
     held_until_s: float = 0.0
     has_verdict: bool = False
     """Tracebacks stay in the file."""
@@ -58,12 +61,30 @@ class _Followed:
             self.left_bytes = self.left_bytes - len(data) if data else 0
         return data
 
+    def take_lines(self, data: bytes) -> bytes:
+        """Return the lines that have ended, as a terminal would show them."""
+        *lines, rest = bytes(self.pending + data).split(b"\n")
+        while len(rest) > LINE_LIMIT_BYTES:
+            lines.append(rest[:LINE_LIMIT_BYTES])
+            rest = rest[LINE_LIMIT_BYTES:]
+        self.pending[:] = rest
+        return b"".join(_last_drawn(line) + b"\n" for line in lines if not any(noise in line for noise in NOISE))
+
+    def take_redrawn(self) -> bytes:
+        """Return the last whole state of a line that redraws itself, if it is time to show it."""
+        if b"\r" not in self.pending.rstrip(b"\r") or time.monotonic() - self.redrawn_s < REDRAW_S:
+            return b""
+        self.redrawn_s = time.monotonic()
+        head, _, rest = bytes(self.pending).rpartition(b"\r")
+        self.pending[:] = rest
+        return _last_drawn(head)
+
 
 class Console:
     """Follows the output files of this node's workers and shows what is new at each `pump`."""
 
     def __init__(self, screen: Screen | None = None) -> None:
-        self._screen = screen or Screen()
+        self._screen = screen or open_screen()
         self._followed: list[_Followed] = []
         self._is_muted: set[str] = set()
 
@@ -93,23 +114,21 @@ class Console:
         for followed in list(self._followed):
             # Bounded: a worker that writes faster than the terminal shows must not keep the agent from watching.
             for _ in range(CHUNKS_PER_PUMP):
-                if not self._screen.has_room(followed.stream) or not (data := followed.read()):
+                if not self._screen[followed.stream].has_room or not (data := followed.read()):
                     break
                 has_news = True
-                if not followed.prefix:
-                    self._show_raw(followed, data)
-                    continue
-                followed.pending += data
-                self._show_lines(followed)
-            if b"\r" in followed.pending.rstrip(b"\r") and time.monotonic() - followed.redrawn_s >= REDRAW_S:
-                followed.redrawn_s = time.monotonic()
-                head, _, rest = bytes(followed.pending).rpartition(b"\r")
-                followed.pending[:] = rest
-                self._show_line(followed, head)
-            if followed.held and time.monotonic() >= followed.held_until_s:
-                self._release(followed)
-            if followed.left_bytes == 0:
-                self._end(followed)
+                self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
+            if redrawn := followed.take_redrawn():
+                self._show(followed, redrawn + b"\n")
+            is_last = followed.left_bytes == 0
+            if followed.held and (is_last or time.monotonic() >= followed.held_until_s):
+                if not followed.has_verdict:
+                    self._show(followed, bytes(followed.held))
+                followed.held.clear()
+            if is_last:
+                if rest := _last_drawn(bytes(followed.pending)):
+                    self._show(followed, rest + b"\n")
+                self._drop(followed)
         return has_news
 
     def finish(self) -> None:
@@ -133,66 +152,32 @@ class Console:
         self.finish()
         num_lost = 0
         while self._followed:
-            stream = self._followed[0].stream
-            if not self._screen.flush(stream, patience_s=patience_s, is_over=is_over):
-                for followed in [each for each in self._followed if self._screen.is_given_up(each.stream)]:
+            if not self._screen[self._followed[0].stream].drain(patience_s=patience_s, is_over=is_over):
+                for followed in [each for each in self._followed if self._screen[each.stream].is_given_up]:
                     num_lost += _count_lines(followed)
                     self._drop(followed)
             while self.pump():
                 pass
         for stream in ("err", "out"):
-            self._screen.flush(stream, patience_s=patience_s, is_over=is_over)
-        return num_lost + self._screen.num_dropped_lines
-
-    def _end(self, followed: _Followed) -> None:
-        if followed.pending:
-            self._show_line(followed, bytes(followed.pending))
-        self._release(followed)
-        self._drop(followed)
+            self._screen[stream].drain(patience_s=patience_s, is_over=is_over)
+        return num_lost + sum(stream.num_dropped_lines for stream in set(self._screen.values()))
 
     def _drop(self, followed: _Followed) -> None:
         os.close(followed.file_fd)
         self._followed.remove(followed)
 
-    def _show_raw(self, followed: _Followed, data: bytes) -> None:
-        """Show bytes as they are; from the beginning of a traceback on they are held back."""
+    def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
+        """Show what a worker has written; from the beginning of a traceback on it is held back."""
         begin = 0 if followed.held else len(data)
-        if not followed.held and followed.stream == "err" and (found := _TRACEBACK.search(data)):
+        can_begin = not followed.held and (followed.prefix or followed.stream == "err")
+        if can_begin and (found := _TRACEBACK.search(data)):
             begin, followed.held_until_s = found.start(), time.monotonic() + HELD_S
         self._show(followed, data[:begin])
         followed.held += data[begin:]
 
-    def _show_lines(self, followed: _Followed) -> None:
-        *lines, rest = bytes(followed.pending).split(b"\n")
-        while len(rest) > LINE_LIMIT_BYTES:
-            lines.append(rest[:LINE_LIMIT_BYTES])
-            rest = rest[LINE_LIMIT_BYTES:]
-        followed.pending[:] = rest
-        shown = (line for line in lines if not any(noise in line for noise in NOISE))
-        self._show(followed, b"".join(self._or_hold(followed, _last_drawn(line)) for line in shown))
-
-    def _or_hold(self, followed: _Followed, line: bytes) -> bytes:
-        """Return what is shown of a line now; from the beginning of a traceback on it is held back."""
-        text = followed.prefix + line + b"\n"
-        if not followed.held and not _TRACEBACK.match(line):
-            return text
-        if not followed.held:
-            followed.held_until_s = time.monotonic() + HELD_S
-        followed.held += text
-        return b""
-
-    def _release(self, followed: _Followed) -> None:
-        if not followed.has_verdict:
-            self._show(followed, bytes(followed.held))
-        followed.held.clear()
-
-    def _show_line(self, followed: _Followed, line: bytes) -> None:
-        if shown := _last_drawn(line):
-            self._show(followed, followed.prefix + shown + b"\n")
-
     def _show(self, followed: _Followed, data: bytes) -> None:
         if followed.stream not in self._is_muted:
-            self._screen.write(followed.stream, data)
+            self._screen[followed.stream].write(b"".join(followed.prefix + line for line in io.BytesIO(data)))
 
 
 def _count_lines(followed: _Followed) -> int:

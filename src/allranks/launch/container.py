@@ -4,9 +4,8 @@
 
 A container may have been told to forget the environment, and some site hooks preset RANK and WORLD_SIZE on their own.
 So every variable that allranks sets is passed explicitly: as APPTAINERENV_NAME to apptainer and singularity (they
-split `--env` at commas), as `--env NAME` to enroot (it takes the values from its environment). The hook's directory
-is mounted where it is on the host. Whether a runtime keeps inherited sockets is its own business, so in a container
-rank 0 binds the store's port itself.
+split `--env` at commas), as `--env NAME` to enroot (it takes the values from its environment). Whether a runtime keeps
+inherited sockets is its own business, so in a container rank 0 binds the store's port itself.
 
 Source: apptainer 1.3 user guide, "Environment and Metadata"; enroot 3.5 doc/cmd/start.md.
 """
@@ -17,10 +16,12 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from allranks.launch.environment import HOOK_PATH
 from allranks.model.errors import SetupError
 
-RUNTIMES = ("apptainer", "singularity", "enroot")
-"""Order matters: the first one on PATH is taken where none is named."""
+RUNTIMES = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_", "enroot": ""}
+"""What stands before the names of variables that the runtime passes on. Order matters: the first one on PATH is taken
+where none is named."""
 PYTHON = "python3"
 """The image's own; the host's may not be there."""
 
@@ -40,35 +41,26 @@ def find_runtime(wanted: str | None) -> str:
     )
 
 
-def wrap_command(
-    runtime: str,
-    image: str,
-    command: Sequence[str],
-    *,
-    names: Sequence[str],
-    hook_root: Path,
-    cwd: Path,
-    has_gpus: bool,
-) -> list[str]:
-    """Return the command that runs a worker in the image.
+def enter(
+    runtime: str, image: str, command: Sequence[str], env: Mapping[str, str], *, names: Sequence[str], has_gpus: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Return the command that runs a worker in the image, and the environment of that command.
+
+    The hook's directory and the working directory are mounted where they are.
 
     Args:
         command: the worker's, as it is inside.
-        names: variables to hand in.
-        hook_root: directory that is mounted where it is, read-only.
-        cwd: working directory, the same inside; mounted, too.
+        env: the worker's.
+        names: variables to pass on.
     """
+    hook_root, cwd = HOOK_PATH.parent, Path.cwd()
     if runtime == "enroot":
         # NVIDIA's hook of enroot mounts the driver by itself.
         variables = [word for name in names for word in ("--env", name)]
         mounts = ["--mount", f"{hook_root}:{hook_root}", "--mount", f"{cwd}:{cwd}"]
-        return ["enroot", "start", *variables, *mounts, image, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd), *command]
+        words = ["enroot", "start", *variables, *mounts, image, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd), *command]
+        return words, dict(env)
     gpus = ["--nv"] if has_gpus else []
     binds = ["--bind", f"{hook_root}:{hook_root}:ro", "--bind", str(cwd), "--pwd", str(cwd)]
-    return [runtime, "exec", *gpus, *binds, image, *command]
-
-
-def handed_in(runtime: str, values: Mapping[str, str]) -> dict[str, str]:
-    """Return what the runtime itself needs in its environment, to pass `values` on whatever else it forgets."""
-    prefix = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_"}.get(runtime)
-    return dict(values) if prefix is None else dict(values) | {prefix + name: value for name, value in values.items()}
+    passed_on = {RUNTIMES[runtime] + name: env[name] for name in names}
+    return [runtime, "exec", *gpus, *binds, image, *command], {**env, **passed_on}

@@ -2,7 +2,7 @@
 
     crew.start(plan)                        generation 0, with everything that the plan says
     crew.signal(signal.SIGTERM, [0, 1])     to each worker's process group
-    crew.sweep(grace_s=0.5)                 ends what the workers left running
+    crew.sweep(0.5)                         ends what the workers left running
     crew.start(next_plan)                   generation 1
 
 The agent (launch.agent) decides when; launch.environment decides what a worker's environment contains.
@@ -11,6 +11,7 @@ The agent (launch.agent) decides when; launch.environment decides what a worker'
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,28 +20,18 @@ from pathlib import Path
 from allranks.guard.inside.cell import Cell
 from allranks.guard.worker import WatchedWorker
 from allranks.host.signals import catches
-from allranks.join.standby import NO_TORCH, differing
+from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
 from allranks.launch.console import Console
-from allranks.launch.environment import HOOK_PATH, base_env, node_settings, rank_settings
+from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan
-from allranks.launch.standby import LOCAL_RANK, Standby
+from allranks.launch.standby import LOCAL_RANK, Forked, Standby
 from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
+from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
 from allranks.wire.protocol import Order, Plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """Where the workers' output goes; the files of the run directory get it in any case.
-
-    `hidden` names local ranks and streams (`out`, `err`) that the terminal does not show.
-    """
-
-    log_dir: Path
-    hidden: frozenset[tuple[int, str]] = frozenset()
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,18 +41,17 @@ class Crew:
     job: JobPlan
     command: Sequence[str]
     run_dir: RunDir
-    output: Output
+    hidden: Collection[tuple[int, str]]
+    """Local ranks and streams (`out`, `err`) that the terminal does not show; the files have them."""
     env: Mapping[str, str]
     """The agent's."""
-    interface: str | None
-    """The data interface."""
-    store_fd: int | None
-    """The leader's socket for rank 0."""
     say: Callable[[str], None]
+    interface: str | None = None
+    """The data interface."""
+    store_fd: int | None = None
+    """The leader's socket for rank 0."""
     standby: Standby | None = None
     """Forks the workers, where there is one."""
-    spared: Callable[[], list[int]] = list
-    """Pids of descendants that must not be ended as left-overs of workers."""
     console: Console = field(default_factory=Console)
     workers: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -81,10 +71,9 @@ class Crew:
         self.settings = node_settings(
             self.job,
             group,
+            env=self.env,
             interface=self.interface,
             store_fd=self.store_fd,
-            env=self.env,
-            hook_path=HOOK_PATH,
             checkpoints=self.run_dir.checkpoints_path(self.job.request.checkpoint_dir),
             recorder=(node_path / "recorder_rank_").absolute(),
             members=self.run_dir.share_members(me.name, format_members(group.members)),
@@ -98,79 +87,45 @@ class Crew:
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
             prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
-            for stream, path, start in (
-                ("err", worker.err_path, worker.err_start),
-                ("out", worker.out_path, worker.out_start),
-            ):
-                if (local_rank, stream) not in self.output.hidden:
-                    self.console.follow(path, start=start, stream=stream, prefix=prefix)
+            for stream, start in worker.starts.items():
+                if (local_rank, stream) not in self.hidden:
+                    self.console.follow(worker.path(stream), start=start, stream=stream, prefix=prefix)
             self.workers.append(worker)
         if group.generation >= group.max_restarts:
-            self._end_standby()
+            self.end_standby()
 
     def _start_one(self, group: Plan, local_rank: int, node_path: Path) -> Worker:
-        me = group.members[group.node_index]
+        me, request = group.members[group.node_index], self.job.request
         rank = me.first_rank + local_rank
-        worker = Worker(
-            rank=rank,
-            local_rank=local_rank,
-            node=me.name,
-            out_path=node_path / f"rank_{rank}.out",
-            err_path=node_path / f"rank_{rank}.err",
-            error_file=node_path / f"rank_{rank}.error.json",
-            cell=Cell.create(),
-        )
-        own = rank_settings(group, local_rank, error_file=worker.error_file.absolute())
-        values = base_env(self.env, self.settings) | {setting.name: setting.value for setting in own}
-        values["ALLRANKS_STARTED_S"] = str(time.time())
+        worker = Worker(rank=rank, local_rank=local_rank, node=me.name, folder=node_path, cell=Cell.create())
+        own = rank_settings(group, local_rank, error_file=worker.path("error.json").absolute())
+        settings = [*self.settings, *own]
         command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]
         fds = {"ALLRANKS_CELL_FD": worker.cell.fd} if worker.cell else {}
         if self.store_fd is not None and rank == 0:
             fds["ALLRANKS_STORE_FD"] = self.store_fd
-        values |= {name: str(fd) for name, fd in fds.items()}
-        if self.job.request.container:
-            handed = [setting.name for setting in (*self.settings, *own)]
-            command, values = self._in_container(command, values, handed)
-        if not self._fork(worker, values, fds):
-            worker.start(command, values, pass_fds=tuple(fds.values()))
-        return worker
-
-    def _fork(self, worker: Worker, values: Mapping[str, str], fds: Mapping[str, int]) -> bool:
-        """Have the standby fork this worker; False if it must be started in the ordinary way."""
-        if self.standby is None or not self.standby.is_ready:
-            return False
-        if names := differing(self.standby.env, values):
-            self._do_without_standby(f"{', '.join(names)} changed since it imported torch")
-            return False
-        if not worker.fork(self.standby, values, fds=fds):
+        env = base_env(self.env, settings) | {name: str(fd) for name, fd in fds.items()}
+        env["ALLRANKS_STARTED_S"] = str(time.time())
+        if request.container:
+            runtime, names = container.find_runtime(request.container_runtime), [each.name for each in settings]
+            has_gpus = self.job.facts.num_gpus > 0
+            command, env = container.enter(runtime, request.container, command, env, names=names, has_gpus=has_gpus)
+        standby = self._standby_for(env)
+        worker.start(command, env, fds=fds, standby=standby)
+        if standby is not None and not isinstance(worker.process, Forked):
             self.say("the standby forked no worker; workers start without it")
-            self._end_standby()
-            return False
-        return True
-
-    def _in_container(
-        self, command: list[str], values: dict[str, str], names: list[str]
-    ) -> tuple[list[str], dict[str, str]]:
-        image = self.job.request.container
-        assert image is not None
-        runtime = container.find_runtime(self.job.request.container_runtime)
-        wrapped = container.wrap_command(
-            runtime,
-            image,
-            command,
-            names=names,
-            hook_root=HOOK_PATH.parent,
-            cwd=Path.cwd(),
-            has_gpus=self.job.facts.num_gpus > 0,
-        )
-        return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
+            self.end_standby()
+        return worker
 
     # The standby
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the workers should wait for the standby, which imports torch for all of them."""
-        return self.standby is not None and self.standby.is_importing
+    def begin_standby(self) -> None:
+        """Start the first generation's, if it is worthwhile, with the environment as far as it is known."""
+        is_worthwhile = self.job.num_workers > 1 or self.job.request.max_restarts > 0
+        if is_worthwhile and self.job.problem is None:
+            with contextlib.suppress(AllranksError):  # the roll call says it
+                self.settings = node_settings(self.job, provisional_group(self.job), env=self.env)
+                self.prepare_standby()
 
     def prepare_standby(self) -> None:
         """See that there is a standby for the next generation; one that was killed is replaced."""
@@ -181,21 +136,31 @@ class Crew:
             with contextlib.suppress(OSError):  # no process or descriptor is left for it
                 self.standby = Standby.start(self.command, env)
 
+    def _standby_for(self, env: Mapping[str, str]) -> Standby | None:
+        """Return the standby if it can fork a worker with this environment."""
+        if self.standby is None or self.standby.answer != READY:
+            return None
+        if names := differing(self.standby.env, env):
+            self._do_without_standby(f"{', '.join(names)} changed since it imported torch")
+        return self.standby
+
     def _look_after_standby(self) -> None:
         if self.standby is None:
             return
-        if reason := self.standby.obstacle:
-            self._do_without_standby(reason)
-        elif not self.standby.is_alive:
-            self._end_standby()
+        answer = self.standby.answer
+        if answer is not None and answer != READY:
+            self._do_without_standby(answer)
+        elif self.standby.process.poll() is not None:
+            self.end_standby()
 
     def _do_without_standby(self, reason: str) -> None:
-        self._end_standby()
+        self.end_standby()
         self._can_stand_by = False
         if reason != NO_TORCH and not (self.workers and self.workers[0].rank):
             self.say(f"workers start without a standby: {reason}")
 
-    def _end_standby(self) -> None:
+    def end_standby(self) -> None:
+        """End it; the workers that it has forked live on."""
         if self.standby is not None:
             self.standby.end()
             self.standby = None
@@ -222,17 +187,18 @@ class Crew:
             if worker.cell is not None:
                 worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
             if order.signum and worker.pid is not None and catches(worker.pid, order.signum):
-                worker.send(order.signum)
+                with contextlib.suppress(PermissionError):  # it has become another user
+                    os.kill(worker.pid, order.signum)
 
     def signal(self, signum: int, ranks: Collection[int]) -> None:
         """Send a signal, meant to end them, to these workers and their process groups."""
-        for worker in self.workers:
+        for worker in self.still_running:
             if worker.rank in ranks:
                 worker.signal_tree(signum)
 
-    def sweep(self, grace_s: float) -> list[str]:
-        """End what the workers left running; returns names and pids."""
-        return end_left_behind(grace_s, spared=[*self.spared(), *([self.standby.process.pid] if self.standby else [])])
+    def sweep(self, grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
+        """End what the workers left running, but not the spared pids; returns names and pids."""
+        return end_left_behind(grace_s, spared=[*spared, *([self.standby.process.pid] if self.standby else [])])
 
     def wait_for_writers(self, patience_s: float) -> None:
         """Wait until checkpoints are written: when this process ends, SLURM ends all other processes of the step."""
@@ -249,7 +215,7 @@ class Crew:
 
     def close(self) -> None:
         """End whatever is left."""
-        self._end_standby()
+        self.end_standby()
         if self.still_running:
             kill_descendants()
         self.console.finish()

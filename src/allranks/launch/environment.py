@@ -24,10 +24,9 @@ def node_settings(
     plan: JobPlan,
     group: Plan,
     *,
-    interface: str | None,
-    store_fd: int | None,
     env: Mapping[str, str],
-    hook_path: Path,
+    interface: str | None = None,
+    store_fd: int | None = None,
     checkpoints: Path | None = None,
     recorder: Path | None = None,
     members: str | None = None,
@@ -35,10 +34,9 @@ def node_settings(
     """Return what all workers of this node get, beyond what they inherit.
 
     Args:
+        env: the agent's environment; what the user set there is kept.
         interface: the data interface, None where it could not be found out.
         store_fd: the leader's socket for rank 0; None on other nodes and without the hook.
-        env: the agent's environment; what the user set there is kept.
-        hook_path: directory of the `sitecustomize` that enters the workers.
         recorder: how the files of torch's flight recorder begin; the rank follows.
         members: value of ALLRANKS_MEMBERS, which may be `@file`; None: the nodes themselves.
     """
@@ -111,7 +109,7 @@ def node_settings(
         if store_fd is not None:
             fixed("ALLRANKS_STORE_FD", store_fd, "the leader's socket for rank 0's store")
         # Kept to the letter: an empty entry is the working directory.
-        path = f"{hook_path}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook_path
+        path = f"{HOOK_PATH}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else HOOK_PATH
         fixed("PYTHONPATH", path, "loads the hook; ALLRANKS_HOOK=0 disables it")
     return ours
 
@@ -151,7 +149,7 @@ def provisional_group(plan: JobPlan) -> Plan:
         members=members,
         node_index=plan.node_index or 0,
         attempt=plan.attempt or 0,
-        store_address=LOOPBACK if plan.is_one_machine else "(the leader announces it)",
+        store_address=LOOPBACK if plan.num_nodes == 1 else "(the leader announces it)",
         store_port=plan.port,
         backend=backend,
         backend_reason=reason,

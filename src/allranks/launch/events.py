@@ -8,8 +8,8 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
     both      Due, Heard, Lost, Joined                          Send, Say, Disconnect, Reject
     leader    Meant, CheckpointFound                            Accept, Show, Record, ExpectBack, AskScheduler,
                                                                 FindCheckpoint, Over
-    agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, GiveOrder, MakeTries, KeepEvidence,
-                                                                PrepareStandby, Sweep, Mute
+    agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, PassOn, KeepEvidence, PrepareStandby,
+                                                                Sweep, Mute
               Found, NotFound, Withdrew                         Seek, Lead
 """
 
@@ -228,16 +228,10 @@ class Signal(Effect, frozen=True):
     ranks: tuple[int, ...]
 
 
-class GiveOrder(Effect, frozen=True):
-    """Hand an order to all workers."""
+class PassOn(Effect, frozen=True):
+    """Hand an order to all workers, or try to reach other machines."""
 
-    order: Order
-
-
-class MakeTries(Effect, frozen=True):
-    """Try to reach other machines."""
-
-    order: Try
+    order: Order | Try
 
 
 class KeepEvidence(Effect, frozen=True):
@@ -281,17 +275,13 @@ class Driver:
     def __init__(self, step: Callable[[Event], Sequence[Effect]], do: Callable[[Effect], None]) -> None:
         self._step, self._do = step, do
         self._events: deque[Event] = deque()
-        self._is_stepping = False
 
     def feed(self, event: Event) -> None:
         """Step, and do what comes out."""
-        if self._is_stepping:
-            self._events.append(event)
+        self._events.append(event)
+        if len(self._events) > 1:  # an effect of the first one has caused it
             return
-        self._is_stepping = True
-        next_event: Event | None = event
-        while next_event is not None:
-            for effect in self._step(next_event):
+        while self._events:
+            for effect in self._step(self._events[0]):
                 self._do(effect)
-            next_event = self._events.popleft() if self._events else None
-        self._is_stepping = False
+            self._events.popleft()

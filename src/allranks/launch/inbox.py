@@ -15,7 +15,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class SignalInbox:
-    """Signals as something a selector can wait for. The second SIGINT calls `kill_now` and leaves at once."""
+    """What this process was told. The second SIGINT calls `kill_now` and leaves at once."""
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -23,7 +23,7 @@ class SignalInbox:
         self._writer.setblocking(False)
         self.received: list[int] = []
         """Stop signals, in their order."""
-        self.has_to_save = False
+        self._untaken: list[int] = []
         self.kill_now: Callable[[], None] = lambda: None
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for signum in (*STOP_SIGNALS, SAVE_SIGNAL):
@@ -31,22 +31,23 @@ class SignalInbox:
                 signal.signal(signum, self._handle)
 
     def _handle(self, signum: int, frame: object) -> None:
-        if signum == SAVE_SIGNAL:
-            self.has_to_save = True
-            return
         if signum == signal.SIGINT and signal.SIGINT in self.received:
             self.kill_now()
             os._exit(exit_for_signal(signum))
-        self.received.append(signum)
+        self._untaken.append(signum)
+        if signum != SAVE_SIGNAL:
+            self.received.append(signum)
 
     def fileno(self) -> int:
         """For a selector."""
         return self._reader.fileno()
 
-    def clear(self) -> None:
-        """Make the selector wait for the next signal."""
+    def take(self) -> list[int]:
+        """Return the signals since the last call; the selector waits for the next one."""
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(64)
+        taken, self._untaken = self._untaken, []
+        return taken
 
     def check(self) -> None:
         """Between two steps of a longer wait.

@@ -6,27 +6,28 @@ One thread, one selector. The workers' output is read between two waits, and wri
 
 from __future__ import annotations
 
+import functools
 import select
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from allranks.launch import events
 from allranks.launch.agent import Agent, Phase
 from allranks.launch.crew import Crew
-from allranks.launch.events import GRACE_S, SAVE_SIGNAL, Driver, Effect
+from allranks.launch.events import GRACE_S, Driver, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.pulse import Pulse
-from allranks.launch.search import Search
+from allranks.launch.rendezvous import Rendezvous
 from allranks.launch.workers import Worker, reap_orphans
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, WireError
-from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Contact, Goodbye, Plan, WorkerEnd
+from allranks.wire.protocol import Goodbye, Order, Plan, Try
+from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
     from allranks.guard.watch import Watch
@@ -49,61 +50,49 @@ class Loop:
     Args:
         agent: the reducer.
         crew: starts and ends its workers.
-        line: the connection to the leader; on the leader's own node it is a socket pair.
+        rendezvous: the connection to the leader, and how to find another one.
         inbox: signals.
         watch: makes what this node tells of its workers.
         gone_s: a silent connection to another leader ends after this time.
-        acceptor: accepts agents that have lost the leader; None: nobody can succeed it.
-        seek: begins to look for a leader at these agents, for workers of this generation.
-        lead: makes this agent the leader, with these connections, by node, and its own.
+        lead: makes this agent the leader, with connections to all agents, by node, its own included; from the first
+            generation on with None, else with what the agent knows of the job.
     """
 
     def __init__(
         self,
         agent: Agent,
         crew: Crew,
-        line: Connection,
+        rendezvous: Rendezvous,
         *,
         inbox: SignalInbox,
         watch: Watch,
         gone_s: float,
-        acceptor: Acceptor | None = None,
-        seek: Callable[[Sequence[Contact], Agent], Search] | None = None,
-        lead: Callable[[events.Lead, Mapping[int, Connection]], LeaderDriver] | None = None,
+        lead: Callable[[events.Lead | None, Mapping[int, Connection]], LeaderDriver],
     ) -> None:
-        self._agent, self._crew, self._line, self._inbox, self._watch = agent, crew, line, inbox, watch
-        self._gone_s, self._acceptor, self._seek, self._lead = gone_s, acceptor, seek, lead
+        self._agent, self._crew, self._inbox, self._watch = agent, crew, inbox, watch
+        self._line, self._acceptor, self._seek = rendezvous.leader, rendezvous.acceptor, rendezvous.seek
+        self._gone_s, self._lead = gone_s, lead
         self._search: Search | None = None
         self._joined: dict[int, Connection] = {}
-        """Agents that have lost the leader, too, by the number that this agent answers with."""
-        self._num_joined = 0
+        """Agents that have lost the leader, too, by the descriptor of their connection."""
         self.driver: LeaderDriver | None = None
         """Of the leader, where this agent leads."""
         self._feed = Driver(agent.step, self._carry_out).feed
         self._selector = selectors.DefaultSelector()
-        self._num_signals = self._num_ended = 0
-        self._has_saved = False
+        self._num_ended = 0
         self._pulse = Pulse(time.monotonic())
         self._plan_to_start: Plan | None = None
         """While its workers wait for the standby."""
-        self._silent_s: float | None = None
-        """For how long the workers here have written nothing, when that is worth a line."""
 
-    def run(self, driver: LeaderDriver | None) -> Goodbye:
-        """Go through all generations of the job and return the leader's last word.
-
-        Args:
-            driver: on the leader's node, of the other half of this process.
-        """
-        selector, agent, self.driver = self._selector, self._agent, driver
-        selector.register(self._inbox, selectors.EVENT_READ, lambda _: self._inbox.clear())
-        selector.register(self._line, selectors.EVENT_READ, lambda _: self._listen())
+    def run(self) -> Goodbye:
+        """Go through all generations of the job and return the leader's last word."""
+        agent = self._agent
+        self._selector.register(self._inbox, selectors.EVENT_READ, lambda _: None)  # each turn takes the signals
         try:
-            if driver is not None:
-                driver.attach(selector)
-            elif self._acceptor is not None:
+            self._hear(self._line or self._become_leader(None))
+            if self.driver is None and self._acceptor is not None:
                 self._acceptor.attach(
-                    selector,
+                    self._selector,
                     on_peer=self._let_join,
                     on_rejected=lambda _: None,
                     say=self._crew.say,
@@ -116,7 +105,6 @@ class Loop:
                 self._turn()
                 if self.driver is not None:
                     self.driver.turn(time.monotonic())
-                    self._tell_silence(self.driver.leader.furthest)
                 else:
                     self._look_for_leader(time.monotonic())
             self._crew.wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S)
@@ -132,26 +120,26 @@ class Loop:
                 self.driver.close()
             elif self._acceptor is not None:
                 self._acceptor.close()
-            self._line.close()
-            selector.close()
+            self._disconnect()
+            self._selector.close()
 
     def _turn(self) -> None:
         """Wait for something to happen, handle it, show new output, do what is due."""
+        agent = self._agent
         self._handle_ready(PUMP_S if self._plan_to_start is None else STANDBY_POLL_S)
         while self._handle_ready(0.0):  # the leader in this process hears of all ends before it judges one of them
             pass
         now_s = time.monotonic()
-        if self._inbox.has_to_save and not self._has_saved:
-            self._has_saved = True
-            self._feed(events.Signalled(now_s=now_s, signum=SAVE_SIGNAL))
-        for signum in self._inbox.received[self._num_signals :]:
-            self._num_signals += 1
+        for signum in self._inbox.take():
             self._feed(events.Signalled(now_s=now_s, signum=signum))
-        self._silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
+        silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
+        if silent_s is not None and self.driver and self._crew.still_running and agent.phase is Phase.WATCHING:
+            size, step = agent.plan.world_size, self.driver.leader.furthest
+            self._crew.say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
         reap_orphans(self._crew.workers)
         self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
-        has_workers = self._plan_to_start is None and self._agent.phase is not Phase.GONE
+        has_workers = self._plan_to_start is None and agent.phase is not Phase.GONE
         if has_workers and (beat := self._watch.turn(now_s)) is not None:
             self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
 
@@ -162,19 +150,13 @@ class Loop:
             key.data(key.fileobj)
         return self._num_ended > num_before
 
-    def _tell_silence(self, step: int | None) -> None:
-        """Say that the workers run, where they have written nothing here for a while."""
-        if self._silent_s is not None and self._crew.still_running and self._agent.phase is Phase.WATCHING:
-            size, has_spoken = self._agent.plan.world_size, self._pulse.has_spoken
-            self._crew.say(describe_running(size, self._silent_s, has_spoken=has_spoken, step=step))
-
     # Effects
 
     def _carry_out(self, effect: Effect) -> None:
         crew = self._crew
         match effect:
             case events.Send(message=message):
-                if self._line.fileno() >= 0:
+                if self._line is not None:
                     try:
                         self._line.send(message)
                     except ConnectionError as exc:
@@ -182,13 +164,12 @@ class Loop:
             case events.Disconnect():
                 self._disconnect()
             case events.Seek(contacts=contacts):
-                assert self._seek is not None
                 self._end_search()
                 self._search = self._seek(contacts, self._agent)
             case events.Reject(connection=number):
                 self._joined.pop(number).close()
             case events.Lead():
-                self._become_leader(effect)
+                self._follow(self._become_leader(effect), self._agent.node)
             case events.Say(text=text):
                 crew.say(text)
             case events.Start(plan=plan):
@@ -196,10 +177,10 @@ class Loop:
                 self._start_when_ready()
             case events.Signal(signum=signum, ranks=ranks):
                 crew.signal(signum, ranks)
-            case events.GiveOrder(order=order):
+            case events.PassOn(order=Order() as order):
                 crew.order(order)
-            case events.MakeTries(order=tries):
-                self._watch.order(tries, time.monotonic())
+            case events.PassOn(order=Try() as order):
+                self._watch.order(order, time.monotonic())
             case events.KeepEvidence():
                 plan = self._agent.plan
                 directory = crew.run_dir.node_path(plan.members[plan.node_index].name)
@@ -210,54 +191,55 @@ class Loop:
             case events.Mute():
                 crew.console.mute("err")
             case events.Sweep():
-                left = crew.sweep(grace_s=SWEEP_GRACE_S)
+                left = crew.sweep(SWEEP_GRACE_S, spared=self.driver.started_pids if self.driver is not None else ())
                 self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
 
     def _start_when_ready(self) -> None:
         """Start the workers of a plan; wait for `import torch` in the standby, unless they are to be ended anyway."""
-        plan = self._plan_to_start
-        if plan is not None and (self._agent.is_ending or not self._crew.is_waiting):
-            self._plan_to_start = None
-            self._start(plan)
-
-    def _start(self, plan: Plan) -> None:
+        plan, standby = self._plan_to_start, self._crew.standby
+        if plan is None or (standby is not None and standby.is_importing and not self._agent.is_ending):
+            return
+        self._plan_to_start = None
         self._crew.start(plan)
         now_s, generation = time.monotonic(), plan.generation
-        num_nodes = len(plan.members)
-        self._watch.begin(generation, self._crew.watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
+        watched = self._crew.watched
+        self._watch.begin(generation, watched, now_s, node_index=plan.node_index, num_nodes=len(plan.members))
         self._pulse = Pulse(now_s)
-        running = self._crew.still_running
-        pids = {worker.rank: worker.pid for worker in running if worker.pid is not None}
+        pids = {worker.rank: worker.pid for worker in self._crew.still_running if worker.pid is not None}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.
         self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
         for worker in self._crew.workers:
+            report = functools.partial(self._report, worker, generation)
             if worker.end is None:
-                self._selector.register(worker.pidfd, selectors.EVENT_READ, self._reaper_of(worker, generation))
+                self._selector.register(worker.pidfd, selectors.EVENT_READ, report)
             else:
-                self._report(worker.end, generation)
+                report()
 
-    def _reaper_of(self, worker: Worker, generation: int) -> Callable[[object], None]:
-        def reap(fd: object) -> None:
-            self._selector.unregister(fd)  # type: ignore[arg-type]
-            self._report(worker.reap(), generation, is_finished=worker.is_finished)
-
-        return reap
-
-    def _report(self, end: WorkerEnd, generation: int, *, is_finished: bool = False) -> None:
+    def _report(self, worker: Worker, generation: int, pidfd: int | None = None) -> None:
+        """A worker has ended, or could not be started."""
+        if pidfd is not None:
+            self._selector.unregister(pidfd)
+        end = worker.end or worker.reap()
         self._num_ended += 1
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
         age_s = max(0.0, time.time() - end.time_s)
+        is_finished = worker.is_finished
         self._feed(
             events.WorkerEnded(now_s=now_s, generation=generation, end=end, age_s=age_s, is_finished=is_finished)
         )
 
     # The connection to the leader
 
+    def _hear(self, line: Connection) -> None:
+        """Speak to the leader over this connection from now on."""
+        self._line = line
+        self._selector.register(line, selectors.EVENT_READ, lambda _: self._listen())
+
     def _listen(self) -> None:
-        if self._line.fileno() < 0:
+        if self._line is None:
             return
         try:
             messages = self._line.receive()
@@ -273,19 +255,34 @@ class Loop:
         self._feed(events.Lost(now_s=time.monotonic(), reason=reason))
 
     def _disconnect(self) -> None:
-        if self._line.fileno() >= 0:
+        if self._line is not None:
             self._selector.unregister(self._line)
             self._line.close()
+            self._line = None
 
     def _follow(self, line: Connection, leader: int) -> None:
         """Speak to another leader, or to the same one over another connection, from now on."""
         self._disconnect()
         self._end_search()
-        self._line = line
-        self._selector.register(line, selectors.EVENT_READ, lambda _: self._listen())
+        self._hear(line)
         self._feed(events.Found(now_s=time.monotonic(), leader=leader))
         if line.has_unread:
             self._listen()
+
+    def _become_leader(self, effect: events.Lead | None) -> Connection:
+        """Lead the job from now on, and return this agent's line to its leader, which is a socket pair."""
+        here, there = socket.socketpair()
+        node, name = self._agent.node, self._agent.plan.members[self._agent.plan.node_index].name
+        connections = {node: Connection(there, peer=name)}
+        if effect is not None:
+            assert self._acceptor is not None
+            self._acceptor.detach()
+            for index, number in effect.connections.items():
+                connections[index] = self._joined.pop(number)
+                connections[index].expect_alive_within(self._gone_s)
+        self.driver = self._lead(effect, connections)
+        self.driver.attach(self._selector)
+        return Connection(here, peer=name)
 
     # Without a leader
 
@@ -296,46 +293,27 @@ class Loop:
         for number in [number for number, connection in self._joined.items() if _has_ended(connection)]:
             self._joined.pop(number).close()
             self._feed(events.Withdrew(now_s=now_s, connection=number))
-        if self._search is None:
-            return
         try:
-            found = self._search.poll()
+            found = self._search.poll() if self._search is not None else None
         except AllranksError as exc:
             self._end_search()
             self._feed(events.NotFound(now_s=now_s, reason=str(exc)))
             return
         if found is not None:
-            line, leader = found
+            self._search = None
+            line, hint = found
             line.expect_alive_within(self._gone_s)
-            self._follow(line, leader)
+            self._follow(line, hint.node)
 
     def _end_search(self) -> None:
         if self._search is not None:
             self._search.stop()
             self._search = None
 
-    def _let_join(self, connection: Connection, card: Card) -> None:
-        self._num_joined += 1
-        self._joined[self._num_joined] = connection
-        self._feed(
-            events.Joined(
-                now_s=time.monotonic(), connection=self._num_joined, card=card, address=connection.peer_address
-            )
-        )
-
-    def _become_leader(self, effect: events.Lead) -> None:
-        """The other agents' connections are the leader's from now on; this agent speaks to it through a socket pair."""
-        assert self._lead is not None
-        assert self._acceptor is not None
-        self._acceptor.detach()
-        here, there = socket.socketpair()
-        node, name = self._agent.node, self._agent.plan.members[self._agent.plan.node_index].name
-        connections = {index: self._joined.pop(number) for index, number in effect.connections.items()}
-        for connection in connections.values():
-            connection.expect_alive_within(self._gone_s)
-        self.driver = self._lead(effect, {node: Connection(there, peer=name), **connections})
-        self.driver.attach(self._selector)
-        self._follow(Connection(here, peer=name), node)
+    def _let_join(self, peer: Connection, card: Card) -> None:
+        self._joined[peer.fileno()] = peer
+        now_s, address = time.monotonic(), peer.peer_address
+        self._feed(events.Joined(now_s=now_s, connection=peer.fileno(), card=card, address=address))
 
 
 def _has_ended(connection: Connection) -> bool:

@@ -11,7 +11,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 import msgspec
 
@@ -23,8 +22,7 @@ from allranks.model.errors import AllranksError, ConfigError, IdentityError, Set
 from allranks.model.membership import Member
 from allranks.model.setting import Setting
 from allranks.model.world import Launcher, Level, World
-from allranks.preflight.datapath import DataPath as DataPath
-from allranks.preflight.datapath import data_path_of_cluster, list_nics
+from allranks.preflight.datapath import DataPath, data_path_of_cluster, list_nics
 from allranks.report.text import count_of as count_of
 from allranks.wire.leader import Hint
 
@@ -47,7 +45,6 @@ class Request:
     endpoint: Hint | None = None
     """`--rdzv-endpoint`, or `--master-addr` and `--master-port`."""
     port: int | None = None
-    """The port, if any flag gives one."""
     rdzv_id: str | None = None
     standalone: bool = False
     backend: str | None = None
@@ -91,27 +88,15 @@ class JobPlan:
     """Possible addresses of the leader, from the scheduler."""
     data_path: DataPath | None
     """None: determined by the path to the leader."""
+    wanted_backend: str
+    """auto, nccl or gloo, of flag or cluster.toml."""
+    guard: GuardTable
+    """Its timeouts, of flags and cluster.toml."""
     settings: tuple[Setting, ...]
     attempt: int | None = None
     node_names: tuple[str, ...] = ()
     problem: AllranksError | None = None
     """Why this node cannot take part in a job of several nodes: its agent still joins, and reports it."""
-
-    @property
-    def wanted_backend(self) -> str:
-        """The backend of flag or cluster.toml: auto, nccl or gloo."""
-        return self.request.backend or self.cluster.train.backend
-
-    @property
-    def guard(self) -> GuardTable:
-        """The guard's timeouts."""
-        own = self.cluster.guard
-        return own if self.request.hang_s is None else msgspec.structs.replace(own, hang_s=self.request.hang_s)
-
-    @property
-    def is_one_machine(self) -> bool:
-        """Whether the job runs on this machine only."""
-        return self.num_nodes == 1
 
 
 def plan_job(
@@ -131,27 +116,27 @@ def plan_job(
     # What is decided here stands for what the environment said of it.
     settings = [setting for setting in world.settings if setting.name not in ("num_nodes", "local_world_size")]
     min_nodes, num_nodes, source = _num_nodes(request, world)
-    settings.append(Setting("num_nodes", str(num_nodes), reason="one agent on each", source=source))
+    settings.append(Setting("num_nodes", str(num_nodes), "one agent on each", source))
     node_index = _node_index(request, world, num_nodes)
     problem: AllranksError | None = None
     num_workers, path = 1, None
     try:
         num_workers, reason, source = _num_workers(request, world, facts)
-        settings.append(Setting("num_workers", str(num_workers), reason=reason, source=source))
-        path = choose_data_path(request, cluster, facts, num_nodes=num_nodes, origin=origin)
+        settings.append(Setting("num_workers", str(num_workers), reason, source))
+        path = _data_path(request, cluster, facts, num_nodes, origin)
     except (ConfigError, SetupError) as exc:
         if num_nodes == 1:
             raise
         problem = exc  # the other nodes must hear it, or they would wait for this one
     if path is not None:
-        settings.append(Setting("data_interface", path.interface, reason=path.reason, source=path.source))
+        settings.append(Setting("data_interface", path.interface, path.reason, path.source))
 
+    wanted_backend = request.backend or cluster.train.backend
     if num_nodes == 1:  # with several, the leader sees them all
-        choose_backend(request.backend or cluster.train.backend, [(facts.host, num_workers, facts.num_gpus)])
+        choose_backend(wanted_backend, [(facts.host, num_workers, facts.num_gpus)])
 
     port, source = _port(request, world, cluster, origin)
-    reason = "preferred; the leader takes the next free one if it is in use"
-    settings.append(Setting("port", str(port), reason=reason, source=source))
+    settings.append(Setting("port", str(port), "preferred; the leader takes the next free one if it is in use", source))
     return JobPlan(
         world=world,
         cluster=cluster,
@@ -165,6 +150,8 @@ def plan_job(
         port=port,
         guesses=_guesses(world, cluster, port),
         data_path=path,
+        wanted_backend=wanted_backend,
+        guard=msgspec.structs.replace(cluster.guard, hang_s=request.hang_s or cluster.guard.hang_s),
         settings=tuple(settings),
         attempt=world.attempt if world.launcher is Launcher.SLURM else None,
         node_names=world.hosts if len(world.hosts) == num_nodes else (),
@@ -178,58 +165,30 @@ def refuse_world_of_one(plan: JobPlan) -> None:
     Raises:
         IdentityError: the number of nodes, and how to start on all of them.
     """
-    alone = plan.is_one_machine and not plan.request.standalone and plan.request.max_nodes is None
+    alone = plan.num_nodes == 1 and not plan.request.standalone and plan.request.max_nodes is None
     if alone and plan.world.launcher is Launcher.NONE and plan.world.num_job_nodes > 1:
         raise IdentityError(f"{plan.world.notes[0]}; to run on this machine only: --standalone")
 
 
 def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[str, str]:
-    """Choose nccl where every rank of every node has a GPU of its own, else gloo.
+    """Choose nccl where every rank of every node has a GPU of its own, else gloo; return it with the reason.
 
     Args:
         wanted: auto, nccl or gloo.
         nodes: per node its name, number of workers, number of GPUs.
-    Returns:
-        The backend and the reason.
     Raises:
         SetupError: nccl is asked for and cannot work; the text names the node and the numbers.
     """
-    short = next(((name, workers, gpus) for name, workers, gpus in nodes if gpus < workers), None)
     if wanted == Backend.GLOO:
         return "gloo", "given by --backend or cluster.toml"
-    if short is None:
-        return "nccl", "every rank has a GPU of its own"
-    name, workers, gpus = short
-    what = f"{name} has {count_of(gpus, 'GPU')} for {count_of(workers, 'rank')}"
-    if wanted == Backend.NCCL:
-        advice = f"--nproc-per-node {gpus} or --backend gloo" if gpus else "--backend gloo"
-        raise SetupError(f"backend nccl needs a GPU for each rank, but {what}; use {advice}")
-    return "gloo", what
-
-
-def choose_data_path(
-    request: Request, cluster: Cluster, facts: NodeFacts, *, num_nodes: int, origin: Mapping[str, str]
-) -> DataPath | None:
-    """Choose the interface that carries gradients: loopback on one machine, else what flag or cluster.toml says.
-
-    Returns:
-        None where nobody says it; the path on which the agents find each other then decides.
-
-    Raises:
-        UsageError: `--local-addr` is no address of this machine.
-        ConfigError: cluster.toml does not fit this machine, also where it is not needed for one machine alone.
-        SetupError: the interface is down.
-    """
-    of_cluster = None if request.standalone else data_path_of_cluster(cluster, facts, origin)
-    if num_nodes == 1:
-        nic = find_interface_of(LOOPBACK, facts.interfaces)
-        return DataPath(nic.name, LOOPBACK, "all ranks are on this machine", "num_nodes") if nic else None
-    if request.local_address:
-        nic = find_interface_of(_address(request.local_address, "--local-addr"), facts.interfaces)
-        if nic is None:
-            raise UsageError(f"--local-addr {request.local_address}: {facts.host} has {list_nics(facts.interfaces)}")
-        return DataPath(nic.name, request.local_address, "it has the address that --local-addr gives", "--local-addr")
-    return of_cluster
+    for name, num_workers, num_gpus in nodes:
+        if num_gpus < num_workers:
+            what = f"{name} has {count_of(num_gpus, 'GPU')} for {count_of(num_workers, 'rank')}"
+            if wanted == Backend.AUTO:
+                return "gloo", what
+            advice = f"--nproc-per-node {num_gpus} or --backend gloo" if num_gpus else "--backend gloo"
+            raise SetupError(f"backend nccl needs a GPU for each rank, but {what}; use {advice}")
+    return "nccl", "every rank has a GPU of its own"
 
 
 def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
@@ -252,55 +211,49 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
     if request.standalone:
         return 1, 1, "--standalone"
     asked = request.max_nodes
-    if world.is_placed:
-        if asked is not None and not (request.min_nodes or asked) <= world.num_nodes <= asked:
-            raise IdentityError(
-                f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; remove the flag, "
-                "or request that number from the scheduler"
-            )
-        at_least = world.num_nodes if request.min_nodes is None else min(request.min_nodes, world.num_nodes)
-        return at_least, world.num_nodes, str(world.launcher)
-    if asked is None:
-        return 1, 1, "default"
-    return request.min_nodes or asked, asked, "--nnodes"
+    at_least = request.min_nodes or asked
+    if not world.is_placed:
+        return at_least or 1, asked or 1, "--nnodes" if asked else "default"
+    if asked and at_least and not at_least <= world.num_nodes <= asked:
+        raise IdentityError(
+            f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; remove the flag, "
+            "or request that number from the scheduler"
+        )
+    return at_least or world.num_nodes, world.num_nodes, str(world.launcher)
 
 
 def _node_index(request: Request, world: World, num_nodes: int) -> int | None:
+    given = request.node_rank
     if num_nodes == 1:
-        if request.node_rank and world.launcher is Launcher.NONE:
-            raise UsageError(
-                f"--node-rank {request.node_rank}, but the job has one node; add --nnodes with the number of nodes"
-            )
+        if given and world.launcher is Launcher.NONE:
+            raise UsageError(f"--node-rank {given}, but the job has one node; add --nnodes with the number of nodes")
         return 0
-    if world.is_placed:
-        # One agent a node: its rank among the agents decides, also under an arbitrary distribution.
-        if request.node_rank is not None and request.node_rank != world.rank:
-            if world.launcher is not Launcher.SLURM:
-                raise IdentityError(
-                    f"--node-rank {request.node_rank}, but {world.source_of('rank')}={world.rank}; remove the flag, or "
-                    "unset the variable"
-                )
-            raise IdentityError(
-                f"--node-rank {request.node_rank}, but this is task {world.rank} of the step; remove the flag "
-                "($SLURM_PROCID in a batch script is 0 on every node: the shell expands it before srun starts)"
-            )
-        if world.launcher is not Launcher.SLURM and world.master is None and request.endpoint is None:
-            row = row_of(world.launcher)
-            lines = f"; {row.where}: {row.lines['leader']}" if row and "leader" in row.lines else ""
-            name = "MPI" if world.launcher is Launcher.MPI else row.title if row else world.launcher
+    if not world.is_placed:
+        if given is not None and given >= num_nodes:
+            raise UsageError(f"--node-rank {given}: expected 0 to {num_nodes - 1} for --nnodes {num_nodes}")
+        if request.endpoint is None:
             raise UsageError(
-                f"{name} does not tell the address of the first node; give it with --rdzv-endpoint HOST:PORT or "
-                f"MASTER_ADDR{lines}"
+                f"--nnodes {num_nodes}: the address of the first node is missing; add the same "
+                "--rdzv-endpoint HOST:PORT on all nodes"
             )
-        return world.rank
-    if request.node_rank is not None and request.node_rank >= num_nodes:
-        raise UsageError(f"--node-rank {request.node_rank}: expected 0 to {num_nodes - 1} for --nnodes {num_nodes}")
-    if request.endpoint is None:
+        return given
+    # One agent a node: its rank among the agents decides, also under an arbitrary distribution.
+    is_slurm = world.launcher is Launcher.SLURM
+    if given not in (None, world.rank):
+        seen, cure = f"{world.source_of('rank')}={world.rank}", ", or unset the variable"
+        if is_slurm:
+            seen = f"this is task {world.rank} of the step"
+            cure = " ($SLURM_PROCID in a batch script is 0 on every node: the shell expands it before srun starts)"
+        raise IdentityError(f"--node-rank {given}, but {seen}; remove the flag{cure}")
+    if not is_slurm and world.master is None and request.endpoint is None:
+        row = row_of(world.launcher)
+        lines = f"; {row.where}: {row.lines['leader']}" if row and "leader" in row.lines else ""
+        name = "MPI" if world.launcher is Launcher.MPI else row.title if row else world.launcher
         raise UsageError(
-            f"--nnodes {num_nodes}: the address of the first node is missing; add the same --rdzv-endpoint HOST:PORT "
-            "on all nodes"
+            f"{name} does not tell the address of the first node; give it with --rdzv-endpoint HOST:PORT or "
+            f"MASTER_ADDR{lines}"
         )
-    return request.node_rank
+    return world.rank
 
 
 def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int, str, str]:
@@ -322,6 +275,26 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
             return int(text), given, flag
         case text:
             raise UsageError(f"{flag} {text!r}: expected a number of at least 1, auto, gpu or cpu")
+
+
+def _data_path(
+    request: Request, cluster: Cluster, facts: NodeFacts, num_nodes: int, origin: Mapping[str, str]
+) -> DataPath | None:
+    """Choose the interface that carries gradients; None: the path on which the agents find each other decides."""
+    # cluster.toml must fit this machine also where it is not needed, on one machine alone.
+    of_cluster = None if request.standalone else data_path_of_cluster(cluster, facts, origin)
+    if num_nodes == 1:
+        nic = find_interface_of(LOOPBACK, facts.interfaces)
+        return DataPath(nic.name, LOOPBACK, "all ranks are on this machine", "num_nodes") if nic else None
+    if not (address := request.local_address):
+        return of_cluster
+    try:
+        nic = find_interface_of(address, facts.interfaces)
+    except ValueError:
+        raise UsageError(f"--local-addr {address}: expected an IP address of this machine") from None
+    if nic is None:
+        raise UsageError(f"--local-addr {address}: {facts.host} has {list_nics(facts.interfaces)}")
+    return DataPath(nic.name, address, "it has the address that --local-addr gives", "--local-addr")
 
 
 def _port(request: Request, world: World, cluster: Cluster, origin: Mapping[str, str]) -> tuple[int, str]:
@@ -358,10 +331,3 @@ def _job_name(request: Request, world: World, job: str, *, num_nodes: int) -> st
     if num_nodes > 1 and world.is_placed and world.master:
         return f"{world.master[0]}-{world.master[1] or 0}"
     return job
-
-
-def _address(text: str, flag: str) -> str:
-    try:
-        return str(ip_address(text))
-    except ValueError:
-        raise UsageError(f"{flag} {text}: expected an IP address of this machine") from None

@@ -6,8 +6,6 @@ silent_s = pulse.turn(now_s, has_news=False)   after each look at their output; 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 FIRST_S = 10.0
 """A script that has written nothing yet: does it run at all?"""
 SPOKEN_S = 300.0
@@ -17,23 +15,13 @@ FACTOR = 6.0
 LONGEST_S = 3600.0
 
 
-@dataclass(slots=True)
 class Pulse:
-    """The silence of this node's workers.
+    """The silence of this node's workers, which were started at `began_s` (monotonic)."""
 
-    Args:
-        began_s: monotonic, when they were started.
-    """
-
-    began_s: float
-    has_spoken: bool = False
-    """Whether they have written anything."""
-    _pause_s: float = FIRST_S
-    _heard_s: float = field(init=False)
-    _next_s: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._heard_s, self._next_s = self.began_s, self.began_s + FIRST_S
+    def __init__(self, began_s: float) -> None:
+        self.has_spoken = False
+        """Whether they have written anything."""
+        self._pause_s, self._heard_s, self._next_s = FIRST_S, began_s, began_s + FIRST_S
 
     def turn(self, now_s: float, *, has_news: bool) -> float | None:
         """Return for how long nothing has been written, where that is worth a line now."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,10 +10,8 @@ import msgspec
 
 from allranks.launch.agent import Agent
 from allranks.launch.lead.group import make_group
-from allranks.launch.plan import LOOPBACK, JobPlan
+from allranks.launch.plan import JobPlan
 from allranks.launch.queue.revival import BACK_VARIABLE
-from allranks.launch.search import Search
-from allranks.launch.succession import SEEK_S
 from allranks.model.card import Card, Facts
 from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError
@@ -23,14 +20,14 @@ from allranks.model.past import Past
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called
-from allranks.preflight.entry import Entry
+from allranks.preflight.entry import Entry, announce_leader
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.leader import Announcement, announce
+from allranks.wire.leader import Hint
 from allranks.wire.protocol import Contact, Goodbye, Plan
-from allranks.wire.secret import OPEN_GROUP, Secret
+from allranks.wire.seek import Search
 
 
 @dataclass(slots=True, kw_only=True)
@@ -48,48 +45,37 @@ class Rendezvous:
     """On the leader: what the roll call found that stops nobody."""
     cards: Mapping[int, Card] = field(default_factory=dict)
     """On the leader, by seat: the node's place in the job, which it keeps."""
-    plans: Mapping[int, Plan] = field(default_factory=dict)
-    """On the leader, by seat."""
     acceptor: Acceptor | None = None
     """On several nodes: where agents come in while the job runs, on the leader, and on the others if it is lost."""
     own_address: str | None = None
     """This node's, on the network on which the agents found each other; None: there is no other agent."""
     card: Card | None = None
     """This node's, on the others."""
-    secret: Secret = OPEN_GROUP
-    """On the others: by which they prove that they belong to the job."""
-    name: str = ""
-    """What the job is called on the wire."""
-    addresses: tuple[str, ...] = ()
-    """This node's, that others may try."""
+    applicant: Applicant
 
     def seek(self, contacts: Sequence[Contact], agent: Agent) -> Search:
         """Begin to look for a leader at these agents."""
         assert self.card is not None
+        assert self.acceptor is not None
+        own = self.acceptor
         card = msgspec.structs.replace(self.card, node_index=agent.node, generation=agent.plan.generation)
-        attempt, deadline_s = agent.plan.attempt, 2 * SEEK_S  # the agent gives up earlier
-        return Search(contacts, card=card, job=self.name, attempt=attempt, secret=self.secret, deadline_s=deadline_s)
+        hints = [
+            [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]
+            for each in contacts
+            for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
+        ]
+        return Search(lambda: hints, job=own.job, attempt=own.attempt, secret=lambda: own.secret, card=card)
 
-    def announce(self, plan: JobPlan, run_dir: RunDir, port: int) -> None:
+    def announce(self, port: int) -> None:
         """Write down that this agent leads now, for agents that are started again; `port` is the store's."""
         assert self.card is not None
-        announcement = Announcement(
-            job=plan.job,
-            attempt=run_dir.attempt,
-            host=plan.facts.host,
-            addresses=self.addresses or (LOOPBACK,),
-            port=port,
-            side_port=self.card.agent_port,
-        )
-        with contextlib.suppress(OSError):  # the other agents know this one
-            announce(run_dir.path, announcement)
+        announce_leader(self.applicant, port, side_port=self.card.agent_port)
 
 
 def take_part(applicant: Applicant, *, past: Past) -> Rendezvous | Goodbye:
     """Take part in the roll call; return what came of it, or the verdict why the job does not begin.
 
     Args:
-        applicant: this node.
         past: how often workers are started again; every possible leader must know it.
     Raises:
         AllranksError: it could not begin.
@@ -107,9 +93,7 @@ def take_part(applicant: Applicant, *, past: Past) -> Rendezvous | Goodbye:
         own_address=called.leader.own_address,
         acceptor=called.acceptor,
         card=called.card,
-        secret=called.secret,
-        name=entry.group,
-        addresses=applicant.reachable_addresses,
+        applicant=applicant,
     )
 
 
@@ -122,15 +106,11 @@ def apply(
     facts: Callable[[], Facts],
     check_signals: Callable[[], None],
 ) -> Applicant:
-    """Return what a plan means for the roll call.
+    """Return what a plan means for the roll call; all else is as in Applicant.
 
     Args:
-        plan: what this agent knows of the job.
         run_dir: the job's run directory; the leader makes it.
         env: where $ALLRANKS_SECRET may be, and whether this agent takes the place of a lost one.
-        problem: why this node cannot take part, if so.
-        facts: what this node is; waits until it has been read.
-        check_signals: raises StoppedBySignal when somebody told this agent to stop.
     """
     return Applicant(
         job=plan.job,
@@ -188,12 +168,14 @@ def _give_out_plans(called: Called, applicant: Applicant, past: Past) -> Rendezv
         verdict = _stopped(applicant, NodeFaultError(f"an agent joined, then disconnected: {exc}"))
     except AllranksError as exc:
         if applicant.is_alone:
-            _close(called)
+            called.listener.close()
             raise
         verdict = _stopped(applicant, exc)
     if verdict.exit_code:
         stop(called.peers, verdict, group=called.group)
-        _close(called)
+        called.listener.close()
+        if called.acceptor is not None:
+            called.acceptor.close()
         summary = "" if verdict.findings else "it does not begin"
         return Goodbye(exit_code=verdict.exit_code, summary=summary, verdict=verdict)
     return Rendezvous(
@@ -202,9 +184,9 @@ def _give_out_plans(called: Called, applicant: Applicant, past: Past) -> Rendezv
         peers=called.peers,
         warnings=called.judgement.findings,
         cards=called.cards,
-        plans=plans,
         acceptor=called.acceptor,
         own_address=next((peer.own_address for peer in called.peers.values()), None),
+        applicant=applicant,
     )
 
 
@@ -212,12 +194,6 @@ def _outlives_its_leader(applicant: Applicant) -> bool:
     """Whether the job can go on without this node: not where its srun runs here, since the step ends with it."""
     own = {address for interface in applicant.interfaces for address in interface.addresses}
     return applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") not in own
-
-
-def _close(called: Called) -> None:
-    called.listener.close()
-    if called.acceptor is not None:
-        called.acceptor.close()
 
 
 def _stopped(applicant: Applicant, why: AllranksError) -> Verdict:

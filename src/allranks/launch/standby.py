@@ -1,8 +1,8 @@
 """A node's standby: a process with torch imported, which forks the workers (see join/standby.py).
 
-    with standing_by(plan, env) as standby:                from before the roll call on; None where it is of no use
-        standby.is_importing                               for some seconds
-        standby.fork(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})      a worker, or None
+    standby = Standby.start(command, env)          before the roll call, so that `import torch` takes no time of its own
+    standby.is_importing                           for some seconds
+    standby.fork(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})      a worker, or None
 
 One `import torch` serves all workers of a node and of all generations, and the workers share its memory. There is none
 with ALLRANKS_HOOK=0, in a container, if the command is not a Python script or module or differs between ranks, or for
@@ -16,15 +16,12 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.join import standby as inside
-from allranks.launch.environment import HOOK_PATH, base_env, node_settings, provisional_group
-from allranks.launch.plan import JobPlan
-from allranks.launch.workers import prepare_worker
-from allranks.model.errors import AllranksError
+from allranks.launch.workers import spawn
 
 IMPORT_S = 20.0
 """How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
@@ -57,7 +54,6 @@ class Standby:
     _control: socket.socket
     _started_s: float = field(default_factory=time.monotonic)
     _answer: str | None = None
-    """Empty if it ended before it answered."""
 
     @classmethod
     def can_serve(cls, command: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -78,57 +74,32 @@ class Standby:
             OSError: it could not be started.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [os.memfd_create(f"standby-{name}") for name in ("out", "err")]
-        try:
-            process = subprocess.Popen(
-                list(command),
-                env={**env, inside.ENV: str(theirs.fileno())},
-                stdout=words[0],
-                stderr=words[1],
-                start_new_session=True,
-                pass_fds=(theirs.fileno(),),
-                preexec_fn=prepare_worker(),
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            for fd in words:
-                os.close(fd)
         ours.setblocking(False)
+        with theirs, os.fdopen(os.memfd_create("standby-out")) as out, os.fdopen(os.memfd_create("standby-err")) as err:
+            own_env, fds = {**env, inside.ENV: str(theirs.fileno())}, [theirs.fileno()]
+            try:
+                process = spawn(command, own_env, out=out.fileno(), err=err.fileno(), fds=fds)
+            except BaseException:
+                ours.close()
+                raise
         return cls(process, env, ours)
-
-    @property
-    def is_alive(self) -> bool:
-        """Whether its process runs."""
-        return self.process.poll() is None
 
     @property
     def is_importing(self) -> bool:
         """Whether it imports torch, and workers should wait for it."""
-        return self._hear() is None and time.monotonic() < self._started_s + IMPORT_S
+        return self.answer is None and time.monotonic() < self._started_s + IMPORT_S
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it can fork."""
-        return self._hear() == inside.READY
-
-    @property
-    def obstacle(self) -> str:
-        """Why it cannot fork; empty if it can, or while it imports."""
-        answer = self._hear()
-        if answer in (None, inside.READY):
-            return ""
-        return answer or "it ended while it imported torch"
-
-    def _hear(self) -> str | None:
+    def answer(self) -> str | None:
+        """READY if it can fork, else why it cannot; None while it imports torch."""
         if self._answer is None:
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    self._answer = self._control.recv(inside.MAX_BYTES).decode(errors="replace")
-                except ConnectionError:
-                    self._answer = ""
+            try:
+                heard = self._control.recv(inside.MAX_BYTES)
+            except BlockingIOError:
+                return None
+            except ConnectionError:
+                heard = b""
+            self._answer = heard.decode(errors="replace") or "it ended while it imported torch"
         return self._answer
 
     def fork(self, env: Mapping[str, str], *, out: int, err: int, fds: Mapping[str, int]) -> Forked | None:
@@ -136,8 +107,7 @@ class Standby:
 
         Args:
             env: the worker's, whole.
-            out: descriptor for its stdout.
-            err: for its stderr.
+            out: descriptor for its stdout; `err` for its stderr.
             fds: more descriptors, by the variable that tells the worker their number; the number will be another.
         """
         assert len(fds) + 4 <= inside.MAX_FDS
@@ -165,30 +135,3 @@ class Standby:
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
             self.process.wait(END_S)
-
-
-@contextlib.contextmanager
-def standing_by(plan: JobPlan, command: Sequence[str], env: Mapping[str, str]) -> Iterator[Standby | None]:
-    """Give the standby that the first workers are forked from, or None; it ends with the block.
-
-    It is started before the roll call, so that `import torch` takes no time of its own.
-
-    Args:
-        plan: this agent's.
-        command: the workers'; empty if there is none.
-        env: the agent's.
-    """
-    made = None
-    is_worthwhile = plan.num_workers > 1 or plan.request.max_restarts > 0
-    if command and plan.request.has_standby and is_worthwhile and plan.problem is None:
-        with contextlib.suppress(AllranksError, OSError):
-            settings = node_settings(
-                plan, provisional_group(plan), interface=None, store_fd=None, env=env, hook_path=HOOK_PATH
-            )
-            own = base_env(env, settings)
-            made = Standby.start(command, own) if Standby.can_serve(command, own) else None
-    try:
-        yield made
-    finally:
-        if made is not None:
-            made.end()

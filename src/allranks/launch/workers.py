@@ -15,10 +15,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
@@ -37,16 +39,23 @@ HELPERS_S = 1.0
 STDERR_TAIL_BYTES = 4096
 TRACEBACK_LIMIT = 32_000
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def become_subreaper() -> None:
     """Adopt the orphans of this process's descendants, so that they can be ended with the rest."""
-    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def prepare_worker() -> Callable[[], None]:
-    """Return what a worker's process runs before its program, for `preexec_fn`: it ends with this agent."""
+def spawn(
+    command: Sequence[str], env: Mapping[str, str], *, out: int, err: int, fds: Collection[int]
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own; it ends with this agent.
+
+    Args:
+        out: descriptor for its stdout; `err` for its stderr.
+        fds: further descriptors that it gets, under the same numbers.
+    Raises:
+        OSError, subprocess.SubprocessError: it could not be started.
+    """
     die_with_agent = die_with_parent(signal.SIGKILL)
 
     def before_exec() -> None:
@@ -54,7 +63,15 @@ def prepare_worker() -> Callable[[], None]:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         die_with_agent()
 
-    return before_exec
+    return subprocess.Popen(
+        list(command),
+        env=dict(env),
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+        pass_fds=tuple(fds),
+        preexec_fn=before_exec,
+    )
 
 
 @dataclass(slots=True)
@@ -64,9 +81,8 @@ class Worker:
     rank: int
     local_rank: int
     node: str
-    out_path: Path
-    err_path: Path
-    error_file: Path
+    folder: Path
+    """For its files."""
     cell: Cell | None = None
     """What it tells its agent through."""
     is_finished: bool = False
@@ -76,63 +92,46 @@ class Worker:
     end: WorkerEnd | None = None
     """Set once it has ended."""
     told_to_end: bool = False
-    out_start: int = field(default=0)
-    """Where this start's output begins in files that an earlier one already wrote."""
-    err_start: int = field(default=0)
+    starts: dict[str, int] = field(default_factory=dict)
+    """By stream (`out`, `err`): where its output begins in a file that an earlier start already wrote."""
+
+    def path(self, kind: str) -> Path:
+        """Return one of its files: `out`, `err`, `error.json`."""
+        return self.folder / f"rank_{self.rank}.{kind}"
 
     @property
     def pid(self) -> int | None:
         """Process id, None where it could not be started."""
         return self.process.pid if self.process else None
 
-    def start(self, command: Sequence[str], env: Mapping[str, str], *, pass_fds: Sequence[int] = ()) -> None:
+    def start(
+        self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
+    ) -> None:
         """Start it; where that fails, `end` says why.
 
+        Args:
+            command: the worker's.
+            env: the worker's, whole.
+            fds: descriptors that it gets, by the variable that tells it their number.
+            standby: forks it; if that fails, it is started as a program.
         Raises:
             OSError: its output files cannot be written.
         """
-        with self._open_files() as (out, err):
+        self.path("error.json").unlink(missing_ok=True)
+        with self.path("out").open("ab") as out, self.path("err").open("ab") as err:
+            self.starts = {"err": err.tell(), "out": out.tell()}
+            streams = {"out": out.fileno(), "err": err.fileno()}
             try:
-                self.process = subprocess.Popen(
-                    list(command),
-                    env=dict(env),
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                    pass_fds=tuple(pass_fds),
-                    preexec_fn=prepare_worker(),
-                )
+                if standby is not None:
+                    self.process = standby.fork(env, fds=fds, **streams)
+                self.process = self.process or spawn(command, env, fds=fds.values(), **streams)
             except (OSError, subprocess.SubprocessError) as exc:
                 reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
                 if isinstance(exc, FileNotFoundError) and Path(command[0]).exists():
                     reason = f"{command[0]}: the interpreter in its #! line is not there"
-                self.end = self._as_end(127, time.time(), message=reason, could_not_start=True)
+                self.end = self._end_as(127, time_s=time.time(), message=as_utf8(reason), could_not_start=True)
                 return
         self.pidfd = os.pidfd_open(self.process.pid)
-
-    def fork(self, standby: Standby, env: Mapping[str, str], *, fds: Mapping[str, int]) -> bool:
-        """Have the standby fork this worker; False if that failed.
-
-        Args:
-            standby: the process.
-            env: the worker's environment.
-            fds: descriptors that it gets, by the variable that tells it their number.
-        Raises:
-            OSError: its output files cannot be written.
-        """
-        with self._open_files() as (out, err):
-            self.process = standby.fork(env, out=out.fileno(), err=err.fileno(), fds=fds)
-        if self.process is not None:
-            self.pidfd = os.pidfd_open(self.process.pid)
-        return self.process is not None
-
-    @contextlib.contextmanager
-    def _open_files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-        """Its output files, and where in them this generation's begin."""
-        self.error_file.unlink(missing_ok=True)
-        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
-            self.out_start, self.err_start = out.tell(), err.tell()
-            yield out, err
 
     def close(self) -> None:
         """Give the cell's memory back."""
@@ -147,9 +146,9 @@ class Worker:
         exit_code = self.process.wait()
         os.close(self.pidfd)
         self.pidfd = -1
-        message, trace, raised_s, python = _read_error_file(self.error_file) if exit_code else (None,) * 4
+        found = _read_error_file(self.path("error.json")) if exit_code else {}
         self.is_finished = self.cell is not None and self.cell.is_finished
-        self.end = self._as_end(exit_code, raised_s or now_s, message=message, traceback=trace, python=python)
+        self.end = self._end_as(exit_code, **{"time_s": now_s} | found)
         return self.end
 
     def signal_tree(self, signum: int) -> None:
@@ -162,35 +161,17 @@ class Worker:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signum)
 
-    def send(self, signum: int) -> None:
-        """Send a signal to the worker alone, which is not meant to end it."""
-        if self.process is not None and self.end is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.process.pid, signum)
-
-    def _as_end(
-        self,
-        exit_code: int,
-        time_s: float,
-        *,
-        message: str | None = None,
-        traceback: str | None = None,
-        could_not_start: bool = False,
-        python: str | None = None,
-    ) -> WorkerEnd:
+    def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
+        """Return how it ended; `found` has further fields."""
         return WorkerEnd(
             rank=self.rank,
             local_rank=self.local_rank,
             node=self.node,
             exit_code=exit_code,
-            time_s=time_s,
             ended_by_us=self.told_to_end,
-            message=as_utf8(message) if message else None,
-            traceback=as_utf8(traceback) if traceback else None,
-            stderr_tail=_read_tail(self.err_path, self.err_start) if exit_code else None,
-            stderr_path=as_utf8(str(self.err_path)),
-            could_not_start=could_not_start,
-            python=as_utf8(python) if python else None,
+            stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
+            stderr_path=as_utf8(str(self.path("err"))),
+            **found,
         )
 
 
@@ -205,8 +186,6 @@ def reap_orphans(workers: Sequence[Worker]) -> None:
 
 def kill_descendants() -> None:
     """Kill all processes below this one at once, also those in sessions of their own. Called from a signal handler."""
-    import psutil
-
     for _ in range(2):  # again for what was started meanwhile
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -215,7 +194,7 @@ def kill_descendants() -> None:
 
 def find_writers() -> list[int]:
     """Return descendants that are writing a checkpoint; they end by themselves, also when their worker is gone."""
-    return [each.pid for each in _descendants() if _is_writer(each)]
+    return [each.pid for each in psutil.Process().children(recursive=True) if _is_writer(each)]
 
 
 def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
@@ -229,9 +208,7 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
     Returns:
         Their names and pids, `wandb-service (pid 812)`, empty when there were none.
     """
-    import psutil
-
-    descendants, kept = _descendants(), set(spared)
+    descendants, kept = psutil.Process().children(recursive=True), set(spared)
     for each in descendants:  # parents come before their children
         with contextlib.suppress(psutil.Error):
             if each.ppid() in kept:
@@ -251,12 +228,6 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
     return names
 
 
-def _descendants() -> list[Any]:
-    import psutil
-
-    return list(psutil.Process().children(recursive=True))
-
-
 def _is_own_tool(process: Any) -> bool:
     """Whether this process started it: workers, and so all that they start, are in sessions of their own."""
     with contextlib.suppress(ProcessLookupError):
@@ -266,42 +237,36 @@ def _is_own_tool(process: Any) -> bool:
 
 def _is_helper(process: Any) -> bool:
     """Whether it is of multiprocessing: fork server (Python 3.14) and resource tracker end after their worker."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return "from multiprocessing." in " ".join(process.cmdline())
-    return False
+    return any("from multiprocessing." in word for word in _words_of(process))
 
 
 def _is_writer(process: Any) -> bool:
-    import psutil
+    return WRITER in _words_of(process)
 
+
+def _words_of(process: Any) -> list[str]:
+    """Its command line; empty for one that has ended, also if nobody has collected it yet."""
     with contextlib.suppress(psutil.Error):
-        return process.status() != psutil.STATUS_ZOMBIE and WRITER in process.cmdline()
-    return False
+        return list(process.cmdline())
+    return []
 
 
-def _read_error_file(path: Path) -> tuple[str | None, str | None, float | None, str | None]:
-    """Message, traceback, time and interpreter of the exception that `@record` or the hook wrote down, as far as they
-    are there."""
+def _read_error_file(path: Path) -> dict[str, Any]:
+    """Return what `@record` or the hook wrote down of an exception, as far as it is there, as fields of WorkerEnd."""
     try:
         record = json.loads(path.read_bytes())["message"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None, None, None
-    if isinstance(record, str):
-        return record[:TRACEBACK_LIMIT], None, None, None
+        return {}
     if not isinstance(record, dict):
-        return None, None, None, None
+        record = {"message": record} if isinstance(record, str) else {}
     extra = record.get("extraInfo") or {}
-    trace = extra.get("py_callstack")
-    time_s, python = extra.get("time_s"), extra.get("python")
-    message = record.get("message")
-    return (
-        str(message)[:TRACEBACK_LIMIT] if message else None,
-        str(trace)[-TRACEBACK_LIMIT:] if trace else None,
-        float(time_s) if isinstance(time_s, int | float) else None,
-        python if isinstance(python, str) else None,
-    )
+    message, trace, time_s, python = record.get("message"), *map(extra.get, ("py_callstack", "time_s", "python"))
+    found: dict[str, Any] = {
+        "message": as_utf8(str(message)[:TRACEBACK_LIMIT]) if message else None,
+        "traceback": as_utf8(str(trace)[-TRACEBACK_LIMIT:]) if trace else None,
+        "python": as_utf8(python) if isinstance(python, str) else None,
+    }
+    return found | ({"time_s": float(time_s)} if isinstance(time_s, int | float) else {})
 
 
 def _read_tail(path: Path, start: int) -> str | None:

@@ -13,7 +13,6 @@ from allranks.preflight.judge import Judgement, Observations
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
 from allranks.wire.protocol import Goodbye, Plan
-from allranks.wire.secret import Secret
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +59,5 @@ class Followed:
     answer: Plan | Goodbye
     leader: Connection
     card: Card
-    secret: Secret
     acceptor: Acceptor | None = None
     """Accepts agents that have lost the leader; not attached yet. None: nobody can succeed it."""

@@ -64,7 +64,7 @@ from allranks.wire.secret import (
     secret_from_munge,
     secret_from_name,
 )
-from allranks.wire.seek import seek_leader
+from allranks.wire.seek import Search
 
 LOOPBACK = "127.0.0.1"
 PATIENCE_JOINS = 4.0
@@ -153,7 +153,7 @@ class Entry:
         # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
         is_speaker = not mine.is_slurm or mine.node_index == 1
         try:
-            connection = seek_leader(
+            connection = Search(
                 lambda: collect_hints(
                     path, job=mine.job, named=[mine.endpoint] if mine.endpoint else [], guessed=mine.guesses
                 ),
@@ -161,6 +161,7 @@ class Entry:
                 attempt=mine.attempt,
                 secret=self._followers_secret,
                 card=card,
+            ).wait(
                 deadline_s=patience_s,
                 on_wait=_say_waiting if is_speaker else lambda *_: None,
                 check_signals=mine.check_signals,
@@ -182,12 +183,12 @@ class Entry:
         elif answer.verdict is not None:
             mine.run_dir.attempt = answer.verdict.attempt
             answer = msgspec.structs.replace(answer, verdict=msgspec.structs.replace(answer.verdict, job=mine.job))
-        secret = self._followers_secret() or OPEN_GROUP
         acceptor = None
         if self._side is not None and isinstance(answer, Plan):
             side, self._side = self._side, None
-            acceptor = Acceptor(side, job=self.group, attempt=answer.attempt, secret=self._with_munge(secret))
-        return Followed(answer, connection, card, secret, acceptor)
+            secret = self._with_munge(self._followers_secret() or OPEN_GROUP)
+            acceptor = Acceptor(side, job=self.group, attempt=answer.attempt, secret=secret)
+        return Followed(answer, connection, card, acceptor)
 
     def _lead_or_follow(self, endpoint: Hint) -> Called | Followed:
         # Several agents on the endpoint's machine and no --node-rank: whoever gets the port leads, the others join it.
@@ -237,7 +238,7 @@ class Entry:
         with contextlib.ExitStack() as on_failure, EventWriter(mine.run_dir) as events:
             side = on_failure.enter_context(self._side or bind_port(0))
             self._side = None
-            self._announce(port, side_port=int(side.getsockname()[1]))
+            announce_leader(mine, port, side_port=int(side.getsockname()[1]))
             acceptors = [
                 Acceptor(each, job=self.group, attempt=terms.attempt, secret=secret) for each in (listener, side)
             ]
@@ -286,19 +287,6 @@ class Entry:
             return self._secret or ensure_secret_file(self.applicant.run_dir.path / SECRET_FILE)
         except SetupError:  # nobody finds it there; munge tells who is of this user
             return Secret(secrets.token_bytes(32), "a directory that cannot be written")
-
-    def _announce(self, port: int, *, side_port: int) -> None:
-        mine = self.applicant
-        announcement = Announcement(
-            job=mine.job,
-            attempt=mine.run_dir.attempt,
-            host=mine.host,
-            addresses=mine.reachable_addresses or (LOOPBACK,),
-            port=port,
-            side_port=side_port,
-        )
-        with contextlib.suppress(OSError):  # the others have the scheduler's names, too
-            announce(mine.run_dir.path, announcement)
 
     def _write_nonce(self) -> str | None:
         """Put something into the run directory that the other nodes must see."""
@@ -368,6 +356,20 @@ class Entry:
             incarnation=self._incarnation,
             facts=self._facts,
         )
+
+
+def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
+    """Write into the run directory that this node leads."""
+    announcement = Announcement(
+        job=applicant.job,
+        attempt=applicant.run_dir.attempt,
+        host=applicant.host,
+        addresses=applicant.reachable_addresses or (LOOPBACK,),
+        port=port,
+        side_port=side_port,
+    )
+    with contextlib.suppress(OSError):  # the others have the scheduler's names, or know this agent
+        announce(applicant.run_dir.path, announcement)
 
 
 def _without_unmade(facts: Facts) -> Facts:

@@ -20,8 +20,8 @@ import errno
 import selectors
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -29,7 +29,6 @@ from typing import NamedTuple
 from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import WireError
-from allranks.wire.background import Background, Call
 from allranks.wire.connection import Connection
 from allranks.wire.frames import MAX_FRAME_BYTES, MAX_JOIN_BYTES
 from allranks.wire.protocol import (
@@ -38,13 +37,12 @@ from allranks.wire.protocol import (
     Hello,
     Join,
     Knock,
-    Message,
     Refused,
     Welcome,
     as_one_line,
     plain_address,
 )
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_join_proof, is_munge_proof, welcome_proof
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, fresh_nonce, is_munge_proof
 
 MAX_SHOWN = 64
 """Maximum number of characters printed of a foreign peer's name, job and version."""
@@ -98,7 +96,9 @@ class _Pending:
     nonce: bytes
     deadline_s: float
     join: Join | None = None
-    """Set while its credential is checked; until then nothing more is read."""
+    """What it has said."""
+    check: Future[Welcome | None] | None = None
+    """Of its credential; nothing more is read."""
 
 
 class Acceptor:
@@ -106,27 +106,19 @@ class Acceptor:
 
     Args:
         listener: the leader's listening socket; only `close` closes it.
-        job: name of the job.
         attempt: number of the job's start; an agent of another attempt is rejected.
-        secret: the job's key.
     """
 
     def __init__(self, listener: socket.socket, *, job: str, attempt: int, secret: Secret) -> None:
         listener.setblocking(False)
-        self._listener = listener
-        self._job = job
-        self._attempt = attempt
-        self._secret = secret
+        self._listener, self.job, self.attempt, self.secret = listener, job, attempt, secret
         self._pending: dict[Connection, _Pending] = {}
-        self._num_pending: Counter[str] = Counter()
-        """By address."""
         self._crowded: set[str] = set()
         """Addresses whose connections were closed for their number; said once."""
         self._resume_s: float | None = None
         """Until then nothing is accepted; None: the selector watches the listener."""
         self._is_told = False
-        self._munge: Background | None = None
-        self._checks: dict[Call[bytes | None], Connection] = {}
+        self._munge: ThreadPoolExecutor | None = None
         self._selector: selectors.BaseSelector | None = None
 
     def attach(
@@ -141,7 +133,6 @@ class Acceptor:
         """Have a selector watch the listener and all peers; its owner calls `key.data(...)`, and `turn` often.
 
         Args:
-            selector: of the leader.
             on_peer: gets each authenticated agent; the connection is the caller's.
             on_rejected: gets each peer that was disconnected.
             say: prints one line.
@@ -153,13 +144,15 @@ class Acceptor:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def turn(self, now_s: float) -> None:
-        """Reject the peers that are overdue, and accept again after a pause."""
+        """Answer the peers whose credential is checked, reject those that are overdue, accept again after a pause."""
         for peer, pending in list(self._pending.items()):
-            if pending.deadline_s < now_s:
+            if pending.join is not None and pending.check is not None and pending.check.done():
+                self._answer(peer, pending.join, pending.check.result())
+            elif pending.deadline_s < now_s:
                 what = f"it did not identify itself within {HANDSHAKE_S:.0f} s"
-                if pending.join is not None:
+                if pending.check is not None:
                     what = f"munge has not checked its credential within {HANDSHAKE_S + LEADERS_MUNGE_S:.0f} s"
-                self._reject(peer, Reject.SILENT, what, join=pending.join)
+                self._reject(peer, Reject.SILENT, what)
         if self._resume_s is not None and now_s >= self._resume_s and len(self._pending) < MAX_PENDING:
             self._resume_s = None
             if self._selector is not None:
@@ -172,11 +165,8 @@ class Acceptor:
         if self._selector is not None and self._resume_s is None:
             self._selector.unregister(self._listener)
         if self._munge is not None:
-            if self._selector is not None:
-                self._selector.unregister(self._munge)
-            self._munge.close()
+            self._munge.shutdown(wait=False, cancel_futures=True)
         self._munge, self._selector = None, None
-        self._checks.clear()
 
     def close(self) -> None:
         """Disconnect all peers that are not known yet, and close the listener."""
@@ -204,7 +194,7 @@ class Acceptor:
                     self._say(f"the leader cannot accept agents: {exc.strerror}; it tries again every {PAUSE_S} s{fix}")
             return False  # else there is none, or it left between the selector and us
         host = plain_address(address[0])
-        if self._num_pending[host] >= MAX_PENDING_PER_ADDRESS:
+        if sum(peer.peer == host for peer in self._pending) >= MAX_PENDING_PER_ADDRESS:
             sock.close()
             if host not in self._crowded:
                 self._crowded.add(host)
@@ -214,12 +204,11 @@ class Acceptor:
         peer = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES)
         nonce = fresh_nonce()
         try:
-            peer.send(Hello(protocol=PROTOCOL, version=__version__, job=self._job, nonce=nonce))
+            peer.send(Hello(protocol=PROTOCOL, version=__version__, job=self.job, nonce=nonce))
         except ConnectionError:
             peer.close()
             return True
         self._pending[peer] = _Pending(nonce, now_s + HANDSHAKE_S)
-        self._num_pending[host] += 1
         assert self._selector is not None
         self._selector.register(peer, selectors.EVENT_READ, lambda _: self._receive(peer))
         return True
@@ -230,7 +219,7 @@ class Acceptor:
         self._selector.unregister(self._listener)
 
     def _receive(self, peer: Connection) -> None:
-        if peer not in self._pending:
+        if (pending := self._pending.get(peer)) is None:
             return  # disconnected in the same turn
         try:
             messages = peer.receive(at_most=1)
@@ -240,52 +229,49 @@ class Acceptor:
         except WireError as exc:
             self._reject(peer, Reject.GARBAGE, f"it sent {as_one_line(str(exc))}")
             return
-        if not messages:
-            return
-        join = messages[0]
-        if isinstance(join, Knock):
-            self._end(peer)
-        elif (objection := self._objection(join)) is not None:
-            self._reject(peer, *objection, join=join if isinstance(join, Join) else None)
-        elif isinstance(join, Join):
-            pending = self._pending[peer]
-            if is_munge_proof(join.proof):
-                self._begin_check(peer, pending, join)
-            else:
-                self._answer(peer, join, _check(self._secret, join, pending.nonce))
+        match messages:
+            case [Knock()]:
+                self._end(peer)
+            case [Join() as join]:
+                pending.join = join
+                self._examine(peer, pending, join)
+            case [message]:
+                self._reject(peer, Reject.GARBAGE, f"it sent {type(message).__name__}, expected Join")
 
-    def _begin_check(self, peer: Connection, pending: _Pending, join: Join) -> None:
-        """Have a thread check the credential; it asks munged twice, which may hang."""
-        assert self._selector is not None
-        pending.join = join
-        pending.deadline_s += LEADERS_MUNGE_S
-        self._selector.unregister(peer)
-        if self._munge is None:
-            self._munge = Background(max_threads=MAX_MUNGE)
-            self._selector.register(self._munge, selectors.EVENT_READ, self._take_checks)
-        secret, nonce = self._secret, pending.nonce
-        self._checks[self._munge.start(lambda: _check(secret, join, nonce))] = peer
+    def _examine(self, peer: Connection, pending: _Pending, join: Join) -> None:
+        # Order matters: a newer protocol may differ in everything but its first fields.
+        if join.protocol != PROTOCOL:
+            version = as_one_line(join.version, at_most=MAX_SHOWN)
+            why = (
+                f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
+                f"(protocol {PROTOCOL}); install the same version on all nodes"
+            )
+            self._reject(peer, Reject.OTHER_VERSION, why)
+        elif join.job != self.job:
+            job = as_one_line(join.job, at_most=MAX_SHOWN)
+            self._reject(peer, Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self.job}")
+        elif not is_munge_proof(join.proof):
+            self._answer(peer, join, answer_join(self.secret, join, leader_nonce=pending.nonce))
+        else:  # a thread checks the credential: it asks munged twice, which may hang
+            assert self._selector is not None
+            self._selector.unregister(peer)
+            self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
+            pending.deadline_s += LEADERS_MUNGE_S
+            pending.check = self._munge.submit(answer_join, self.secret, join, leader_nonce=pending.nonce)
 
-    def _take_checks(self, _: object) -> None:
-        for call in self._munge.take_done() if self._munge is not None else ():
-            peer = self._checks.pop(call)
-            pending = self._pending.get(peer)
-            if pending is not None and pending.join is not None:
-                self._answer(peer, pending.join, call.get())
-
-    def _answer(self, peer: Connection, join: Join, proof: bytes | None) -> None:
-        """Accept a peer with the leader's proof, or reject it."""
-        if proof is None:
-            why = f"it does not know this job's secret (the leader's comes from {self._secret.source})"
-            self._reject(peer, Reject.OTHER_SECRET, why, join=join)
-        elif join.attempt is not None and join.attempt != self._attempt:
-            why = f"it belongs to attempt {join.attempt}, this is attempt {self._attempt}; it is left over from an "
-            self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}earlier one", join=join)
+    def _answer(self, peer: Connection, join: Join, welcome: Welcome | None) -> None:
+        """Accept a peer that belongs to this job, or reject it."""
+        if welcome is None:
+            why = f"it does not know this job's secret (the leader's comes from {self.secret.source})"
+            self._reject(peer, Reject.OTHER_SECRET, why)
+        elif join.attempt is not None and join.attempt != self.attempt:
+            why = f"it belongs to attempt {join.attempt}, this is attempt {self.attempt}; it is left over from an "
+            self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}earlier one")
         elif reason := self._refuses():
-            self._reject(peer, Reject.NOT_LEADING, reason, join=join)
+            self._reject(peer, Reject.NOT_LEADING, reason)
         else:
             try:
-                peer.send(Welcome(proof=proof))
+                peer.send(welcome)
             except ConnectionError as exc:
                 self._reject(peer, Reject.LEFT, str(exc))
                 return
@@ -293,53 +279,26 @@ class Acceptor:
             peer.max_frame_bytes = MAX_FRAME_BYTES
             self._on_peer(peer, join.card)
 
-    def _objection(self, join: Message) -> tuple[Reject, str] | None:
-        # Order matters: a newer protocol may differ in everything but its first fields.
-        if not isinstance(join, Join):
-            return Reject.GARBAGE, f"it sent {type(join).__name__}, expected Join"
-        if join.protocol != PROTOCOL:
-            version = as_one_line(join.version, at_most=MAX_SHOWN)
-            return Reject.OTHER_VERSION, (
-                f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
-                f"(protocol {PROTOCOL}); install the same version on all nodes"
-            )
-        if join.job != self._job:
-            job = as_one_line(join.job, at_most=MAX_SHOWN)
-            return Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self._job}"
-        return None
-
-    def _reject(self, peer: Connection, why: Reject, reason: str, *, join: Join | None = None) -> None:
+    def _reject(self, peer: Connection, why: Reject, reason: str) -> None:
         """Tell a peer why it is disconnected; an agent of another job, or a slow one, may try again."""
-        with contextlib.suppress(ConnectionError):
-            peer.send(Refused(reason=reason, is_final=why not in _MAY_TRY_AGAIN))
+        join = self._forget(peer).join
+        turn_away(peer, reason, is_final=why not in _MAY_TRY_AGAIN)
         host = as_one_line(join.card.host, at_most=MAX_SHOWN) if join is not None else peer.peer
-        self._end(peer, Rejected(why, host, f"{peer.peer} was rejected: {reason}"))
+        self._on_rejected(Rejected(why, host, f"{peer.peer} was rejected: {reason}"))
 
-    def _end(self, peer: Connection, rejected: Rejected | None = None) -> None:
-        """Disconnect a peer."""
+    def _end(self, peer: Connection) -> None:
         self._forget(peer)
         peer.close()
-        if rejected is not None:
-            self._on_rejected(rejected)
 
-    def _forget(self, peer: Connection) -> None:
+    def _forget(self, peer: Connection) -> _Pending:
         pending = self._pending.pop(peer)
-        self._num_pending[peer.peer] -= 1
-        if not self._num_pending[peer.peer]:
-            del self._num_pending[peer.peer]
-        if self._selector is not None and pending.join is None:
+        if pending.check is None and self._selector is not None:
             self._selector.unregister(peer)
+        return pending
 
 
-def turn_away(peer: Connection, reason: str) -> None:
-    """Disconnect an authenticated agent, for example the second one with the same node rank, and tell it why."""
+def turn_away(peer: Connection, reason: str, *, is_final: bool = True) -> None:
+    """Disconnect a peer and tell it why; also an authenticated one, for example the second one with a node rank."""
     with contextlib.suppress(ConnectionError):
-        peer.send(Refused(reason=reason, is_final=True))
+        peer.send(Refused(reason=reason, is_final=is_final))
     peer.close()
-
-
-def _check(secret: Secret, join: Join, nonce: bytes) -> bytes | None:
-    """Return the leader's proof for an agent that knows the secret; None if it does not. With munge this may block."""
-    if not is_join_proof(secret, join.proof, leader_nonce=nonce, nonce=join.nonce, job=join.job, card=join.card):
-        return None
-    return welcome_proof(secret, leader_nonce=nonce, nonce=join.nonce, is_munge=is_munge_proof(join.proof))

@@ -11,12 +11,11 @@ from allranks.wire.protocol import Message, plain_address
 class Connection:
     """Frames over one TCP connection. Owns the socket; never blocks after the handshake.
 
-    `send` queues and writes what the kernel takes; the owner's selector calls `flush` while `has_unsent`.
+    `send` queues and writes what the kernel takes; the owner's selector calls `flush` while `has_unsent`. Both raise
+    ConnectionError if the connection is gone.
     """
 
-    def __init__(
-        self, sock: socket.socket, *, peer: str, received: bytes = b"", max_frame_bytes: int = MAX_FRAME_BYTES
-    ) -> None:
+    def __init__(self, sock: socket.socket, *, peer: str, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:  # an agent and its leader in one process
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -24,8 +23,7 @@ class Connection:
         self.peer = peer
         self.max_frame_bytes = max_frame_bytes
         """A longer frame is a WireError, and is not read."""
-        self._received = bytearray(received)
-        self._unsent = bytearray()
+        self._received, self._unsent = bytearray(), bytearray()
 
     def fileno(self) -> int:
         """File descriptor, for a selector."""
@@ -56,28 +54,16 @@ class Connection:
         return len(self._received) >= LENGTH.size + int(LENGTH.unpack_from(self._received)[0])
 
     def send(self, message: Message) -> None:
-        """Queue a message and write what the kernel takes now.
-
-        Raises:
-            ConnectionError: the connection is gone.
-        """
+        """Queue a message and write what the kernel takes now."""
         self.send_frame(encode_frame(message))
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue a message that is encoded already, since it goes to many, and write what the kernel takes now.
-
-        Raises:
-            ConnectionError: the connection is gone.
-        """
+        """Queue a message that is encoded already, since it goes to many, and write what the kernel takes now."""
         self._unsent += frame
         self.flush()
 
     def flush(self) -> None:
-        """Write what the kernel takes now.
-
-        Raises:
-            ConnectionError: the connection is gone.
-        """
+        """Write what the kernel takes now."""
         while self._unsent:
             try:
                 del self._unsent[: self.sock.send(self._unsent)]
@@ -93,19 +79,17 @@ class Connection:
             ConnectionError: the other side closed or is gone, and no earlier message is left.
             WireError: the bytes are not an allranks message.
         """
-        end: str | None = None
-        while len(self._received) <= LENGTH.size + self.max_frame_bytes:
+        end = None
+        while end is None and len(self._received) <= LENGTH.size + self.max_frame_bytes:
             try:
                 data = self.sock.recv(1 << 16)
             except BlockingIOError:
                 break
             except OSError as exc:
                 end = f"{self.peer}: {exc.strerror}"
-                break
-            if not data:
-                end = f"{self.peer} closed the connection"
-                break
-            self._received += data
+            else:
+                self._received += data
+                end = None if data else f"{self.peer} closed the connection"
         messages = decode_frames(self._received, at_most=at_most, max_bytes=self.max_frame_bytes)
         if end is not None and not messages:
             raise ConnectionError(end)

@@ -9,9 +9,10 @@ the node's own index is sent beside it. A card is compressed, too: to an eighth,
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
-from typing import Union, get_args
+from typing import Union
 
 import msgspec
 
@@ -19,13 +20,14 @@ from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.membership import Member
-from allranks.wire.protocol import PROTOCOL, Join, Message, Plan, as_one_line
+from allranks.wire.protocol import PROTOCOL, Beat, Join, Message, Plan, as_one_line
 
 MAX_FRAME_BYTES = 4 << 20
 MAX_JOIN_BYTES = 512 << 10
 """Of all that an agent sends before it is known, and of its card once it is decompressed. That of a node with 8 GPUs
 and 10 RDMA ports has 26 kB; with as many GPUs, ports, variables and files as a card may hold, 242 kB."""
 LENGTH = struct.Struct(">I")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _PackedPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -36,17 +38,11 @@ class _PackedPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """_Common as MessagePack, compressed (RFC 1950)."""
 
 
-class _PackedJoin(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """A Join as it is sent; its first two fields are those of every version."""
+class _PackedJoin(Join, frozen=True, kw_only=True, tag="join"):
+    """A Join as it is sent."""
 
-    protocol: int
-    version: str
-    job: str
-    attempt: int | None
-    nonce: bytes
-    card: bytes
+    card: bytes  # type: ignore[assignment]
     """The Card as MessagePack, compressed (RFC 1950)."""
-    proof: bytes
 
 
 class _Common(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,7 +60,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message | _PackedPlan | _PackedJoin] = msgspec.msgpack.Decoder(
-    Union[(*(kind for kind in get_args(Message) if kind not in (Plan, Join)), _PackedPlan, _PackedJoin)]
+    Union[(*(kind for kind in Message.__subclasses__() if kind not in (Plan, Join)), _PackedPlan, _PackedJoin)]
 )
 _card_decoder = msgspec.msgpack.Decoder(Card)
 _common_decoder = msgspec.msgpack.Decoder(_Common)
@@ -106,10 +102,9 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: i
         del buffer[: LENGTH.size + length]
         try:
             messages.append(_decode(payload))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise WireError(
-                _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
-            ) from exc
+        except _UNREADABLE as exc:
+            what = _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
+            raise WireError(what) from exc
     return messages
 
 
@@ -125,8 +120,7 @@ def _decode(payload: bytes) -> Message:
         if not isinstance(told, dict) or "node" not in told:
             raise
         drop_unsound(told["node"], NodeBeat)
-        sound: Message = msgspec.convert(told, Message)
-        return sound
+        return msgspec.convert(told, Beat)
 
 
 def _pack_join(join: Join) -> _PackedJoin:
@@ -136,25 +130,18 @@ def _pack_join(join: Join) -> _PackedJoin:
 
 def _pack(plan: Plan) -> _PackedPlan:
     global _packed
-    kept, common = _packed, _without_members(plan)
-    if kept is None or kept[0].members is not plan.members or _without_members(kept[0]) != common:
+    if _packed is None or msgspec.structs.replace(_packed[0], node_index=plan.node_index) != plan:
+        firsts = [member.first_rank for member in plan.members]
         ends = [0, *(member.first_rank + member.num_workers for member in plan.members)]
-        columns = _Common(
-            plan=common,
+        common = _Common(
+            plan=msgspec.structs.replace(plan, members=(), node_index=0),
             names=[member.name for member in plan.members],
             num_workers=[member.num_workers for member in plan.members],
-            first_ranks=[
-                None if member.first_rank == end else member.first_rank
-                for member, end in zip(plan.members, ends, strict=False)
-            ],
+            first_ranks=[None if at == end else at for (at, end) in zip(firsts, ends, strict=False)],
             hosts=[None if member.host == member.name else member.host for member in plan.members],
         )
-        _packed = kept = plan, zlib.compress(_encoder.encode(columns))
-    return _PackedPlan(node_index=plan.node_index, common=kept[1])
-
-
-def _without_members(plan: Plan) -> Plan:
-    return msgspec.structs.replace(plan, members=(), node_index=0)
+        _packed = plan, zlib.compress(_encoder.encode(common))
+    return _PackedPlan(node_index=plan.node_index, common=_packed[1])
 
 
 def _unpack(packed: _PackedPlan) -> Plan:
@@ -191,13 +178,9 @@ class _Head(msgspec.Struct, frozen=True):
 
 def _describe_foreign_frame(payload: bytes) -> str | None:
     """Name the version of a Hello or Join that this version cannot read."""
-    try:
+    with contextlib.suppress(*_UNREADABLE):
         head = msgspec.msgpack.decode(payload, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if head.protocol == PROTOCOL:
-        return None
-    return (
-        f"a message of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
-        "install one version everywhere"
-    )
+        if head.protocol != PROTOCOL:
+            what = f"a message of allranks {as_one_line(head.version, at_most=40)}"
+            return f"{what} (protocol {head.protocol}, here {PROTOCOL}); install one version everywhere"
+    return None

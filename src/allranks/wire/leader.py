@@ -33,6 +33,8 @@ class Hint:
     host: str
     port: int
     source: str
+    node: int = 0
+    """Index in the job of the agent there; 0 as long as the leader is that of the roll call."""
 
     def __str__(self) -> str:
         """`host:port`, brackets around IPv6."""
@@ -105,13 +107,11 @@ def collect_hints(directory: Path, *, job: str, named: Sequence[Hint], guessed: 
         named: the user's hints; tried first.
         guessed: the scheduler's hints; tried after the announcement.
     """
-    groups = [_ports_of(endpoint) for endpoint in named]
-    found = read_announcement(directory)
+    found, announced = read_announcement(directory), []
     if found is not None and found.job == job:
-        for address in found.addresses:
-            ports = filter(None, (found.port, found.side_port))
-            groups += [[Hint(address, port, source=ANNOUNCEMENT)] for port in ports]
-    return groups + [_ports_of(endpoint) for endpoint in guessed]
+        ports = [port for port in (found.port, found.side_port) if port]
+        announced = [[Hint(address, port, source=ANNOUNCEMENT)] for address in found.addresses for port in ports]
+    return [*map(_ports_of, named), *announced, *map(_ports_of, guessed)]
 
 
 def _ports_of(endpoint: Hint) -> list[Hint]:

@@ -42,6 +42,7 @@ IPv4 and IPv6.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -53,8 +54,12 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 6
+PROTOCOL = 7
 HANDSHAKE_S = 2.0
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
+    """What one agent says to another: a subclass for each kind, whose name in small letters tells it on the wire."""
 
 
 class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +84,7 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     """The interpreter that an exception came from, where it is known."""
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True):
     """The leader's first words."""
 
     protocol: int
@@ -88,7 +93,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     nonce: bytes
 
 
-class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
+class Join(Message, frozen=True, kw_only=True):
     """An agent asks to be let in."""
 
     protocol: int
@@ -100,13 +105,13 @@ class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
     proof: bytes = b""
 
 
-class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True):
     """The leader lets an agent in, and proves itself."""
 
     proof: bytes = b""
 
 
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+class Refused(Message, frozen=True, kw_only=True):
     """The leader does not let an agent in."""
 
     reason: str
@@ -114,11 +119,11 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """False where the agent may try again: here, if it was too slow, or elsewhere, if this is another job's leader."""
 
 
-class Knock(msgspec.Struct, frozen=True, kw_only=True, tag="knock"):
+class Knock(Message, frozen=True, kw_only=True):
     """Nothing but a look whether this port answers."""
 
 
-class Test(msgspec.Struct, frozen=True, kw_only=True, tag="test"):
+class Test(Message, frozen=True, kw_only=True):
     """Try these nodes now, all at the same time, and answer with Tested."""
 
     __test__ = False
@@ -140,7 +145,7 @@ class Test(msgspec.Struct, frozen=True, kw_only=True, tag="test"):
     """Which of the leader's orders this is; Tested says it back."""
 
 
-class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
+class Tested(Message, frozen=True, kw_only=True):
     """What came out."""
 
     __test__ = False
@@ -163,7 +168,7 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+class Plan(Message, frozen=True, kw_only=True):
     """Everybody is here: who is which rank, and where the store is."""
 
     members: tuple[Member, ...]
@@ -191,7 +196,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
         return sum(member.num_workers for member in self.members)
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+class Failed(Message, frozen=True, kw_only=True):
     """A worker ended badly."""
 
     end: WorkerEnd
@@ -201,7 +206,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The worker's. The kernel can hold a process so long that its rank has another one when it ends."""
 
 
-class Exited(msgspec.Struct, frozen=True, kw_only=True, tag="exited"):
+class Exited(Message, frozen=True, kw_only=True):
     """A worker ended with 0."""
 
     rank: int
@@ -211,13 +216,13 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag="exited"):
     """The worker's, as in Failed."""
 
 
-class Interrupted(msgspec.Struct, frozen=True, kw_only=True, tag="interrupted"):
+class Interrupted(Message, frozen=True, kw_only=True):
     """Somebody told this agent to stop."""
 
     signum: int
 
 
-class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+class Beat(Message, frozen=True, kw_only=True):
     """How one node's workers are."""
 
     node: NodeBeat
@@ -227,7 +232,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
     """How long ago that Ping came, by the node's monotonic clock."""
 
 
-class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
+class Ping(Message, frozen=True, kw_only=True):
     """The leader lives."""
 
     sent_ns: int
@@ -247,14 +252,14 @@ class TryTarget(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
-class Try(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
+class Try(Message, frozen=True, kw_only=True):
     """Try to reach these machines now, all at the same time; what came of it is told in the next Beats."""
 
     targets: tuple[TryTarget, ...]
     within_s: float
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
+class Order(Message, frozen=True, kw_only=True):
     """What all workers are to do at the same step boundary."""
 
     at_step: int
@@ -267,7 +272,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     """Also for workers that read no orders but have a handler of their own for this signal; 0: none."""
 
 
-class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+class Stop(Message, frozen=True, kw_only=True):
     """End your workers now."""
 
     signum: int
@@ -280,19 +285,19 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """The stop signal that ends the job: it is not to go on if its leader is lost now."""
 
 
-class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag="stopped"):
+class Stopped(Message, frozen=True, kw_only=True):
     """My workers of this generation have all ended."""
 
     generation: int = 0
 
 
-class Resign(msgspec.Struct, frozen=True, kw_only=True, tag="resign"):
+class Resign(Message, frozen=True, kw_only=True):
     """The leader's own node is at fault: another one is to lead, without it."""
 
     past: Past
 
 
-class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
+class Goodbye(Message, frozen=True, kw_only=True):
     """Exit with this code."""
 
     exit_code: int
@@ -304,29 +309,6 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """The leader has lost the majority of the members, which may go on under another one."""
 
 
-Message = (
-    Hello
-    | Join
-    | Welcome
-    | Refused
-    | Knock
-    | Test
-    | Tested
-    | Plan
-    | Beat
-    | Ping
-    | Try
-    | Order
-    | Failed
-    | Exited
-    | Interrupted
-    | Stop
-    | Stopped
-    | Resign
-    | Goodbye
-)
-
-
 def plain_address(address: str) -> str:
     """Return an address as people write it: IPv4 out of its IPv6 clothes, without a scope."""
     return address.removeprefix("::ffff:").partition("%")[0]
@@ -336,10 +318,9 @@ def own_age_s() -> float | None:
     """Return for how many seconds this process has been running; None where /proc does not say."""
     try:
         started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        up_s = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return None
-    return round(up_s - started_ticks / os.sysconf("SC_CLK_TCK"), 3)
+    return round(time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"), 3)
 
 
 def as_utf8(text: str) -> str:

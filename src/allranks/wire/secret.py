@@ -19,14 +19,14 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from allranks.model.card import Card
 from allranks.model.errors import SetupError
+from allranks.wire.protocol import Join, Message, Welcome
 
 SECRET_VARIABLE = "ALLRANKS_SECRET"  # noqa: S105  (a name, not a secret)
 NONCE_BYTES = 16
@@ -125,29 +125,30 @@ def fresh_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def join_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bytes:
-    """Return an agent's proof that it belongs to this job, bound to its card: HMAC, or a munge credential."""
-    return _prove(secret, *_join_parts(leader_nonce, nonce, job, card))
+def prove_join(secret: Secret, join: Join, *, leader_nonce: bytes) -> Join:
+    """Return a Join with the proof that its agent belongs to this job: HMAC, or a munge credential."""
+    return msgspec.structs.replace(join, proof=_prove(secret, _words("join", join, leader_nonce)))
 
 
-def is_join_proof(secret: Secret, proof: bytes, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bool:
-    """Whether the proof is valid; a munge credential of this user is valid whatever the leader's key."""
-    return _is_proof(secret, proof, *_join_parts(leader_nonce, nonce, job, card))
+def answer_join(secret: Secret, join: Join, *, leader_nonce: bytes) -> Welcome | None:
+    """Return the answer that proves the leader to an agent of this job; None to any other. With munge this may block.
+
+    A munge credential of this user is valid whatever the leader's key, and is answered with one.
+    """
+    if not _is_proof(secret, join.proof, _words("join", join, leader_nonce)):
+        return None
+    secret = Secret(b"", "munge", secret.munge_socket) if is_munge_proof(join.proof) else secret
+    return Welcome(proof=_prove(secret, _words("welcome", join, leader_nonce)))
 
 
-def _join_parts(leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> tuple[bytes, ...]:
-    return b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card)
+def is_welcome(secret: Secret, answer: Message, join: Join, *, leader_nonce: bytes) -> bool:
+    """Whether the answer to a Join proves the leader."""
+    return isinstance(answer, Welcome) and _is_proof(secret, answer.proof, _words("welcome", join, leader_nonce))
 
 
-def welcome_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, is_munge: bool = False) -> bytes:
-    """Return the leader's proof that it belongs to this job; with munge if the agent has nothing else."""
-    secret = Secret(b"", "munge", secret.munge_socket) if is_munge else secret
-    return _prove(secret, b"welcome", leader_nonce, nonce)
-
-
-def is_welcome_proof(secret: Secret, proof: bytes, *, leader_nonce: bytes, nonce: bytes) -> bool:
-    """Whether the leader's proof is valid."""
-    return _is_proof(secret, proof, b"welcome", leader_nonce, nonce)
+def _words(role: str, join: Join, leader_nonce: bytes) -> bytes:
+    """What a proof is about: all that the agent says, and the leader's nonce. Each part has its length before it."""
+    return msgspec.msgpack.encode((role, leader_nonce, msgspec.structs.replace(join, proof=b"")))
 
 
 def is_munge_proof(proof: bytes) -> bool:
@@ -160,19 +161,20 @@ def secret_from_munge(socket: str | None) -> Secret | None:
     return Secret(b"", "munge", socket) if shutil.which("munge") and shutil.which("unmunge") else None
 
 
-def _prove(secret: Secret, *parts: bytes) -> bytes:
+def _prove(secret: Secret, words: bytes) -> bytes:
     if secret.key:
-        return hmac.digest(secret.key, _framed(parts), "sha256")
-    return _munge("munge", _digest(parts), secret.munge_socket).strip().encode()
+        return hmac.digest(secret.key, words, "sha256")
+    return _munge("munge", hashlib.sha256(words).hexdigest(), secret.munge_socket).strip().encode()
 
 
-def _is_proof(secret: Secret, proof: bytes, *parts: bytes) -> bool:
+def _is_proof(secret: Secret, proof: bytes, words: bytes) -> bool:
     if is_munge_proof(proof):
         # unmunge fails for a forged, expired or replayed credential; who made it must be this user.
         read = _munge("unmunge", proof.decode(errors="replace"), secret.munge_socket)
         uid = re.search(r"^UID:.*\((\d+)\)\s*$", read, re.MULTILINE)
-        return uid is not None and int(uid[1]) in (os.geteuid(), 0) and read.rstrip().endswith(_digest(parts))
-    return bool(secret.key) and hmac.compare_digest(_prove(secret, *parts), proof)
+        is_own = uid is not None and int(uid[1]) in (os.geteuid(), 0)
+        return is_own and read.rstrip().endswith(hashlib.sha256(words).hexdigest())
+    return bool(secret.key) and hmac.compare_digest(_prove(secret, words), proof)
 
 
 def _munge(command: str, text: str, socket: str | None) -> str:
@@ -182,12 +184,3 @@ def _munge(command: str, text: str, socket: str | None) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""
-
-
-def _digest(parts: Sequence[bytes]) -> str:
-    return hashlib.sha256(_framed(parts)).hexdigest()
-
-
-def _framed(parts: Sequence[bytes]) -> bytes:
-    # Length-prefixed, so that two lists of parts never look alike.
-    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -1,6 +1,12 @@
-"""The agent's side of the handshake: find the leader and authenticate it.
+"""The agent's side of the handshake: find the leader and authenticate it. The leader's side is `wire.accept`.
 
-`seek_leader` tries all hints until one leads to the leader. The leader's side is `wire.accept`.
+    search = Search(lambda: [[Hint("node01", 29500, "SLURM")]], job="4711", attempt=0, secret=..., card=card)
+    connection = search.wait(deadline_s=60, on_wait=..., check_signals=...)  # or poll, until it returns something
+
+Hosts are tried in threads of their own, STAGGER_S apart in the order of the hints, so that a path that drops packets, a
+silent program or a slow name service (glibc waits 5 s for a DNS server, and asks twice) delays nothing. Each address of
+a name counts as a host; the ports of one host are tried one after another. Handshakes are made one at a time, since the
+leader accepts an agent once. All threads end soon after the search.
 """
 
 from __future__ import annotations
@@ -8,12 +14,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import selectors
+import select
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Self
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from typing import Any
 
 import msgspec
 
@@ -21,313 +28,294 @@ from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import Exit, NodeFaultError, WireError
 from allranks.wire.connection import Connection
-from allranks.wire.frames import MAX_JOIN_BYTES, decode_frames, encode_frame
+from allranks.wire.frames import MAX_JOIN_BYTES
 from allranks.wire.leader import Hint
-from allranks.wire.names import Address, Names
-from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Hello, Join, Message, Refused, Welcome, as_one_line, own_age_s
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome_proof, join_proof
+from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Hello, Join, Message, Refused, as_one_line, own_age_s
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome, prove_join
 
 CONNECT_S = 1.0
-"""Seconds for a hint to accept a connection before its host is given up for this round."""
+"""Seconds for a hint to accept a connection before its host is given up for this time."""
 STAGGER_S = 0.2
 """Seconds without an answer after which the next host is tried in parallel."""
 SPARE_BYTES = 8 << 10
 """Of a Join, beside the card: names, version, proof."""
 SILENT_S = 0.5
 """Seconds without an answer after which a path is reported to the leader as silent."""
+LOOKUP_S = 5.0
+"""Deadline of a name lookup; then it is given up, and a new one begins."""
+MAX_LOOKUPS = 4
+"""Lookups at the same time; those that were given up count as long as they run."""
+PAUSE_S = 0.1
+"""Seconds between two rounds, each of which tries all hosts that are not being tried."""
+TICK_S = 0.05
+"""Seconds after the end of the search in which a thread that waits for a socket notices it."""
+SAYS_NOTHING = "a program listens there but sends nothing"
+_Address = tuple[int, tuple[Any, ...]]
+"""Its family, and what connect(2) wants."""
 
 
-@dataclass(frozen=True, slots=True)
-class _NotTheLeader(Exception):
-    """This hint does not lead to the leader; another one may."""
-
-    reason: str
-
-
-@dataclass(slots=True)
-class _Search:
-    """The results of all hints so far."""
-
-    obstacle: str = "no leader has announced itself"
-    silent: dict[str, str] = field(default_factory=dict)
-    unresolved: dict[str, str] = field(default_factory=dict)
-    """Host names without an address so far, and why."""
-
-    def describe(self) -> str:
-        """The last obstacle, and the names that do not resolve."""
-        return "; ".join([self.obstacle, *(why for why in self.unresolved.values() if why not in self.obstacle)])
-
-
-def seek_leader(
-    hints: Callable[[], Sequence[Sequence[Hint]]],
-    *,
-    job: str,
-    attempt: int | None,
-    secret: Callable[[], Secret | None],
-    card: Card,
-    deadline_s: float,
-    on_wait: Callable[[float, str], None],
-    check_signals: Callable[[], None],
-) -> Connection:
-    """Try all hints until one leads to the leader of this job, and return the connection to it.
-
-    Hosts are tried in parallel, STAGGER_S apart in the order of the hints, so that a path that drops packets, a silent
-    program or a slow name service delays nothing. Each address of a name counts as a host; the ports of one host are
-    tried one after another. The card lists silent paths.
+class Search:
+    """Tries all hints until one leads to the leader. Owns its threads, and the connection until `poll` returns it.
 
     Args:
         hints: called in each round, since an announcement may appear; a group is one host, its ports in order.
-        job: name of the job.
         attempt: number of the job's start, if the agent knows it.
         secret: called when a leader has sent Hello; returns None while the key does not exist.
-        card: the report of this node.
-        deadline_s: seconds from now.
-        on_wait: gets the seconds so far and the last obstacle, at most once a second.
-        check_signals: raises StoppedBySignal if this agent was told to stop.
-    Raises:
-        WireError: the leader refused this agent.
-        NodeFaultError: no leader was found by the deadline.
-        StoppedBySignal: check_signals raised it.
+        card: the report of this node; silent paths are added to it.
     """
-    started_s = time.monotonic()
-    search = _Search()
-    last_told_s = 0.0
 
-    def keep_time() -> None:
-        nonlocal last_told_s
-        check_signals()
-        waited_s = time.monotonic() - started_s
-        if waited_s > deadline_s:
-            raise NodeFaultError(
-                f"no leader of job {job} within {deadline_s:.0f} s; last try: {search.describe()}; "
-                "check that the first node is up and that its port is open from here"
-            )
-        if waited_s - last_told_s >= 1:
-            last_told_s = waited_s
-            on_wait(waited_s, search.describe())
+    def __init__(
+        self,
+        hints: Callable[[], Sequence[Sequence[Hint]]],
+        *,
+        job: str,
+        attempt: int | None,
+        secret: Callable[[], Secret | None],
+        card: Card,
+    ) -> None:
+        self._hints, self._job, self._attempt, self._secret, self._card = hints, job, attempt, secret, card
+        self._found: Future[tuple[Connection, Hint]] = Future()
+        """Done: the search is over."""
+        self._obstacle = ""
+        self._silent: dict[str, str] = {}
+        self._unresolved: dict[str, str] = {}
+        """Host names without an address so far, and why."""
+        self._running: set[tuple[Hint, ...]] = set()
+        """Hosts that are being tried."""
+        self._free_lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
+        self._handshake = threading.Lock()
+        self._begin(self._go_round)
 
-    with contextlib.closing(Names()) as names:
-        while True:
-            keep_time()
-            with _Race(hints(), search, names) as race:
-                for sock, hint in race.connections(keep_time):
-                    silent = tuple(f"{at} ({why})" for at, why in search.silent.items())
-                    own = msgspec.structs.replace(card, came_by=str(hint), silent_hints=silent)
-                    try:
-                        return _shake_hands(sock, hint, job=job, attempt=attempt, secret=secret, card=own)
-                    except _NotTheLeader as exc:
-                        search.obstacle = exc.reason
-                    except OSError as exc:
-                        search.obstacle = f"{hint} ({hint.source}): {exc.strerror or exc}"
-                    except BaseException:
-                        sock.close()
-                        raise
-            time.sleep(0.1)
+    def poll(self, *, within_s: float = 0.0) -> tuple[Connection, Hint] | None:
+        """Return the connection to the leader, and what led there, once there is one; then the search is over.
 
-
-@dataclass(slots=True)
-class _Chain:
-    """The ports of one host that are still to be tried, at one of its addresses once its name is looked up."""
-
-    hints: list[Hint]
-    address: Address | None = None
-    has_siblings: bool = False
-    """Whether the host has further addresses."""
-
-    def __str__(self) -> str:
-        """`node01:29500`, with the address where the host has several."""
-        at = f" at {self.address.host}" if self.address is not None and self.has_siblings else ""
-        return f"{self.hints[0]}{at}"
-
-    @property
-    def rest(self) -> _Chain | None:
-        """The further ports."""
-        return replace(self, hints=self.hints[1:]) if len(self.hints) > 1 else None
-
-
-@dataclass(slots=True)
-class _Try:
-    """One connection, until the other side has sent something."""
-
-    chain: _Chain
-    began_s: float
-    is_connected: bool = False
-
-
-class _Race:
-    """Connects to several hosts in parallel, and to the ports of each host one after another."""
-
-    def __init__(self, groups: Sequence[Sequence[Hint]], search: _Search, names: Names) -> None:
-        self._waiting = [_Chain(list(group)) for group in groups if group]
-        self._unnamed: list[_Chain] = []
-        """Their turn has come, but the name lookup has not answered."""
-        self._running: dict[socket.socket, _Try] = {}
-        self._search = search
-        self._names = names
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(names, selectors.EVENT_READ)
-        for chain in self._waiting:
-            names.begin(chain.hints[0].host)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for sock in self._running:
-            sock.close()
-        self._selector.close()
-
-    def connections(self, keep_time: Callable[[], None]) -> Iterator[tuple[socket.socket, Hint]]:
-        """Yield each connection that answers, until all hosts have been tried; hosts that stay silent are dropped.
-
-        Each connection is closed when the caller asks for the next one. The last one belongs to the caller.
+        Raises:
+            WireError: the leader refused this agent.
+            SetupError: `secret` raised it.
         """
-        next_start_s = 0.0
-        while self._waiting or self._running or self._unnamed:
-            keep_time()
-            now_s = time.monotonic()
-            if not self._waiting and self._are_all_silent(now_s):
-                return  # a new round may know better hints
-            if self._waiting and (now_s >= next_start_s or not (self._running or self._unnamed)):
-                self._start(self._waiting.pop(0))
-                next_start_s = now_s + STAGGER_S
-            for key, _ in self._selector.select(STAGGER_S / 4 if self._running or self._unnamed else 0):
-                if key.fileobj is self._names:
-                    self._names.note_answers()
-                    continue
-                sock = key.fileobj
-                assert isinstance(sock, socket.socket)
-                if not self._has_answered(sock):
-                    continue
-                each = self._running.pop(sock)
-                self._selector.unregister(sock)
-                yield sock, each.chain.hints[0]
-                sock.close()
-                if each.chain.rest is not None:
-                    self._start(each.chain.rest)
-            unnamed, self._unnamed = self._unnamed, []
-            for chain in unnamed:
-                self._start(chain)
-            for sock, each in list(self._running.items()):
-                self._keep_waiting(sock, each, time.monotonic() - each.began_s)
-
-    def _are_all_silent(self, now_s: float) -> bool:
-        tries_s = [now_s - each.began_s for each in self._running.values() if not each.is_connected]
-        names_s = [self._names.waited_s(chain.hints[0].host, now_s) for chain in self._unnamed]
-        return len(tries_s) == len(self._running) and all(waited_s >= SILENT_S for waited_s in tries_s + names_s)
-
-    def _has_answered(self, sock: socket.socket) -> bool:
-        """Whether the other side has sent something; notes that it has accepted the connection, or refused it."""
-        each = self._running[sock]
-        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
-            rest = each.chain.rest if error == errno.ECONNREFUSED else None
-            self._leave(sock, each, os.strerror(error).lower(), rest)
-            return False
-        if each.is_connected:
-            return True
-        if time.monotonic() - each.began_s < CONNECT_S / 2:
-            self._search.silent.pop(str(each.chain), None)
-        each.is_connected, each.began_s = True, time.monotonic()
-        self._selector.modify(sock, selectors.EVENT_READ)  # the leader speaks first
-        return False
-
-    def _keep_waiting(self, sock: socket.socket, each: _Try, waited_s: float) -> None:
-        """Record silent hosts, and drop those that are silent for too long."""
-        if waited_s < SILENT_S:
-            return
-        source = each.chain.hints[0].source
-        if each.is_connected:
-            reason = "a program listens there but sends nothing"
-            self._search.obstacle = f"{each.chain} ({source}): {reason}"
-            if waited_s >= HANDSHAKE_S:
-                self._leave(sock, each, reason, each.chain.rest)
-            return
-        self._search.silent[str(each.chain)] = f"{source}: no answer"
-        self._search.obstacle = f"{each.chain} ({source}): no answer"
-        if waited_s >= CONNECT_S:
-            self._leave(sock, each, f"no answer within {CONNECT_S:.1f} s", None)
-
-    def _leave(self, sock: socket.socket, each: _Try, reason: str, rest: _Chain | None) -> None:
-        self._selector.unregister(sock)
-        del self._running[sock]
-        sock.close()
-        self._fail(each.chain, reason, rest)
-
-    def _start(self, chain: _Chain) -> None:
-        """Connect, or wait for the addresses of the host; further addresses come next, as hosts of their own."""
-        if chain.address is None:
-            host = chain.hints[0].host
-            try:
-                addresses = self._names.find(host)
-            except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
-                reason = f"{host} does not resolve on this node: {getattr(exc, 'strerror', None) or exc}"
-                self._search.unresolved[host] = reason
-                self._fail(chain, reason, None)
-                return
-            if addresses is None:
-                waited_s = self._names.waited_s(host, time.monotonic())
-                if waited_s >= SILENT_S:
-                    self._search.unresolved[host] = f"the name lookup of {host} has not answered for {waited_s:.0f} s"
-                    self._search.obstacle = f"{chain} ({chain.hints[0].source}): {self._search.unresolved[host]}"
-                self._unnamed.append(chain)
-                return
-            self._search.unresolved.pop(host, None)
-            has_siblings = len(addresses) > 1
-            chain, *others = (_Chain(chain.hints, each, has_siblings) for each in addresses)
-            self._waiting[:0] = others
-        assert chain.address is not None
         try:
-            sock = socket.socket(chain.address.family, socket.SOCK_STREAM)
-        except OSError as exc:
-            self._fail(chain, str(exc.strerror), None)
-            return
+            return self._found.result(within_s)
+        except TimeoutError:
+            return None
+
+    def wait(
+        self, *, deadline_s: float, on_wait: Callable[[float, str], None], check_signals: Callable[[], None]
+    ) -> Connection:
+        """Return the connection to the leader.
+
+        Args:
+            deadline_s: seconds from now.
+            on_wait: gets the seconds so far and the last obstacle, at most once a second.
+            check_signals: raises StoppedBySignal if this agent was told to stop.
+        Raises:
+            WireError, SetupError: as `poll` does.
+            NodeFaultError: no leader was found by the deadline.
+            StoppedBySignal: check_signals raised it.
+        """
+        began_s, last_told_s = time.monotonic(), 0.0
+        try:
+            while (found := self.poll(within_s=TICK_S)) is None:
+                check_signals()
+                waited_s = time.monotonic() - began_s
+                if waited_s > deadline_s:
+                    raise NodeFaultError(
+                        f"no leader of job {self._job} within {deadline_s:.0f} s; last try: {self._describe()}; "
+                        "check that the first node is up and that its port is open from here"
+                    )
+                if waited_s - last_told_s >= 1:
+                    last_told_s = waited_s
+                    on_wait(waited_s, self._describe())
+        except BaseException:
+            self.stop()
+            raise
+        return found[0]
+
+    def stop(self) -> None:
+        """End the search, and close what it has found, unless `poll` has returned it."""
+        if not self._found.cancel() and self._found.exception() is None:
+            self._found.result()[0].close()
+
+    def _describe(self) -> str:
+        """The last obstacle, and the names that do not resolve."""
+        return "; ".join(filter(None, [self._obstacle, *self._unresolved.values()])) or "no leader has announced itself"
+
+    def _begin(self, function: Callable[..., None], *arguments: Any) -> threading.Thread:
+        """Call a function in a thread; what it raises ends the search."""
+
+        def run() -> None:
+            try:
+                function(*arguments)
+            except Exception as exc:
+                with contextlib.suppress(InvalidStateError):
+                    self._found.set_exception(exc)
+
+        thread = threading.Thread(target=run, name="allranks-seek", daemon=True)
+        thread.start()
+        return thread
+
+    def _go_round(self) -> None:
+        while not self._found.done():
+            for group in map(tuple, self._hints()):
+                if group and group not in self._running:
+                    with self._handshake:  # nothing is tried beside a leader that has answered
+                        self._running.add(group)
+                    self._begin(self._try_host, group).join(STAGGER_S)
+            time.sleep(PAUSE_S)
+
+    def _try_host(self, group: tuple[Hint, ...]) -> None:
+        """Try all addresses of a host."""
+        host = group[0].host
+        addresses: list[_Address] = []
+        try:
+            addresses = self._look_up(group[0])
+            self._unresolved.pop(host, None)
+        except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
+            why = getattr(exc, "strerror", None) or exc
+            self._unresolved[host] = f"{group[0]} ({group[0].source}): {host} does not resolve on this node: {why}"
+        threads = []
+        for family, address in addresses:
+            at = f" at {address[0]}" if len(addresses) > 1 else ""
+            threads.append(self._begin(self._try_ports, group, family, address, at))
+            threads[-1].join(STAGGER_S)
+        for thread in threads:
+            thread.join()
+        self._running.discard(group)
+
+    def _look_up(self, hint: Hint) -> list[_Address]:
+        """Return all addresses of a host in the order of preference (RFC 6724); none while other lookups hang."""
+        host, answer, began_s = hint.host, Future[list[_Address]](), time.monotonic()
+        with contextlib.suppress(OSError, UnicodeError):
+            return _addresses(host, socket.AI_NUMERICHOST)
+        if not self._free_lookups.acquire(blocking=False):
+            return []
+
+        def look() -> None:
+            try:
+                answer.set_result(_addresses(host))
+            except Exception as exc:
+                answer.set_exception(exc)
+            finally:
+                self._free_lookups.release()
+
+        self._begin(look)
+        while not self._found.done() and (waited_s := time.monotonic() - began_s) < LOOKUP_S:
+            if waited_s >= SILENT_S:
+                why = f"the name lookup of {host} has not answered for {waited_s:.0f} s"
+                self._unresolved[host] = f"{hint} ({hint.source}): {why}"
+            with contextlib.suppress(TimeoutError):
+                return answer.result(SILENT_S)
+        raise TimeoutError(f"the name lookup has not answered within {LOOKUP_S:.0f} s; check DNS on this node")
+
+    def _try_ports(self, group: tuple[Hint, ...], family: int, address: tuple[Any, ...], at: str) -> None:
+        """Try the ports of one address, until one leads to the leader or none answers."""
+        for hint in group:
+            if self._found.done():
+                return
+            with contextlib.ExitStack() as on_failure:
+                try:
+                    sock = on_failure.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                    self._connect(sock, (address[0], hint.port, *address[2:]), hint, at)
+                    with self._handshake:
+                        if not self._found.done():
+                            self._found.set_result((self._shake_hands(sock, hint), hint))
+                            on_failure.pop_all()
+                    return
+                except OSError as exc:
+                    self._note(hint, exc.strerror.lower() if exc.strerror else str(exc), at)
+                    # A refusal is an answer: other ports of the host are worth a try. Silence is not.
+                    if not isinstance(exc, ConnectionError):
+                        return
+
+    def _connect(self, sock: socket.socket, address: tuple[Any, ...], hint: Hint, at: str) -> None:
+        """Connect, and wait until the other side has sent something.
+
+        Raises:
+            ConnectionError: the host answers, but no leader does.
+            OSError: the host does not answer.
+        """
+        who = f"{hint}{at}"
         sock.setblocking(False)
-        error = sock.connect_ex(chain.address.at(chain.hints[0].port))
-        if error not in (0, errno.EINPROGRESS):
-            sock.close()
-            self._fail(chain, os.strerror(error).lower(), chain.rest if error == errno.ECONNREFUSED else None)
-            return
-        self._running[sock] = _Try(chain, time.monotonic())
-        self._selector.register(sock, selectors.EVENT_WRITE)
+        error = sock.connect_ex(address)
+        if error == errno.EINPROGRESS:
+            if self._is_ready(sock, select.POLLOUT, SILENT_S):
+                self._silent.pop(who, None)
+            else:
+                self._silent[who] = f"{who} ({hint.source}: no answer)"
+                self._note(hint, "no answer", at)
+                if not self._is_ready(sock, select.POLLOUT, CONNECT_S - SILENT_S):
+                    raise TimeoutError(f"no answer within {CONNECT_S:.1f} s")
+            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            raise OSError(error, os.strerror(error))
+        if not self._is_ready(sock, select.POLLIN, SILENT_S):  # the leader speaks first
+            self._note(hint, SAYS_NOTHING, at)
+            if not self._is_ready(sock, select.POLLIN, HANDSHAKE_S - SILENT_S):
+                raise ConnectionError(SAYS_NOTHING)
 
-    def _fail(self, chain: _Chain, reason: str, rest: _Chain | None) -> None:
-        # A refusal is an answer: other ports of the host are worth a try. Silence is not.
-        self._search.obstacle = f"{chain} ({chain.hints[0].source}): {reason}"
-        if rest is not None:
-            self._start(rest)
+    def _shake_hands(self, sock: socket.socket, hint: Hint) -> Connection:
+        """Return the connection to the leader of this job.
 
+        Raises:
+            WireError: it refused this agent.
+            ConnectionError: it is another one, or none.
+        """
+        connection = Connection(sock, peer="it")
+        hello = self._hear(connection, HANDSHAKE_S)
+        if not isinstance(hello, Hello):
+            raise ConnectionError("the program there is not an allranks leader")
+        if hello.job != self._job:
+            raise ConnectionError(f"leader of another job, {as_one_line(hello.job)}")
+        key = self._secret()  # only now: the leader wrote it before it said Hello
+        if key is None:
+            raise ConnectionError("the run directory does not have the job's secret yet")
+        card = msgspec.structs.replace(
+            self._card, came_by=str(hint), silent_hints=tuple(self._silent.values()), age_s=own_age_s()
+        )
+        join = Join(
+            protocol=PROTOCOL,
+            version=__version__,
+            job=self._job,
+            attempt=self._attempt,
+            nonce=fresh_nonce(),
+            card=_bounded(card),
+        )
+        connection.send(prove_join(key, join, leader_nonce=hello.nonce))
+        answer = self._hear(connection, HANDSHAKE_S + (0.0 if key.key else LEADERS_MUNGE_S))
+        if isinstance(answer, Refused):
+            reason = as_one_line(answer.reason)
+            if answer.is_final:
+                raise WireError(f"the leader at {hint} rejected this node: {reason}")
+            raise ConnectionError(reason)
+        if not is_welcome(key, answer, join, leader_nonce=hello.nonce):
+            raise ConnectionError("it does not know this job's secret")
+        connection.peer = str(hint)
+        return connection
 
-def _shake_hands(
-    sock: socket.socket, hint: Hint, *, job: str, attempt: int | None, secret: Callable[[], Secret | None], card: Card
-) -> Connection:
-    deadline_s = time.monotonic() + HANDSHAKE_S
-    buffer = bytearray()
-    hello = _read(sock, buffer, deadline_s, hint)
-    if not isinstance(hello, Hello):
-        raise _NotTheLeader(f"{hint} ({hint.source}): the program there is not an allranks leader")
-    if hello.job != job:
-        raise _NotTheLeader(f"{hint} ({hint.source}): leader of another job, {as_one_line(hello.job)}")
-    key = secret()  # only now: the leader wrote it before it said Hello
-    if key is None:
-        raise _NotTheLeader("the run directory does not have the job's secret yet")
-    nonce = fresh_nonce()
-    card = _bounded(msgspec.structs.replace(card, age_s=own_age_s()))
-    proof = join_proof(key, leader_nonce=hello.nonce, nonce=nonce, job=job, card=card)
-    join = Join(protocol=PROTOCOL, version=__version__, job=job, attempt=attempt, nonce=nonce, card=card, proof=proof)
-    sock.sendall(encode_frame(join))
-    if not key.key:
-        deadline_s = time.monotonic() + HANDSHAKE_S + LEADERS_MUNGE_S
-    answer = _read(sock, buffer, deadline_s, hint)
-    if isinstance(answer, Refused):
-        if answer.is_final:
-            raise WireError(f"the leader at {hint} rejected this node: {as_one_line(answer.reason)}")
-        raise _NotTheLeader(f"{hint} ({hint.source}): {as_one_line(answer.reason)}")
-    if not isinstance(answer, Welcome) or not is_welcome_proof(
-        key, answer.proof, leader_nonce=hello.nonce, nonce=nonce
-    ):
-        raise _NotTheLeader(f"{hint} ({hint.source}): it does not know this job's secret")
-    return Connection(sock, peer=str(hint), received=bytes(buffer))
+    def _hear(self, connection: Connection, within_s: float) -> Message:
+        until_s = time.monotonic() + within_s
+        while True:
+            connection.flush()
+            try:
+                if messages := connection.receive(at_most=1):
+                    return messages[0]
+            except WireError as exc:
+                raise ConnectionError(as_one_line(str(exc))) from exc
+            events = select.POLLIN | (select.POLLOUT if connection.has_unsent else 0)
+            if not self._is_ready(connection.sock, events, until_s - time.monotonic()):
+                raise ConnectionError(SAYS_NOTHING)
+
+    def _is_ready(self, sock: socket.socket, events: int, within_s: float) -> bool:
+        """Wait for a socket; False: it was not ready within the time, or the search is over."""
+        poll = select.poll()
+        poll.register(sock, events)
+        until_s = time.monotonic() + within_s
+        while not poll.poll(1000 * TICK_S):
+            if self._found.done() or time.monotonic() >= until_s:
+                return False
+        return True
+
+    def _note(self, hint: Hint, obstacle: str, at: str = "") -> None:
+        self._obstacle = f"{hint}{at} ({hint.source}): {obstacle}"
 
 
 def _bounded(card: Card) -> Card:
@@ -336,36 +324,10 @@ def _bounded(card: Card) -> Card:
     if num_bytes <= MAX_JOIN_BYTES - SPARE_BYTES:
         return card
     problem = f"the node's report has {num_bytes} bytes, more than {MAX_JOIN_BYTES}"
-    return Card(
-        host=card.host,
-        pid=card.pid,
-        node_index=card.node_index,
-        num_workers=card.num_workers,
-        num_gpus=card.num_gpus,
-        attempt=card.attempt,
-        age_s=card.age_s,
-        problem=problem,
-        problem_exit=Exit.SETUP,
-    )
+    kept = ("host", "pid", "node_index", "num_workers", "num_gpus", "attempt", "age_s")
+    return Card(**{name: getattr(card, name) for name in kept}, problem=problem, problem_exit=Exit.SETUP)
 
 
-def _read(sock: socket.socket, buffer: bytearray, deadline_s: float, hint: Hint) -> Message:
-    # Frames may come together; what is left in the buffer is the next message.
-    while True:
-        try:
-            messages = decode_frames(buffer, at_most=1)
-        except WireError as exc:
-            raise _NotTheLeader(f"{hint} ({hint.source}): {as_one_line(str(exc))}") from exc
-        if messages:
-            return messages[0]
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0:
-            raise _NotTheLeader(f"{hint} ({hint.source}): a program listens there but sends nothing")
-        sock.settimeout(left_s)
-        try:
-            data = sock.recv(1 << 16)
-        except TimeoutError:
-            continue
-        if not data:
-            raise _NotTheLeader(f"{hint} ({hint.source}): it closed the connection")
-        buffer += data
+def _addresses(host: str, flags: int = 0) -> list[_Address]:
+    answers = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((family, address) for family, _, _, _, address in answers))

@@ -47,7 +47,7 @@ from allranks.wire.protocol import (
     WorkerEnd,
 )
 from allranks.wire.secret import Secret
-from allranks.wire.seek import seek_leader
+from allranks.wire.seek import Search
 
 KEY = Secret(b"swordfish", "test")
 PATIENCE_S = 40
@@ -229,11 +229,10 @@ def come_back(job: Job, index: int) -> str:
 
     def seek() -> None:
         lines.append(
-            seek_leader(
+            Search(
                 lambda: [[Hint("127.0.0.1", port, "test")]],
-                job="train", attempt=0, secret=lambda: KEY, card=card(index), deadline_s=PATIENCE_S,
-                on_wait=lambda *_: None, check_signals=lambda: None,
-            )
+                job="train", attempt=0, secret=lambda: KEY, card=card(index),
+            ).wait(deadline_s=PATIENCE_S, on_wait=lambda *_: None, check_signals=lambda: None)
         )  # fmt: skip
 
     thread = threading.Thread(target=seek)

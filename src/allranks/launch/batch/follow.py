@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
 from allranks.host.slurm_command import NoSlurmError
-from allranks.launch.batch.local import LocalRun, cancel_run, describe_local, look_at_run, note_cancel
+from allranks.launch.batch.local import LocalRun, cancel_run, look_at_run, note_cancel, show_duration
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.launch.console import Console
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.rundir import as_file_name
-from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, read_verdict, sort_by_number
+from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
 from allranks.report.text import count_of
 
 POLL_S = 0.2
@@ -60,9 +60,13 @@ class JobReport:
     @property
     def is_over(self) -> bool:
         """Whether its state can no longer change."""
-        if self.local is not None:
-            return self.local.is_over
-        return self.slurm is None or self.slurm.is_finished
+        job = self.local or self.slurm
+        return job is None or job.is_finished
+
+    @property
+    def title(self) -> str:
+        """`job 4711`, or `run 20261123-031500-4711`."""
+        return f"{'run' if self.local else 'job'} {self.job}"
 
 
 def find_job(text: str, *, log_dir: Path) -> Run | str:
@@ -88,46 +92,67 @@ def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
     Raises:
         SetupError: SLURM is not there, or does not answer.
     """
-    if isinstance(job, str):
-        return _report_slurm_job(job, log_dir=log_dir)
-    run = read_run(job.path)  # read its current state
-    report = JobReport(job=run.id, slurm=None, run_dir=str(run.path), attempt=run.attempt, verdict=run.verdict)
-    return [replace(report, local=look_at_run(run))]
-
-
-def _report_slurm_job(job_id: str, *, log_dir: Path) -> list[JobReport]:
+    if isinstance(job, Run):
+        run = read_run(job.path)  # its current state
+        report = JobReport(job=run.id, slurm=None, run_dir=str(run.path), attempt=run.attempt, verdict=run.verdict)
+        return [replace(report, local=look_at_run(run))]
     no_slurm: NoSlurmError | None = None
     jobs: tuple[JobState, ...] = ()
     try:
-        jobs = find_jobs(job_id) or find_old_jobs(job_id)
+        jobs = find_jobs(job) or find_old_jobs(job)
     except NoSlurmError as exc:
         no_slurm = exc
-    if not jobs:
-        ids = [job_id, *(path.name for path in sort_by_number(log_dir.glob(f"{job_id}_*")))]
-        reports = [replace(_report(each, None, log_dir), no_slurm=str(no_slurm or "")) for each in ids]
-        known = [report for report in reports if report.attempt is not None]
-        if no_slurm is not None and not known:
-            raise no_slurm
-        return known or reports[:1]
-    return [_report(job.id, job, log_dir) for job in jobs]
+    if jobs:
+        return [_report(each, log_dir) for each in jobs]
+    ids = [job, *(path.name for path in sort_by_number(log_dir.glob(f"{job}_*")))]
+    forgotten = [_report(JobState(id=each, state=""), log_dir, no_slurm=str(no_slurm or "")) for each in ids]
+    known = [report for report in forgotten if report.attempt is not None]
+    if no_slurm is not None and not known:
+        raise no_slurm
+    return known or forgotten[:1]
+
+
+def _report(job: JobState, log_dir: Path, *, no_slurm: str = "") -> JobReport:
+    """Return what is known of a job; of one that SLURM has forgotten, `job` has nothing but the id."""
+    run_dir = _find_run_dir(job, log_dir)
+    run = read_run(run_dir) if run_dir else None
+    attempt = run.attempt if run else None
+    # A requeued job has the verdict of its last attempt, not of the coming one.
+    is_of_this_attempt = not job.is_pending and attempt is not None and attempt >= job.restarts
+    is_short_of_nodes = job.is_pending and "node" in job.reason.lower()
+    return JobReport(
+        job=job.id,
+        slurm=job if job.state else None,
+        run_dir=str(run_dir or ""),
+        attempt=attempt,
+        verdict=run.verdict if run and is_of_this_attempt else None,
+        unavailable=describe_unavailable(job) if is_short_of_nodes else "",
+        no_slurm=no_slurm,
+    )
+
+
+def _find_run_dir(job: JobState, log_dir: Path) -> Path | None:
+    # A script may change its directory first. Without SLURM's answer, only this directory is known.
+    places = (Path(job.work_dir), Path(job.script).parent, Path())
+    found = (place / log_dir / as_file_name(job.id) for place in places)
+    return next((path for path in found if path.is_dir()), None)
 
 
 def describe(report: JobReport, *, now: datetime) -> list[str]:
     """Return the lines that describe a job; its verdict is shown separately."""
-    job, head = report.slurm, f"job {report.job}"
-    if report.local is not None:
-        lines = [describe_local(report.local)]
-    elif job is None and report.is_unknown:
+    job = report.local or report.slurm
+    if report.is_unknown:
         return [
-            f"{head}: SLURM does not know it, or not any more (it keeps finished jobs for some minutes, and accounting "
-            "is off or empty), and it has no run directory here; run this where it was submitted, or give --log-dir"
+            f"{report.title}: SLURM does not know it, or not any more (it keeps finished jobs for some minutes, and "
+            "accounting is off or empty), and it has no run directory here; run this where it was submitted, or give "
+            "--log-dir"
         ]
-    elif job is None:
+    if job is None:
         not_asked = f"SLURM was not asked ({report.no_slurm.partition(';')[0]})"
         why = not_asked if report.no_slurm else "SLURM no longer knows it"
-        lines = [f"{head}: {why}; its output is in its run directory"]
+        lines = [f"{report.title}: {why}; its output is in its run directory"]
     else:
-        lines = ["   ".join(filter(None, [head, job.name, _describe_state(job, now)]))]
+        lines = ["   ".join(filter(None, [report.title, job.name, _describe_state(job, now)]))]
         if report.unavailable:
             lines.append(f"  nodes     {report.unavailable}")
         files = dict.fromkeys(file for file in (job.out, job.err) if file)
@@ -140,19 +165,28 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
 
 
 def _describe_state(job: JobState, now: datetime) -> str:
-    where = f" on {count_of(job.num_nodes, 'node')}" + (f" ({job.nodes})" if job.nodes else "")
+    nodes = f" ({job.nodes})" if job.nodes else ""
+    where = f" on {count_of(job.num_nodes, 'node')}{nodes}" if job.num_nodes else ""
     restarts = f", requeued {count_of(job.restarts, 'time')}" if job.restarts else ""
+    match job:
+        case LocalRun(state="RUNNING"):
+            return f"RUNNING{where}, since {job.start}; its agent is process {job.pid}"
+        case LocalRun(state="LOST"):
+            agent = f"its agent, process {job.pid}{where}"
+            return f"LOST: {agent}, ended without a verdict; to see why: allranks why {job.id}"
+        case LocalRun(state="UNKNOWN"):
+            return f"UNKNOWN: it has no verdict yet, and its agent{where} is not visible from this machine"
     if job.is_pending:
         size = f" for {count_of(job.num_nodes, 'node')}" if job.num_nodes else ""
         why = f": {job.reason}" if job.reason else ""
-        return f"{job.state}{size}{why}; " + (
-            f"expected to start {job.start}" if job.start else "SLURM has not estimated its start yet"
-        )
+        when = f"expected to start {job.start}" if job.start else "SLURM has not estimated its start yet"
+        return f"{job.state}{size}{why}; {when}"
     if job.is_finished:
         code = f", exit code {job.exit_code}" if job.exit_code or job.state in ("COMPLETED", "FAILED") else ""
         by = f", signal {job.signal}" if job.signal else ""
         why = f", {job.reason}" if job.reason not in ("", "NonZeroExitCode") else ""
-        return f"{job.state}{code}{by}{why}{where}, ended {job.end} after {job.elapsed}{restarts}"
+        after = f" after {job.elapsed}" if job.elapsed else ""
+        return f"{job.state}{code}{by}{why}{where}, ended {job.end}{after}{restarts}"
     left = time_left(job.end, now)
     return f"{job.state}{where}, since {job.start}" + (f", {left} left" if left else "") + restarts
 
@@ -164,12 +198,10 @@ def time_left(end: str, now: datetime) -> str:
     '1:59:50'
     """
     try:
-        seconds = int((datetime.fromisoformat(end) - now).total_seconds())
+        left = datetime.fromisoformat(end) - now
     except (ValueError, TypeError):
         return ""
-    days, seconds = divmod(max(seconds, 0), 86400)
-    clock = f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
-    return f"{days}-{clock}" if days else clock
+    return show_duration(max(left.total_seconds(), 0))
 
 
 def cancel(job: Run | str, *, log_dir: Path) -> str:
@@ -179,23 +211,20 @@ def cancel(job: Run | str, *, log_dir: Path) -> str:
         UsageError: SLURM knows no such job, or the run is on another machine.
         SetupError: SLURM is not there, or refuses.
     """
-    return _cancel_slurm_job(job, log_dir) if isinstance(job, str) else cancel_run(look_at_run(job))
-
-
-def _cancel_slurm_job(job_id: str, log_dir: Path) -> str:
-    jobs = find_jobs(job_id)
-    if not jobs:
-        raise UsageError(f"job {job_id}: SLURM knows no such job; allranks list prints your jobs")
-    active = [job for job in jobs if not job.is_finished]
+    if isinstance(job, Run):
+        return cancel_run(look_at_run(job))
+    states = find_jobs(job)
+    if not states:
+        raise UsageError(f"job {job}: SLURM knows no such job; allranks list prints your jobs")
+    active = [each for each in states if not each.is_finished]
     if not active:
-        return f"job {job_id} had already ended: {jobs[0].state}"
-    cancel_job(job_id)
-    for job in active:
-        if run_dir := _find_run_dir(job.id, job, log_dir):
+        return f"job {job} had already ended: {states[0].state}"
+    cancel_job(job)
+    for each in active:
+        if run_dir := _find_run_dir(each, log_dir):
             note_cancel(run_dir)
-    states = ", ".join(dict.fromkeys(job.state for job in active))
-    tasks = f" ({count_of(len(active), 'task')})" if len(jobs) > 1 else ""
-    return f"cancelling job {job_id}{tasks}; its state was {states}"
+    tasks = f" ({count_of(len(active), 'task')})" if len(states) > 1 else ""
+    return f"cancelling job {job}{tasks}; its state was {', '.join(dict.fromkeys(each.state for each in active))}"
 
 
 def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> tuple[list[JobReport], int]:
@@ -289,24 +318,22 @@ def show_logs(
 
 
 def _nothing_to_show(report: JobReport, ranks: Sequence[int]) -> str:
-    head = f"{'run' if report.local else 'job'} {report.job}"
     if report.is_unknown:
-        return f"{head}: SLURM does not know it, and it has no run directory here; give --log-dir"
+        return f"{report.title}: SLURM does not know it, and it has no run directory here; give --log-dir"
     if report.slurm is not None and report.slurm.is_pending:
-        return f"{head} has not started ({report.slurm.reason or report.slurm.state}); -f waits for it"
+        return f"{report.title} has not started ({report.slurm.reason or report.slurm.state}); -f waits for it"
     if ranks:
-        return f"{head}: {report.run_dir or 'its run directory'} has no files of rank {ranks[0]}"
-    return f"{head} has no output yet, or its files are not readable from this machine"
+        return f"{report.title}: {report.run_dir or 'its run directory'} has no files of rank {ranks[0]}"
+    return f"{report.title} has no output yet, or its files are not readable from this machine"
 
 
-def _files(reports: Iterable[JobReport], ranks: Sequence[int]) -> list[tuple[Path, str, str]]:
+def _files(reports: Sequence[JobReport], ranks: Sequence[int]) -> list[tuple[Path, str, str]]:
     """Return each file with its stream and the prefix of its lines."""
     found: list[tuple[Path, str, str]] = []
-    reports = list(reports)
     for report in reports:
         task = f"{report.job} " if len(reports) > 1 else ""
-        own = [] if ranks or report.local else _own_files(report)
-        found += [(path, stream, f"[{task.strip()}] " if task else "") for path, stream in own]
+        own = {} if ranks or report.local else _own_files(report)
+        found += [(path, stream, f"[{report.job}] " if task else "") for path, stream in own.items()]
         if own or report.attempt is None:
             continue
         for path in Path(report.run_dir, f"attempt_{report.attempt}").glob("*/rank_*.*"):
@@ -317,45 +344,13 @@ def _files(reports: Iterable[JobReport], ranks: Sequence[int]) -> list[tuple[Pat
     return sorted(found)
 
 
-def _own_files(report: JobReport) -> list[tuple[Path, str]]:
+def _own_files(report: JobReport) -> dict[Path, str]:
+    """Return the job's output files that are here, with their streams."""
     job = report.slurm
     if job is not None and job.out:
-        files = [(Path(job.out), "out")]
-        files += [(Path(job.err), "err")] if job.err not in ("", job.out) else []
+        files = {Path(job.err): "err", Path(job.out): "out"}  # they may be one
     else:  # no file names, as from accounting: take the usual ones, in the job's directory
-        places = dict.fromkeys(
-            [Path(job.work_dir)] if job and job.work_dir else [Path(report.run_dir, "../.."), Path()]
-        )
-        files = [
-            (path, path.suffix[1:])
-            for place in places
-            for path in sorted(place.glob(f"*[-_]{report.job}.*"))
-            if path.suffix in (".out", ".err")
-        ]
-        files = list({path.resolve(): (path, stream) for path, stream in files}.values())
-    return [(path, stream) for path, stream in files if path.is_file()]
-
-
-def _report(job_id: str, job: JobState | None, log_dir: Path) -> JobReport:
-    run_dir = _find_run_dir(job_id, job, log_dir)
-    attempts = sort_by_number(run_dir.glob("attempt_*")) if run_dir else []
-    attempt = int(attempts[-1].name.rpartition("_")[2]) if attempts else None
-    # A requeued job has the verdict of its last attempt, not of the coming one.
-    is_of_this_attempt = job is None or (not job.is_pending and attempt is not None and attempt >= job.restarts)
-    is_short_of_nodes = job is not None and job.is_pending and re.search("node", job.reason, re.IGNORECASE)
-    return JobReport(
-        job=job_id,
-        slurm=job,
-        run_dir=str(run_dir or ""),
-        attempt=attempt,
-        verdict=read_verdict(attempts[-1] / "verdict.json") if attempts and is_of_this_attempt else None,
-        unavailable=describe_unavailable(job) if job is not None and is_short_of_nodes else "",
-    )
-
-
-def _find_run_dir(job_id: str, job: JobState | None, log_dir: Path) -> Path | None:
-    places = [Path(job.work_dir) / log_dir] if job is not None and job.work_dir else []
-    if job is not None and job.script:  # a script may change its directory first
-        places.append(Path(job.script).parent / log_dir)
-    name = as_file_name(job_id)
-    return next((place / name for place in (*places, log_dir) if (place / name).is_dir()), None)
+        places = [Path(job.work_dir)] if job and job.work_dir else [Path(report.run_dir, "../.."), Path()]
+        usual = (path for place in places for path in place.glob(f"*[-_]{report.job}.*"))
+        files = {path.resolve(): path.suffix[1:] for path in usual if path.suffix in (".out", ".err")}
+    return {path: stream for path, stream in files.items() if path.is_file()}

@@ -1,6 +1,6 @@
 """What is the state of a run without SLURM? Its files say how it ended, its agent's process whether it still runs.
 
-    describe_local(look_at_run(read_run(Path("runs/20261123-031500-4711"))))
+    look_at_run(read_run(Path("runs/20261123-031500-4711"))).state
 
 An agent on another machine cannot be examined: a run there without a verdict is UNKNOWN.
 """
@@ -12,36 +12,25 @@ import os
 import signal
 import time
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import psutil
 
 from allranks.causes.catalogue import find_cause
+from allranks.host.slurm import JobState
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.report.runs import Run, sort_by_number
-from allranks.report.text import count_of
 
 _CLOCK_S = 2.0
 """Largest difference between the kernel's start time of a process and the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LocalRun:
-    """One run, for the text and the JSON. Times are local times, as SLURM writes them."""
+class LocalRun(JobState):
+    """One run. Its state may also be LOST: its agent ended without a verdict; or UNKNOWN: not visible here."""
 
-    id: str
-    name: str
-    """The job's in SLURM, else the script's."""
-    state: str
-    """RUNNING, COMPLETED, FAILED, CANCELLED; LOST: its agent ended without a verdict; UNKNOWN: not visible here."""
-    num_nodes: int
-    nodes: str
-    start: str
-    end: str
-    elapsed: str
-    exit_code: int | None
     cause: str
     """Cause of the first finding, or of a signal from outside; "" if there is none."""
     pid: int | None
@@ -49,14 +38,13 @@ class LocalRun:
     run_dir: str
 
     @property
-    def is_over(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it has certainly ended."""
         return self.state not in ("RUNNING", "UNKNOWN")
 
 
 def look_at_run(run: Run) -> LocalRun:
     """Return the state of a run."""
-    seconds = round(run.ended_s - run.started_s) if run.ended_s and run.started_s else 0
     return LocalRun(
         id=run.id,
         name=run.name,
@@ -65,7 +53,7 @@ def look_at_run(run: Run) -> LocalRun:
         nodes=fold_hosts(run.nodes),
         start=_time(run.started_s),
         end=_time(run.ended_s),
-        elapsed=f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}" if run.ended_s else "",
+        elapsed=show_duration(run.ended_s - run.started_s) if run.ended_s and run.started_s else "",
         exit_code=run.verdict.exit_code if run.verdict else None,
         cause=_cause_of(run),
         pid=run.pid,
@@ -73,22 +61,10 @@ def look_at_run(run: Run) -> LocalRun:
     )
 
 
-def describe_local(run: LocalRun) -> str:
-    """Return the line that describes a run."""
-    where = f" on {count_of(run.num_nodes, 'node')} ({run.nodes})" if run.num_nodes else ""
-    match run.state:
-        case "RUNNING":
-            text = f"RUNNING{where}, since {run.start}; its agent is process {run.pid}"
-        case "LOST":
-            text = (
-                f"LOST: its agent, process {run.pid}{where}, ended without a verdict; to see why: allranks why {run.id}"
-            )
-        case "UNKNOWN":
-            text = f"UNKNOWN: it has no verdict yet, and its agent{where} is not visible from this machine"
-        case _:
-            after = f" after {run.elapsed}" if run.start else ""
-            text = f"{run.state}, exit code {run.exit_code}{where}, ended {run.end}{after}"
-    return "   ".join(filter(None, [f"run {run.id}", run.name, text]))
+def show_duration(seconds: float) -> str:
+    """Return `1:59:50`, or `2-1:59:50` with days, as SLURM has it."""
+    days, rest_s = divmod(int(seconds), 86400)
+    return (f"{days}-" if days else "") + str(timedelta(seconds=rest_s))
 
 
 def cancel_run(run: LocalRun) -> str:
@@ -97,7 +73,7 @@ def cancel_run(run: LocalRun) -> str:
     Raises:
         UsageError: the agent cannot be reached from here.
     """
-    if run.is_over:
+    if run.is_finished:
         return f"run {run.id} had already ended: {run.state}"
     if run.state != "RUNNING" or run.pid is None:
         where = f"runs on {run.nodes}: cancel it there" if run.nodes else "has not started its ranks yet: use Ctrl-C"

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -70,8 +70,8 @@ class SbatchOptions:
     @property
     def handed_on(self) -> str:
         """Signal that only the batch script gets, `USR1` of `B:USR1@120`; empty if SLURM signals the ranks."""
-        match = re.fullmatch(r"([BR]+):(\w+)(?:@\d+)?", self.signal)
-        return match[2] if match and "B" in match[1] else ""
+        match = re.fullmatch(r"R*B[BR]*:(\w+)(?:@\d+)?", self.signal)
+        return match[1] if match else ""
 
     @property
     def output_pattern(self) -> str:
@@ -101,9 +101,6 @@ def render_sbatch(
     """
     import jinja2  # importing jinja2 takes 80 ms, which only these verbs need
 
-    for word in (*command, *(env or {}).values()):
-        if "\0" in word:
-            raise UsageError(f"{word[:80]!r}: expected an argument without NUL characters")
     environment = jinja2.Environment(  # no autoescape: this is shell code, and every value goes through `quote`
         loader=jinja2.PrefixLoader({"allranks": jinja2.PackageLoader("allranks.launch.batch")}),
         undefined=jinja2.StrictUndefined,
@@ -116,7 +113,7 @@ def render_sbatch(
         path = "allranks/job.sh.j2"
         chosen = environment.from_string(template.read_text()) if template else environment.get_template(path)
         text = chosen.render(
-            directives=directives(options, more),
+            directives=[*_directives(options), "--no-kill", *map(_more_option, more)],
             command=list(command),
             env=dict(env or {}),
             handed_on=options.handed_on,
@@ -133,29 +130,22 @@ def render_sbatch(
     return text.rstrip("\n") + "\n"
 
 
-def directives(options: SbatchOptions, more: Sequence[str] = ()) -> list[str]:
-    """Return the arguments of the `#SBATCH` lines, one per line.
-
-    Raises:
-        UsageError: a value cannot be written there.
-    """
+def _directives(options: SbatchOptions) -> Iterator[str]:
     if options.ntasks_per_node != 1:
         raise UsageError(
             f"--ntasks-per-node {options.ntasks_per_node}: allranks starts one agent per node, which starts the ranks; "
             f"use --nproc-per-node {options.ntasks_per_node}, and --cpus-per-task for the cores of all ranks together"
         )
-    lines = []
     for each in fields(options):
         flag, value = "--" + each.name.replace("_", "-"), getattr(options, each.name)
         if each.name == "output":
             value = options.output_pattern
-        if each.name == "requeue" and value is not None:
-            lines.append("--requeue" if value else "--no-requeue")
-        elif value is True:
-            lines.append(flag)
+        if value is True:
+            yield flag
+        elif each.name == "requeue":
+            yield "--no-requeue"
         elif value not in (None, False):
-            lines.append(f"{flag}={quote_for_sbatch(flag, str(value))}")
-    return [*lines, "--no-kill", *map(_more_option, more)]
+            yield f"{flag}={quote_for_sbatch(flag, str(value))}"
 
 
 def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
@@ -218,19 +208,12 @@ def _more_option(text: str) -> str:
 # --- Environment ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnvironment:
-    """What `--env` requests."""
-
-    values: Mapping[str, str]
-    """Written into the script, for the ranks: `--env NAME=VALUE`."""
-    names: tuple[str, ...]
-    """Passed by name, from the environment of the submission: `--env NAME`. For secrets."""
-
-
-def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> JobEnvironment:
+def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[str, str], tuple[str, ...]]:
     """Read the values of `--env`.
 
+    Returns:
+        The variables that are written into the script (`--env NAME=VALUE`), and the names of those that the job gets
+        from the environment of the submission (`--env NAME`): the secrets.
     Raises:
         UsageError: not a name of a variable, the value of a secret, or a variable that is not set here.
     """
@@ -251,7 +234,7 @@ def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> JobEnvironmen
             )
         else:
             values[name] = value
-    return JobEnvironment(values, tuple(dict.fromkeys(names)))
+    return values, tuple(names)
 
 
 def refuse_secret_values(words: Sequence[str], environ: Mapping[str, str]) -> None:

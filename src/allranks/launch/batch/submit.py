@@ -1,4 +1,7 @@
-"""How does a script become a job? It is rendered, checked by bash and SLURM, submitted, and recorded.
+"""How does a script become a job? It is checked by bash and SLURM, submitted, and recorded, with notes on the site.
+
+    >>> list(limits(Site(kill_wait_s=5.0), PartitionRules(), SbatchOptions(time="60")))
+    ['KillWait is 5 s: a checkpoint after SIGTERM has only this time; --signal=USR1@120 warns before the time limit']
 
 The job's key (ALLRANKS_SECRET) is created here and passed in the environment of sbatch. It is in no file, no command
 line and no output of ours; SLURM keeps it with the job, where only this user and the administrator can read it.
@@ -6,6 +9,7 @@ line and no output of ours; SLURM keeps it with the job, where only this user an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -13,13 +17,14 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from glob import glob
 from pathlib import Path
 
-from allranks.host.slurm import JobState, NodeState, Trial, find_jobs, list_nodes, submit_script, try_script
+from allranks.host.slurm import JobState, Trial, find_jobs, list_nodes, submit_script, try_script
+from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
@@ -29,7 +34,6 @@ from allranks.wire.secret import SECRET_VARIABLE
 SBATCH_ARGUMENTS = ("--export=ALL",)
 """`ALL` means the short environment that `submission_env` makes. A list of names would make
 slurmd run a login shell of the user on the node (`--get-user-env`), and would apply to every srun of the script."""
-
 STARTS_SOON_S = 2.0
 NEVER_STARTS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows or has in service",
@@ -40,6 +44,10 @@ NEVER_STARTS = {
     "JobHeldAdmin": "an administrator holds it",
 }
 """Reasons that time alone does not end. Source: squeue(1), JOB REASON CODES."""
+SHORT_KILL_WAIT_S = 20.0
+EARLY_S = 60
+"""SLURM may send the warning this many seconds early. Source: sbatch(1), --signal."""
+FEW_REQUEUES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,13 +140,8 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
 def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], outputs: set[str]) -> str:
     """Rename the run directories of an older job with this id, and move its output; return the new name.
 
-    Ids begin again in a cluster that was installed anew, and after MaxJobId.
-
-    Args:
-        runs: names in the log directory before the job was submitted.
-        outputs: files that were there before, and could be the job's output.
-    Raises:
-        OSError: that failed.
+    Ids begin again in a cluster that was installed anew, and after MaxJobId. `runs` were in the log directory before
+    the submission, and `outputs` could be the job's own output files, but were there before.
     """
     old = sorted(each for each in runs if re.fullmatch(rf"{re.escape(as_file_name(job))}(_\d+)?", each))
     if not old:
@@ -167,50 +170,31 @@ def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
     'gloo_12.out'
     """
     known = {"%": "%", "A": job, "x": options.job_name or "*", "j": "*" if options.array else job}
-    parts, rest = [], pattern
-    while rest:
-        head, found, rest = rest.partition("%")
-        parts.append(head)
-        if found:
-            rest = rest.lstrip("0123456789")  # `%4j` pads
-            parts.append(known.get(rest[:1], "*"))
-            rest = rest[1:]
-    return str(Path(options.chdir or "", "".join(parts)))
+    name = re.sub(r"%\d*(.?)", lambda found: known.get(found[1], "*"), pattern)  # `%4j` pads
+    return str(Path(options.chdir or "", name))
 
 
 def lines_to_follow(submission: Submission) -> list[str]:
     """Return the commands to follow a job."""
     job = submission.job
-    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {_quote(submission.log_dir)}"
-    files = [file for file in (submission.output, submission.error) if file]
+    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {shlex.quote(submission.log_dir)}"
+    files = [file if "*" in file else shlex.quote(file) for file in (submission.output, submission.error) if file]
     return [
         f"allranks status{log_dir} {job}",
         f"allranks logs{log_dir} -f {job}",
         f"squeue -j {job}",
-        "tail -F " + " ".join(map(_quote, files)),
+        f"tail -F {' '.join(files)}",
         f"allranks cancel {job}",
     ]
 
 
 def describe_unavailable(job: JobState) -> str:
-    """Return which nodes of a waiting job are out of service, with SLURM's reason; empty if there are none."""
-    try:
-        nodes = list_nodes(nodes=job.asked_nodes, partition=job.partition.partition(",")[0])
-    except AllranksError:
-        return ""
-    return fold_unavailable(nodes)
-
-
-def fold_unavailable(nodes: Sequence[NodeState]) -> str:
-    """Return `node[03-04] down: bad NIC`; nodes with the same state and reason are folded.
-
-    >>> fold_unavailable([NodeState("n1", "down*", "Not responding"), NodeState("n2", "idle", "")])
-    'n1 down: Not responding'
-    """
+    """Return which nodes of a waiting job are out of service, `n[03-04] down: bad NIC`; empty if none, or unknown."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        if not node.is_available:
-            groups.setdefault((node.state.rstrip("*~#!%$@^-"), node.reason), []).append(node.name)
+    with contextlib.suppress(AllranksError):
+        for node in list_nodes(nodes=job.asked_nodes, partition=job.partition.partition(",")[0]):
+            if not node.is_available:
+                groups.setdefault((node.state.rstrip("*~#!%$@^-"), node.reason), []).append(node.name)
     return "; ".join(
         f"{fold_hosts(names)} {state}" + (f": {reason}" if reason else "") for (state, reason), names in groups.items()
     )
@@ -222,12 +206,10 @@ def _why_not_now(job: str) -> tuple[str, str]:
     found: tuple[JobState, ...] = ()
     for _ in range(5):
         time.sleep(STARTS_SOON_S / 5)
-        try:
+        with contextlib.suppress(AllranksError):
             found = find_jobs(job)
-        except AllranksError:
-            continue
-        if not found or found[0].reason not in ("", "Priority"):
-            break
+            if not found or found[0].reason not in ("", "Priority"):
+                break
     if not found or not found[0].is_pending:
         return "", ""
     reason = found[0].reason
@@ -236,5 +218,74 @@ def _why_not_now(job: str) -> tuple[str, str]:
     return "; ".join(filter(None, [reason, describe_unavailable(found[0])])), reason
 
 
-def _quote(text: str) -> str:
-    return text if "*" in text else shlex.quote(text)
+# --- What may keep it from resuming -----------------------------------------------------------------------------------
+
+
+def limits(
+    site: Site, rules: PartitionRules | None, options: SbatchOptions, *, is_site_known: bool = False
+) -> Iterator[str]:
+    """Yield a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none.
+
+    Args:
+        is_site_known: leave out what is the same for every job of this site.
+    """
+    if not options.requeue:
+        yield "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
+    limit_s = parse_time_limit_s(options.time) if options.time else None
+    warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
+    before_s = int(warned[1] or EARLY_S) if warned else 0
+    if limit_s and before_s and limit_s <= before_s + EARLY_S:
+        yield (
+            f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
+            f"up to {EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
+        )
+    if is_site_known:
+        return
+    if options.requeue and site.requeues is False:
+        yield (
+            "JobRequeue=0 here: SLURM requeues only jobs with --requeue, which this one has; "
+            "scontrol show job prints Requeue=1 if SLURM accepted it"
+        )
+    if options.requeue and site.max_batch_requeue is not None and site.max_batch_requeue < FEW_REQUEUES:
+        yield (
+            f"MaxBatchRequeue is {site.max_batch_requeue}: SLURM holds a job after that many requeues; "
+            "scontrol release JOB lets it continue"
+        )
+    can_preempt = site.preempt_type not in ("", "none")
+    mode = ((rules.preempt_mode if rules else "") or site.preempt_mode).upper() if can_preempt else ""
+    if "CANCEL" in mode:
+        yield "SLURM cancels preempted jobs here (PreemptMode=CANCEL); submit the job again, and it resumes"
+    elif "SUSPEND" in mode or "GANG" in mode:
+        yield (
+            f"SLURM suspends preempted jobs here and resumes them later (PreemptMode={mode}); all ranks pause "
+            "together, and connections may time out meanwhile"
+        )
+    elif "REQUEUE" in mode and rules is not None and not rules.grace_s:
+        wait = f"{site.kill_wait_s:.0f} s (KillWait)" if site.kill_wait_s is not None else "KillWait"
+        yield f"preemption has no GraceTime here: a checkpoint has {wait}; --checkpoint-every limits the lost work"
+    if site.kill_wait_s is not None and site.kill_wait_s < SHORT_KILL_WAIT_S:
+        yield (
+            f"KillWait is {site.kill_wait_s:.0f} s: a checkpoint after SIGTERM has only this time; "
+            f"--signal={options.signal} warns before the time limit"
+        )
+    if site.signals_children:
+        yield (
+            "SIGTERM from SLURM reaches the workers directly here (SignalChildrenProcesses, or proctrack/linuxproc), "
+            "and ends them at once; to save first, use allranks.session() or handle the signal"
+        )
+
+
+def parse_time_limit_s(text: str) -> int | None:
+    """Read a time limit as sbatch does; None if there is none, or if sbatch would refuse it.
+
+    >>> parse_time_limit_s("90"), parse_time_limit_s("1:30"), parse_time_limit_s("02:00:00"), parse_time_limit_s("1-12")
+    (5400, 90, 7200, 129600)
+
+    Source: sbatch(1), --time.
+    """
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
+        return None
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)  # [D-]HH[:MM[:SS]], else MM[:SS]
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))

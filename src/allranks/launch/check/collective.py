@@ -31,8 +31,7 @@ import allranks.join
 from allranks.host.node import name_of
 from allranks.launch.check.step import start_members
 from allranks.launch.check.where import Place
-from allranks.launch.step.parcels import Parcel, send
-from allranks.launch.step.srun import words_of
+from allranks.launch.srun import Parcel, send, words_of
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import check_one_agent_per_node, world_from_env

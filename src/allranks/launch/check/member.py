@@ -22,15 +22,16 @@ from pathlib import Path
 import msgspec
 
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
-from allranks.launch.plan import DataPath, Request, choose_data_path, plan_job
+from allranks.launch.plan import Request, plan_job
 from allranks.launch.rendezvous import apply
-from allranks.launch.step.parcels import send
+from allranks.launch.srun import send
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 from allranks.model.world import World
 from allranks.preflight.called import Followed
+from allranks.preflight.datapath import DataPath, data_path_of_cluster
 from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations
 from allranks.preflight.rollcall import dismiss
@@ -174,7 +175,7 @@ def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:
     """Return the observations of a check of one machine. Pure; it fails if cluster.toml does not fit, as `run` does."""
     path, problem = None, None
     try:  # choose the network as for several nodes: on one node, all traffic is on loopback
-        path = choose_data_path(Request(), cluster, facts, num_nodes=2, origin={})
+        path = data_path_of_cluster(cluster, facts, {})
     except AllranksError as exc:
         problem = exc
     card = _card(facts, read, cluster=cluster, path=path, problem=problem, node_index=0)

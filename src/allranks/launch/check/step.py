@@ -29,8 +29,7 @@ from allranks.causes.cause import failed
 from allranks.host.slurm_command import refuse_without_cluster, require_slurm
 from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Order, name_at
 from allranks.launch.check.where import Place
-from allranks.launch.step.parcels import Parcel, encode
-from allranks.launch.step.srun import Steps, describe_missing, run_steps, step_command, step_env, words_of
+from allranks.launch.srun import Parcel, Steps, describe_missing, encode, run_steps, step_command, step_env, words_of
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, UsageError
 from allranks.preflight.judge import Observations

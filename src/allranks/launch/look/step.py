@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from allranks.host.slurm_command import require_slurm, run_slurm
 from allranks.host.stacks import NodeStacks
 from allranks.launch.look.stacks import StackReport
-from allranks.launch.step.parcels import Parcel
-from allranks.launch.step.srun import Steps, describe_missing, run_steps, step_command, step_env, words_of
+from allranks.launch.srun import Parcel, Steps, describe_missing, run_steps, step_command, step_env, words_of
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts
 

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from allranks.host.signals import die_with_parent
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.step.srun import end_srun, step_env
+from allranks.launch.srun import end_srun, step_env
 
 AGAIN_S = 2.0
 """Before the second try; doubled before each further one."""

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.step.parcels import Parcel, pack
-from allranks.launch.step.srun import Steps, run_steps, step_env, words_of
+from allranks.launch.srun import Parcel, Steps, pack, run_steps, step_env, words_of
 
 ENV = {"PATH": "/usr/bin:/bin"}
 

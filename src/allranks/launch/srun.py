@@ -1,14 +1,20 @@
-"""How are steps of srun started, listened to and ended?
+"""How are steps of srun started, listened to and ended, and how does a document come through their mixed output?
 
     with run_steps([step_command(2, "--overlap", verb=("stack", "--here", "7"), minutes=2)], env) as steps:
         has_all = steps.listen(take, is_complete=..., first_s=60, next_s=20, describe_wait=..., say=say)
 
-One task per node answers with parcels (launch.step.parcels). Whoever leaves the block, with an exception too, leaves
-no step behind.
+One task per node answers with parcels: short lines that say whose and which part of a document they are, since srun
+mixes the output of its tasks in pieces of 1 KiB, and site wrappers print banners around it. Whoever leaves the block,
+with an exception too, leaves no step behind.
+
+    >>> parts = {}
+    >>> [parcel.read(dict) for line in pack("node03", "card", {}).splitlines() if (parcel := unpack(line, parts))]
+    [{}]
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import os
 import re
@@ -16,30 +22,33 @@ import selectors
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from allranks.launch.step.parcels import Parcel, Unpacker
+import msgspec
+
 from allranks.model.hostlist import fold_hosts
 
 TICK_S = 0.2
 NOTICE_AFTER_S = 2.0
 END_S = 2.0
 """For srun to end its step after SIGTERM, before it is killed."""
+LINE_BYTES = 600
+MARK = "%allranks-parcel"
+_LINE = re.compile(rf"{MARK} (\S{{1,300}}) ([a-z]{{1,16}}) (\d{{1,7}})/(\d{{1,7}}) ([A-Za-z0-9+/=]+)%")
 
 
 class Steps:
     """What running steps write."""
 
-    def __init__(self, processes: Iterable[subprocess.Popen[bytes]], selector: selectors.BaseSelector) -> None:
+    def __init__(self, selector: selectors.BaseSelector) -> None:
         self.words: list[str] = []
         """Lines of standard error: srun's words, and the site's."""
         self._selector = selector
         self._rest: dict[int, bytes] = {}
-        self._unpacker = Unpacker()
-        for process in processes:
-            for stream, is_aside in ((process.stdout, False), (process.stderr, True)):
-                assert stream is not None
-                selector.register(stream, selectors.EVENT_READ, is_aside)
+        self._parts: dict[tuple[str, str], dict[int, str]] = {}
 
     @property
     def has_ended(self) -> bool:
@@ -92,7 +101,7 @@ class Steps:
             for line in (each.decode(errors="replace") for each in lines):
                 if key.data:
                     self.words.append(line)
-                elif parcel := self._unpacker.feed(line):
+                elif parcel := unpack(line, self._parts):
                     yield parcel
 
 
@@ -100,7 +109,6 @@ class Steps:
 def run_steps(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iterator[Steps]:
     """Start steps, one per command, and end what still runs of them when the block is left."""
     with contextlib.ExitStack() as left, selectors.DefaultSelector() as selector:
-        processes = []
         for command in commands:
             process = subprocess.Popen(
                 command,
@@ -110,9 +118,12 @@ def run_steps(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iter
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C reaches us, and we end it in order
             )
-            left.callback(_end, process)
-            processes.append(process)
-        yield Steps(processes, selector)
+            left.enter_context(process)
+            left.callback(end_srun, process, own_s=0.5)  # all is said: it ends by itself
+            for stream, is_aside in ((process.stdout, False), (process.stderr, True)):
+                assert stream is not None
+                selector.register(stream, selectors.EVENT_READ, is_aside)
+        yield Steps(selector)
 
 
 def step_command(num_nodes: int, *options: str, verb: Sequence[str], minutes: int) -> list[str]:
@@ -147,18 +158,78 @@ def words_of(lines: Iterable[str]) -> str:
     return "".join(c if c.isprintable() else " " for c in "; ".join(dict.fromkeys(kept))[:300])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what still runs."""
-    with process:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.5)  # all is said: it ends by itself
-        end_srun(process)
+def end_srun(process: subprocess.Popen[bytes], *, own_s: float = 0.0, patience_s: float = END_S) -> None:
+    """End srun, which passes SIGTERM on to its step, and gives up a place in the queue.
 
-
-def end_srun(process: subprocess.Popen[bytes], *, patience_s: float = END_S) -> None:
-    """End srun, which passes SIGTERM on to its step, and gives up a place in the queue."""
-    for end, wait_s in ((process.terminate, patience_s), (process.kill, 1.0)):
+    Args:
+        own_s: how long it may take to end by itself.
+        patience_s: how long it may take to end after SIGTERM.
+    """
+    for end, wait_s in ((process.poll, own_s), (process.terminate, patience_s), (process.kill, 1.0)):
         if process.poll() is None:
             end()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(wait_s)
+
+
+def encode(document: Any) -> str:
+    """Return a document as a short text without blanks, also for an environment variable."""
+    return base64.b64encode(zlib.compress(msgspec.json.encode(document))).decode()
+
+
+def decode(text: str, kind: Any) -> Any:
+    """Read what `encode` wrote.
+
+    Raises:
+        ValueError: it is not of this kind, for example from another version of allranks.
+    """
+    try:
+        return msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=kind)
+    except (msgspec.DecodeError, zlib.error) as exc:
+        raise ValueError(str(exc)) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One document of one node."""
+
+    sender: str
+    kind: str
+    text: str
+
+    def read(self, kind: Any) -> Any:
+        """Return the document; raises ValueError as `decode` does."""
+        return decode(self.text, kind)
+
+
+def send(sender: str, kind: str, document: Any = None) -> None:
+    """Print a document for the process that started the step."""
+    print(pack(sender, kind, document), end="", flush=True)
+
+
+def pack(sender: str, kind: str, document: Any = None) -> str:
+    """Return the lines that carry a document.
+
+    Args:
+        sender: whose it is, without blanks.
+        kind: small letters; a sender's second document of a kind replaces the first.
+    """
+    text = encode(document)
+    parts = [text[start : start + LINE_BYTES] for start in range(0, len(text), LINE_BYTES)]
+    return "".join(f"{MARK} {sender} {kind} {n}/{len(parts)} {part}%\n" for n, part in enumerate(parts, start=1))
+
+
+def unpack(line: str, parts: dict[tuple[str, str], dict[int, str]]) -> Parcel | None:
+    """Return the document that a line completes; lines come in any order. What is none of ours is passed over.
+
+    Args:
+        parts: of the documents that are not complete, by sender and kind.
+    """
+    if (found := _LINE.search(line)) is None:
+        return None
+    sender, kind, number, count, part = found.groups()
+    known = parts.setdefault((sender, kind), {})
+    known[int(number)] = part
+    if len(known) < int(count):
+        return None
+    return Parcel(sender, kind, "".join(part for _, part in sorted(parts.pop((sender, kind)).items())))

@@ -4,12 +4,12 @@ import os
 
 import pytest
 
-from allranks.launch.step.parcels import Unpacker, pack
+from allranks.launch.srun import Parcel, pack, unpack
 
 
 def read_all(lines: list[str]) -> list[tuple[str, str, object]]:
-    unpacker = Unpacker()
-    parcels = [parcel for line in lines if (parcel := unpacker.feed(line)) is not None]
+    parts: dict[tuple[str, str], dict[int, str]] = {}
+    parcels: list[Parcel] = [parcel for line in lines if (parcel := unpack(line, parts)) is not None]
     return [(parcel.sender, parcel.kind, parcel.read(str)) for parcel in parcels]
 
 
