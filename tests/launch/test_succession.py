@@ -176,7 +176,7 @@ def test_with_the_majority_it_leads():
     node.wait(0.1)
     (lead,) = node.all_of(Lead)
     assert dict(lead.connections) == {2: 2, 3: 3, 4: 4}
-    assert (lead.lost, lead.past, lead.plan.generation) == ((0, "reset by peer"), PAST, 0)
+    assert (lead.lost, lead.plan.past, lead.plan.generation) == ((0, "reset by peer"), PAST, 0)
     node.feed(Found, leader=1)
     assert (node.agent.leader, node.agent.succession) == (1, None)
 
@@ -242,7 +242,7 @@ def test_after_a_resignation_nobody_waits_for_the_old_leader_and_its_word_counts
     node.join(3)
     node.wait(0.1)
     (lead,) = node.all_of(Lead)
-    assert (lead.has_resigned, lead.past) == (True, past)
+    assert (lead.has_resigned, lead.plan.past) == (True, past)
 
 
 def test_nobody_found_ends_the_workers_with_the_code_that_asks_for_a_requeue():

@@ -16,7 +16,7 @@ import allranks.launch
 HERE = Path(__file__).parent
 TABLE = HERE / "mutants.toml"
 SOURCE = Path(allranks.launch.__file__).parent
-LEAD = ("course", "quorum", "members", "recovery", "outcome", "reports", "leader")
+LEAD = ("course", "members", "recovery", "outcome", "reports", "leader")
 MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "grace", "agent")
 """In the order in which they import each other."""
 

@@ -287,7 +287,7 @@ class World(Ends, Strikes):
             **effect.cards,
         }
         process.lead = Lead(
-            self, process, {process.node: own, **lines}, plan=effect.plan, past=effect.past, cards=cards,
+            self, process, {process.node: own, **lines}, plan=effect.plan, past=effect.plan.past, cards=cards,
             store_port=len(self.leads) + 1, takes_over=effect,
         )  # fmt: skip
         self.leads.append(process.lead)

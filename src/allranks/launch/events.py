@@ -26,7 +26,6 @@ from allranks.launch.queue.ending import Decision
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card
 from allranks.model.finding import Finding, Verdict
-from allranks.model.past import Past
 from allranks.wire.protocol import Contact, Message, Order, Plan, Try, WorkerEnd
 
 GRACE_S = 3.0
@@ -259,10 +258,8 @@ class Lead(Effect, frozen=True):
     connections: Mapping[int, int]
     """By node: the numbers that Joined told."""
     cards: Mapping[int, Card]
-    addresses: Mapping[int, str]
     plan: Plan
     """Of the generation that runs."""
-    past: Past
     lost: tuple[int, str]
     """The last leader's node, and why it is gone."""
     has_resigned: bool

@@ -2,7 +2,7 @@
 
     lost            after a connection ended: the agent looks for its leader, and for the successors in the Plan
     RETURN_S later  the first successor accepts others that have lost the leader; the second one OPENS_S later, ...
-    majority        of the members, with this agent: it leads (launch.lead.quorum)
+    majority        of the members, with this agent: it leads (launch.lead.members)
     SEEK_S          nobody was found: the agent ends its workers, and leaves
 
 Whoever still hears its leader, or is not to succeed it yet, refuses the others, and they try again. An agent follows
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from allranks.launch import events
 from allranks.launch.events import Effect
 from allranks.launch.lead.course import RETURN_S
-from allranks.launch.lead.quorum import has_majority
+from allranks.launch.lead.members import has_majority
 from allranks.wire.protocol import Contact, Plan
 
 OPENS_S = 1.0
@@ -93,13 +93,10 @@ class Succession:
     def lead(self) -> events.Lead:
         """Return what makes this agent the leader of those that have joined it."""
         joined, self.joined = self.joined, {}
-        assert self.plan.past is not None
         return events.Lead(
             connections={node: each.connection for node, each in joined.items()},
             cards={node: each.card for node, each in joined.items()},
-            addresses={node: each.address for node, each in joined.items()},
             plan=self.plan,
-            past=self.plan.past,
             lost=(self.leader, self.reason),
             has_resigned=self.has_resigned,
         )

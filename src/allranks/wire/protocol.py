@@ -185,7 +185,7 @@ class Plan(Message, frozen=True, kw_only=True):
     nodes: tuple[int, ...] = ()
     """Index in the job of each member. The first one is the leader's."""
     electors: tuple[tuple[int, ...], ...] = ()
-    """`nodes` of earlier generations, whose majorities the next leader needs, too (launch.lead.quorum)."""
+    """`nodes` of earlier generations, whose majorities the next leader needs, too (launch.lead.members)."""
     successors: tuple[Contact, ...] = ()
     """The leader, and the members that take its place if it is lost, in this order."""
     past: Past | None = None

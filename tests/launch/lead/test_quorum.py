@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.launch.lead.quorum import has_majority
+from allranks.launch.lead.members import has_majority
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from allranks.host.slurm_job import OwnJob
 from allranks.launch.queue.ending import Ending, decide, why_no_requeue
 
 JOB = OwnJob("12", 0, 6, is_heterogeneous=False)
-SAVE_AND_REQUEUE, SAVE_AND_LEAVE, STOP = Ending
+SAVE_AND_REQUEUE, SAVE_AND_LEAVE, STOP = Ending.SAVE_AND_REQUEUE, Ending.SAVE_AND_LEAVE, Ending.STOP
 
 
 @pytest.mark.parametrize(

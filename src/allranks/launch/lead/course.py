@@ -66,17 +66,6 @@ MOVES = {
 """Phases that may follow."""
 
 
-class Reason(StrEnum):
-    """Why workers were asked to save and leave."""
-
-    REQUEUE = "requeue"
-    """The time limit is near: save, and come again."""
-    LEAVE = "leave"
-    """The job is to end."""
-    GROW = "grow"
-    """A node has come: save, start again with it."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What the job is about, beyond the plan of one generation."""

@@ -13,6 +13,7 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -45,96 +46,86 @@ FAREWELL_S = 2.0
 """Time allowed to deliver the last message to slow agents."""
 
 
+@dataclass(slots=True)
 class LeaderDriver:
-    """Owns the connections to all agents, and the side port.
+    """Owns the connections to all agents, and the side port."""
 
-    Args:
-        leader: the reducer.
-        connections: to all agents that are here, by their index in the job.
-        acceptor: accepts the agents that join while the job runs; None: nobody is accepted.
-        gone_s: a silent connection of such an agent ends after this time.
-        reviver: starts lost agents again; None outside of SLURM.
-        node_names: by index, as the scheduler calls them.
-        checkpoints: where `allranks.session()` saves.
-        on_event: writes to events.jsonl.
-        on_signal: decides what a signal means for the job, given `save_s`, how long a checkpoint takes (0: nothing to
-            save; None: unknown); it may take seconds.
-    """
+    leader: Leader
+    connections: dict[int, Connection]
+    """To all agents that are here, by their index in the job."""
+    acceptor: Acceptor | None
+    """Accepts the agents that join while the job runs; None: nobody is accepted."""
+    gone_s: float
+    """A silent connection of such an agent ends after this time."""
+    checkpoints: Path
+    """Where `allranks.session()` saves."""
+    say: Callable[[str], None]
+    show: Callable[[Sequence[Finding]], None]
+    on_event: Callable[..., None]
+    """Writes to events.jsonl."""
+    on_signal: Callable[..., ending.Decision]
+    """Decides what a signal means for the job, given `save_s`, how long a checkpoint takes (0: nothing to save; None:
+    unknown); it may take seconds."""
+    reviver: Revivals | None = None
+    """Starts lost agents again; None outside of SLURM."""
+    node_names: Sequence[str] = ()
+    """By index, as the scheduler calls them."""
+    _joining: dict[int, Connection] = field(default_factory=dict)
+    """Authenticated, by their descriptors, until the leader answers."""
+    _told_s: dict[tuple[str, Reject], float] = field(default_factory=dict)
+    """Host and reason of the rejected peers that were reported lately, and when."""
+    _answers: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
+    _feed: Callable[[Event], None] = field(init=False)
+    _selector: selectors.BaseSelector = field(init=False)
 
-    def __init__(
-        self,
-        leader: Leader,
-        connections: Mapping[int, Connection],
-        *,
-        acceptor: Acceptor | None,
-        gone_s: float,
-        checkpoints: Path,
-        say: Callable[[str], None],
-        show: Callable[[Sequence[Finding]], None],
-        on_event: Callable[..., None],
-        on_signal: Callable[..., ending.Decision],
-        reviver: Revivals | None = None,
-        node_names: Sequence[str] = (),
-    ) -> None:
-        self.leader = leader
-        self._connections = dict(connections)
-        self._acceptor, self._gone_s, self._checkpoints = acceptor, gone_s, checkpoints
-        self._say, self._show, self._on_event, self._on_signal = say, show, on_event, on_signal
-        self._reviver, self._node_names = reviver, node_names
-        self._joining: dict[int, Connection] = {}
-        """Authenticated, by the number that the leader answers with."""
-        self._num_joined = 0
-        self._told_s: dict[tuple[str, Reject], float] = {}
-        """Host and reason of the rejected peers that were reported lately, and when."""
-        self._feed = Driver(leader.step, self._carry_out).feed
-        self._answers: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._selector: selectors.BaseSelector
+    def __post_init__(self) -> None:
+        self._feed = Driver(self.leader.step, self._carry_out).feed
 
     def attach(self, selector: selectors.BaseSelector) -> None:
         """Let the agent's selector watch all connections; it calls `key.data(fileobj)`."""
         self._selector = selector
-        for node, connection in list(self._connections.items()):
+        for node, connection in list(self.connections.items()):
             self._watch(node, connection)
-        if self._acceptor is not None:
-            self._acceptor.attach(selector, on_peer=self._join, on_rejected=self._tell_rejected, say=self._say)
+        if self.acceptor is not None:
+            self.acceptor.attach(selector, on_peer=self._join, on_rejected=self._tell_rejected, say=self.say)
 
     def turn(self, now_s: float) -> None:
         """Do what is due; the agent's loop calls it between two waits."""
-        if self._acceptor is not None:
-            self._acceptor.turn(now_s)
+        if self.acceptor is not None:
+            self.acceptor.turn(now_s)
         with contextlib.suppress(queue.Empty):
             while True:
                 self._feed(msgspec.structs.replace(self._answers.get_nowait(), now_s=now_s))
         self._feed(events.Due(now_s=now_s))
-        for text in self._reviver.turn(now_s) if self._reviver is not None else ():
-            self._say(text)
+        for text in self.reviver.turn(now_s) if self.reviver is not None else ():
+            self.say(text)
 
     @property
     def started_pids(self) -> list[int]:
         """Of the processes that bring nodes back: they are descendants of this process, but no workers' left-overs."""
-        return self._reviver.pids if self._reviver is not None else []
+        return self.reviver.pids if self.reviver is not None else []
 
     def close(self) -> None:
         """Give slow agents a moment to receive their last message, and close all connections."""
         deadline_s = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline_s and any(each.has_unsent for each in self._connections.values()):
-            for connection in self._connections.values():
+        while time.monotonic() < deadline_s and any(each.has_unsent for each in self.connections.values()):
+            for connection in self.connections.values():
                 with contextlib.suppress(ConnectionError):
                     connection.flush()
             time.sleep(0.01)
-        for connection in self._connections.values():
+        for connection in self.connections.values():
             connection.close()
-        if self._acceptor is not None:
-            self._acceptor.close()
-        if self._reviver is not None:
-            self._reviver.close()
+        if self.acceptor is not None:
+            self.acceptor.close()
+        if self.reviver is not None:
+            self.reviver.close()
 
     # Effects
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
             case events.Send(node=node, message=message):
-                if (connection := self._connections.get(node)) is not None:
+                if (connection := self.connections.get(node)) is not None:
                     try:
                         connection.send(message)
                     except ConnectionError as exc:
@@ -143,26 +134,26 @@ class LeaderDriver:
                 self._disconnect(node)
             case events.Accept(connection=number, node=node):
                 self._disconnect(node)  # the agent has noticed first that it was lost
-                connection = self._connections[node] = self._joining.pop(number)
-                connection.expect_alive_within(self._gone_s)
+                connection = self.connections[node] = self._joining.pop(number)
+                connection.expect_alive_within(self.gone_s)
                 self._watch(node, connection)
             case events.Reject(connection=number, reason=reason):
                 turn_away(self._joining.pop(number), reason)
             case events.Say(text=text):
-                self._say(text)
+                self.say(text)
             case events.Show(findings=findings):
-                self._show(findings)
+                self.show(findings)
             case events.Record(event=event, fields=fields):
-                self._on_event(event, **fields)
+                self.on_event(event, **fields)
             case events.ExpectBack(node=node, name=name):
-                if self._reviver is not None:
-                    self._reviver.expect(self._node_names[node] if self._node_names else name, node)
+                if self.reviver is not None:
+                    self.reviver.expect(self.node_names[node] if self.node_names else name, node)
             case events.AskScheduler(signum=signum, save_s=save_s):
                 self._answer_later(
-                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self._on_signal(signum, save_s=save_s))
+                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self.on_signal(signum, save_s=save_s))
                 )
             case events.FindCheckpoint():
-                self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(self._checkpoints)))
+                self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(self.checkpoints)))
 
     def _answer_later(self, look: Callable[[], Event]) -> None:
         """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
@@ -177,7 +168,7 @@ class LeaderDriver:
             self._listen(node, connection)
 
     def _listen(self, node: int, connection: Connection) -> None:
-        if self._connections.get(node) is not connection:
+        if self.connections.get(node) is not connection:
             return
         try:
             messages = connection.receive()
@@ -193,22 +184,21 @@ class LeaderDriver:
         self._feed(events.Lost(now_s=time.monotonic(), node=node, reason=reason))
 
     def _disconnect(self, node: int) -> None:
-        if (connection := self._connections.pop(node, None)) is not None:
+        if (connection := self.connections.pop(node, None)) is not None:
             with contextlib.suppress(KeyError, ValueError):
                 self._selector.unregister(connection)
             connection.close()
 
     def _join(self, peer: Connection, card: Card) -> None:
-        self._num_joined += 1
-        self._joining[self._num_joined] = peer
-        self._feed(events.Joined(now_s=time.monotonic(), connection=self._num_joined, card=card, address=peer.peer))
+        self._joining[peer.fileno()] = peer
+        self._feed(events.Joined(now_s=time.monotonic(), connection=peer.fileno(), card=card, address=peer.peer))
 
     def _tell_rejected(self, rejected: Rejected) -> None:
         now_s, key = time.monotonic(), (rejected.host, rejected.why)
         self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TOLD_AGAIN_S}
         if rejected.why is not Reject.SILENT and key not in self._told_s:
             self._told_s[key] = now_s
-            self._say(rejected.text)
+            self.say(rejected.text)
 
 
 def appoint_leader(
@@ -233,7 +223,7 @@ def appoint_leader(
         store_port: where rank 0 will have its store; None: where it has it now.
     """
     group, cards, now_s = rendezvous.group, rendezvous.cards, time.monotonic()
-    connections = {**rendezvous.peers, **connections}
+    lines = {**rendezvous.peers, **connections}
     own_address, request, acceptor = rendezvous.own_address or LOOPBACK, plan.request, rendezvous.acceptor
     if takes_over is not None:
         group = takes_over.plan
@@ -255,7 +245,7 @@ def appoint_leader(
         guard=Guard(plan.guard, job=plan.job),
         past=group.past,
         nodes={
-            index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)
+            index: Node(card=card, name=card.host, address=lines[index].peer_address or own_address)
             for index, card in cards.items()
         },
         plan=group,
@@ -271,7 +261,7 @@ def appoint_leader(
     follows += f"allranks stack {plan.job} shows all ranks"
     return LeaderDriver(
         leader,
-        connections,
+        lines,
         acceptor=acceptor,
         gone_s=plan.guard.gone_s,
         checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -14,7 +15,6 @@ from allranks.model.errors import SetupError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import Member
-from allranks.model.past import Past
 from allranks.wire.protocol import Contact, Plan
 
 MOST_SUCCESSORS = 8
@@ -27,14 +27,8 @@ def make_group(
     leader: int = 0,
     can_change_leader: bool = True,
     addresses: Mapping[int, str] | None = None,
-    electors: tuple[tuple[int, ...], ...] = (),
-    past: Past | None = None,
     wanted_backend: str,
-    attempt: int,
-    store_address: str,
-    store_port: int,
-    generation: int = 0,
-    max_restarts: int = 0,
+    **more: Any,
 ) -> dict[int, Plan]:
     """Return the Plan of every node, by node index; if nodes are missing, the ranks have no gaps.
 
@@ -42,17 +36,10 @@ def make_group(
 
     Args:
         cards: reports of the nodes that joined.
-        leader: index of the leader's node.
         can_change_leader: whether another node may lead if this one is lost.
         addresses: where the leader sees each node's agent.
-        electors: earlier generations whose majorities count (launch.lead.quorum).
-        past: what the next leader must know.
         wanted_backend: auto, nccl or gloo.
-        attempt: number of the job's start.
-        store_address: address of rank 0's store, on the data network.
-        store_port: its port.
-        generation: number of the workers' start within the attempt.
-        max_restarts: maximum number of restarts.
+        more: other fields of the Plan.
     Raises:
         SetupError: the backend cannot work on these nodes.
     """
@@ -65,32 +52,25 @@ def make_group(
         )
     except SetupError as exc:
         raise SetupError(str(exc), finding=_too_few_gpus(members, present)) from exc
+    heirs = indices[: MOST_SUCCESSORS if can_change_leader else 1]
     contacts = [
         Contact(
             node=index,
             name=member.name,
             control_address=(addresses or {}).get(index, ""),
-            data_address=card.data_address or "",
-            port=card.agent_port,
+            data_address=cards[index].data_address or "",
+            port=cards[index].agent_port,
         )
-        for index, member, card in zip(
-            indices[: MOST_SUCCESSORS if can_change_leader else 1], members, present, strict=False
-        )
+        for index, member in zip(heirs, members, strict=False)
     ]
     common = Plan(
         members=members,
         node_index=0,
-        attempt=attempt,
-        store_address=store_address,
-        store_port=store_port,
         backend=backend,
         backend_reason=reason,
-        generation=generation,
-        max_restarts=max_restarts,
         nodes=tuple(indices),
-        electors=electors,
         successors=tuple(contacts),
-        past=past,
+        **more,
     )
     return {index: msgspec.structs.replace(common, node_index=position) for position, index in enumerate(indices)}
 

@@ -6,7 +6,7 @@
 Read launch.lead.course first: the life of a job as one table. The leader runs in the process of one agent, where
 launch.lead.driver has its connections, and treats all nodes alike, its own included. guard.verdict decides what is
 wrong, launch.lead.recovery what to do about it, launch.lead.group who is which rank, launch.lead.outcome how to say it,
-launch.lead.quorum whether it may go on.
+launch.lead.members whether it may go on.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from allranks.guard.judged import Judged
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead import course, outcome
-from allranks.launch.lead.course import Phase, Reason
+from allranks.launch.lead.course import Phase
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.recovery import Decision, crash_of, decide
 from allranks.launch.lead.reports import Reports
 from allranks.launch.queue import ending
+from allranks.launch.queue.ending import Ending
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
@@ -68,7 +69,6 @@ class Leader(Reports):
 
         Args:
             lost: index of the last leader's node, and why it is gone.
-            now_s: the time.
             has_resigned: it has left the job, and ended its workers, after a verdict on its own node.
         """
         leader, reason = lost
@@ -98,30 +98,26 @@ class Leader(Reports):
 
     def _obey(self, signum: int, meant: ending.Decision, now_s: float) -> None:
         """The scheduler has said what a signal means."""
-        is_warning = signum == SAVE_SIGNAL
-        if meant.ending is ending.Ending.STOP:
-            self._generation.asked = None
-            return
-        reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
-        if self.phase is not Phase.RUNNING:
+        this = self._generation
+        if meant.ending is Ending.STOP:
+            this.asked = None
+        elif self.phase is Phase.RUNNING:
+            until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - course.SPARE_S)
+            self._ask(meant.ending, meant.line, signum=signum if signum == SAVE_SIGNAL else 0, until_s=until_s)
+        else:
             self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
-            if self._generation.decision is not None and self._generation.decision.restarts:
-                self._generation.asked = reason
-            return
-        until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - course.SPARE_S)
-        self._ask(reason, meant.line, signum=signum if is_warning else 0, until_s=until_s)
+            if this.decision is not None and this.decision.restarts:
+                this.asked = meant.ending
 
     # Running
 
     def _turn(self, now_s: float) -> None:
-        slept_s = max(0.0, now_s - self._turned_s - ASLEEP_S)
-        self._turned_s = now_s
-        if slept_s:
+        if (slept_s := now_s - self._turned_s - ASLEEP_S) > 0:
             self._oversleep(slept_s)
+        self._turned_s = now_s
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self._guard.beat_s
-            ping = Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed)
-            self._send(ping, self._members.nodes)
+            self._send(Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed), self._members.nodes)
         self._unanswered = {signum: until_s for signum, until_s in self._unanswered.items() if now_s < until_s}
         self._lose_away(now_s)
         match self.phase:
@@ -147,7 +143,7 @@ class Leader(Reports):
         if signum is not None and this.asked is None and (this.is_cut_short or not self._unanswered):
             self._stop(Decision(), now_s, signum=signum)
         elif self._guard.is_all_well:
-            self._stop(Decision(restarts=this.asked is Reason.GROW and not self.is_finished), now_s)
+            self._stop(Decision(restarts=this.asked is Ending.SAVE_AND_GROW and not self.is_finished), now_s)
         elif signum is not None and (this.is_cut_short or now_s > (this.asked_until_s or math.inf)):
             self._say("the checkpoint was not finished in time; ending all ranks")
             self._stop(Decision(), now_s)
@@ -168,7 +164,7 @@ class Leader(Reports):
             self._decide(judged, now_s)
         elif self._generation.asked is None and self._members.waiting and self.steps:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
-            self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
+            self._ask(Ending.SAVE_AND_GROW, f"saving a checkpoint and restarting with {names}")
 
     def _decide(self, judged: Judged, now_s: float) -> None:
         plan = self._generation.plan
@@ -344,7 +340,7 @@ class Leader(Reports):
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
         this, terms = self._generation, self._terms
-        self.is_to_requeue = self.is_leaving and this.asked is Reason.REQUEUE
+        self.is_to_requeue = self.is_leaving and this.asked is Ending.SAVE_AND_REQUEUE
         is_loop = this.decision is not None and this.decision.is_crash_loop and self.interrupted_by is None
         if is_loop and this.judged is not None:
             this.judged = outcome.loop_of(this.judged, self._history.crashes[-1].step)

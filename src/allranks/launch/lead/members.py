@@ -1,14 +1,24 @@
-"""The nodes of a job as its leader knows them: who is here, whose workers run, who waits, who is away. No I/O."""
+"""The nodes of a job as its leader knows them: who is here, whose workers run, who is away, and who may go on? Pure.
+
+So that never two groups go on: every agent is connected to one leader at a time. A leader may begin a generation only
+with members that are the majority of the last one: a member counts 2, that one's leader 3, and more than half is
+needed. So of two equal halves the leader's goes on, and of two nodes only the leader's. Ranks train only if all members
+of their generation have begun it. Two generations that each have the majority of the last one share a member, and a
+member begins only one of them.
+
+While the leader does not know that all members have begun a generation, it needs the majority of the one before, too:
+the others may not have got that Plan. Dead members count as missing, however sure it is that they are dead: they may
+have begun a generation before. An agent that was started again is a new one, and no member.
+
+Source: weighted voting, Gifford 1979; joint majorities of two configurations, Ongaro 2014 (Raft), 4.3.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import msgspec
-
-from allranks.launch.lead.quorum import has_majority
 from allranks.model.card import Card
 from allranks.wire.protocol import Plan
 
@@ -24,7 +34,8 @@ class State(StrEnum):
     """Its workers have ended, or have not begun."""
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+@dataclass(slots=True, kw_only=True)
+class Node:
     """One node whose agent is connected."""
 
     card: Card
@@ -61,7 +72,7 @@ class Members:
     excluded: set[int] = field(default_factory=set)
     away: dict[int, Away] = field(default_factory=dict)
     electors: tuple[tuple[int, ...], ...] = ()
-    """Generations whose majority this leader needs (launch.lead.quorum)."""
+    """Generations whose majority this leader needs."""
     _begun: set[int] = field(default_factory=set)
     """Members that are known to have begun this generation."""
 
@@ -102,20 +113,6 @@ class Members:
         """The connection of a member has ended, or it has not come to this leader yet."""
         self.away[index] = Away(self.nodes.pop(index, None), reason, until_s)
 
-    def welcome_back(self, index: int, card: Card, address: str) -> None:
-        """A member is connected again; its workers run until it says otherwise."""
-        before, _ = self._known(index), self.away.pop(index, None)
-        state = before.state if before is not None else State.RUNNING
-        self.nodes[index] = Node(card=card, name=self.name_of(index), address=address, state=state)
-
-    def _known(self, index: int) -> Node | None:
-        away = self.away.get(index)
-        return self.nodes.get(index) or (away.node if away is not None else None)
-
-    def set(self, index: int, state: State) -> None:
-        """A node does something else now."""
-        self.nodes[index] = msgspec.structs.replace(self.nodes[index], state=state)
-
     def begin(self, plan: Plan) -> None:
         """A generation begins; whoever is away is not in it."""
         self.group = {index: member.name for index, member in zip(plan.nodes, plan.members, strict=True)}
@@ -125,7 +122,7 @@ class Members:
         self.away.clear()
         for index, name in self.group.items():
             if index in self.nodes:
-                self.nodes[index] = msgspec.structs.replace(self.nodes[index], state=State.RUNNING, name=name)
+                self.nodes[index].state, self.nodes[index].name = State.RUNNING, name
 
     def note_begun(self, index: int) -> bool:
         """A member has begun this generation; returns whether all have, now or before."""
@@ -135,19 +132,24 @@ class Members:
             self.electors = self.electors[-1:]
         return is_confirmed
 
-    def find_returned(self, card: Card, generation: int) -> int | None:
-        """Return the index of a member that has only lost its connection, by what its agent says; None: it is new.
+    def take_back(self, card: Card, address: str, *, generation: int) -> int | None:
+        """Take back a member that has only lost its connection, by what its agent says; None: its agent is a new one.
 
-        One that is away from the last leader has never been seen by this one: it is believed by its generation.
+        One that is away from the last leader has never been seen by this one: it is believed by its generation, and its
+        workers run until it says otherwise.
         """
         index = card.node_index
         if index is None or not card.incarnation:
             return None
-        if (known := self._known(index)) is not None:
-            is_back = known.card.incarnation == card.incarnation
-        else:
-            is_back = index in self.away and card.generation in (generation, generation - 1)
-        return index if is_back else None
+        away = self.away.get(index)
+        before, state = self.nodes.get(index) or (away.node if away is not None else None), State.RUNNING
+        if before is not None and before.card.incarnation == card.incarnation:
+            state = before.state
+        elif before is not None or away is None or card.generation not in (generation, generation - 1):
+            return None
+        self.away.pop(index, None)
+        self.nodes[index] = Node(card=card, name=self.name_of(index), address=address, state=state)
+        return index
 
     def admit(self, card: Card) -> int | str:
         """Return the index of a node that has joined, or why it is rejected."""
@@ -158,3 +160,18 @@ class Members:
         if index in self.excluded:
             return f"node rank {index} was at fault and is excluded for the rest of this job"
         return f"node rank {index} is already in the job, or all {self.num_nodes} nodes are"
+
+
+def has_majority(here: Collection[int], electors: Iterable[Sequence[int]]) -> bool:
+    """Tell whether these nodes are the majority of each of several generations.
+
+    Args:
+        here: nodes whose agents follow one leader, its own included, by their index in the job.
+        electors: the nodes of each generation, its leader's first.
+    """
+    return all(_weight(here, nodes) > len(nodes) for nodes in electors)
+
+
+def _weight(here: Collection[int], nodes: Sequence[int]) -> int:
+    """Two for each member that is here, and one more for the leader; the sum of all is 2 n + 1."""
+    return 2 * sum(node in here for node in nodes) + (nodes[0] in here if nodes else 0)

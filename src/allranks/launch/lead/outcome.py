@@ -86,13 +86,10 @@ def describe_time(time_s: float) -> str:
     """`3.2 s`, `45 s`, `3 min 20 s`, `2 h 5 min`."""
     if time_s < 9.95:
         return f"{time_s:.1f} s"
-    whole_s = round(time_s)
-    if whole_s < 60:
-        return f"{whole_s} s"
-    large, small, units = (whole_s // 60, whole_s % 60, ("min", "s"))
-    if whole_s >= 3600:
-        large, small, units = (whole_s // 3600, whole_s % 3600 // 60, ("h", "min"))
-    return f"{large} {units[0]}" + (f" {small} {units[1]}" if small else "")
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, of_hour = divmod(minutes, 60)
+    parts = [(hours, "h"), (of_hour, "min")] if hours else [(minutes, "min"), (seconds, "s")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count)
 
 
 def summarize(verdict: Verdict) -> str:

@@ -18,12 +18,8 @@ from allranks.model.past import Crash, History
 
 MOST_FAULTS_OF_ONE = 3
 """The third failure of the same rank without progress ends the job; two may be chance."""
-
-
 PROGRESS_S = 600.0
 """A generation that ran this long counts as progress, even without a known checkpoint."""
-
-
 _NOT_RETRIED = "not restarted: a restart does not cure an error of the script; --restart-on-error restarts anyway"
 
 

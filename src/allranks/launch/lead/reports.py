@@ -18,9 +18,10 @@ from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.launch import events
 from allranks.launch.events import SAVE_SIGNAL, Effect
-from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, Phase, Reason, Terms
+from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, Phase, Terms
 from allranks.launch.lead.members import Members, Node, State
 from allranks.launch.lead.recovery import Decision
+from allranks.launch.queue.ending import Ending
 from allranks.model.finding import Finding, Verdict
 from allranks.model.past import Past
 from allranks.wire import protocol
@@ -35,7 +36,7 @@ class Generation:
     began_s: float
     judged: Judged | None = None
     decision: Decision | None = None
-    asked: Reason | None = None
+    asked: Ending | None = None
     """Why all ranks were ordered to save and leave; None: they were not, or they are ended without that."""
     asked_until_s: float | None = None
     order: Order | None = None
@@ -60,7 +61,6 @@ class Reports:
     """A leader's knowledge of its job.
 
     Args:
-        past: the faults so far, and the restarts that are left.
         nodes: whose agents are connected, by their index in the job.
         plan: of the generation that runs.
         now_s: when it begins.
@@ -129,7 +129,7 @@ class Reports:
     @property
     def is_leaving(self) -> bool:
         """Whether all ranks were told to save and leave; after a fault in between, the last checkpoint counts."""
-        was_asked = self._generation.asked in (Reason.REQUEUE, Reason.LEAVE)
+        was_asked = self._generation.asked in (Ending.SAVE_AND_REQUEUE, Ending.SAVE_AND_LEAVE)
         return was_asked and bool(self.steps) and not self.is_finished
 
     @property
@@ -194,7 +194,7 @@ class Reports:
                 self._take(signum, now_s)
             case protocol.Stopped():
                 if message.generation == this.number and self._members.takes_part(index):
-                    self._members.set(index, State.STOPPED)
+                    self._members.nodes[index].state = State.STOPPED
             case _:
                 self._do(events.Disconnect(node=index))
                 self._lose(index, f"it sent {type(message).__name__}, which is not a message of an agent", now_s)
@@ -225,8 +225,7 @@ class Reports:
     def _admit(self, joined: events.Joined) -> None:
         """An agent has authenticated itself: a member that comes back, or a node for the next generation."""
         card, number, members = joined.card, joined.connection, self._members
-        if (index := members.find_returned(card, self._generation.number)) is not None:
-            members.welcome_back(index, card, joined.address)
+        if (index := members.take_back(card, joined.address, generation=self._generation.number)) is not None:
             self._do(events.Accept(connection=number, node=index))
             self._tell_again(index, card.generation)
             return
@@ -241,11 +240,7 @@ class Reports:
         self._say(f"{card.host} has joined and waits for the next restart")
 
     def _tell_again(self, node: int, generation: int) -> None:
-        """Send what an agent may have missed while it had lost its leader; it ignores what it knows.
-
-        Args:
-            generation: of its workers.
-        """
+        """Send what an agent with workers of this generation may have missed; it ignores what it knows."""
         this = self._generation
         if generation < this.number and node in this.plan.nodes:
             self._send(msgspec.structs.replace(this.plan, node_index=this.plan.nodes.index(node)), [node])
@@ -300,10 +295,10 @@ class Reports:
         self._do(events.Show(findings=findings))
         self.is_said = True
 
-    def _ask(self, reason: Reason, why: str, *, signum: int = 0, until_s: float | None = None) -> None:
+    def _ask(self, ending: Ending, why: str, *, signum: int = 0, until_s: float | None = None) -> None:
         """Order all ranks to save at the same step boundary, and leave."""
         this = self._generation
-        this.asked, this.asked_until_s = reason, until_s
+        this.asked, this.asked_until_s = ending, until_s
         self._record("save_asked", why=why, step=self.furthest)
         self._say(why)
         this.order = Order(at_step=(self.furthest or 0) + 1, why=why, signum=signum)

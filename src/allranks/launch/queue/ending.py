@@ -38,10 +38,13 @@ SAFETY = 2.0
 
 
 class Ending(Enum):
-    """What to do about a signal."""
+    """How the workers are to end."""
 
     SAVE_AND_REQUEUE = "save_and_requeue"
+    """The time limit is near: save, and come again."""
     SAVE_AND_LEAVE = "save_and_leave"
+    SAVE_AND_GROW = "save_and_grow"
+    """A node has come: save, and start again with it. No signal means that."""
     STOP = "stop"
 
 

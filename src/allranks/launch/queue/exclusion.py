@@ -10,7 +10,7 @@ or the agent that acts for a lost leader, writes it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -34,11 +34,6 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[int, ...]
     """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
 
-    @property
-    def count(self) -> int:
-        """Number of these attempts."""
-        return len(self.attempts)
-
 
 def remember(culprits: Sequence[Culprit], nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
     """Return the record with the culprits of one attempt added; the order is that of their first fault.
@@ -53,13 +48,12 @@ def remember(culprits: Sequence[Culprit], nodes: Iterable[str], *, cause: str, a
     return tuple(known.values())
 
 
-def is_hopeless(culprits: Sequence[Culprit], nodes: Iterable[str]) -> bool:
+def is_hopeless(culprits: Sequence[Culprit], nodes: Collection[str]) -> bool:
     """Whether one of these nodes was the culprit so often that another start does not help.
 
     An excluded node cannot reach that number; only a node that the job needs can.
     """
-    now = set(nodes)
-    return any(culprit.node in now and culprit.count >= MOST_TIMES for culprit in culprits)
+    return any(culprit.node in nodes and len(culprit.attempts) >= MOST_TIMES for culprit in culprits)
 
 
 def plan_requeue(
@@ -78,7 +72,7 @@ def plan_requeue(
     own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
     closed = set(own) - {each.node for each in culprits}  # nodes that the user excluded: SLURM assigns none of them
     pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
-    by_guilt = sorted(culprits, key=lambda each: (-each.count, -each.attempts[-1]))
+    by_guilt = sorted(culprits, key=lambda each: (-len(each.attempts), -each.attempts[-1]))
     worst_first = [each.node for each in by_guilt if each.node in pool]
     spare = max(0, len(pool) - min_nodes)
     chosen, stay = worst_first[:spare], worst_first[spare:]
@@ -106,12 +100,8 @@ def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
     'run 2 of this job: the previous run lost node01 (AR012 node-failure); resuming from its checkpoints'
     """
     last = [culprit for culprit in culprits if attempt - 1 in culprit.attempts]
-    if not last:
-        return ""
-    names = fold_hosts([culprit.node for culprit in last])
-    return (
-        f"run {attempt + 1} of this job: the previous run lost {names} ({last[0].cause}); resuming from its checkpoints"
-    )
+    lost = f"the previous run lost {fold_hosts([each.node for each in last])} ({last[0].cause})" if last else ""
+    return f"run {attempt + 1} of this job: {lost}; resuming from its checkpoints" if lost else ""
 
 
 def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:

@@ -24,7 +24,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.host.signals import die_with_parent
@@ -48,29 +48,21 @@ _OF_THE_STEP = (
 )  # fmt: skip
 
 
+@dataclass(slots=True)
 class Revivals:
-    """All nodes that may come back, for launch.lead.driver.
+    """All nodes that may come back, for launch.lead.driver."""
 
-    Args:
-        command: the agent's command line, from `own_command`.
-        env: this agent's environment; its step's variables are no options for srun.
-        log: returns the file for the output of a node's srun and agent.
-        patience_s: how long to start new tries for each node; an srun that runs at that time continues.
-    """
-
-    def __init__(
-        self,
-        command: Sequence[str],
-        *,
-        job: OwnJob,
-        env: Mapping[str, str],
-        log: Callable[[str], Path],
-        patience_s: float,
-    ) -> None:
-        self._command, self._job, self._env, self._log = command, job, dict(env), log
-        self._patience_s = patience_s
-        self._new: dict[str, int] = {}
-        self._revivals: dict[str, _Revival] = {}
+    command: Sequence[str]
+    """The agent's command line, from `own_command`."""
+    job: OwnJob
+    env: Mapping[str, str]
+    """This agent's; its step's variables are no options for srun."""
+    log: Callable[[str], Path]
+    """Returns the file for the output of a node's srun and agent."""
+    patience_s: float
+    """How long to start new tries for each node; an srun that runs at that time continues."""
+    _new: dict[str, int] = field(default_factory=dict)
+    _revivals: dict[str, _Revival] = field(default_factory=dict)
 
     def expect(self, node: str, seat: int) -> None:
         """Begin to try: the node's agent is gone."""
@@ -81,14 +73,14 @@ class Revivals:
         """Do what is due, without blocking; return lines for the user."""
         lines = []
         for node, seat in self._new.items():
-            log, env = self._log(node), self._env
+            log, env = self.log(node), self.env
             command = srun_command(
                 node,
-                [*place_of(node, seat, env), *self._command],
-                job_id=env.get("SLURM_JOB_ID", self._job.id),
+                [*place_of(node, seat, env), *self.command],
+                job_id=env.get("SLURM_JOB_ID", self.job.id),
                 cpus_per_task=env.get("SLURM_CPUS_PER_TASK", ""),
             )
-            self._revivals[node] = _Revival(command, step_env(env, kept=_KEPT), log, now_s + self._patience_s, now_s)
+            self._revivals[node] = _Revival(command, step_env(env, kept=_KEPT), log, now_s + self.patience_s, now_s)
             lines.append(f"{node}: its agent will be restarted when the node comes back; see {log}")
         self._new.clear()
         for node, revival in list(self._revivals.items()):

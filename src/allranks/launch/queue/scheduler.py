@@ -26,10 +26,10 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.host.slurm import JobState, list_nodes
+from allranks.host.slurm import list_nodes
 from allranks.host.slurm_command import shielded
 from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, own_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
@@ -68,17 +68,17 @@ class Scheduler:
     say: Callable[[str], None]
     _limit: TimeLimit
     _grace_s: float | None = None
+    """How long the workers live after SIGTERM; None: SLURM has not said so."""
     _no_requeue: str = ""
     _left_s: float | None = None
-    _thread: threading.Thread | None = field(default=None)
+    _thread: threading.Thread | None = None
 
     @classmethod
     def of(
         cls, env: Mapping[str, str], *, run_dir: Path, attempt: int, min_nodes: int, say: Callable[[str], None]
     ) -> Scheduler | None:
         """Return the scheduler that runs this process; None outside of SLURM."""
-        job = own_job(env)
-        if job is None:
+        if (job := own_job(env)) is None:
             return None
         limit = TimeLimit(job, env)
         return cls(job=job, run_dir=run_dir, attempt=attempt, min_nodes=min_nodes, say=say, _limit=limit)
@@ -93,14 +93,8 @@ class Scheduler:
             self._thread = threading.Thread(target=self._ask, name="allranks-slurm", daemon=True)
             self._thread.start()
         self._thread.join(ANSWER_S)
-        return decide(
-            signum,
-            job=self.job,
-            left_s=self._left_s,
-            no_requeue=self._no_requeue,
-            grace_s=self._grace_s,
-            save_s=save_s,
-        )
+        left_s, grace_s, no_requeue = self._left_s, self._grace_s, self._no_requeue
+        return decide(signum, job=self.job, left_s=left_s, no_requeue=no_requeue, grace_s=grace_s, save_s=save_s)
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
         """Requeue the job, unless another agent has; on success SLURM ends this process soon after.
@@ -189,7 +183,11 @@ class Scheduler:
             state = find_job(self.job.id)
             if state is not None:
                 self._no_requeue = why_no_requeue(self.job, state)
-            self._grace_s = read_grace_s(state)
+            with contextlib.suppress(AllranksError), shielded():
+                if state is not None and state.preempted_at and state.state == "RUNNING":
+                    self._grace_s = read_partition(state.partition).grace_s
+                else:
+                    self._grace_s = read_site().kill_wait_s
             self._left_s = self._limit.left_s(time.time())
 
     def _claim(self) -> bool:
@@ -200,14 +198,3 @@ class Scheduler:
         except OSError as exc:
             return not isinstance(exc, FileExistsError)
         return True
-
-
-def read_grace_s(state: JobState | None) -> float | None:
-    """Return how long the workers of a job live after SIGTERM; None if SLURM does not say."""
-    try:
-        with shielded():
-            if state is not None and state.preempted_at and state.state == "RUNNING":
-                return read_partition(state.partition).grace_s
-            return read_site().kill_wait_s
-    except AllranksError:
-        return None
