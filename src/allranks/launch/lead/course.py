@@ -10,9 +10,12 @@ forming    the driver has told which checkpoint is     ANSWER_S; then without th
 paused     enough nodes are here                       capacity_s                          forming; over
 over       at once: every agent gets its Goodbye, or Resign
 
-The scheduler is asked what a signal means: to order all ranks to save and leave, or to stop them. After the phase
-running, the last checkpoint counts, and a stop signal ends the job without a question. A job that got one is never
-requeued.
+signal     running                                     stopping, forming, paused
+SIGUSR1    the scheduler is asked: all ranks save, and the scheduler is asked: the last checkpoint counts,
+           leave; the job is requeued, or ends         and the job is requeued, or ends
+others     the scheduler is asked: all ranks save and  the job ends with the signal's exit code
+           leave, or they are stopped
+Over: nothing. A stop signal (SIGTERM, SIGINT, SIGHUP, SIGQUIT) outranks SIGUSR1; a job that got one is never requeued.
 
 A connection that ends is taken up again by its agent: the node is away, for RETURN_S at most, before it is lost.
 
