@@ -69,6 +69,8 @@ def load(mutant: Mutant | None) -> Cores:
     saved = {name: importlib.import_module(f"allranks.launch.{name}") for name in MODULES}
     if mutant is None:
         return _cores(saved)
+    if mutant.file.removesuffix(".py").replace("/", ".") not in MODULES:
+        raise ValueError(f"{mutant.name}: {mutant.file} is none of the modules that are loaded anew")
     loaded: dict[str, ModuleType] = {}
     try:
         for name, before in saved.items():
