@@ -226,7 +226,7 @@ def test_json_has_what_programs_need(slurm: FakeSlurm, allranks: Allranks) -> No
     ("pattern", "options", "file"),
     [
         ("gloo_%j.out", SbatchOptions(), "gloo_12.out"),
-        ("%x-%5j%%.out", SbatchOptions(job_name="t"), "t-12%.out"),
+        ("%x-%5j%%.out", SbatchOptions(job_name="t"), "t-00012%.out"),
         ("%A_%a.out", SbatchOptions(array="0-2"), "12_*.out"),
         ("%N/%u", SbatchOptions(chdir="/data"), "/data/*/*"),
         ("x%", SbatchOptions(), "x*"),

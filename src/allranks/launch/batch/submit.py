@@ -170,7 +170,12 @@ def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
     'gloo_12.out'
     """
     known = {"%": "%", "A": job, "x": options.job_name or "*", "j": "*" if options.array else job}
-    name = re.sub(r"%\d*(.?)", lambda found: known.get(found[1], "*"), pattern)  # `%4j` pads
+
+    def fill(found: re.Match[str]) -> str:
+        value = known.get(found[2], "*")
+        return value.zfill(int(found[1] or 0)) if value.isdecimal() else value  # `%5j` pads with zeros
+
+    name = re.sub(r"%(\d*)(.?)", fill, pattern)
     return str(Path(options.chdir or "", name))
 
 
