@@ -6,6 +6,7 @@ import pytest
 
 from allranks.guard.orders import Orders
 from allranks.guard.presence import (
+    NOT_COME,
     find_suspects,
     judge_gone,
     judge_stopped,
@@ -81,6 +82,14 @@ def test_it_takes_two_signs(case):
     assert (judged.nodes, judged.cures, judged.exit_code, judged.is_retryable) == ((2,), True, 75, True)
     assert finding.evidence
     assert finding.fix
+
+
+def test_one_that_has_not_come_to_a_new_leader_is_not_blamed_for_its_agent_but_for_its_machine():
+    for tries, expected in ((REFUSED, None), (NO_ANSWER, NOT_COME)):
+        made = picture(silent_s=1.0, is_lost=True, tries=tries)
+        made.nodes[GONE].lost_reason = NOT_COME
+        judged, _ = judge_gone(made, NOW_S)
+        assert (judged and judged.findings[0].evidence[0].seen) == expected
 
 
 def test_where_both_networks_are_one_the_machine_does_not_answer_on_that_one():

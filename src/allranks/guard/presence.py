@@ -31,6 +31,8 @@ START_S = 15.0
 """How long the first beat of a generation may take."""
 OVERSLEPT_S = 3.0
 """An agent may give up a leader that does not run for so long (launch.succession)."""
+NOT_COME = "it has not come to the new leader"
+"""An agent that the last leader had started again may have ended with it: only the silence of its machine counts."""
 HOLD_S = 1.0
 """How long the verdict on one node waits for that on another one that is silent, too."""
 
@@ -112,7 +114,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     first = node.lost_reason if is_lost else f"no word from its agent for {silent_s:.1f} s"
     tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
     told = [_say(scene, index, each) for index, each in tried]
-    if any(each.seen.refused for _, each in tried):
+    if any(each.seen.refused for _, each in tried) and first != NOT_COME:
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
         if scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:

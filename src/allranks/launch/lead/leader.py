@@ -17,6 +17,7 @@ import signal
 import msgspec
 
 from allranks.guard.judged import Judged
+from allranks.guard.presence import NOT_COME
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead import course, outcome
@@ -81,9 +82,7 @@ class Leader(Reports):
             members.excluded.add(leader)
         for index in [each for each in members.group if each not in members.nodes and each not in members.excluded]:
             # The others come one after another; the last leader's node is given up in this turn, and expected back.
-            why, wait_s = f"{members.name_of(index)} has not come to the new leader", course.GATHER_S
-            if index == leader:
-                why, wait_s = reason, 0.0
+            why, wait_s = (reason, 0.0) if index == leader else (NOT_COME, course.GATHER_S)
             members.miss(index, why, now_s + wait_s)
             if not has_resigned:
                 self._suspect(index, why, now_s)
