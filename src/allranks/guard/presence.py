@@ -54,7 +54,7 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     proven = {node.index: finding for node in suspects if (finding := _judge_node(scene, node, now_s)) is not None}
     if not proven:
         return None, False
-    is_open = len(proven) < len(suspects)
+    is_open = any(node.index not in proven and not answers(scene, node, now_s) for node in suspects)
     tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
     if 2 * len(suspects) > len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
         is_deaf = len(proven) == len(scene.nodes) - 1 and not any(each.seen.connects for each in tried)
