@@ -7,6 +7,7 @@ import pytest
 from allranks.guard.orders import Orders
 from allranks.guard.presence import (
     NOT_COME,
+    UNLED,
     find_suspects,
     judge_gone,
     judge_stopped,
@@ -116,6 +117,35 @@ def test_an_agent_that_ended_while_the_leader_slept_may_have_given_up(slept_s, w
     assert ("the leader's agent did not run for 20 s" in [each.seen for each in finding.evidence]) is (
         confidence == "undecided"
     )
+
+
+@pytest.mark.parametrize(
+    ("reason", "confidence"),
+    [("closed", "certain"), (f"closed; {UNLED} 13 s", "undecided")],
+    ids=["a leader follows at once", "nobody led for a while"],
+)
+def test_a_last_leader_may_have_left_while_nobody_led(reason: str, confidence: str):
+    made = picture(silent_s=8.0, is_lost=True, tries=REFUSED)
+    made.nodes[GONE].lost_reason = reason
+    (finding,) = judge_gone(made, NOW_S)[0].findings
+    assert (finding.evidence[0].seen, finding.confidence) == (reason, confidence)
+
+
+@pytest.mark.parametrize(("more_s", "is_named"), [(-1.0, False), (1.0, True)])
+def test_a_silent_agent_is_named_when_no_rank_has_moved_for_hang_s(more_s: float, is_named: bool):
+    made = picture(silent_s=9.5, tries=ANSWERS)
+    made.moved_s = NOW_S - made.settings.hang_s - more_s
+    judged, _ = judge_gone(made, NOW_S)
+    assert (judged is not None) is is_named
+    if judged is not None:
+        assert (judged.nodes, judged.findings[0].confidence) == ((GONE,), "likely")
+
+
+def test_an_agent_that_has_not_come_to_a_new_leader_is_not_named_while_its_machine_answers():
+    made = picture(silent_s=30.0, is_lost=True, tries=ANSWERS)
+    assert judge_gone(made, NOW_S)[0] is not None
+    made.nodes[GONE].lost_reason = NOT_COME
+    assert judge_gone(made, NOW_S)[0] is None
 
 
 @pytest.mark.parametrize(("silent_s", "is_over"), [(8.0, False), (9.5, True)])

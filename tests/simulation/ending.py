@@ -93,15 +93,16 @@ class Ends(Network):
     def _settle(self: World, process: Process) -> None:
         lead, agent, life = process.lead, process.agent, self.life
         if lead is not None and lead.verdict is not None:
-            self.record(process.node, "ended", {"exit_code": lead.verdict.exit_code, "leader": f"n{process.node}"})
+            told = {"exit_code": lead.verdict.exit_code, "leader": f"n{process.node}"}
+            self.record(process.node, "ended", {**told, "is_cut_off": agent.goodbye.is_cut_off})
         code = agent.goodbye.exit_code
         if agent.interrupted_by is not None and process.heard is None:
             self.faulty.add(process.node)  # a signal has ended this agent, and no leader was told why
-        if life.is_slurm and agent.is_leader_lost and agent.interrupted_by is None:
+        if agent.is_leader_lost and agent.interrupted_by is None:
             self._look_for_others(
                 process,
                 LEADER_WRITES_S,
-                lambda: self._leave(process, Exit.OK if life.max_restarts else code),
+                lambda: self._leave(process, Exit.OK if life.max_restarts or self._has_ended_well(process) else code),
                 lambda: self._go_back(process),
             )
         else:
@@ -109,9 +110,12 @@ class Ends(Network):
                 self._queue_again(process)
             self._leave(process, code)
 
+    def _has_ended_well(self: World, process: Process) -> bool:
+        return self.count_events(process.node, "ended", exit_code=0, is_cut_off=False) > 0
+
     def _go_back(self: World, process: Process) -> None:
         """Nobody else goes on with the job, as far as this agent knows."""
-        if self.life.max_restarts and not process.signalled:
+        if self.life.is_slurm and self.life.max_restarts and not process.signalled:
             self.requeue(process)
         self._leave(process, process.agent.goodbye.exit_code)
 
@@ -121,7 +125,7 @@ class Ends(Network):
             process.agent.goodbye.exit_code,
             is_to_requeue=leader.is_to_requeue,
             interrupted_by=leader.interrupted_by or next(iter(process.signalled), None),
-            has_restarts=bool(self.life.max_restarts) and not leader.is_finished,
+            has_restarts=bool(self.life.max_restarts) and not leader.is_finished and not self._has_ended_well(process),
         )
         if sequel.value == "requeue":
             self.requeue(process)
@@ -168,8 +172,7 @@ class Ends(Network):
         node, agent = process.node, process.agent
         count = partial(self.count_events, node)
         is_given_up = process.lead is None and count("node_lost", node=f"n{node}") > process.times_lost
-        of, is_cut_off = (agent.plan.generation, agent.leader_name), not agent.is_leader_lost
-        return is_given_up or self.cores.is_led_elsewhere(count, *of, is_cut_off=is_cut_off)
+        return is_given_up or self.cores.is_led_elsewhere(count, agent.plan.generation, agent.leader_name)
 
     # New processes
 

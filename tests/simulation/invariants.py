@@ -7,15 +7,17 @@ raises nothing: it returns what broke it, or an empty text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch import events
-from allranks.launch.end import LEADER_WRITES_S
 from allranks.launch.events import GRACE_S
-from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, STOPPED_S
+from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, RETURN_S, STOPPED_S
 from allranks.model.finding import Confidence, Severity
 from allranks.model.hostlist import expand_hosts
 from allranks.wire.protocol import Beat, Exited, Failed, Goodbye, Order, Ping, Plan, Stop, Stopped
+
+from .terms import TERMS
 
 if TYPE_CHECKING:
     from .kernel import Generation
@@ -100,8 +102,8 @@ def waits_end(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     if phase in limits_s and waited_s > limits_s[phase] + SLACK_S:
         return f"{phase} for {waited_s:.1f} s"
     has_hung = phase == "stopping" and waited_s > RESTART_GRACE_S + STOPPED_S + SLACK_S
-    if has_hung and any(node for node in lead.running):
-        return f"stopping for {waited_s:.1f} s, and n{max(lead.running)} is still waited for"
+    if has_hung and (others := lead.running - {lead.node}):
+        return f"stopping for {waited_s:.1f} s, and n{max(others)} is still waited for"
     return ""
 
 
@@ -129,7 +131,7 @@ def who_is_waited_for_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -
     for each in effects:
         if isinstance(each, events.Say) and each.text.startswith("paused: only"):
             lead.noticed_s = lead.world.now_s
-        if isinstance(each, events.Disconnect):
+        if isinstance(each, events.Disconnect) and lead.verdict is None:
             name, has_left = f"n{each.node}", any(_is_left_out(other, each.node) for other in effects)
             told = [other.fields.get("node") for other in effects if isinstance(other, events.Record)]
             if name not in told and not has_left:
@@ -277,17 +279,16 @@ def check_requeue(world: World, process: Process) -> None:
         raise Violation(f"A job that was cancelled is never requeued. Here: n{process.node}, {process.signalled}")
     if process.node in world.blind:
         return
+    count = partial(world.count_events, process.node, "ended", exit_code=0, is_cut_off=False)
+    if count() > count(leader=f"n{process.node}"):
+        raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, and it has ended with 0")
     for lead in world.leads:
         is_known = lead.node not in world.blind and world.now_s - lead.begun_s > world.life.seen_s
         if lead.process is process or not is_known:
             continue
-        has_told = world.now_s - lead.woke_s > LEADER_WRITES_S + world.life.seen_s
+        has_told = world.now_s - lead.woke_s > TERMS.gone_s + RETURN_S + SLACK_S + world.life.seen_s
         if lead.goes_on and has_told:
             raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, while n{lead.node} leads")
-        has_left = lead.leader.has_resigned or (lead.process.heard is not None and lead.process.heard.is_cut_off)
-        has_ended = lead.verdict is not None and not has_left
-        if has_ended and lead.process.exit_code is not None and lead.verdict.exit_code == 0:
-            raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, n{lead.node} has ended it with 0")
 
 
 def check_after(lead: Lead, event: Any, effects: Sequence[Any]) -> None:

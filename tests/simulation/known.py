@@ -87,4 +87,71 @@ KNOWN: dict[str, Life] = {
         max_restarts=2,
         is_slurm=True,
     ),
+    "away-members-are-waited-for-before-the-next-generation": Life(
+        seed=13624,
+        num_nodes=3,
+        num_steps=4,
+        faults=(
+            Fault(at_s=0.0, kind=Kind.LINE_ENDS, node=-1, on="forming", after_s=1.3535334498290368),
+            Fault(at_s=4.0, kind=Kind.WORKER_CRASHES, node=0),
+        ),
+        max_restarts=4,
+        answer_s=1.3,
+    ),
+    "a-cut-off-leader-may-have-left": Life(
+        seed=16677,
+        num_nodes=3,
+        num_steps=6,
+        faults=(
+            Fault(at_s=7.0, kind=Kind.NODE_IS_CUT_OFF, node=1, for_s=16.0),
+            Fault(at_s=7.0, kind=Kind.NODE_IS_CUT_OFF, node=2, for_s=8.0),
+        ),
+        max_restarts=2,
+    ),
+    "others-go-on-from-the-generation-before": Life(
+        seed=18663,
+        num_nodes=3,
+        num_steps=13,
+        faults=(
+            Fault(at_s=0.0, kind=Kind.NODE_IS_CUT_OFF, node=-1, on="plan"),
+            Fault(at_s=2.0, kind=Kind.WORKER_CRASHES, node=0),
+            Fault(at_s=7.0, kind=Kind.AGENT_STOPS, node=2, for_s=10.4),
+        ),
+        max_restarts=1,
+        is_slurm=True,
+    ),
+    "a-stopped-agent-in-a-job-that-does-not-move": Life(
+        seed=34125,
+        num_nodes=2,
+        num_steps=3,
+        faults=(Fault(at_s=2.0, kind=Kind.AGENT_STOPS, node=1), Fault(at_s=2.0, kind=Kind.WORKER_HANGS, node=0)),
+    ),
+    "an-ended-leader-that-was-cut-off-ends-nobody-else": Life(
+        seed=70909,
+        num_nodes=3,
+        num_steps=4,
+        faults=(Fault(at_s=4.0, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=6.0),),
+        max_restarts=2,
+    ),
+    "the-last-word-is-lost": Life(
+        seed=51210,
+        num_nodes=3,
+        num_steps=8,
+        faults=(
+            Fault(at_s=6.0, kind=Kind.LINE_ENDS, node=0, after_s=1.6570353164362457),
+            Fault(at_s=9.5, kind=Kind.LINE_ENDS, node=0, after_s=1.87080030372175),
+            Fault(at_s=12.0, kind=Kind.LINE_ENDS, node=2),
+        ),
+        turn_s=0.27661930477010965,
+    ),
+    "a-node-that-was-given-up-comes-back-while-its-generation-runs": Life(
+        seed=33826,
+        num_nodes=2,
+        num_steps=11,
+        faults=(
+            Fault(at_s=1.0, kind=Kind.AGENT_STOPS, node=-1, for_s=4.0, on="leaderless"),
+            Fault(at_s=5.0, kind=Kind.LINE_ENDS, node=1, after_s=1.4924393709829686),
+        ),
+        max_restarts=4,
+    ),
 }

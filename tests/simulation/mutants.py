@@ -33,6 +33,7 @@ class Cores:
     decide_ending: Any
     decide_sequel: Any
     is_led_elsewhere: Any
+    has_ended: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,7 @@ def _cores(modules: dict[str, Any]) -> Cores:
         decide_ending=modules["queue.ending"].decide,
         decide_sequel=modules["queue.ending"].decide_sequel,
         is_led_elsewhere=modules["succession"].is_led_elsewhere,
+        has_ended=modules["succession"].has_ended,
     )
 
 

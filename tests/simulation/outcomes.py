@@ -68,9 +68,17 @@ def the_healthy_hear_the_verdict(world: World) -> str:
 def one_verdict(world: World) -> str:
     """All agents that hear a verdict hear the same one, whoever led."""
     members = [each for each in world.processes if each.lead is None and not each.was_left_out and not _has_left(each)]
-    heard = [each for each in members if each.heard and not (each.heard.is_cut_off and each.node in world.blind)]
+    heard = [each for each in members if each.heard and not (each.heard.is_cut_off and world.blind)]
     codes = {process.heard.exit_code for process in heard if process.agent and process.agent.goodbye is process.heard}
-    return f"exit codes {codes}" if len(codes) > 1 else ""
+    return f"exit codes {codes}" if len(codes) > 1 and not _has_ended_unseen(world) else ""
+
+
+def _has_ended_unseen(world: World) -> bool:
+    """Whether somebody led on when the job had ended, and could not know: the last word and the line did not arrive."""
+    ends = [each for each in world.recorded if each.event == "ended" and not each.fields["is_cut_off"]]
+    first = min(ends, key=lambda end: end.at_s)
+    later = [lead for lead in world.leads if lead.node != first.node]
+    return any(world.blind & {first.node, lead.node} or lead.begun_s < first.at_s + world.life.seen_s for lead in later)
 
 
 def requeued_once(world: World) -> str:

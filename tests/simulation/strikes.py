@@ -271,8 +271,11 @@ def _release(world: World, worker: Worker) -> None:
 
 
 def _go_on(world: World, process: Process, *, is_sure: bool = False) -> None:
-    """A process that was stopped goes on, with all that it missed."""
+    """A process that was stopped goes on, with all that it missed; one of a suspended job with the job."""
     if not process.is_alive or not process.is_stopped or (world.is_healed and not process.goes_on and not is_sure):
+        return
+    if not is_sure and world.now_s < world.suspended_until_s:
+        world.at(world.suspended_until_s - world.now_s, lambda: _go_on(world, process))
         return
     process.is_stopped = process.goes_on = False
     world.machines[process.node].woke_s = world.now_s

@@ -262,6 +262,12 @@ class World(Ends, Strikes):
                 dialing.seek(self, process, contacts)
             case events.Reject(connection=number):
                 self._end_line(process.joined.pop(number), by_host=True)
+            case events.Lead(connections=connections) if self.cores.has_ended(
+                functools.partial(self.count_events, node)
+            ):
+                for number in connections.values():
+                    self._end_line(process.joined.pop(number), by_host=True)
+                self._feed_agent(process, events.NotFound(now_s=self.now_s, reason="the job has ended"))
             case events.Lead():
                 self._become_leader(process, effect)
             case events.Start(plan=plan):

@@ -7,7 +7,8 @@ A node is gone where a second way says the same:
     connection lost, or silent            its machine refuses tries: nobody listens        the agent is dead
     connection lost, or silent gone_s     tries on every network come to nothing, also     the node is gone
                                           those of a node that is not the leader's
-    lost, or silent 3 x gone_s            its machine answers; ranks wait for its ranks    its processes are stopped
+    lost, or silent 3 x gone_s            its machine answers; ranks wait for its ranks,   its processes are stopped
+                                          or none has moved for hang_s
     silent 3 x gone_s                     its machine answers; all other ranks are done    its agent is stopped
 
 Where every other node falls silent at once, it is the leader's own network; where most of them do, nobody can tell.
@@ -33,6 +34,8 @@ OVERSLEPT_S = 3.0
 """An agent may give up a leader that does not run for so long (launch.succession)."""
 NOT_COME = "it has not come to the new leader"
 """An agent that the last leader had started again may have ended with it: only the silence of its machine counts."""
+UNLED = "nobody led for"
+"""Part of the reason: the last leader may have left, because it found itself cut off."""
 HOLD_S = 1.0
 """How long the verdict on one node waits for that on another one that is silent, too."""
 
@@ -117,13 +120,14 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     if any(each.seen.refused for _, each in tried) and first != NOT_COME:
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
-        if scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
-            leader = scene.nodes[scene.leader].name
-            what = f"the node's agent ended while the leader's on {leader} did not run: it was killed, or gave up"
-            slept, where = f"the leader's agent did not run for {scene.slept_s:.0f} s", f"{leader} or {node.name}"
-            unsure = {"node": where, "evidence": [first, *told, slept], "confidence": Confidence.UNDECIDED, "fix": fix}
-            return scene.fault("AR012", what, *node.ranks, **unsure)
-        return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], fix=fix)
+        more = {"evidence": [first, *told], "fix": fix}
+        has_slept = scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s
+        if has_slept or UNLED in first:
+            what = "the node's agent ended while no leader ran: it was killed, or gave up"
+            slept = [f"the leader's agent did not run for {scene.slept_s:.0f} s"] if has_slept else []
+            more |= {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
+            more["evidence"] = [first, *told, *slept]
+        return scene.fault("AR012", what, *node.ranks, **more)
     is_late = is_lost or silent_s >= gone_s
     if tried and not any(each.seen.connects for _, each in tried):
         tried_networks = {each.seen.network for _, each in tried}
@@ -147,7 +151,9 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         what += "its machine answers, and all other ranks have finished"
         fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
         return scene.fault("AR010", what, *node.ranks, evidence=[first, *told], fix=fix, confidence=Confidence.LIKELY)
-    if is_late and mute_s >= patience_s and (is_lost or _is_waited_for(scene, node, now_s)):
+    has_stopped = scene.moved_s + scene.settings.hang_s <= now_s
+    is_waited_for = is_lost or has_stopped or _is_waited_for(scene, node, now_s)
+    if is_late and mute_s >= patience_s and is_waited_for and first != NOT_COME:
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
         what = what if tried else "the node's agent is gone, and no other node could test its machine"
         return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], confidence=Confidence.LIKELY)

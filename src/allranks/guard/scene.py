@@ -154,6 +154,8 @@ class Scene:
         ]
         self.slept_s, self.woke_s = 0.0, now_s
         """How long the leader did not run, the last time, and when it went on."""
+        self.moved_s = now_s
+        """When any rank has last made a step, or begun or completed a call."""
         self.ranks: dict[int, RankView] = {}
         self.ends: dict[int, tuple[WorkerEnd, float]] = {}
         """Of workers that ended badly by themselves, and when that was heard."""
@@ -268,6 +270,7 @@ class Scene:
         marks = (beat.step, *[(group.name, group.enqueued, group.completed) for group in beat.groups])
         view = self.ranks.get(beat.rank)
         moved_s = view.moved_s if view is not None and view.marks == marks else told_s
+        self.moved_s = max(self.moved_s, moved_s)
         self.calls_version += view is None or beat.calls != view.beat.calls
         view = self.ranks[beat.rank] = RankView(beat, told_s, moved_s, marks)
         # Kept as it is told: to go through all ranks for each look takes a tenth of a second with 100,000 of them.

@@ -306,7 +306,7 @@ class Agent:
             if now_s >= self.succession.gives_up_s or self.interrupted_by is not None:
                 self._lose(now_s)
             elif self.succession.can_lead and self.succession.is_open(now_s):
-                self._do(self.succession.lead())
+                self._do(self.succession.lead(now_s))
         elif self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
             self._drop_leader(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
         elif self._search is not None and now_s >= self._search.gives_up_s:

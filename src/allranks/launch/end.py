@@ -104,30 +104,30 @@ class End:
             say(f"the other nodes go on with the job; {self.name} leaves it")
             return self._leave()
         if leader is not None and leader.verdict is not None:
-            self._pronounce(leader, leader.verdict)
+            self._pronounce(leader, leader.verdict, is_cut_off=goodbye.is_cut_off)
         self._say(goodbye)
-        if self.scheduler is None:
-            return goodbye.exit_code
         if self.agent.is_leader_lost and self.agent.interrupted_by is None:  # a cancelled job is never requeued
-            say(f"ended: {goodbye.summary}")
+            can_restart = self.plan.request.max_restarts > 0
+            if self.scheduler is not None:  # else it is said
+                say(f"ended: {goodbye.summary}")
             if self._is_led_elsewhere(LEADER_WRITES_S):
-                say(f"the job goes on without {self.name}; see the leader's output for its verdict")
-                return self._leave() if self.plan.request.max_restarts else goodbye.exit_code
-            if self.plan.request.max_restarts and not self.inbox.received:
+                say(f"the job goes on without {self.name}, or has ended; see the leader's output for its verdict")
+                return self._leave() if can_restart or self._has_ended_well() else goodbye.exit_code
+            if self.scheduler is not None and can_restart and not self.inbox.received:
                 return self.scheduler.requeue([self.agent.leader_name], cause="AR012 node-failure")
-        if leader is None:
+        if leader is None or self.scheduler is None:
             return goodbye.exit_code
         exit_code = self._queue_again(goodbye, leader, self.scheduler)
         if leader.unresponsive:
             end_step(self.env)
         return exit_code
 
-    def _pronounce(self, leader: Leader, verdict: Verdict) -> None:
+    def _pronounce(self, leader: Leader, verdict: Verdict, *, is_cut_off: bool) -> None:
         warnings = self.rendezvous.warnings
         whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *warnings))
         is_quiet = leader.is_said or leader.interrupted_by is not None
         said = len(whole.findings) if is_quiet else len(warnings)
-        pronounce(whole, self.run_dir, node=self.name, already_said=said)
+        pronounce(whole, self.run_dir, node=self.name, already_said=said, is_cut_off=is_cut_off)
 
     def _say(self, goodbye: Goodbye) -> None:
         """The last line on this terminal."""
@@ -143,14 +143,17 @@ class End:
             num_restarts = self.agent.plan.generation - self.rendezvous.group.generation
             say(describe_success(script, self.agent.plan.world_size, took_s, num_restarts, where=where))
 
+    def _has_ended_well(self) -> bool:
+        """Whether another leader has ended the job with 0; this agent did not hear it."""
+        return self.run_dir.count_events("ended", exit_code=0, is_cut_off=False) > 0
+
     def _is_led_elsewhere(self, more_s: float) -> bool:
         """Whether the run directory says, within some seconds, that others go on with the job, or have ended it."""
         agent, count = self.agent, self.run_dir.count_events
         deadline_s = time.monotonic() + self.plan.guard.gone_s + more_s
         while not self.inbox.received:
             is_given_up = self.leader is None and count("node_lost", node=self.name) > self._times_lost
-            of, is_cut_off = (agent.plan.generation, agent.leader_name), not agent.is_leader_lost
-            if is_given_up or is_led_elsewhere(count, *of, is_cut_off=is_cut_off):
+            if is_given_up or is_led_elsewhere(count, agent.plan.generation, agent.leader_name):
                 return True
             if time.monotonic() >= deadline_s:  # after a last look
                 break
@@ -178,7 +181,7 @@ class End:
             goodbye.exit_code,
             is_to_requeue=leader.is_to_requeue,
             interrupted_by=leader.interrupted_by or next(iter(self.inbox.received), None),
-            has_restarts=bool(self.plan.request.max_restarts) and not leader.is_finished,
+            has_restarts=bool(self.plan.request.max_restarts) and not leader.is_finished and not self._has_ended_well(),
         )
         match sequel:
             case ending.Sequel.REQUEUE if leader.is_to_requeue:
@@ -212,12 +215,20 @@ def end_step(env: Mapping[str, str]) -> None:
         cancel_job(f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}")
 
 
-def pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
+def pronounce(
+    verdict: Verdict,
+    run_dir: RunDir,
+    *,
+    node: str,
+    is_spoken: bool = True,
+    already_said: int = 0,
+    is_cut_off: bool = False,
+) -> int:
     """Write the verdict, print the findings not yet printed, and return its exit code."""
     run_dir.attempt = verdict.attempt
     run_dir.write_verdict(verdict, node=node)
     if is_spoken:
-        run_dir.add_event("ended", exit_code=verdict.exit_code, leader=node)
+        run_dir.add_event("ended", exit_code=verdict.exit_code, leader=node, is_cut_off=is_cut_off)
         print_findings(verdict.findings[: len(verdict.findings) - already_said])
     return verdict.exit_code
 

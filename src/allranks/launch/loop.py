@@ -21,6 +21,7 @@ from allranks.launch.events import GRACE_S, Driver, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.rendezvous import Rendezvous
+from allranks.launch.succession import has_ended
 from allranks.launch.workers import Worker, reap_orphans
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, WireError
@@ -164,6 +165,10 @@ class Loop:
                 self._search = self._seek(contacts, self._agent)
             case events.Reject(connection=number):
                 self._joined.pop(number).close()
+            case events.Lead(connections=connections) if has_ended(crew.run_dir.count_events):
+                for number in connections.values():
+                    self._joined.pop(number).close()
+                self._feed(events.NotFound(now_s=time.monotonic(), reason="the job has ended"))
             case events.Lead():
                 self._follow(self._become_leader(effect), self._agent.node)
             case events.Say(text=text):

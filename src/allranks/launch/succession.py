@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from allranks.guard.presence import UNLED
 from allranks.launch import events
 from allranks.launch.events import Effect
 from allranks.launch.lead.course import RETURN_S
@@ -26,6 +27,8 @@ OPENS_S = 1.0
 """Seconds between two successors: the first one that is there has the time to be found by all."""
 SEEK_S = 20.0
 """Seconds to look for a leader: all successors have had their turn by then."""
+UNLED_S = 10.0
+"""After so many seconds the last leader may have left, because it found itself cut off."""
 RETRY_S = 2.0
 """Seconds beyond RETURN_S, where nobody can succeed the leader."""
 
@@ -90,14 +93,16 @@ class Succession:
         before, self.joined[node] = self.joined.get(node), joined
         return [events.Reject(connection=before.connection, reason="it has connected again")] if before else []
 
-    def lead(self) -> events.Lead:
+    def lead(self, now_s: float) -> events.Lead:
         """Return what makes this agent the leader of those that have joined it."""
         joined, self.joined = self.joined, {}
+        unled_s = now_s - self.lost_s
+        reason = self.reason if unled_s < UNLED_S else f"{self.reason}; {UNLED} {unled_s:.0f} s"
         return events.Lead(
             connections={node: each.connection for node, each in joined.items()},
             cards={node: each.card for node, each in joined.items()},
             plan=self.plan,
-            lost=(self.leader, self.reason),
+            lost=(self.leader, reason),
             has_resigned=self.has_resigned,
         )
 
@@ -121,18 +126,26 @@ class Succession:
         return (self.plan.nodes,) if is_confirmed else (*self.plan.electors, self.plan.nodes)
 
 
-def is_led_elsewhere(count_events: Callable[..., int], generation: int, leader: str, *, is_cut_off: bool) -> bool:
+def is_led_elsewhere(count_events: Callable[..., int], generation: int, leader: str) -> bool:
     """Whether events.jsonl says that another leader goes on with the job, or that the job has ended.
 
     Args:
         count_events: counts the events of a name whose fields have these values.
         generation: the last one of the agent that asks.
         leader: name of the node that has led it.
-        is_cut_off: whether that leader was cut off; the end that it writes down is not the job's.
     """
 
     def others(event: str, **fields: int) -> bool:
         return count_events(event, **fields) > count_events(event, **fields, leader=leader)
 
-    has_ended = others("ended") if is_cut_off else count_events("ended") > 0
-    return has_ended or others("took_over", generation=generation) or others("restarting", generation=generation + 1)
+    if has_ended(count_events) or others("took_over", generation=generation):
+        return True
+    # A generation whose Plan the others did not get: they go on from the one before.
+    is_own = count_events("restarting", generation=generation, leader=leader) > 0
+    is_passed_over = is_own and count_events("took_over", generation=generation - 1, after=leader) > 0
+    return is_passed_over or others("restarting", generation=generation + 1)
+
+
+def has_ended(count_events: Callable[..., int]) -> bool:
+    """Whether the job has ended; what a leader that was cut off writes is not the job's end."""
+    return count_events("ended", is_cut_off=False) > 0

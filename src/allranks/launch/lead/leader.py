@@ -238,6 +238,7 @@ class Leader(Reports):
             self._members.excluded.add(index)
             self._send(_LEFT_OUT, [index])
             if index != self._terms.own:
+                self._record("node_lost", node=self._members.name_of(index), reason="it was at fault")
                 self._do(events.Disconnect(node=index))
                 self._members.remove(index)
 
@@ -261,7 +262,8 @@ class Leader(Reports):
         self._do(events.FindCheckpoint())
 
     def _await_answers(self, now_s: float) -> None:
-        if (self._is_looking or self._unanswered) and now_s < self._deadline_s:
+        is_awaited = self._is_looking or self._unanswered or self._members.away  # these may take up their connection
+        if is_awaited and now_s < self._deadline_s:
             return
         if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
@@ -371,4 +373,7 @@ class Leader(Reports):
             self._do(events.Reject(connection=number, reason="the job is over"))
         else:
             self._do(events.Accept(connection=number, node=node))
-            self._send(self._goodbye, [node])
+            if self._goodbye.is_cut_off and len(self._members.group) > 2:  # it looks on: the others may go on with it
+                self._do(events.Disconnect(node=node))
+            else:
+                self._send(self._goodbye, [node])

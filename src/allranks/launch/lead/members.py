@@ -132,11 +132,11 @@ class Members:
             self.electors = self.electors[-1:]
         return is_confirmed
 
-    def take_back(self, card: Card, address: str, *, generation: int) -> int | None:
+    def take_back(self, card: Card, address: str, *, generation: int, may_return: bool) -> int | None:
         """Take back a member that has only lost its connection, by what its agent says; None: its agent is a new one.
 
         One that is away from the last leader has never been seen by this one: it is believed by its generation, and its
-        workers run until it says otherwise.
+        workers run until it says otherwise. So is one that was given up, where it `may_return`: its generation runs.
         """
         index = card.node_index
         if index is None or not card.incarnation:
@@ -145,7 +145,11 @@ class Members:
         before, state = self.nodes.get(index) or (away.node if away is not None else None), State.RUNNING
         if before is not None and before.card.incarnation == card.incarnation:
             state = before.state
-        elif before is not None or away is None or card.generation not in (generation, generation - 1):
+        elif (
+            before is not None
+            or card.generation not in (generation, generation - 1)
+            or (away is None and not (may_return and index in self._begun and card.generation == generation))
+        ):
             return None
         self.away.pop(index, None)
         self.nodes[index] = Node(card=card, name=self.name_of(index), address=address, state=state)

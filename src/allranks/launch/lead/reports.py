@@ -225,7 +225,9 @@ class Reports:
     def _admit(self, joined: events.Joined) -> None:
         """An agent has authenticated itself: a member that comes back, or a node for the next generation."""
         card, number, members = joined.card, joined.connection, self._members
-        if (index := members.take_back(card, joined.address, generation=self._generation.number)) is not None:
+        number_now, is_running = self._generation.number, self.phase is Phase.RUNNING
+        index = members.take_back(card, joined.address, generation=number_now, may_return=is_running)
+        if index is not None:
             self._do(events.Accept(connection=number, node=index))
             self._tell_again(index, card.generation)
             return
