@@ -31,18 +31,14 @@ SHOWN_LIBRARY_FRAMES = 2
 """Number of library frames that are shown, next to the user's frames."""
 
 
-def _compile(*rows: tuple[str, str, str]) -> tuple[tuple[re.Pattern[str], re.Pattern[str], str], ...]:
-    """Rows: pattern of the file, pattern of the function (whole or its end), label with `{}` for the first group."""
-    return tuple((re.compile(file), re.compile(f"(?:.*[.])?(?:{function})$"), label) for file, function, label in rows)
-
-
-# What the user's line ended up in. Order matters: where two apply, the outermost call on the stack is named, and
-# within one call the first row. Names and files as in torch 2.11 to 2.13.
+# What the user's line ended up in: pattern of the file, pattern of the function (whole or its end), label with `{}` for
+# the first group. Order matters: where two apply, the outermost call on the stack is named, and within one call the
+# first row. Names and files as in torch 2.11 to 2.13.
 _COLLECTIVES = (
     r"all_reduce|all_gather\w*|all_to_all\w*|barrier|monitored_barrier|broadcast\w*|reduce|reduce_scatter\w*|gather\w*"
     r"|scatter\w*|send\w*|recv\w*|batch_isend_irecv|init_process_group|new_group|destroy_process_group|init_device_mesh"
 )
-_OPERATIONS = _compile(
+_OPERATIONS = (
     (r"/torch/distributed/distributed_c10d\.py$|/allranks/join/", rf"({_COLLECTIVES})", "{}"),
     (r"/allranks/join/", r"init_process_group_with_names", "init_process_group"),
     (r"/torch/distributed/device_mesh\.py$", r"(init_device_mesh)", "{}"),
@@ -54,7 +50,7 @@ _OPERATIONS = _compile(
     (r"/torch/serialization\.py$", r"(save|load)", "torch.{}"),
 )
 # Used if the stack has none of those.
-_PLAIN_WAITS = _compile(
+_PLAIN_WAITS = (
     (r"/subprocess\.py$", r"wait|communicate|_try_wait", "wait for a subprocess"),
     (r"/multiprocessing/(process|popen_\w+)\.py$", r"join|wait", "join of a process"),
     (r"/(multiprocessing/queues|queue)\.py$", r"get", "queue get"),
@@ -67,12 +63,12 @@ _PLAIN_WAITS = _compile(
 )
 # C functions have no frame: the source line of the innermost frame shows the call.
 _IN_SOURCE = (
-    (re.compile(r"\bsleep\("), "sleep"),
-    (re.compile(r"\.synchronize\("), "cuda synchronize"),
-    (re.compile(r"\.wait\("), "wait"),
-    (re.compile(r"\.item\(\)"), "item"),
-    (re.compile(r"\.acquire\("), "acquire of a lock"),
-    (re.compile(r"\binput\("), "input"),
+    (r"\bsleep\(", "sleep"),
+    (r"\.synchronize\(", "cuda synchronize"),
+    (r"\.wait\(", "wait"),
+    (r"\.item\(\)", "item"),
+    (r"\.acquire\(", "acquire of a lock"),
+    (r"\binput\(", "input"),
 )
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
 # Calls that end only when other ranks make them, too.
@@ -158,7 +154,8 @@ def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[
     groups: dict[object, Group] = {}
     for document in documents:
         for process in document.processes:
-            for thread in _shown_threads(process, all_threads=all_threads):
+            main = next((thread for thread in process.threads if thread.is_main), Thread("", True, ()))
+            for thread in (main, *(each for each in process.threads if all_threads and each is not main)):
                 group = _group_of(process, thread)
                 place = tuple((frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame))
                 deep = "" if place else tuple(frame.function for frame in group.frames)
@@ -193,38 +190,31 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
     return "\n\n".join(parts)
 
 
-def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
-    """Return the same as JSON: `documents` has everything that was read, and `jobs` each of several jobs."""
-    jobs = [_to_dict(report, groups) for report, groups in pairs]
-    if len(jobs) == 1:
-        return json.dumps(jobs[0], indent=2)
-    joined = {name: [each for job in jobs for each in job[name]] for name in ("groups", "documents")}
-    return json.dumps({"job": "", "silent": {}, "missing_ranks": [], **joined, "jobs": jobs}, indent=2)
-
-
 _COLUMNS = (
     "role", "ranks", "nodes", "pids", "state", "kernel_wait", "operation", "enclosing", "place", "problem", "frames",
 )  # fmt: skip
 
 
-def _to_dict(report: StackReport, groups: Sequence[Group]) -> dict[str, Any]:
-    rows = [
-        {"job": report.job, "thread": group.thread or "MainThread"}
-        | {name: msgspec.to_builtins(getattr(group, name)) for name in _COLUMNS}
-        for group in groups
+def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
+    """Return the same as JSON: `documents` has everything that was read, and `jobs` each of several jobs."""
+    jobs: list[dict[str, Any]] = [
+        {
+            "job": report.job,
+            "silent": dict(report.silent),
+            "missing_ranks": report.missing_ranks,
+            "groups": [
+                {"job": report.job, "thread": group.thread or "MainThread"}
+                | {name: msgspec.to_builtins(getattr(group, name)) for name in _COLUMNS}
+                for group in groups
+            ],
+            "documents": msgspec.to_builtins(list(report.documents)),
+        }
+        for report, groups in pairs
     ]
-    return {
-        "job": report.job,
-        "silent": dict(report.silent),
-        "missing_ranks": report.missing_ranks,
-        "groups": rows,
-        "documents": msgspec.to_builtins(list(report.documents)),
-    }
-
-
-def _shown_threads(process: Process, *, all_threads: bool) -> Sequence[Thread]:
-    main = next((thread for thread in process.threads if thread.is_main), Thread("", True, ()))
-    return (main, *(thread for thread in process.threads if all_threads and thread is not main))
+    if len(jobs) == 1:
+        return json.dumps(jobs[0], indent=2)
+    joined = {name: [each for job in jobs for each in job[name]] for name in ("groups", "documents")}
+    return json.dumps({"job": "", "silent": {}, "missing_ranks": [], **joined, "jobs": jobs}, indent=2)
 
 
 def _group_of(process: Process, thread: Thread) -> Group:
@@ -252,7 +242,7 @@ def name_operation(frames: Sequence[Frame]) -> str:
     """
     inner = list(itertools.takewhile(lambda frame: not _is_user(frame), frames))
     if not inner and frames:
-        return next((label for pattern, label in _IN_SOURCE if pattern.search(frames[0].text)), "")
+        return next((label for pattern, label in _IN_SOURCE if re.search(pattern, frames[0].text)), "")
     return _look_up(inner, _OPERATIONS) or _look_up(inner, _PLAIN_WAITS)
 
 
@@ -266,12 +256,12 @@ def name_enclosing(frames: Sequence[Frame]) -> str:
     return ""
 
 
-def _look_up(called: Sequence[Frame], table: Sequence[tuple[re.Pattern[str], re.Pattern[str], str]]) -> str:
+def _look_up(called: Sequence[Frame], table: Sequence[tuple[str, str, str]]) -> str:
     """Return the first of these calls that is known, outermost first."""
     for frame in reversed(called):
         for file, function, label in table:
-            found = function.match(frame.function)
-            if found and file.search(frame.file):
+            found = re.fullmatch(rf"(?:.*[.])?(?:{function})", frame.function)
+            if found and re.search(file, frame.file):
                 return label.format(*found.groups())
     return ""
 
