@@ -64,8 +64,7 @@ class LeaderDriver:
     on_event: Callable[..., None]
     """Writes to events.jsonl."""
     on_signal: Callable[..., ending.Decision]
-    """Decides what a signal means for the job, given `save_s`, how long a checkpoint takes (0: nothing to save; None:
-    unknown); it may take seconds."""
+    """Decides what a signal means for the job, given `can_save`; it may take seconds."""
     reviver: Revivals | None = None
     """Starts lost agents again; None outside of SLURM."""
     node_names: Sequence[str] = ()
@@ -148,9 +147,9 @@ class LeaderDriver:
             case events.ExpectBack(node=node, name=name):
                 if self.reviver is not None:
                     self.reviver.expect(self.node_names[node] if self.node_names else name, node)
-            case events.AskScheduler(signum=signum, save_s=save_s):
+            case events.AskScheduler(signum=signum, can_save=can_save):
                 self._answer_later(
-                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self.on_signal(signum, save_s=save_s))
+                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self.on_signal(signum, can_save=can_save))
                 )
             case events.FindCheckpoint():
                 self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(self.checkpoints)))

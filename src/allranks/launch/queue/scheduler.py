@@ -1,7 +1,7 @@
 """What does SLURM know about this job, and how is the job requeued, once, and without its faulty nodes?
 
     scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=2, min_nodes=4, say=say)
-    scheduler.decide(signal.SIGUSR1, save_s=None)      # what a signal means here (launch.queue.ending)
+    scheduler.decide(signal.SIGUSR1, can_save=True)    # what a signal means here (launch.queue.ending)
     scheduler.requeue(["node03"], cause="AR012 ...")
 
 Without SLURM, there is no scheduler. A thread asks what a signal means, so nothing waits for slurmctld.
@@ -83,18 +83,18 @@ class Scheduler:
         limit = TimeLimit(job, env)
         return cls(job=job, run_dir=run_dir, attempt=attempt, min_nodes=min_nodes, say=say, _limit=limit)
 
-    def decide(self, signum: int, *, save_s: float | None) -> Decision:
+    def decide(self, signum: int, *, can_save: bool) -> Decision:
         """Return what a signal means for this job.
 
         Args:
-            save_s: how long a checkpoint takes; None: not known, 0: there is nothing to save.
+            can_save: whether there is something to save.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._ask, name="allranks-slurm", daemon=True)
             self._thread.start()
         self._thread.join(ANSWER_S)
         left_s, grace_s, no_requeue = self._left_s, self._grace_s, self._no_requeue
-        return decide(signum, job=self.job, left_s=left_s, no_requeue=no_requeue, grace_s=grace_s, save_s=save_s)
+        return decide(signum, job=self.job, left_s=left_s, no_requeue=no_requeue, grace_s=grace_s, can_save=can_save)
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
         """Requeue the job, unless another agent has; on success SLURM ends this process soon after.
