@@ -28,7 +28,7 @@ from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
 from allranks.launch.plan import LOOPBACK, JobPlan
 from allranks.launch.queue import ending
-from allranks.launch.queue.revival import Revivals, own_command
+from allranks.launch.queue.revival import Revivals
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous
 from allranks.model.card import Card
@@ -255,7 +255,7 @@ def appoint_leader(
     reviver = None
     if acceptor is not None and scheduler is not None and request.max_restarts:
         log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
-        reviver = Revivals(own_command(), job=scheduler.job, env=env, log=log, patience_s=request.capacity_s)
+        reviver = Revivals(env=env, log=log, patience_s=request.capacity_s)
     follows = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout); "
     follows += f"allranks stack {plan.job} shows all ranks"
     return LeaderDriver(
