@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from allranks.guard.watch import Watch
 from allranks.host.net import find_interface_of
 from allranks.host.node import begin_card_facts
+from allranks.host.slurm_job import own_job
 from allranks.launch import container, events
 from allranks.launch.agent import Agent
 from allranks.launch.console import Console
@@ -198,9 +199,8 @@ def _run_workers(plan: JobPlan, crew: Crew, rendezvous: Rendezvous, inbox: Signa
 
     if listener is not None:
         keep_port(listener)
-    scheduler = None
-    if plan.world.launcher is Launcher.SLURM:
-        scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
+    job = own_job(env) if plan.world.launcher is Launcher.SLURM else None
+    scheduler = Scheduler(job, env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
 
     def lead(effect: events.Lead | None, connections: Mapping[int, Connection]) -> LeaderDriver:
         # Here, since only a leader's node needs all that the leader needs.

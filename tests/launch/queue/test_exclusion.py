@@ -15,7 +15,6 @@ from allranks.launch.queue.exclusion import (
     plan_requeue,
     read_culprits,
     remember,
-    write_culprits,
 )
 
 NODES = [f"n{number}" for number in range(1, 7)]
@@ -25,23 +24,24 @@ def culprit(node: str, *attempts: int) -> Culprit:
     return Culprit(node=node, cause="AR012 node-failure", attempts=attempts)
 
 
-def test_a_run_blames_a_node_once_however_often_it_restarts() -> None:
-    once = remember((), ["n3"], cause="AR012 node-failure", attempt=0)
-    assert remember(once, ["n3"], cause="AR012 node-failure", attempt=0) == once == (culprit("n3", 0),)
+def test_a_run_blames_a_node_once_however_often_it_restarts(tmp_path: Path) -> None:
+    once = remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0)
+    assert remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0) == once == (culprit("n3", 0),)
 
 
-def test_the_third_run_with_the_same_culprit_is_the_last() -> None:
+def test_the_third_run_with_the_same_culprit_is_the_last(tmp_path: Path) -> None:
     known: tuple[Culprit, ...] = ()
     verdicts = []
     for attempt in range(3):
-        known = remember(known, ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
+        known = remember(tmp_path, ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
         verdicts.append(is_hopeless(known, ["n3"]))
     assert verdicts == [False, False, True]
     assert not is_hopeless(known, ["n5"])
 
 
-def test_the_latest_cause_is_kept() -> None:
-    known = remember((culprit("n3", 0),), ["n3"], cause="AR210 link-down", attempt=2)
+def test_the_latest_cause_is_kept(tmp_path: Path) -> None:
+    remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0)
+    known = remember(tmp_path, ["n3"], cause="AR210 link-down", attempt=2)
     assert known == (Culprit(node="n3", cause="AR210 link-down", attempts=(0, 2)),)
 
 
@@ -67,9 +67,9 @@ def test_the_worst_and_the_latest_are_left_out_first(needed: int, excluded: str 
 
 def test_the_memory_lasts(tmp_path: Path) -> None:
     assert read_culprits(tmp_path) == ()
-    known = (culprit("n3", 0, 2), culprit("n5", 1))
-    write_culprits(tmp_path, known)
-    assert read_culprits(tmp_path) == known
+    for attempt, node in enumerate(["n3", "n5", "n3"]):
+        remember(tmp_path, [node], cause="AR012 node-failure", attempt=attempt)
+    assert read_culprits(tmp_path) == (culprit("n3", 0, 2), culprit("n5", 1))
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
@@ -80,4 +80,4 @@ def test_a_torn_memory_is_no_memory(text: str, tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_gone_stops_nobody(tmp_path: Path) -> None:
-    write_culprits(tmp_path / "gone", (culprit("n3", 0),))
+    assert remember(tmp_path / "gone", ["n3"], cause="AR012 node-failure", attempt=0) == (culprit("n3", 0),)

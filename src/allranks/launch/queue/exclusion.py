@@ -1,7 +1,6 @@
 """Which nodes has this job found faulty, over all its attempts, and which of them does it exclude? `culprits.json`.
 
-    culprits = remember(read_culprits(run_dir), ["node03"], cause="AR012", attempt=2)
-    write_culprits(run_dir, culprits)
+    culprits = remember(run_dir, ["node03"], cause="AR012", attempt=2)
     is_hopeless(culprits, ["node03"])        # after the third attempt: exit code 78
 
 The file is in the job's directory, above its attempts, so an attempt that SLURM starts later finds it. Only the leader,
@@ -35,17 +34,21 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
 
 
-def remember(culprits: Sequence[Culprit], nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
-    """Return the record with the culprits of one attempt added; the order is that of their first fault.
+def remember(run_dir: Path, nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
+    """Add the culprits of one attempt to the job's record, atomically, and return it; a full disk does not stop a job.
 
     Args:
         attempt: number of the attempt, SLURM_RESTART_COUNT.
+    Returns:
+        All culprits, in the order of their first fault.
     """
-    known = {culprit.node: culprit for culprit in culprits}
+    known = {culprit.node: culprit for culprit in read_culprits(run_dir)}
     for node in nodes:
         before = known[node].attempts if node in known else ()
         known[node] = Culprit(node=node, cause=cause, attempts=tuple(sorted({*before, attempt})))
-    return tuple(known.values())
+    culprits = tuple(known.values())
+    write_whole(run_dir / FILE, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
+    return culprits
 
 
 def is_hopeless(culprits: Sequence[Culprit], nodes: Collection[str]) -> bool:
@@ -110,8 +113,3 @@ def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
         return msgspec.json.decode((run_dir / FILE).read_bytes(), type=tuple[Culprit, ...])
     except (OSError, msgspec.DecodeError):
         return ()
-
-
-def write_culprits(run_dir: Path, culprits: Sequence[Culprit]) -> None:
-    """Write the record atomically; a full disk does not stop a job."""
-    write_whole(run_dir / FILE, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")

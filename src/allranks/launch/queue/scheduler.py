@@ -1,10 +1,10 @@
 """What does SLURM know about this job, and how is the job requeued, once, and without its faulty nodes?
 
-    scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=2, min_nodes=4, say=say)
+    scheduler = Scheduler(job, env, run_dir, min_nodes=4, say=say)
     scheduler.decide(signal.SIGUSR1, can_save=True)    # what a signal means here (launch.queue.ending)
     scheduler.requeue(["node03"], cause="AR012 ...")
 
-Without SLURM, there is no scheduler. A thread asks what a signal means, so nothing waits for slurmctld.
+Without SLURM, there is no scheduler.
 
 The agents requeue the job, not the batch script: they know the culprit, and it works for scripts that users wrote
 themselves. If the batch host is lost, the script is gone, and the job would continue without it until its time limit.
@@ -26,24 +26,18 @@ import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
+from typing import Any
 
 from allranks.host.slurm import list_nodes
 from allranks.host.slurm_command import shielded
-from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, own_job, requeue
+from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
 from allranks.launch.queue.ending import Decision, decide, why_no_requeue
-from allranks.launch.queue.exclusion import (
-    MOST_TIMES,
-    is_hopeless,
-    plan_requeue,
-    read_culprits,
-    remember,
-    write_culprits,
-)
+from allranks.launch.queue.exclusion import MOST_TIMES, is_hopeless, plan_requeue, remember
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.hostlist import fold_hosts
+from allranks.report.rundir import RunDir
 
 ANSWER_S = 2.0
 """How long a decision waits for SLURM's answer; after that, it is made without the answer."""
@@ -55,33 +49,20 @@ LONGEST_GRACE_S = 900.0
 LOOK_S = 2.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Scheduler:
     """SLURM, as the agents of one job see it."""
 
     job: OwnJob
-    run_dir: Path
-    """The job's directory, above its attempts."""
-    attempt: int
+    env: Mapping[str, str]
+    run_dir: RunDir
     min_nodes: int
     """MIN of --nnodes MIN:MAX."""
     say: Callable[[str], None]
-    _limit: TimeLimit
-    _grace_s: float | None = None
-    """How long the workers live after SIGTERM; None: SLURM has not said so."""
-    _no_requeue: str = ""
-    _left_s: float | None = None
+    _answers: dict[str, Any] = field(default_factory=dict)
+    """What SLURM has said so far, as arguments of `launch.queue.ending.decide`."""
     _thread: threading.Thread | None = None
-
-    @classmethod
-    def of(
-        cls, env: Mapping[str, str], *, run_dir: Path, attempt: int, min_nodes: int, say: Callable[[str], None]
-    ) -> Scheduler | None:
-        """Return the scheduler that runs this process; None outside of SLURM."""
-        if (job := own_job(env)) is None:
-            return None
-        limit = TimeLimit(job, env)
-        return cls(job=job, run_dir=run_dir, attempt=attempt, min_nodes=min_nodes, say=say, _limit=limit)
+    """Asks SLURM once, so that nothing waits for slurmctld."""
 
     def decide(self, signum: int, *, can_save: bool) -> Decision:
         """Return what a signal means for this job.
@@ -93,8 +74,7 @@ class Scheduler:
             self._thread = threading.Thread(target=self._ask, name="allranks-slurm", daemon=True)
             self._thread.start()
         self._thread.join(ANSWER_S)
-        left_s, grace_s, no_requeue = self._left_s, self._grace_s, self._no_requeue
-        return decide(signum, job=self.job, left_s=left_s, no_requeue=no_requeue, grace_s=grace_s, can_save=can_save)
+        return decide(signum, job=self.job, can_save=can_save, **self._answers)
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
         """Requeue the job, unless another agent has; on success SLURM ends this process soon after.
@@ -107,10 +87,14 @@ class Scheduler:
             culprit failed for the third time; the exit code without SLURM if the job cannot be requeued.
         """
         job, exit_code = self.job, Exit.NODE_FAULT if nodes else Exit.OK
-        if not self._claim():
+        try:
+            with (self.run_dir.attempt_path / CLAIM).open("x") as file:
+                json.dump({"job": job.id, "time_s": round(time.time(), 3)}, file)
+        except FileExistsError:
             return exit_code
-        culprits = remember(read_culprits(self.run_dir), nodes, cause=cause, attempt=self.attempt)
-        write_culprits(self.run_dir, culprits)
+        except OSError:
+            pass  # an agent that cannot write acts, too
+        culprits = remember(self.run_dir.path, nodes, cause=cause, attempt=self.run_dir.attempt)
         if is_hopeless(culprits, nodes):
             names = fold_hosts(list(nodes))
             self.say(f"job {job.id} ends: {names} was at fault in {MOST_TIMES} runs and cannot be replaced; {cause}")
@@ -154,7 +138,7 @@ class Scheduler:
         except AllranksError:
             return False
         with contextlib.suppress(OSError):
-            (self.run_dir / PREEMPTED).write_text(json.dumps({"job": self.job.id, "at": state.preempted_at}))
+            (self.run_dir.path / PREEMPTED).write_text(json.dumps({"job": self.job.id, "at": state.preempted_at}))
         grace = f"grace period {rules.grace_s:.0f} s since {state.preempted_at}"
         self.say(f"preempted: waiting for SLURM to end this run of job {self.job.id}, {grace}")
         end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
@@ -171,7 +155,7 @@ class Scheduler:
         with 0. Such a job ends only if it must not be requeued; SLURM then calls it PREEMPTED. Releases 20.11.4 and
         26.05.5 do not have this fault (SLURM's ticket 25682).
         """
-        if not self.job.restarts or not (self.run_dir / PREEMPTED).exists():
+        if not self.job.restarts or not (self.run_dir.path / PREEMPTED).exists():
             return
         try:
             change_waiting(self.job.id, Requeue="0")
@@ -182,19 +166,10 @@ class Scheduler:
         with contextlib.suppress(AllranksError):  # then the defaults are used
             state = find_job(self.job.id)
             if state is not None:
-                self._no_requeue = why_no_requeue(self.job, state)
+                self._answers["no_requeue"] = why_no_requeue(self.job, state)
             with contextlib.suppress(AllranksError), shielded():
                 if state is not None and state.preempted_at and state.state == "RUNNING":
-                    self._grace_s = read_partition(state.partition).grace_s
+                    self._answers["grace_s"] = read_partition(state.partition).grace_s
                 else:
-                    self._grace_s = read_site().kill_wait_s
-            self._left_s = self._limit.left_s(time.time())
-
-    def _claim(self) -> bool:
-        """Whether this agent is the one that acts. It also acts if the directory cannot be written."""
-        try:
-            with (self.run_dir / f"attempt_{self.attempt}" / CLAIM).open("x") as file:
-                json.dump({"job": self.job.id, "time_s": round(time.time(), 3)}, file)
-        except OSError as exc:
-            return not isinstance(exc, FileExistsError)
-        return True
+                    self._answers["grace_s"] = read_site().kill_wait_s
+            self._answers["left_s"] = TimeLimit(self.job, self.env).left_s(time.time())
