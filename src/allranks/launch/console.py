@@ -9,14 +9,16 @@ A slow reader delays no worker: output that the screen has no room for stays in 
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.launch.screen import Screen, open_screen
+from allranks.launch.screen import Screen, Stream, open_screen
 
 CHUNK_BYTES = 1 << 18
 CHUNKS_PER_PUMP = 4
@@ -40,6 +42,7 @@ class _Followed:
     file_fd: int
     stream: str
     prefix: bytes
+    position: int
     pending: bytearray = field(default_factory=bytearray)
     """Of a line that has not ended."""
     redrawn_s: float = 0.0
@@ -48,17 +51,17 @@ class _Followed:
     held_until_s: float = 0.0
     has_verdict: bool = False
     """Tracebacks stay in the file."""
-    left_bytes: int | None = None
-    """The writer has ended: so much of what it wrote is not read yet. What follows is the next generation's."""
+    end: int = sys.maxsize
+    """Where it ends, once the writer has ended: what follows is the next generation's."""
 
     def read(self) -> bytes:
-        most = CHUNK_BYTES if self.left_bytes is None else min(CHUNK_BYTES, self.left_bytes)
         try:
-            data = os.read(self.file_fd, most)
+            data = os.pread(self.file_fd, min(CHUNK_BYTES, self.end - self.position), self.position)
         except OSError:  # a stale file handle of a network file system; the next pump tries again
             data = b""
-        if self.left_bytes is not None:
-            self.left_bytes = self.left_bytes - len(data) if data else 0
+        self.position += len(data)
+        if not data and self.end < sys.maxsize:
+            self.end = self.position
         return data
 
     def take_lines(self, data: bytes) -> bytes:
@@ -96,8 +99,7 @@ class Console:
             prefix: what stands before each line; empty shows the bytes as they are.
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        os.lseek(fd, start, os.SEEK_SET)
-        self._followed.append(_Followed(fd, stream, prefix.encode()))
+        self._followed.append(_Followed(fd, stream, prefix.encode(), start))
 
     def mute(self, stream: str) -> None:
         """Show no more of a stream; the files still get it."""
@@ -112,15 +114,19 @@ class Console:
         """Show what is new and has room; True if there was anything."""
         has_news = False
         for followed in list(self._followed):
+            screen = self._screen[followed.stream]
             # Bounded: a worker that writes faster than the terminal shows must not keep the agent from watching.
             for _ in range(CHUNKS_PER_PUMP):
-                if not self._screen[followed.stream].has_room or not (data := followed.read()):
+                if not screen.has_room or not (data := followed.read()):
                     break
                 has_news = True
-                self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
+                if screen.is_given_up:
+                    screen.write(data)  # counts the lines
+                else:
+                    self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
             if redrawn := followed.take_redrawn():
                 self._show(followed, redrawn + b"\n")
-            is_last = followed.left_bytes == 0
+            is_last = followed.position >= followed.end
             if followed.held and (is_last or time.monotonic() >= followed.held_until_s):
                 if not followed.has_verdict:
                     self._show(followed, bytes(followed.held))
@@ -128,43 +134,36 @@ class Console:
             if is_last:
                 if rest := _last_drawn(bytes(followed.pending)):
                     self._show(followed, rest + b"\n")
-                self._drop(followed)
+                os.close(followed.file_fd)
+                self._followed.remove(followed)
         return has_news
 
     def finish(self) -> None:
         """The writers have ended: what they have written is shown as far as there is room, the rest at later pumps."""
         for followed in self._followed:
-            if followed.left_bytes is None:
-                size = os.fstat(followed.file_fd).st_size
-                followed.left_bytes = max(0, size - os.lseek(followed.file_fd, 0, os.SEEK_CUR))
+            followed.end = min(followed.end, os.fstat(followed.file_fd).st_size)
         while self.pump():
             pass
 
-    def close(self, *, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> int:
+    def close(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> int:
         """Show everything that is left, also unfinished lines; the writers have ended.
 
         Args:
-            patience_s: how long a reader may take nothing, before it is given up; None: no limit.
+            patience_s: how long a reader may take nothing, before it is given up.
             is_over: asked meanwhile; True ends the wait.
         Returns:
             How many lines were not shown, since nobody read them; the files have them.
         """
         self.finish()
-        num_lost = 0
-        while self._followed:
-            if not self._screen[self._followed[0].stream].drain(patience_s=patience_s, is_over=is_over):
-                for followed in [each for each in self._followed if self._screen[each.stream].is_given_up]:
-                    num_lost += _count_lines(followed)
-                    self._drop(followed)
+        given_up: set[Stream] = set()
+        while True:
+            for screen in (self._screen["err"], self._screen["out"]):
+                if not screen.drain(patience_s=patience_s, is_over=is_over):
+                    given_up.add(screen)
+            if not self._followed:
+                return sum(screen.num_dropped_lines for screen in given_up)
             while self.pump():
                 pass
-        for stream in ("err", "out"):
-            self._screen[stream].drain(patience_s=patience_s, is_over=is_over)
-        return num_lost + sum(stream.num_dropped_lines for stream in set(self._screen.values()))
-
-    def _drop(self, followed: _Followed) -> None:
-        os.close(followed.file_fd)
-        self._followed.remove(followed)
 
     def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""
@@ -178,13 +177,6 @@ class Console:
     def _show(self, followed: _Followed, data: bytes) -> None:
         if followed.stream not in self._is_muted:
             self._screen[followed.stream].write(b"".join(followed.prefix + line for line in io.BytesIO(data)))
-
-
-def _count_lines(followed: _Followed) -> int:
-    num = followed.held.count(b"\n")
-    while data := followed.read():
-        num += data.count(b"\n")
-    return num
 
 
 def _last_drawn(line: bytes) -> bytes:

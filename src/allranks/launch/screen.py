@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import select
 import sys
@@ -40,7 +41,7 @@ class Stream(io.RawIOBase):
         self.is_given_up = False
         """What is written goes nowhere: the reader has left, as after `| head`, or was given up. The job goes on."""
         self.num_dropped_lines = 0
-        """Lines that waited for the reader when it was given up."""
+        """Lines that waited for the reader when it was given up, and that came later."""
         threading.Thread(target=self._write, name="allranks-screen", daemon=True).start()
 
     @property
@@ -51,26 +52,26 @@ class Stream(io.RawIOBase):
     def write(self, data: Any, /) -> int:
         """Queue bytes."""
         with self._changed:
-            if not self.is_given_up:
+            if self.is_given_up:
+                self.num_dropped_lines += data.count(b"\n")
+            else:
                 self._waiting += data
                 self._changed.notify_all()
         return len(data)
 
-    def drain(self, *, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> bool:
+    def drain(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Wait until all is written; else give the reader up: what waits, and what comes, is dropped.
 
         Args:
-            patience_s: how long the reader may take nothing; None: no limit.
+            patience_s: how long the reader may take nothing.
             is_over: asked meanwhile; True ends the wait.
         """
-        seen_bytes, seen_s = len(self._waiting), time.monotonic()
+        moved_s = time.monotonic()
         with self._changed:
             while self._waiting:
-                self._changed.wait(LOOK_S)
-                if len(self._waiting) != seen_bytes:
-                    seen_bytes, seen_s = len(self._waiting), time.monotonic()
-                is_stuck = patience_s is not None and time.monotonic() - seen_s >= patience_s
-                if self._waiting and (is_stuck or is_over()):
+                if self._changed.wait(LOOK_S):
+                    moved_s = time.monotonic()
+                if self._waiting and (time.monotonic() - moved_s >= patience_s or is_over()):
                     self.num_dropped_lines += self._waiting.count(b"\n")
                     self._give_up()
                     return False
