@@ -1,24 +1,34 @@
-"""Follow the workers' output files and print them, each line with its prefix `[node03 r3]`.
+"""Follow the workers' output files and print them, each line with its prefix `[node03 r3]`; no reader stops the agent.
+
+    console = Console()
+    with contextlib.redirect_stderr(console.screen["err"].as_text()):   print(..., file=sys.stderr) goes through it, too
+        console.follow(path, start=0, stream="out", prefix="[node03 r3] ")
+        console.pump()               shows what is new and has room
+    console.close(patience_s=5)      a reader that takes nothing for so long is given up
 
 The output of a single worker is printed byte by byte. With several workers, lines stay whole. A progress bar that
 redraws itself with carriage returns is printed as a line every REDRAW_S, and once more at the end.
 
-A slow reader delays no worker: output that the screen has no room for stays in the files until there is room again.
+Threads write to the terminal: a pipe that nobody reads, Ctrl-S and a paused pager block `write(2)`. O_NONBLOCK does not
+help: it belongs to the open file, which the shell and the other tasks of a step share. A slow reader delays no worker:
+output that the screen has no room for stays in the files until there is room again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
 import re
+import select
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from allranks.launch.screen import Screen, Stream, open_screen
+from typing import Any
 
 CHUNK_BYTES = 1 << 18
 CHUNKS_PER_PUMP = 4
@@ -35,6 +45,99 @@ _TRACEBACK = re.compile(
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved",)
 """What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
 only). Among several ranks, the terminal leaves these lines out; the files have them."""
+ROOM_BYTES = 1 << 20
+"""How much waits in memory before `has_room` says no."""
+PIECE_BYTES = 1 << 14
+"""Written at once: small, so that a slow reader is told from one that has stopped."""
+LOOK_S = 0.1
+"""How often `drain` looks whether it is over."""
+
+
+class Stream(io.RawIOBase):
+    """A file descriptor with a thread that writes what is queued, in order, and ends with the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = self.name = fd  # io.FileIO has that name, too
+        self._waiting = bytearray()
+        self._changed = threading.Condition()
+        self.is_given_up = False
+        """What is written goes nowhere: the reader has left, as after `| head`, or was given up. The job goes on."""
+        self.num_dropped_lines = 0
+        """Lines that waited for the reader when it was given up, and that came later."""
+        threading.Thread(target=self._write, name="allranks-screen", daemon=True).start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the reader keeps up; a stream whose reader has left always has room."""
+        return len(self._waiting) < ROOM_BYTES
+
+    def write(self, data: Any, /) -> int:
+        """Queue bytes."""
+        with self._changed:
+            if self.is_given_up:
+                self.num_dropped_lines += data.count(b"\n")
+            else:
+                self._waiting += data
+                self._changed.notify_all()
+        return len(data)
+
+    def drain(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until all is written; else give the reader up: what waits, and what comes, is dropped.
+
+        Args:
+            patience_s: how long the reader may take nothing.
+            is_over: asked meanwhile; True ends the wait.
+        """
+        moved_s = time.monotonic()
+        with self._changed:
+            while self._waiting:
+                if self._changed.wait(LOOK_S):
+                    moved_s = time.monotonic()
+                if self._waiting and (time.monotonic() - moved_s >= patience_s or is_over()):
+                    self.num_dropped_lines += self._waiting.count(b"\n")
+                    self._give_up()
+                    return False
+            return True
+
+    def as_text(self) -> io.TextIOWrapper:
+        """Return a text file for `sys.stderr`."""
+        return io.TextIOWrapper(self, sys.stderr.encoding, errors="backslashreplace", write_through=True)
+
+    def writable(self) -> bool:
+        """For TextIOWrapper, as the next two."""
+        return True
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return os.isatty(self._fd)
+
+    def fileno(self) -> int:
+        """Descriptor of the file itself."""
+        return self._fd
+
+    def _write(self) -> None:
+        while not self.is_given_up:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                end = self._waiting.rfind(b"\n", 0, PIECE_BYTES) + 1 or PIECE_BYTES
+                piece = bytes(self._waiting[:end])
+            try:
+                written = os.write(self._fd, piece)
+            except BlockingIOError:  # whoever shares the file has made it non-blocking
+                select.select([], [self._fd], [], 1.0)
+                continue
+            except OSError:
+                written = 0
+            with self._changed:
+                if not written:
+                    self._give_up()
+                del self._waiting[:written]
+                self._changed.notify_all()
+
+    def _give_up(self) -> None:
+        self.is_given_up = True
+        self._waiting.clear()
+        self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -84,10 +187,19 @@ class _Followed:
 
 
 class Console:
-    """Follows the output files of this node's workers and shows what is new at each `pump`."""
+    """Follows the output files of this node's workers and shows what is new at each `pump`.
 
-    def __init__(self, screen: Screen | None = None) -> None:
-        self._screen = screen or open_screen()
+    Args:
+        out_fd: standard output; `err_fd` standard error. If they are one file, as after `2>&1`, they are one stream, so
+            that their order is kept.
+    """
+
+    def __init__(self, *, out_fd: int = 1, err_fd: int = 2) -> None:
+        is_one = False
+        with contextlib.suppress(OSError):
+            is_one = os.path.sameopenfile(out_fd, err_fd)
+        out = Stream(out_fd)
+        self.screen = {"out": out, "err": out if is_one else Stream(err_fd)}
         self._followed: list[_Followed] = []
         self._is_muted: set[str] = set()
 
@@ -114,7 +226,7 @@ class Console:
         """Show what is new and has room; True if there was anything."""
         has_news = False
         for followed in list(self._followed):
-            screen = self._screen[followed.stream]
+            screen = self.screen[followed.stream]
             # Bounded: a worker that writes faster than the terminal shows must not keep the agent from watching.
             for _ in range(CHUNKS_PER_PUMP):
                 if not screen.has_room or not (data := followed.read()):
@@ -157,7 +269,7 @@ class Console:
         self.finish()
         given_up: set[Stream] = set()
         while True:
-            for screen in (self._screen["err"], self._screen["out"]):
+            for screen in (self.screen["err"], self.screen["out"]):
                 if not screen.drain(patience_s=patience_s, is_over=is_over):
                     given_up.add(screen)
             if not self._followed:
@@ -176,7 +288,7 @@ class Console:
 
     def _show(self, followed: _Followed, data: bytes) -> None:
         if followed.stream not in self._is_muted:
-            self._screen[followed.stream].write(b"".join(followed.prefix + line for line in io.BytesIO(data)))
+            self.screen[followed.stream].write(b"".join(followed.prefix + line for line in io.BytesIO(data)))
 
 
 def _last_drawn(line: bytes) -> bytes:

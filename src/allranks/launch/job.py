@@ -29,7 +29,6 @@ from allranks.host.node import begin_card_facts
 from allranks.host.slurm_job import own_job
 from allranks.launch import container, events
 from allranks.launch.agent import Agent
-from allranks.launch.console import Console
 from allranks.launch.crew import Crew
 from allranks.launch.end import READER_S, End, end_step, print_findings, pronounce, show_rest
 from allranks.launch.inbox import SignalInbox
@@ -38,7 +37,6 @@ from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
 from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
-from allranks.launch.screen import open_screen
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
@@ -102,15 +100,15 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
         command = worker_command(plan.request)
     except AllranksError as exc:
         plan = replace(plan, problem=plan.problem or exc)
-    screen, run_dir = open_screen(), RunDir(log_dir, plan.job)
-    crew = Crew(job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, say=say, console=Console(screen))
-    with contextlib.redirect_stderr(screen["err"].as_text()):
+    crew = Crew(job=plan, command=command, run_dir=RunDir(log_dir, plan.job), hidden=hidden, env=env, say=say)
+    err = crew.console.screen["err"]
+    with contextlib.redirect_stderr(err.as_text()):
         try:
             crew.begin_standby()
             return _run_phases(plan, crew)
         finally:
             crew.end_standby()
-            screen["err"].drain(patience_s=READER_S)
+            err.drain(patience_s=READER_S)
 
 
 def _run_phases(plan: JobPlan, crew: Crew) -> int:
