@@ -34,8 +34,7 @@ from allranks.launch.end import READER_S, End, end_step, print_findings, pronoun
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.loop import Loop
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
-from allranks.launch.queue.exclusion import describe_return, read_culprits
-from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError

@@ -8,8 +8,8 @@ import pytest
 
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.queue.exclusion import (
-    FILE,
+from allranks.launch.queue.scheduler import (
+    CULPRITS,
     Culprit,
     is_hopeless,
     plan_requeue,
@@ -70,12 +70,12 @@ def test_the_memory_lasts(tmp_path: Path) -> None:
     for attempt, node in enumerate(["n3", "n5", "n3"]):
         remember(tmp_path, [node], cause="AR012 node-failure", attempt=attempt)
     assert read_culprits(tmp_path) == (culprit("n3", 0, 2), culprit("n5", 1))
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert [path.name for path in tmp_path.iterdir()] == [CULPRITS]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"node": "n3"}]', "null"])
 def test_a_torn_memory_is_no_memory(text: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / CULPRITS).write_text(text)
     assert read_culprits(tmp_path) == ()
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob, own_job
-from allranks.launch.queue.exclusion import Culprit, plan_requeue, read_culprits
-from allranks.launch.queue.scheduler import PREEMPTED, Scheduler
+from allranks.launch.queue.scheduler import PREEMPTED, Culprit, Scheduler, plan_requeue, read_culprits
 from allranks.report.rundir import RunDir
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 

@@ -4,15 +4,16 @@
     scheduler.decide(signal.SIGUSR1, can_save=True)    # what a signal means here (launch.queue.ending)
     scheduler.requeue(["node03"], cause="AR012 ...")
 
-Without SLURM, there is no scheduler.
+Without SLURM, there is no scheduler. The job's record of faulty nodes, `culprits.json`, is in its directory, above its
+attempts, so an attempt that SLURM starts later finds it.
 
 The agents requeue the job, not the batch script: they know the culprit, and it works for scripts that users wrote
 themselves. If the batch host is lost, the script is gone, and the job would continue without it until its time limit.
 The leader's agent acts; if the leader is lost, the first of the other agents does.
 
 Phase 1  claim      one agent alone creates `requeue.json` in the attempt's directory
-Phase 2  remember   the culprit is added to the job's record; after the third time the job ends (launch.queue.exclusion)
-Phase 3  plan       which nodes are excluded, how many nodes are requested                      (`plan_requeue`, pure)
+Phase 2  remember   the culprit is added to the job's record; after the third time the job ends       (`remember`)
+Phase 3  plan       which nodes are excluded, how many nodes are requested                     (`plan_requeue`, pure)
 Phase 4  requeue    everything in the job ends, this process too: SIGTERM, SIGKILL after KillWait
 Phase 5  change     what the waiting job requests; SLURM accepts this only now
 
@@ -25,23 +26,28 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from allranks.host.slurm import list_nodes
+import msgspec
+
+from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
 from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
 from allranks.launch.queue.ending import Decision, decide, why_no_requeue
-from allranks.launch.queue.exclusion import MOST_TIMES, is_hopeless, plan_requeue, remember
 from allranks.model.errors import AllranksError, Exit
-from allranks.model.hostlist import fold_hosts
-from allranks.report.rundir import RunDir
+from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.report.rundir import RunDir, write_whole
 
 ANSWER_S = 2.0
 """How long a decision waits for SLURM's answer; after that, it is made without the answer."""
 CLAIM = "requeue.json"
+CULPRITS = "culprits.json"
+MOST_TIMES = 3
+"""After this many attempts with the same culprit, another start does not help."""
 PREEMPTED = "preempted.json"
 """In the run directory: SLURM has preempted this job with a grace period."""
 LONGEST_GRACE_S = 900.0
@@ -137,8 +143,8 @@ class Scheduler:
             rules = read_partition(state.partition)
         except AllranksError:
             return False
-        with contextlib.suppress(OSError):
-            (self.run_dir.path / PREEMPTED).write_text(json.dumps({"job": self.job.id, "at": state.preempted_at}))
+        preempted = {"job": self.job.id, "at": state.preempted_at}
+        write_whole(self.run_dir.path / PREEMPTED, json.dumps(preempted).encode())
         grace = f"grace period {rules.grace_s:.0f} s since {state.preempted_at}"
         self.say(f"preempted: waiting for SLURM to end this run of job {self.job.id}, {grace}")
         end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
@@ -173,3 +179,94 @@ class Scheduler:
                 else:
                     self._answers["grace_s"] = read_site().kill_wait_s
             self._answers["left_s"] = TimeLimit(self.job, self.env).left_s(time.time())
+
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that was at fault."""
+
+    node: str
+    cause: str
+    """Of the latest attempt, `AR012 node-failure`."""
+    attempts: tuple[int, ...]
+    """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
+
+
+def remember(run_dir: Path, nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
+    """Add the culprits of one attempt to the job's record, atomically, and return it; a full disk does not stop a job.
+
+    Args:
+        attempt: number of the attempt, SLURM_RESTART_COUNT.
+    Returns:
+        All culprits, in the order of their first fault.
+    """
+    known = {culprit.node: culprit for culprit in read_culprits(run_dir)}
+    for node in nodes:
+        before = known[node].attempts if node in known else ()
+        known[node] = Culprit(node=node, cause=cause, attempts=tuple(sorted({*before, attempt})))
+    culprits = tuple(known.values())
+    write_whole(run_dir / CULPRITS, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
+    return culprits
+
+
+def is_hopeless(culprits: Sequence[Culprit], nodes: Collection[str]) -> bool:
+    """Whether one of these nodes was the culprit so often that another start does not help.
+
+    An excluded node cannot reach that number; only a node that the job needs can.
+    """
+    return any(culprit.node in nodes and len(culprit.attempts) >= MOST_TIMES for culprit in culprits)
+
+
+def plan_requeue(
+    state: JobState, *, job: OwnJob, culprits: Sequence[Culprit], partition: Sequence[str], min_nodes: int
+) -> tuple[dict[str, str], str]:
+    """Return what a job requests when it waits again, under scontrol's names, and the same as text for the user.
+
+    If the user named nodes, only these are used. A job that excludes too many nodes would wait forever, so the worst
+    culprits are excluded first, as long as enough nodes remain.
+
+    Args:
+        state: the job, as SLURM reports it.
+        job: the same job, from its own environment.
+    """
+    asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
+    own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
+    closed = set(own) - {each.node for each in culprits}  # nodes that the user excluded: SLURM assigns none of them
+    pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
+    by_guilt = sorted(culprits, key=lambda each: (-len(each.attempts), -each.attempts[-1]))
+    worst_first = [each.node for each in by_guilt if each.node in pool]
+    spare = max(0, len(pool) - min_nodes)
+    chosen, stay = worst_first[:spare], worst_first[spare:]
+    out = [name for name in pool if name in chosen]
+    values = {}
+    if set(out) - set(own):
+        values["ExcNodeList"] = fold_hosts(list(dict.fromkeys([*own, *out])))
+    if set(out) & set(asked):
+        values["ReqNodeList"] = fold_hosts([name for name in asked if name not in out])
+    num_nodes = min(job.num_nodes, len(pool) - len(out))
+    if num_nodes != state.num_nodes:
+        values["NumNodes"] = str(num_nodes)
+    parts = [f"without {fold_hosts(out)}"] if out else []
+    if num_nodes != job.num_nodes:
+        parts.append(f"on {num_nodes} nodes instead of {job.num_nodes}")
+    if stay:
+        parts.append(f"{fold_hosts(stay)} is not excluded, because the job needs {min_nodes} of {len(pool)} nodes")
+    return values, ", ".join(parts)
+
+
+def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
+    """Return why this attempt of the job began; empty if no node ended the one before.
+
+    >>> describe_return([Culprit(node="node01", cause="AR012 node-failure", attempts=(0,))], attempt=1)
+    'run 2 of this job: the previous run lost node01 (AR012 node-failure); resuming from its checkpoints'
+    """
+    last = [culprit for culprit in culprits if attempt - 1 in culprit.attempts]
+    lost = f"the previous run lost {fold_hosts([each.node for each in last])} ({last[0].cause})" if last else ""
+    return f"run {attempt + 1} of this job: {lost}; resuming from its checkpoints" if lost else ""
+
+
+def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
+    """Return the job's record; empty if the file is missing or cannot be read."""
+    try:
+        return msgspec.json.decode((run_dir / CULPRITS).read_bytes(), type=tuple[Culprit, ...])
+    except (OSError, msgspec.DecodeError):
+        return ()
