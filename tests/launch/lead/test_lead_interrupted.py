@@ -104,13 +104,12 @@ class Job:
 
     @property
     def goes_back(self) -> bool:
-        sequel = ending.decide_sequel(
+        return ending.goes_back(
             self.leader.verdict.exit_code,
             is_to_requeue=self.leader.is_to_requeue,
             interrupted_by=self.leader.interrupted_by,
             has_restarts=True,
         )
-        return sequel is ending.Sequel.REQUEUE
 
     @property
     def lines(self) -> list[str]:

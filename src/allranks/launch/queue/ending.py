@@ -73,12 +73,13 @@ def decide(
         grace_s: time between SIGTERM and SIGKILL: KillWait or a partition's GraceTime; None if unknown.
         can_save: whether there is something to save.
     """
-    name = signal.Signals(signum).name
+    line, ending, what = signal.Signals(signum).name, Ending.STOP, "ending the ranks"
+    limit_s = None
     if signum == signal.SIGUSR1:
-        when = f", {left_s:.0f} s to the time limit" if left_s is not None else ""
-        ending = Ending.SAVE_AND_LEAVE
+        line += f", {left_s:.0f} s to the time limit" if left_s is not None else ""
+        ending, limit_s = Ending.SAVE_AND_LEAVE, left_s
         if not can_save:  # a job requeued with nothing saved would start from the beginning each time
-            left_s, what = None, "passed to the script; allranks itself has nothing to save"
+            limit_s, what = None, "passed to the script; allranks itself has nothing to save"
         elif job is None:
             what = "saving a checkpoint, then the job ends"
         elif no_requeue:
@@ -86,40 +87,25 @@ def decide(
         else:
             what = f"saving a checkpoint, then job {job.id} goes back into the queue and resumes from it"
             ending = Ending.SAVE_AND_REQUEUE
-        return Decision(ending=ending, grace_s=left_s, line=f"{name}{when}: {what}")
-    if signum == signal.SIGTERM and job is not None:
-        grace_s = DEFAULT_GRACE_S if grace_s is None else grace_s
-        ending, what = Ending.STOP, f"ending the ranks; {'no time' if can_save else 'nothing'} to save"
-        if can_save and grace_s > 0:
-            ending, what = Ending.SAVE_AND_LEAVE, f"saving a checkpoint; SIGKILL follows in {grace_s:.0f} s"
-        return Decision(ending=ending, grace_s=grace_s, line=f"{name} from SLURM: {what}")
-    return Decision(ending=Ending.STOP, grace_s=None, line=f"{name}: ending the ranks")
+    elif signum == signal.SIGTERM and job is not None:
+        line += " from SLURM"
+        limit_s = DEFAULT_GRACE_S if grace_s is None else grace_s
+        if can_save and limit_s > 0:
+            ending, what = Ending.SAVE_AND_LEAVE, f"saving a checkpoint; SIGKILL follows in {limit_s:.0f} s"
+        else:
+            what += f"; {'no time' if can_save else 'nothing'} to save"
+    return Decision(ending=ending, grace_s=limit_s, line=f"{line}: {what}")
 
 
-class Sequel(Enum):
-    """What the leader's agent does for the job's next run, at the end of this one."""
-
-    REQUEUE = "requeue"
-    OUTLAST = "outlast"
-    """Stay, if SLURM preempts the job: it requeues only a job that still runs at the end of the grace period."""
-    STAY_COMPLETE = "stay_complete"
-    """Keep SLURM from running it again."""
-    NONE = "none"
-
-
-def decide_sequel(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | None, has_restarts: bool) -> Sequel:
-    """Decide what follows the end of a job; one that somebody told to stop is never requeued.
+def goes_back(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | None, has_restarts: bool) -> bool:
+    """Whether the leader's agent requeues the job at its end; one that somebody told to stop is never requeued.
 
     Args:
         is_to_requeue: whether all ranks saved before the time limit.
         interrupted_by: the first stop signal that any agent got, also one that came after the verdict.
         has_restarts: whether the user wants the job to survive faults.
     """
-    if interrupted_by is not None:
-        return Sequel.OUTLAST if interrupted_by == signal.SIGTERM else Sequel.NONE
-    if is_to_requeue or (exit_code == Exit.NODE_FAULT and has_restarts):
-        return Sequel.REQUEUE
-    return Sequel.STAY_COMPLETE if exit_code == Exit.OK else Sequel.NONE
+    return interrupted_by is None and (is_to_requeue or (exit_code == Exit.NODE_FAULT and has_restarts))
 
 
 def why_no_requeue(job: OwnJob, state: JobState) -> str:
