@@ -17,7 +17,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -81,50 +80,39 @@ _STATES = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
-class Group:
+class Group(msgspec.Struct, kw_only=True):
     """All threads that are in the same place."""
 
     role: Role
     thread: str
     """Name of the thread, empty for the main one."""
+    ranks: list[int] = []
+    """Without duplicates, in order."""
+    nodes: list[str] = []
+    """Without duplicates, in order."""
+    pids: list[tuple[str, int]] = []
+    """Node and process id of each member."""
+    cpu_percent: list[int] = []
+    """Of each member, 100 for one core."""
     state: str
     """`T`, `t`, `Z`, `D`, or empty for a process that runs or sleeps."""
     kernel_wait: str
-    problem: str
     operation: str
     """The known call that the user's line is in, or empty."""
     enclosing: str
     """The known call around the innermost user code: `DataLoader next at train.py:88`, or empty."""
     place: Frame | None
     """The innermost frame of the user's code."""
+    problem: str
     frames: tuple[Frame, ...]  # innermost first, of the first member
-    members: list[tuple[str, Process]] = field(default_factory=list)
-    """Node and process."""
-
-    @property
-    def ranks(self) -> list[int]:
-        """Without duplicates, in order."""
-        return sorted({process.rank for _, process in self.members if process.rank is not None})
-
-    @property
-    def nodes(self) -> list[str]:
-        """Without duplicates, in order."""
-        return list(dict.fromkeys(node for node, _ in self.members))
-
-    @property
-    def pids(self) -> list[tuple[str, int]]:
-        """Node and process id of each member."""
-        return [(node, process.pid) for node, process in self.members]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackReport:
+class StackReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of the nodes."""
 
     job: str
     documents: Sequence[NodeStacks]
-    silent: Mapping[str, str] = field(default_factory=dict)
+    silent: Mapping[str, str] = {}
     """Nodes that did not answer, and why."""
 
     @property
@@ -160,7 +148,13 @@ def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[
                 place = tuple((frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame))
                 deep = "" if place else tuple(frame.function for frame in group.frames)
                 key = (group.role, group.thread, group.state, group.problem, group.operation, place, deep)
-                groups.setdefault(key, group).members.append((document.node, process))
+                group = groups.setdefault(key, group)
+                group.pids.append((document.node, process.pid))
+                group.cpu_percent.append(round(100 * process.cpu))
+                group.ranks += [] if process.rank is None else [process.rank]
+    for group in groups.values():
+        group.ranks = sorted(set(group.ranks))
+        group.nodes = list(dict.fromkeys(node for node, _ in group.pids))
     return sorted(groups.values(), key=_order)
 
 
@@ -190,24 +184,16 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
     return "\n\n".join(parts)
 
 
-_COLUMNS = (
-    "role", "ranks", "nodes", "pids", "state", "kernel_wait", "operation", "enclosing", "place", "problem", "frames",
-)  # fmt: skip
-
-
 def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
     """Return the same as JSON: `documents` has everything that was read, and `jobs` each of several jobs."""
     jobs: list[dict[str, Any]] = [
-        {
-            "job": report.job,
-            "silent": dict(report.silent),
+        msgspec.to_builtins(report)
+        | {
             "missing_ranks": report.missing_ranks,
             "groups": [
-                {"job": report.job, "thread": group.thread or "MainThread"}
-                | {name: msgspec.to_builtins(getattr(group, name)) for name in _COLUMNS}
+                {"job": report.job} | msgspec.to_builtins(group) | {"thread": group.thread or "MainThread"}
                 for group in groups
             ],
-            "documents": msgspec.to_builtins(list(report.documents)),
         }
         for report, groups in pairs
     ]
@@ -272,14 +258,14 @@ def _is_user(frame: Frame) -> bool:
 
 def _order(group: Group) -> tuple[object, ...]:
     is_ordinary = (not group.state, not group.problem, _WAITS_FOR_OTHERS.match(group.operation) is not None)
-    return list(Role).index(group.role), bool(group.thread), *is_ordinary, len(group.members), group.ranks, group.nodes
+    return list(Role).index(group.role), bool(group.thread), *is_ordinary, len(group.pids), group.ranks, group.nodes
 
 
 def _render_group(group: Group, style: Style) -> str:
     pid = f"pid {group.pids[0][1]}" if len(group.pids) == 1 else ""
     headline = "   ".join(filter(None, [_who(group), printable(fold_hosts(group.nodes)), pid, _what(group)]))
-    cpus = [round(100 * process.cpu) for _, process in group.members]
-    cpu = f"{min(cpus)}" if min(cpus) == max(cpus) else f"{min(cpus)}-{max(cpus)}"
+    low, high = min(group.cpu_percent), max(group.cpu_percent)
+    cpu = f"{low}" if low == high else f"{low}-{high}"
     colour = "31;1" if group.state or group.problem else "2" if group.role is not Role.WORKER else "1"
     lines = [style.paint(headline, colour) + style.paint(f"   {cpu} % CPU", "2")]
     if group.role is not Role.LAUNCHER or group.state:
@@ -288,7 +274,7 @@ def _render_group(group: Group, style: Style) -> str:
 
 
 def _who(group: Group) -> str:
-    ranks, num_processes = fold_ranks(group.ranks), len(group.members)
+    ranks, num_processes = fold_ranks(group.ranks), len(group.pids)
     if group.role is Role.LAUNCHER:
         who = "launcher" if num_processes == 1 else f"{num_processes} launchers"
     elif group.role is Role.CHILD:
