@@ -258,24 +258,18 @@ class Console:
             pass
 
     def close(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> int:
-        """Show everything that is left, also unfinished lines; the writers have ended.
+        """Show everything that is left, also unfinished lines, as patiently as `Stream.drain`; the writers have ended.
 
-        Args:
-            patience_s: how long a reader may take nothing, before it is given up.
-            is_over: asked meanwhile; True ends the wait.
         Returns:
             How many lines were not shown, since nobody read them; the files have them.
         """
-        self.finish()
         given_up: set[Stream] = set()
         while True:
-            for screen in (self.screen["err"], self.screen["out"]):
-                if not screen.drain(patience_s=patience_s, is_over=is_over):
-                    given_up.add(screen)
+            self.finish()
+            streams = (self.screen["err"], self.screen["out"])
+            given_up |= {each for each in streams if not each.drain(patience_s=patience_s, is_over=is_over)}
             if not self._followed:
-                return sum(screen.num_dropped_lines for screen in given_up)
-            while self.pump():
-                pass
+                return sum(each.num_dropped_lines for each in given_up)
 
     def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""

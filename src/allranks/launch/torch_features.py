@@ -12,16 +12,11 @@ import re
 from allranks.join.group import TESTED, is_tested
 from allranks.model.setting import Setting
 
-_LACKS = (
-    (
-        (2, 8),
-        "flight recorder",
-        "none for gloo",
-        "the guard sees the collectives that Python code calls, but not those of DDP",
-    ),
-    ((2, 8), "kept port", "without libuv", "rank 0's store uses torch's older server, on the same port"),
+_NEW_IN_2_8 = (
+    ("flight recorder", "none for gloo", "the guard sees the collectives that Python code calls, but not those of DDP"),
+    ("kept port", "without libuv", "rank 0's store uses torch's older server, on the same port"),
 )
-"""Versions before this one lack a feature: what there is, and what happens instead."""
+"""What there is before this version, and what happens instead."""
 
 
 def describe(version: str) -> list[Setting]:
@@ -35,9 +30,6 @@ def describe(version: str) -> list[Setting]:
         reason += "; with this one the guard may see less"
     numbers = re.match(r"(\d+)\.(\d+)", version)
     own = (int(numbers[1]), int(numbers[2])) if numbers else TESTED[1]
-    lacks = [
-        Setting(feature, what, reason=instead, source=f"torch {version}")
-        for before, feature, what, instead in _LACKS
-        if own < before
-    ]
+    lacked = _NEW_IN_2_8 if own < (2, 8) else ()
+    lacks = [Setting(name, what, reason=instead, source=f"torch {version}") for name, what, instead in lacked]
     return [Setting("torch", version, reason=reason, source="installed package"), *lacks]

@@ -11,7 +11,6 @@ from allranks.host.slurm_job import OwnJob
 from allranks.launch.queue.scheduler import (
     CULPRITS,
     Culprit,
-    is_hopeless,
     plan_requeue,
     read_culprits,
     remember,
@@ -34,9 +33,9 @@ def test_the_third_run_with_the_same_culprit_is_the_last(tmp_path: Path) -> None
     verdicts = []
     for attempt in range(3):
         known = remember(tmp_path, ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
-        verdicts.append(is_hopeless(known, ["n3"]))
+        verdicts.append(known[0].is_hopeless)
     assert verdicts == [False, False, True]
-    assert not is_hopeless(known, ["n5"])
+    assert [(each.node, each.is_hopeless) for each in known] == [("n3", True), ("n5", False)]
 
 
 def test_the_latest_cause_is_kept(tmp_path: Path) -> None:

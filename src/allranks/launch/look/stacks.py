@@ -221,11 +221,7 @@ def _group_of(process: Process, thread: Thread) -> Group:
 
 
 def name_operation(frames: Sequence[Frame]) -> str:
-    """Return the known call that the user's innermost line is in, or an empty text.
-
-    Args:
-        frames: innermost first.
-    """
+    """Return the known call that the user's innermost line is in, or an empty text."""
     inner = list(itertools.takewhile(lambda frame: not _is_user(frame), frames))
     if not inner and frames:
         return next((label for pattern, label in _IN_SOURCE if re.search(pattern, frames[0].text)), "")

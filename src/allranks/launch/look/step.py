@@ -72,10 +72,7 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
 
 
 def find_parts(job: str, known: Sequence[JobState]) -> list[JobState]:
-    """Return what one srun each reaches: the whole job, or each component of a heterogeneous one.
-
-    Args:
-        known: what the controller knows of the job.
+    """Return what one srun each reaches: the job as the controller knows it, or each component of a heterogeneous one.
 
     Raises:
         UsageError: the id means several jobs, or none.

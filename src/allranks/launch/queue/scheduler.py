@@ -26,7 +26,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,7 @@ class Scheduler:
     """Asks SLURM once, so that nothing waits for slurmctld."""
 
     def decide(self, signum: int, *, can_save: bool) -> Decision:
-        """Return what a signal means for this job.
-
-        Args:
-            can_save: whether there is something to save.
-        """
+        """Return what a signal means for this job, from `launch.queue.ending.decide`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._ask, name="allranks-slurm", daemon=True)
             self._thread.start()
@@ -101,7 +97,7 @@ class Scheduler:
         except OSError:
             pass  # an agent that cannot write acts, too
         culprits = remember(self.run_dir.path, nodes, cause=cause, attempt=self.run_dir.attempt)
-        if is_hopeless(culprits, nodes):
+        if any(culprit.is_hopeless for culprit in culprits if culprit.node in nodes):
             names = fold_hosts(list(nodes))
             self.say(f"job {job.id} ends: {names} was at fault in {MOST_TIMES} runs and cannot be replaced; {cause}")
             return Exit.SETUP
@@ -190,6 +186,11 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     attempts: tuple[int, ...]
     """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
 
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether another start does not help: an excluded node cannot get there, only one that the job needs can."""
+        return len(self.attempts) >= MOST_TIMES
+
 
 def remember(run_dir: Path, nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
     """Add the culprits of one attempt to the job's record, atomically, and return it; a full disk does not stop a job.
@@ -206,14 +207,6 @@ def remember(run_dir: Path, nodes: Iterable[str], *, cause: str, attempt: int) -
     culprits = tuple(known.values())
     write_whole(run_dir / CULPRITS, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
     return culprits
-
-
-def is_hopeless(culprits: Sequence[Culprit], nodes: Collection[str]) -> bool:
-    """Whether one of these nodes was the culprit so often that another start does not help.
-
-    An excluded node cannot reach that number; only a node that the job needs can.
-    """
-    return any(culprit.node in nodes and len(culprit.attempts) >= MOST_TIMES for culprit in culprits)
 
 
 def plan_requeue(
