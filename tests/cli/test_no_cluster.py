@@ -32,7 +32,7 @@ VERBS = {
     ("logs", "12"): "scontrol",
     ("cancel", "12"): "scontrol",
     ("why", "12"): "scontrol",
-    ("stack", "12"): "squeue",
+    ("stack", "12"): "scontrol",
     ("submit", "--nodes", "2", "train.py"): "sbatch",
     ("submit", "--dry-run", "--nodes", "2", "train.py"): "sbatch",
     ("check", "--nodes", "2"): "srun",

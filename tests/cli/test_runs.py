@@ -118,7 +118,7 @@ def test_why_shows_of_a_killed_rank_its_own_last_words_and_none_of_its_victims(
 def test_stack_of_a_slurm_job_that_has_ended_says_where_to_look_where_there_is_no_slurm(
     runs: Path, slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
 ) -> None:
-    slurm.answer("squeue", err="squeue: fatal: Could not establish a configuration source\n", code=1)
+    slurm.answer("scontrol", err="scontrol: fatal: Could not establish a configuration source\n", code=1)
     leave_run(tmp_path, "12")
     leave_run(tmp_path, "13", exit_code=None)
     for name in ("12", "runs/12"):

@@ -16,6 +16,7 @@ import pytest
 
 from allranks.host.process import read_environment
 from conftest import Allranks, allranks_command, clean_env, wait_until
+from fake_slurm import show_job
 
 SRUN = """\
 #!{python}
@@ -36,10 +37,10 @@ for node in nodes:
 open("srun.pid", "w").write(str(os.getpid())) if "FAKE_SILENT" in os.environ else None
 sys.exit(max(child.wait() for child in children))
 """
-SQUEUE = """\
+SCONTROL = """\
 #!/bin/sh
 if [ -n "$FAKE_ERROR" ]; then echo "$FAKE_ERROR" >&2; exit 1; fi
-printf '%s' "$FAKE_ROWS"
+printf '%s' "$FAKE_JOB"
 """
 SLEEPER = """\
 import os, time
@@ -55,14 +56,14 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     """The environment in which SLURM seems to be installed, and `srun` runs on two nodes."""
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name, text in {"srun": SRUN.format(python=sys.executable), "squeue": SQUEUE}.items():
+    for name, text in {"srun": SRUN.format(python=sys.executable), "scontrol": SCONTROL}.items():
         (commands / name).write_text(text)
         (commands / name).chmod(0o755)
     job = f"8{os.getpid():06}"
     return {
         "PATH": f"{commands}:{os.environ['PATH']}",
         "FAKE_NODES": "n1,n2",
-        "FAKE_ROWS": f"{job}|{job}|RUNNING|n[1-2]|None\n",
+        "FAKE_JOB": show_job(job, nodes="n[1-2]"),
         "SLURM_NTASKS": "99",  # of an outer job: not for our step
         "JOB": job,
     }
@@ -149,16 +150,20 @@ def test_ctrl_c_ends_the_step_at_once(slurm: dict[str, str], tmp_path: Path) -> 
         (
             {"FAKE_ERROR": "slurm_load_jobs error: Invalid job id specified"},
             2,
-            "error: stack 7: squeue: Invalid job id specified",
+            "error: job 7: SLURM knows no such job; allranks list prints your jobs",
         ),
-        ({"FAKE_ROWS": ""}, 3, "error: job 7 has ended; to see what happened: allranks why 7"),
         (
-            {"FAKE_ROWS": "7|7|PENDING||Priority\n"},
+            {"FAKE_JOB": show_job("7", state="COMPLETED")},
+            3,
+            "error: job 7 has ended; to see what happened: allranks why 7",
+        ),
+        (
+            {"FAKE_JOB": show_job("7", state="PENDING", reason="Priority")},
             3,
             "error: job 7 is PENDING (Priority); expected a running job",
         ),
         (
-            {"FAKE_ROWS": "7|7|RUNNING|n[1-2]|None\n", "FAKE_REFUSAL": "Access/permission denied"},
+            {"FAKE_JOB": show_job("7", nodes="n[1-2]"), "FAKE_REFUSAL": "Access/permission denied"},
             3,
             "error: stack 7: no node answered; srun: Unable to create step for job 7: Access/permission denied",
         ),
@@ -175,7 +180,7 @@ def test_without_slurm_it_says_what_to_do(allranks: Allranks, tmp_path: Path) ->
     result = allranks("stack", "7", env={"PATH": str(tmp_path)})
     assert result.returncode == 78
     assert result.stderr == (
-        "error: squeue: not found on this machine; SLURM's commands are needed: load the slurm module, or log in to "
+        "error: scontrol: not found on this machine; SLURM's commands are needed: load the slurm module, or log in to "
         "a login node of the cluster\n"
     )
 

@@ -97,7 +97,8 @@ def test_the_tasks_of_an_array_come_in_order() -> None:
 
 
 def test_parts_of_a_heterogeneous_job_have_ids_of_their_own() -> None:
-    assert parse_show_job(show_job("21 HetJobId=20 HetJobOffset=1"))[0].id == "20+1"
+    (part,) = parse_show_job(show_job("21 HetJobId=20 HetJobOffset=1"))
+    assert (part.id, part.number) == ("20+1", "21")
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_the_rank_for_which_torchrun_s_ranks_wait_is_the_first(six_nodes: TestLa
         six_nodes.on("master-node", "scancel", job)
 
 
-def test_a_pending_and_an_unknown_job_are_refused_in_slurm_s_words(six_nodes: TestLab, tmp_path: Path) -> None:
+def test_a_pending_and_an_unknown_job_are_refused(six_nodes: TestLab, tmp_path: Path) -> None:
     script = tmp_path / "held.slurm"
     script.write_text("#!/bin/bash\n#SBATCH --hold --nodes=1\ntrue\n")
     job = six_nodes.on("master-node", "sbatch", "--parsable", str(script)).strip()
@@ -112,7 +112,8 @@ def test_a_pending_and_an_unknown_job_are_refused_in_slurm_s_words(six_nodes: Te
         3,
         f"error: job {job} is PENDING (JobHeldUser); expected a running job\n",
     )
-    assert (unknown.returncode, unknown.stderr) == (2, "error: stack 999999: squeue: Invalid job id specified\n")
+    words = "error: job 999999: SLURM knows no such job; allranks list prints your jobs\n"
+    assert (unknown.returncode, unknown.stderr) == (2, words)
 
 
 def test_a_node_without_the_job_s_python_is_named(six_nodes: TestLab, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import pytest
 
 from allranks.launch import console as console_module
 from allranks.launch.console import Console
-from allranks.launch.screen import open_screen
 
 
 class Terminal:
@@ -24,8 +23,7 @@ class Terminal:
         self._fds = {
             stream: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for stream, path in self._paths.items()
         }
-        self._screen = open_screen(out_fd=self._fds["out"], err_fd=self._fds["err"])
-        self.console = Console(self._screen)
+        self.console = Console(out_fd=self._fds["out"], err_fd=self._fds["err"])
 
     @property
     def out(self) -> bytes:
@@ -36,7 +34,7 @@ class Terminal:
         return self._shown("err")
 
     def _shown(self, stream: str) -> bytes:
-        assert self._screen[stream].drain(patience_s=30)
+        assert self.console.screen[stream].drain(patience_s=30)
         return self._paths[stream].read_bytes()
 
     def close(self) -> None:
@@ -249,7 +247,7 @@ def test_a_reader_that_has_left_ends_the_display_not_the_job(log, prefix):
     reader, writer = os.pipe()
     os.close(reader)
     try:
-        console = Console(open_screen(out_fd=writer, err_fd=writer))
+        console = Console(out_fd=writer, err_fd=writer)
         console.follow(log.path, start=0, stream="out", prefix=prefix)
         log.write(b"one\n")
         assert console.pump()
@@ -270,7 +268,7 @@ def test_a_full_pipe_is_waited_for(log):
     drained = bytearray()
 
     try:
-        console = Console(open_screen(out_fd=writer, err_fd=writer))
+        console = Console(out_fd=writer, err_fd=writer)
         console.follow(log.path, start=0, stream="out", prefix=PREFIX)
         with _reading(reader, drained):
             log.write(b"one\n")

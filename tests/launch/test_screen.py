@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from allranks.launch.screen import open_screen
+from allranks.launch.console import Console
 from conftest import wait_until
 
 MUCH = b"".join(b"%07d\n" % number for number in range(1 << 18))
@@ -54,7 +54,7 @@ def err() -> Iterator[Pipe]:
 
 
 def test_everything_comes_in_order_to_who_reads_late(out: Pipe, err: Pipe):
-    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
+    screen = Console(out_fd=out.writer, err_fd=err.writer).screen
     for start in range(0, len(MUCH), 50_000):
         screen["out"].write(MUCH[start : start + 50_000])
     assert out.read(len(MUCH)) == MUCH
@@ -62,7 +62,7 @@ def test_everything_comes_in_order_to_who_reads_late(out: Pipe, err: Pipe):
 
 
 def test_a_stream_that_nobody_reads_does_not_hold_the_other_one_up(out: Pipe, err: Pipe):
-    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
+    screen = Console(out_fd=out.writer, err_fd=err.writer).screen
     screen["out"].write(MUCH)
     screen["err"].write(b"verdict\n")
     assert err.read(8) == b"verdict\n"
@@ -70,7 +70,7 @@ def test_a_stream_that_nobody_reads_does_not_hold_the_other_one_up(out: Pipe, er
 
 
 def test_two_streams_that_are_one_file_keep_their_order(out: Pipe):
-    screen = open_screen(out_fd=out.writer, err_fd=os.dup(out.writer))
+    screen = Console(out_fd=out.writer, err_fd=os.dup(out.writer)).screen
     expected = b""
     for number in range(200):
         for stream in ("out", "err"):
@@ -81,7 +81,7 @@ def test_two_streams_that_are_one_file_keep_their_order(out: Pipe):
 
 
 def test_a_reader_that_takes_nothing_is_given_up_and_the_lines_are_counted(out: Pipe, err: Pipe):
-    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
+    screen = Console(out_fd=out.writer, err_fd=err.writer).screen
     for line in MUCH.splitlines(keepends=True)[: 1 << 15]:
         screen["out"].write(line)
     assert not screen["out"].drain(patience_s=0.3)
@@ -93,13 +93,13 @@ def test_a_reader_that_takes_nothing_is_given_up_and_the_lines_are_counted(out: 
 
 
 def test_a_wait_for_a_reader_ends_when_it_is_told_to(out: Pipe, err: Pipe):
-    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
+    screen = Console(out_fd=out.writer, err_fd=err.writer).screen
     screen["out"].write(MUCH)
     assert not screen["out"].drain(is_over=lambda: True)
 
 
 def test_a_reader_that_has_left_makes_room_for_everything(out: Pipe, err: Pipe):
-    screen = open_screen(out_fd=out.writer, err_fd=err.writer)
+    screen = Console(out_fd=out.writer, err_fd=err.writer).screen
     out.leave()
     screen["out"].write(MUCH)
     wait_until(lambda: screen["out"].is_given_up, "the reader that left is noticed")
@@ -108,7 +108,7 @@ def test_a_reader_that_has_left_makes_room_for_everything(out: Pipe, err: Pipe):
 
 
 def test_what_is_printed_goes_the_same_way(out: Pipe, err: Pipe):
-    screen, before = open_screen(out_fd=out.writer, err_fd=err.writer), sys.stderr
+    screen, before = Console(out_fd=out.writer, err_fd=err.writer).screen, sys.stderr
     with contextlib.redirect_stderr(screen["err"].as_text()):
         print("caf\xe9", file=sys.stderr, flush=True)
         assert not sys.stderr.isatty()

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from allranks.host.slurm import JobState
 from allranks.host.stacks import Frame, NodeStacks, Process, Role, Thread
 from allranks.launch.look.stacks import StackReport, fold, name_enclosing, name_operation, render_stacks, stacks_to_json
-from allranks.launch.look.step import Component, find_components, srun_command
+from allranks.launch.look.step import find_parts, srun_command
 from allranks.model.errors import AllranksError, UsageError
 from allranks.report.text import Style
 
@@ -247,31 +248,58 @@ def test_the_json_has_groups_and_everything_that_was_read() -> None:
     assert found["documents"][0]["processes"][0]["threads"][0]["frames"][0]["function"] == "all_reduce"
 
 
-ROWS = "4|4+0|RUNNING|node01|None\n5|4+1|RUNNING|node[02-03]|None\n"
-
-
-def test_squeue_s_rows_become_what_one_srun_reaches() -> None:
-    assert find_components("7", "7|7|RUNNING|n[1-2]|None\n") == [Component("7", "", ("n1", "n2"))]
-    assert find_components("3_1", "9|3_1|RUNNING|n1|None\n") == [Component("9", "", ("n1",))]
-    assert find_components("4", ROWS) == [Component("4", "0", ("node01",)), Component("4", "1", ("node02", "node03"))]
+HET = (
+    JobState(id="4+0", number="4", state="RUNNING", nodes="node01"),
+    JobState(id="4+1", number="5", state="RUNNING", nodes="node[02-03]"),
+)
 
 
 @pytest.mark.parametrize(
-    ("rows", "error", "words"),
+    ("known", "reached"),
     [
-        ("", AllranksError, "job 7 has ended"),
-        ("7|7|PENDING||Resources\n", AllranksError, "job 7 is PENDING (Resources)"),
-        ("8|7_0|RUNNING|n1|None\n7|7_1|RUNNING|n2|None\n", UsageError, "give one of its running jobs: 7_0, 7_1"),
+        ([JobState(id="7", number="7", state="RUNNING", nodes="n[1-2]")], [("--jobid=7", "--nodes=2")]),
+        ([JobState(id="3_1", number="9", state="RUNNING", nodes="n1")], [("--jobid=9", "--nodes=1")]),
+        (
+            [
+                JobState(id="3_0", number="8", state="FAILED"),
+                JobState(id="3_1", number="9", state="RUNNING", nodes="n1"),
+            ],
+            [("--jobid=9", "--nodes=1")],
+        ),
+        (HET, [("--jobid=4", "--nodes=1", "--het-group=0"), ("--jobid=4", "--nodes=2", "--het-group=1")]),
     ],
 )
-def test_a_job_without_one_place_to_look_is_refused(rows: str, error: type[Exception], words: str) -> None:
+def test_what_slurm_knows_of_a_job_becomes_what_one_srun_reaches(
+    known: list[JobState], reached: list[tuple[str, ...]]
+) -> None:
+    commands = [srun_command(part) for part in find_parts("7", known)]
+    assert len(commands) == len(reached)
+    for command, words in zip(commands, reached, strict=True):
+        assert set(words) <= {*command}
+        assert any(word.startswith("--het-group") for word in command) == (len(words) == 3)
+
+
+@pytest.mark.parametrize(
+    ("known", "error", "words"),
+    [
+        ([], UsageError, "job 7: SLURM knows no such job"),
+        ([JobState(id="7", state="COMPLETED")], AllranksError, "job 7 has ended"),
+        ([JobState(id="7", state="PENDING", reason="Resources")], AllranksError, "job 7 is PENDING (Resources)"),
+        (
+            [JobState(id="7_0", state="RUNNING", nodes="n1"), JobState(id="7_1", state="RUNNING", nodes="n2")],
+            UsageError,
+            "give one of its running jobs: 7_0, 7_1",
+        ),
+    ],
+)
+def test_a_job_without_one_place_to_look_is_refused(known: list[JobState], error: type[Exception], words: str) -> None:
     with pytest.raises(error) as caught:
-        find_components("7", rows)
+        find_parts("7", known)
     assert words in str(caught.value)
 
 
 def test_the_step_takes_nothing_from_the_job() -> None:
-    command = srun_command(Component("4", "1", ("node02", "node03")))
+    command = srun_command(HET[1])
     assert {"--jobid=4", "--het-group=1", "--overlap", "--nodes=2", "--ntasks=2", "--gres=none", "--mem=0"} <= {
         *command
     }

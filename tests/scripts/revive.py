@@ -7,8 +7,7 @@ import sys
 import time
 from pathlib import Path
 
-from allranks.host.slurm_job import own_job
-from allranks.launch.queue.revival import Revivals, own_command
+from allranks.launch.queue.revival import Revivals
 from allranks.model.identity import world_from_env
 
 world = world_from_env(os.environ)
@@ -16,9 +15,7 @@ where = Path(sys.argv[1])
 place = f"{world.node_index} of {world.num_nodes} in step {world.step_id}"
 (where / f"{world.node_name}.{os.environ['SLURM_STEP_ID']}").write_text(f"{place}\n")
 if world.node_index == 0:
-    job = own_job(os.environ)
-    assert job is not None
-    revivals = Revivals(own_command(), job=job, env=os.environ, log=lambda node: where / f"{node}.log", patience_s=60)
+    revivals = Revivals(env=os.environ, log=lambda node: where / f"{node}.log", patience_s=60)
     end_s = time.monotonic() + 100
     while not (where / "done").exists() and time.monotonic() < end_s:
         for path in where.glob("lost.*"):

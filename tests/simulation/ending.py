@@ -121,13 +121,12 @@ class Ends(Network):
 
     def _queue_again(self: World, process: Process) -> None:
         leader = process.lead.leader
-        sequel = self.cores.decide_sequel(
+        if self.cores.goes_back(
             process.agent.goodbye.exit_code,
             is_to_requeue=leader.is_to_requeue,
             interrupted_by=leader.interrupted_by or next(iter(process.signalled), None),
             has_restarts=bool(self.life.max_restarts) and not leader.is_finished and not self._has_ended_well(process),
-        )
-        if sequel.value == "requeue":
+        ):
             self.requeue(process)
 
     def requeue(self: World, process: Process) -> None:

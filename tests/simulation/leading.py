@@ -138,11 +138,11 @@ class Lead:
             case events.ExpectBack(node=node):
                 if world.life.is_slurm and world.life.max_restarts:
                     world.revive(node, 2.0)
-            case events.AskScheduler(signum=signum, save_s=save_s):
+            case events.AskScheduler(signum=signum, can_save=can_save):
                 job = OwnJob(id="1", restarts=0, num_nodes=1, is_heterogeneous=False) if world.life.is_slurm else None
                 no = "" if world.life.can_requeue else "no batch script"
-                times = {"save_s": save_s, "grace_s": KILL_WAIT_S, "left_s": 60.0}
-                meant = world.cores.decide_ending(signum, job=job, no_requeue=no, **times)
+                times = {"grace_s": KILL_WAIT_S, "left_s": 60.0}
+                meant = world.cores.decide_ending(signum, job=job, no_requeue=no, can_save=can_save, **times)
                 self._answer(answer_s, events.Meant, signum=signum, decision=meant)
             case events.FindCheckpoint():
                 world.kernel.checkpoints_found += 1

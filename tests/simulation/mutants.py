@@ -31,7 +31,7 @@ class Cores:
     State: Any
     Agent: Any
     decide_ending: Any
-    decide_sequel: Any
+    goes_back: Any
     is_led_elsewhere: Any
     has_ended: Any
 
@@ -104,7 +104,7 @@ def _cores(modules: dict[str, Any]) -> Cores:
         State=modules["lead.members"].State,
         Agent=modules["agent"].Agent,
         decide_ending=modules["queue.ending"].decide,
-        decide_sequel=modules["queue.ending"].decide_sequel,
+        goes_back=modules["queue.ending"].goes_back,
         is_led_elsewhere=modules["succession"].is_led_elsewhere,
         has_ended=modules["succession"].has_ended,
     )

@@ -7,11 +7,18 @@ import xml.etree.ElementTree as ET
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-FEATURES = (
-    "hook", "kept port", "named missing ranks", "sequence numbers", "flight recorder", "pinned buckets", "checkpoints",
-    "standbys",
-)  # fmt: skip
-"""Of allranks.launch.torch_features; this file is read by a Python that may not have allranks."""
+FEATURES = {
+    "hook": "join/hook.py",
+    "kept port": "join/group.py, _serve",
+    "named missing ranks": "join/group.py, _Arrival",
+    "sequence numbers": "guard/inside/calls.py",
+    "flight recorder": "guard/inside/flight.py, _dump_of",
+    "pinned buckets": "state/resumed/buckets.py, CAN_PIN",
+    "checkpoints": "state/saved/sharded.py",
+    "standbys": "join/standby.py",
+}
+"""What allranks takes from torch beyond its documented interface, or adds to it, and its door: where it is looked for,
+below src/allranks. This file is read by a Python that may not have allranks."""
 UNKNOWN = "-"
 _COLUMNS = ("torch", "Python", *FEATURES, "jobs", "date")
 _HEAD = """# PyTorch and Python

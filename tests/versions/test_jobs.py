@@ -18,14 +18,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from allranks.launch.torch_features import Feature, lacking  # noqa: E402
+from allranks.launch.torch_features import describe  # noqa: E402
 from conftest import HANG_S, Allranks, allranks_command, clean_env, wait_until, write  # noqa: E402
+from versions.table import FEATURES  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.by_hand]
 
 Note = Callable[[str, object], None]
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-LACKS = {lack.name for lack in lacking(torch.__version__)}
+LACKS = {lack.name for lack in describe(torch.__version__)[1:]}
 FLAGS = ("--ignore", "AR011", "--cluster", "cluster.toml")
 
 
@@ -37,7 +38,12 @@ def quick_guard(tmp_path: Path) -> None:
 @pytest.fixture
 def note(record_property: Note) -> Note:
     """Write down what became of a feature, also where the test then fails."""
-    return lambda name, value: record_property(str(name), str(value))  # what xdist can send
+
+    def write_down(name: str, value: object) -> None:
+        assert name in FEATURES
+        record_property(name, str(value))  # what xdist can send
+
+    return write_down
 
 
 def culprits(tmp_path: Path) -> list[tuple[str, list[int]]]:
@@ -91,19 +97,19 @@ def test_bring_up(allranks: Allranks, tmp_path: Path, note: Note):
     ended = allranks("run", *FLAGS, "--nproc-per-node", "2", "train.py")
     assert ended.returncode == 0, ended.stderr[-3000:]
     told, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
-    note(Feature.HOOK, "yes" if told["wrapped"] and "all 2 ranks are up (gloo), " in ended.stderr else "no")
+    note("hook", "yes" if told["wrapped"] and "all 2 ranks are up (gloo), " in ended.stderr else "no")
     is_kept = told["socket"] == told["listeners"]
-    note(Feature.KEPT_PORT, ("yes" if told["libuv"] else "yes, without libuv") if is_kept else "no")
+    note("kept port", ("yes" if told["libuv"] else "yes, without libuv") if is_kept else "no")
     before, after = told["numbers"]
-    note(Feature.SEQUENCE, "yes" if after == before + 1 else f"no: {before}, then {after}")
+    note("sequence numbers", "yes" if after == before + 1 else f"no: {before}, then {after}")
     has_recorder = "0" in told["states"] and "all_reduce" in told["ops"]
-    note(Feature.RECORDER, "yes" if has_recorder else "none for gloo" if told["blind"] else "no")
+    note("flight recorder", "yes" if has_recorder else "none for gloo" if told["blind"] else "no")
     assert told["total"] == other["total"] == 2**6
     assert "all 2 ranks are up (gloo), " in ended.stderr
     assert is_kept
-    assert told["libuv"] == (Feature.KEPT_PORT not in LACKS)
+    assert told["libuv"] == ("kept port" not in LACKS)
     assert after == before + 1
-    assert has_recorder == (Feature.RECORDER not in LACKS)
+    assert has_recorder == ("flight recorder" not in LACKS)
     assert ("allranks: the guard sees less: torch " in ended.stderr) == (not has_recorder)
     assert "was not tested with allranks" not in ended.stderr
 
@@ -113,8 +119,8 @@ def test_what_it_lacks_is_said_in_advance(allranks: Allranks):
     (line,) = [line for line in said.splitlines() if line.startswith("torch ")]
     assert line.split()[1].partition("+")[0] == torch.__version__.partition("+")[0]
     assert "; with this one the guard may see less" not in line
-    told = [name for name in Feature if any(line.startswith(f"{name}  ") for line in said.splitlines())]
-    assert told == [name for name in Feature if name in LACKS]
+    told = [name for name in FEATURES if any(line.startswith(f"{name}  ") for line in said.splitlines())]
+    assert told == [name for name in FEATURES if name in LACKS]
 
 
 def test_a_missing_rank(allranks: Allranks, tmp_path: Path, note: Note):
@@ -130,7 +136,7 @@ def test_a_missing_rank(allranks: Allranks, tmp_path: Path, note: Note):
     )
     ended = allranks("run", *FLAGS, "--nproc-per-node", "3", "train.py")
     is_named = "; 2 of 3 ranks have joined" in ended.stderr and culprits(tmp_path) == [("AR401", [1])]
-    note(Feature.MISSING_RANKS, "yes" if is_named else "no")
+    note("named missing ranks", "yes" if is_named else "no")
     assert culprits(tmp_path) == [("AR401", [1])], ended.stderr[-3000:]
     assert "allranks: still waiting in init_process_group after 3 s for rank 1 " in ended.stderr
 
@@ -167,7 +173,7 @@ def test_killed(allranks: Allranks, tmp_path: Path, note: Note):
     struck(tmp_path, "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
     ended = allranks("run", *FLAGS, "--nproc-per-node", "2", "--max-restarts", "1", "train.py")
     came = [f"life 1 rank {rank} standby True" in ended.stdout for rank in range(2)]
-    note(Feature.STANDBYS, "yes" if all(came) else "no")
+    note("standbys", "yes" if all(came) else "no")
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "AR407 dead-rank" in ended.stderr
     assert "rank 1" in next(line for line in ended.stderr.splitlines() if "AR407 dead-rank" in line)
@@ -220,9 +226,9 @@ def test_resume(tmp_path: Path, note: Note):
     assert "resumed at step " in (tmp_path / "cut.log").read_text()
     models = [torch.load(tmp_path / out / "final.pt", weights_only=True)["model"] for out in ("whole", "cut")]
     is_same = all(torch.equal(models[0][name], models[1][name]) for name in models[0])
-    note(Feature.BUCKETS, ("yes" if CAN_PIN else "no: DDP with find_unused_parameters") if is_same else "other bits")
+    note("pinned buckets", ("yes" if CAN_PIN else "no: DDP with find_unused_parameters") if is_same else "other bits")
     assert is_same
-    assert (Feature.BUCKETS not in LACKS) == CAN_PIN
+    assert ("pinned buckets" not in LACKS) == CAN_PIN
 
 
 CHECKPOINT = """
@@ -276,5 +282,5 @@ def test_checkpoint(allranks: Allranks, tmp_path: Path, note: Note):
         model.weight.grad = model.weight.detach() * 0.5
         optimizer.step()
     is_same = cut["begun"] == 4 and torch.equal(cut["weight"], model.weight.detach())
-    note(Feature.CHECKPOINTS, "yes" if is_same else "no")
+    note("checkpoints", "yes" if is_same else "no")
     assert is_same

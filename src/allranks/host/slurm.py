@@ -37,6 +37,8 @@ class JobState:
 
     id: str
     """`12`, `6_1` for a task, `6_[2-9%2]` for tasks that have not begun, `20+1` for a part of a heterogeneous job."""
+    number: str = ""
+    """SLURM_JOB_ID in it: each task, and each part, has one of its own."""
     name: str = ""
     user: str = ""
     partition: str = ""
@@ -277,6 +279,7 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
             _job(
                 {
                     "id": _full_id(fields),
+                    "number": fields["JobId"],
                     "name": fields.get("JobName", ""),
                     "user": fields.get("UserId", "").partition("(")[0],
                     "partition": fields.get("Partition", ""),

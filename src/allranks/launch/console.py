@@ -1,22 +1,34 @@
-"""Follow the workers' output files and print them, each line with its prefix `[node03 r3]`.
+"""Follow the workers' output files and print them, each line with its prefix `[node03 r3]`; no reader stops the agent.
+
+    console = Console()
+    with contextlib.redirect_stderr(console.screen["err"].as_text()):   print(..., file=sys.stderr) goes through it, too
+        console.follow(path, start=0, stream="out", prefix="[node03 r3] ")
+        console.pump()               shows what is new and has room
+    console.close(patience_s=5)      a reader that takes nothing for so long is given up
 
 The output of a single worker is printed byte by byte. With several workers, lines stay whole. A progress bar that
 redraws itself with carriage returns is printed as a line every REDRAW_S, and once more at the end.
 
-A slow reader delays no worker: output that the screen has no room for stays in the files until there is room again.
+Threads write to the terminal: a pipe that nobody reads, Ctrl-S and a paused pager block `write(2)`. O_NONBLOCK does not
+help: it belongs to the open file, which the shell and the other tasks of a step share. A slow reader delays no worker:
+output that the screen has no room for stays in the files until there is room again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
+import math
 import os
 import re
+import select
+import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from allranks.launch.screen import Screen, open_screen
+from typing import Any
 
 CHUNK_BYTES = 1 << 18
 CHUNKS_PER_PUMP = 4
@@ -33,6 +45,99 @@ _TRACEBACK = re.compile(
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved",)
 """What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
 only). Among several ranks, the terminal leaves these lines out; the files have them."""
+ROOM_BYTES = 1 << 20
+"""How much waits in memory before `has_room` says no."""
+PIECE_BYTES = 1 << 14
+"""Written at once: small, so that a slow reader is told from one that has stopped."""
+LOOK_S = 0.1
+"""How often `drain` looks whether it is over."""
+
+
+class Stream(io.RawIOBase):
+    """A file descriptor with a thread that writes what is queued, in order, and ends with the process."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = self.name = fd  # io.FileIO has that name, too
+        self._waiting = bytearray()
+        self._changed = threading.Condition()
+        self.is_given_up = False
+        """What is written goes nowhere: the reader has left, as after `| head`, or was given up. The job goes on."""
+        self.num_dropped_lines = 0
+        """Lines that waited for the reader when it was given up, and that came later."""
+        threading.Thread(target=self._write, name="allranks-screen", daemon=True).start()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the reader keeps up; a stream whose reader has left always has room."""
+        return len(self._waiting) < ROOM_BYTES
+
+    def write(self, data: Any, /) -> int:
+        """Queue bytes."""
+        with self._changed:
+            if self.is_given_up:
+                self.num_dropped_lines += data.count(b"\n")
+            else:
+                self._waiting += data
+                self._changed.notify_all()
+        return len(data)
+
+    def drain(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until all is written; else give the reader up: what waits, and what comes, is dropped.
+
+        Args:
+            patience_s: how long the reader may take nothing.
+            is_over: asked meanwhile; True ends the wait.
+        """
+        moved_s = time.monotonic()
+        with self._changed:
+            while self._waiting:
+                if self._changed.wait(LOOK_S):
+                    moved_s = time.monotonic()
+                if self._waiting and (time.monotonic() - moved_s >= patience_s or is_over()):
+                    self.num_dropped_lines += self._waiting.count(b"\n")
+                    self._give_up()
+                    return False
+            return True
+
+    def as_text(self) -> io.TextIOWrapper:
+        """Return a text file for `sys.stderr`."""
+        return io.TextIOWrapper(self, sys.stderr.encoding, errors="backslashreplace", write_through=True)
+
+    def writable(self) -> bool:
+        """For TextIOWrapper, as the next two."""
+        return True
+
+    def isatty(self) -> bool:
+        """Whether it is a terminal."""
+        return os.isatty(self._fd)
+
+    def fileno(self) -> int:
+        """Descriptor of the file itself."""
+        return self._fd
+
+    def _write(self) -> None:
+        while not self.is_given_up:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                end = self._waiting.rfind(b"\n", 0, PIECE_BYTES) + 1 or PIECE_BYTES
+                piece = bytes(self._waiting[:end])
+            try:
+                written = os.write(self._fd, piece)
+            except BlockingIOError:  # whoever shares the file has made it non-blocking
+                select.select([], [self._fd], [], 1.0)
+                continue
+            except OSError:
+                written = 0
+            with self._changed:
+                if not written:
+                    self._give_up()
+                del self._waiting[:written]
+                self._changed.notify_all()
+
+    def _give_up(self) -> None:
+        self.is_given_up = True
+        self._waiting.clear()
+        self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -40,6 +145,7 @@ class _Followed:
     file_fd: int
     stream: str
     prefix: bytes
+    position: int
     pending: bytearray = field(default_factory=bytearray)
     """Of a line that has not ended."""
     redrawn_s: float = 0.0
@@ -48,17 +154,17 @@ class _Followed:
     held_until_s: float = 0.0
     has_verdict: bool = False
     """Tracebacks stay in the file."""
-    left_bytes: int | None = None
-    """The writer has ended: so much of what it wrote is not read yet. What follows is the next generation's."""
+    end: int = sys.maxsize
+    """Where it ends, once the writer has ended: what follows is the next generation's."""
 
     def read(self) -> bytes:
-        most = CHUNK_BYTES if self.left_bytes is None else min(CHUNK_BYTES, self.left_bytes)
         try:
-            data = os.read(self.file_fd, most)
+            data = os.pread(self.file_fd, min(CHUNK_BYTES, self.end - self.position), self.position)
         except OSError:  # a stale file handle of a network file system; the next pump tries again
             data = b""
-        if self.left_bytes is not None:
-            self.left_bytes = self.left_bytes - len(data) if data else 0
+        self.position += len(data)
+        if not data and self.end < sys.maxsize:
+            self.end = self.position
         return data
 
     def take_lines(self, data: bytes) -> bytes:
@@ -81,10 +187,19 @@ class _Followed:
 
 
 class Console:
-    """Follows the output files of this node's workers and shows what is new at each `pump`."""
+    """Follows the output files of this node's workers and shows what is new at each `pump`.
 
-    def __init__(self, screen: Screen | None = None) -> None:
-        self._screen = screen or open_screen()
+    Args:
+        out_fd: standard output; `err_fd` standard error. If they are one file, as after `2>&1`, they are one stream, so
+            that their order is kept.
+    """
+
+    def __init__(self, *, out_fd: int = 1, err_fd: int = 2) -> None:
+        is_one = False
+        with contextlib.suppress(OSError):
+            is_one = os.path.sameopenfile(out_fd, err_fd)
+        out = Stream(out_fd)
+        self.screen = {"out": out, "err": out if is_one else Stream(err_fd)}
         self._followed: list[_Followed] = []
         self._is_muted: set[str] = set()
 
@@ -96,8 +211,7 @@ class Console:
             prefix: what stands before each line; empty shows the bytes as they are.
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        os.lseek(fd, start, os.SEEK_SET)
-        self._followed.append(_Followed(fd, stream, prefix.encode()))
+        self._followed.append(_Followed(fd, stream, prefix.encode(), start))
 
     def mute(self, stream: str) -> None:
         """Show no more of a stream; the files still get it."""
@@ -112,15 +226,19 @@ class Console:
         """Show what is new and has room; True if there was anything."""
         has_news = False
         for followed in list(self._followed):
+            screen = self.screen[followed.stream]
             # Bounded: a worker that writes faster than the terminal shows must not keep the agent from watching.
             for _ in range(CHUNKS_PER_PUMP):
-                if not self._screen[followed.stream].has_room or not (data := followed.read()):
+                if not screen.has_room or not (data := followed.read()):
                     break
                 has_news = True
-                self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
+                if screen.is_given_up:
+                    screen.write(data)  # counts the lines
+                else:
+                    self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
             if redrawn := followed.take_redrawn():
                 self._show(followed, redrawn + b"\n")
-            is_last = followed.left_bytes == 0
+            is_last = followed.position >= followed.end
             if followed.held and (is_last or time.monotonic() >= followed.held_until_s):
                 if not followed.has_verdict:
                     self._show(followed, bytes(followed.held))
@@ -128,43 +246,30 @@ class Console:
             if is_last:
                 if rest := _last_drawn(bytes(followed.pending)):
                     self._show(followed, rest + b"\n")
-                self._drop(followed)
+                os.close(followed.file_fd)
+                self._followed.remove(followed)
         return has_news
 
     def finish(self) -> None:
         """The writers have ended: what they have written is shown as far as there is room, the rest at later pumps."""
         for followed in self._followed:
-            if followed.left_bytes is None:
-                size = os.fstat(followed.file_fd).st_size
-                followed.left_bytes = max(0, size - os.lseek(followed.file_fd, 0, os.SEEK_CUR))
+            followed.end = min(followed.end, os.fstat(followed.file_fd).st_size)
         while self.pump():
             pass
 
-    def close(self, *, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> int:
-        """Show everything that is left, also unfinished lines; the writers have ended.
+    def close(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Show everything that is left, also unfinished lines, as patiently as `Stream.drain`; the writers have ended.
 
-        Args:
-            patience_s: how long a reader may take nothing, before it is given up; None: no limit.
-            is_over: asked meanwhile; True ends the wait.
         Returns:
             How many lines were not shown, since nobody read them; the files have them.
         """
-        self.finish()
-        num_lost = 0
-        while self._followed:
-            if not self._screen[self._followed[0].stream].drain(patience_s=patience_s, is_over=is_over):
-                for followed in [each for each in self._followed if self._screen[each.stream].is_given_up]:
-                    num_lost += _count_lines(followed)
-                    self._drop(followed)
-            while self.pump():
-                pass
-        for stream in ("err", "out"):
-            self._screen[stream].drain(patience_s=patience_s, is_over=is_over)
-        return num_lost + sum(stream.num_dropped_lines for stream in set(self._screen.values()))
-
-    def _drop(self, followed: _Followed) -> None:
-        os.close(followed.file_fd)
-        self._followed.remove(followed)
+        given_up: set[Stream] = set()
+        while True:
+            self.finish()
+            streams = (self.screen["err"], self.screen["out"])
+            given_up |= {each for each in streams if not each.drain(patience_s=patience_s, is_over=is_over)}
+            if not self._followed:
+                return sum(each.num_dropped_lines for each in given_up)
 
     def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""
@@ -177,14 +282,7 @@ class Console:
 
     def _show(self, followed: _Followed, data: bytes) -> None:
         if followed.stream not in self._is_muted:
-            self._screen[followed.stream].write(b"".join(followed.prefix + line for line in io.BytesIO(data)))
-
-
-def _count_lines(followed: _Followed) -> int:
-    num = followed.held.count(b"\n")
-    while data := followed.read():
-        num += data.count(b"\n")
-    return num
+            self.screen[followed.stream].write(b"".join(followed.prefix + line for line in io.BytesIO(data)))
 
 
 def _last_drawn(line: bytes) -> bytes:

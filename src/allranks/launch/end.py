@@ -31,7 +31,7 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_success
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, count_of
-from allranks.launch.queue import ending
+from allranks.launch.queue.ending import goes_back
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous
 from allranks.launch.succession import SEEK_S, is_led_elsewhere
@@ -177,22 +177,18 @@ class End:
 
     def _queue_again(self, goodbye: Goodbye, leader: Leader, scheduler: Scheduler) -> int:
         """Requeue the job if that is the outcome; return the exit code."""
-        sequel = ending.decide_sequel(
-            goodbye.exit_code,
-            is_to_requeue=leader.is_to_requeue,
-            interrupted_by=leader.interrupted_by or next(iter(self.inbox.received), None),
-            has_restarts=bool(self.plan.request.max_restarts) and not leader.is_finished and not self._has_ended_well(),
-        )
-        match sequel:
-            case ending.Sequel.REQUEUE if leader.is_to_requeue:
-                return scheduler.requeue()
-            case ending.Sequel.REQUEUE:
-                findings = leader.verdict.findings if leader.verdict else ()
-                return scheduler.requeue(leader.culprits, cause=findings[0].cause if findings else "")
-            case ending.Sequel.OUTLAST:
-                scheduler.outlast_preemption()
-            case ending.Sequel.STAY_COMPLETE:
-                scheduler.stay_complete()
+        exit_code, stopped_by = goodbye.exit_code, leader.interrupted_by or next(iter(self.inbox.received), None)
+        has_saved = leader.is_to_requeue
+        may_restart = self.plan.request.max_restarts > 0
+        has_restarts = may_restart and not leader.is_finished and not self._has_ended_well()
+        if goes_back(exit_code, is_to_requeue=has_saved, interrupted_by=stopped_by, has_restarts=has_restarts):
+            findings = leader.verdict.findings if leader.verdict else ()
+            cause = findings[0].cause if findings else ""
+            return scheduler.requeue() if has_saved else scheduler.requeue(leader.culprits, cause=cause)
+        if stopped_by == signal.SIGTERM:
+            scheduler.outlast_preemption()
+        elif stopped_by is None and exit_code == Exit.OK:
+            scheduler.stay_complete()
         return goodbye.exit_code
 
 

@@ -201,8 +201,8 @@ class AskScheduler(Effect, frozen=True):
     """Ask what a signal means for this job; Meant follows."""
 
     signum: int
-    save_s: float | None
-    """How long a checkpoint takes; 0: there is nothing to save; None: unknown."""
+    can_save: bool
+    """Whether there is something to save."""
 
 
 class FindCheckpoint(Effect, frozen=True):

@@ -26,18 +26,16 @@ from typing import TYPE_CHECKING
 from allranks.guard.watch import Watch
 from allranks.host.net import find_interface_of
 from allranks.host.node import begin_card_facts
+from allranks.host.slurm_job import own_job
 from allranks.launch import container, events
 from allranks.launch.agent import Agent
-from allranks.launch.console import Console
 from allranks.launch.crew import Crew
 from allranks.launch.end import READER_S, End, end_step, print_findings, pronounce, show_rest
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.loop import Loop
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
-from allranks.launch.queue.exclusion import describe_return, read_culprits
-from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
-from allranks.launch.screen import open_screen
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
@@ -101,15 +99,15 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
         command = worker_command(plan.request)
     except AllranksError as exc:
         plan = replace(plan, problem=plan.problem or exc)
-    screen, run_dir = open_screen(), RunDir(log_dir, plan.job)
-    crew = Crew(job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, say=say, console=Console(screen))
-    with contextlib.redirect_stderr(screen["err"].as_text()):
+    crew = Crew(job=plan, command=command, run_dir=RunDir(log_dir, plan.job), hidden=hidden, env=env, say=say)
+    err = crew.console.screen["err"]
+    with contextlib.redirect_stderr(err.as_text()):
         try:
             crew.begin_standby()
             return _run_phases(plan, crew)
         finally:
             crew.end_standby()
-            screen["err"].drain(patience_s=READER_S)
+            err.drain(patience_s=READER_S)
 
 
 def _run_phases(plan: JobPlan, crew: Crew) -> int:
@@ -198,9 +196,8 @@ def _run_workers(plan: JobPlan, crew: Crew, rendezvous: Rendezvous, inbox: Signa
 
     if listener is not None:
         keep_port(listener)
-    scheduler = None
-    if plan.world.launcher is Launcher.SLURM:
-        scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
+    job = own_job(env) if plan.world.launcher is Launcher.SLURM else None
+    scheduler = Scheduler(job, env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
 
     def lead(effect: events.Lead | None, connections: Mapping[int, Connection]) -> LeaderDriver:
         # Here, since only a leader's node needs all that the leader needs.

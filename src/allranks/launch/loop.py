@@ -1,7 +1,7 @@
 """The one loop of an agent: turns sockets, pidfds, signals and time into events, and effects into deeds.
 
 One thread, one selector. The workers' output is read between two waits, and written by threads that may block
-(launch.screen). On one node the leader lives in the same loop (launch.lead.driver); if it is lost, on another one.
+(launch.console). On one node the leader lives in the same loop (launch.lead.driver); if it is lost, on another one.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class Job:
         for effect in self.leader.step(event):
             self.effects.append(effect)
             match effect:
-                case AskScheduler(signum=signum, save_s=save_s) if not self.is_scheduler_mute:
-                    meant = ending.decide(signum, job=self.job, save_s=save_s, no_requeue=self.no_requeue)
+                case AskScheduler(signum=signum, can_save=can_save) if not self.is_scheduler_mute:
+                    meant = ending.decide(signum, job=self.job, can_save=can_save, no_requeue=self.no_requeue)
                     self.feed(Meant(now_s=self.now_s, signum=signum, decision=meant))
                 case FindCheckpoint() if not self.is_disk_mute:
                     self.feed(CheckpointFound(now_s=self.now_s, step=None))
@@ -104,13 +104,12 @@ class Job:
 
     @property
     def goes_back(self) -> bool:
-        sequel = ending.decide_sequel(
+        return ending.goes_back(
             self.leader.verdict.exit_code,
             is_to_requeue=self.leader.is_to_requeue,
             interrupted_by=self.leader.interrupted_by,
             has_restarts=True,
         )
-        return sequel is ending.Sequel.REQUEUE
 
     @property
     def lines(self) -> list[str]:

@@ -24,16 +24,15 @@ SAVE_AND_REQUEUE, SAVE_AND_LEAVE, STOP = Ending.SAVE_AND_REQUEUE, Ending.SAVE_AN
          "SIGUSR1: saving a checkpoint, then job 12 goes back into the queue and resumes from it"),
         (signal.SIGUSR1, {"no_requeue": "it has no batch script"}, SAVE_AND_LEAVE, None,
          "SIGUSR1: saving a checkpoint, then job 12 ends: it has no batch script"),
-        (signal.SIGUSR1, {"left_s": 118.0, "save_s": 0.0}, SAVE_AND_LEAVE, None,
+        (signal.SIGUSR1, {"left_s": 118.0, "can_save": False}, SAVE_AND_LEAVE, None,
          "SIGUSR1, 118 s to the time limit: passed to the script; allranks itself has nothing to save"),
         (signal.SIGUSR1, {"job": None}, SAVE_AND_LEAVE, None, "SIGUSR1: saving a checkpoint, then the job ends"),
         (signal.SIGTERM, {}, SAVE_AND_LEAVE, 30.0,
          "SIGTERM from SLURM: saving a checkpoint; SIGKILL follows in 30 s"),
-        (signal.SIGTERM, {"grace_s": 5.0, "save_s": 2.0}, SAVE_AND_LEAVE, 5.0,
+        (signal.SIGTERM, {"grace_s": 5.0}, SAVE_AND_LEAVE, 5.0,
          "SIGTERM from SLURM: saving a checkpoint; SIGKILL follows in 5 s"),
-        (signal.SIGTERM, {"grace_s": 5.0, "save_s": 3.0}, STOP, 5.0,
-         "SIGTERM from SLURM: ending the ranks; a checkpoint takes 3 s, SIGKILL follows in 5 s"),
-        (signal.SIGTERM, {"save_s": 0.0}, STOP, 30.0, "SIGTERM from SLURM: ending the ranks; nothing to save"),
+        (signal.SIGTERM, {"grace_s": 0.0}, STOP, 0.0, "SIGTERM from SLURM: ending the ranks; no time to save"),
+        (signal.SIGTERM, {"can_save": False}, STOP, 30.0, "SIGTERM from SLURM: ending the ranks; nothing to save"),
         (signal.SIGTERM, {"job": None}, STOP, None, "SIGTERM: ending the ranks"),
         (signal.SIGINT, {}, STOP, None, "SIGINT: ending the ranks"),
         (signal.SIGHUP, {"job": None}, STOP, None, "SIGHUP: ending the ranks"),
@@ -47,9 +46,9 @@ def test_a_signal_means(
 
 
 def test_slurm_s_sigterm_never_puts_a_job_back() -> None:
-    for save_s in (None, 0.0, 1.0, 1e6):
+    for can_save in (True, False):
         for grace_s in (None, 0.0, 30.0, 600.0):
-            decision = decide(signal.SIGTERM, job=JOB, left_s=10.0, grace_s=grace_s, save_s=save_s)
+            decision = decide(signal.SIGTERM, job=JOB, left_s=10.0, grace_s=grace_s, can_save=can_save)
             assert decision.ending is not SAVE_AND_REQUEUE
 
 

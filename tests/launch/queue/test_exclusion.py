@@ -8,14 +8,12 @@ import pytest
 
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.queue.exclusion import (
-    FILE,
+from allranks.launch.queue.scheduler import (
+    CULPRITS,
     Culprit,
-    is_hopeless,
     plan_requeue,
     read_culprits,
     remember,
-    write_culprits,
 )
 
 NODES = [f"n{number}" for number in range(1, 7)]
@@ -25,23 +23,24 @@ def culprit(node: str, *attempts: int) -> Culprit:
     return Culprit(node=node, cause="AR012 node-failure", attempts=attempts)
 
 
-def test_a_run_blames_a_node_once_however_often_it_restarts() -> None:
-    once = remember((), ["n3"], cause="AR012 node-failure", attempt=0)
-    assert remember(once, ["n3"], cause="AR012 node-failure", attempt=0) == once == (culprit("n3", 0),)
+def test_a_run_blames_a_node_once_however_often_it_restarts(tmp_path: Path) -> None:
+    once = remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0)
+    assert remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0) == once == (culprit("n3", 0),)
 
 
-def test_the_third_run_with_the_same_culprit_is_the_last() -> None:
+def test_the_third_run_with_the_same_culprit_is_the_last(tmp_path: Path) -> None:
     known: tuple[Culprit, ...] = ()
     verdicts = []
     for attempt in range(3):
-        known = remember(known, ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
-        verdicts.append(is_hopeless(known, ["n3"]))
+        known = remember(tmp_path, ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
+        verdicts.append(known[0].is_hopeless)
     assert verdicts == [False, False, True]
-    assert not is_hopeless(known, ["n5"])
+    assert [(each.node, each.is_hopeless) for each in known] == [("n3", True), ("n5", False)]
 
 
-def test_the_latest_cause_is_kept() -> None:
-    known = remember((culprit("n3", 0),), ["n3"], cause="AR210 link-down", attempt=2)
+def test_the_latest_cause_is_kept(tmp_path: Path) -> None:
+    remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0)
+    known = remember(tmp_path, ["n3"], cause="AR210 link-down", attempt=2)
     assert known == (Culprit(node="n3", cause="AR210 link-down", attempts=(0, 2)),)
 
 
@@ -67,17 +66,17 @@ def test_the_worst_and_the_latest_are_left_out_first(needed: int, excluded: str 
 
 def test_the_memory_lasts(tmp_path: Path) -> None:
     assert read_culprits(tmp_path) == ()
-    known = (culprit("n3", 0, 2), culprit("n5", 1))
-    write_culprits(tmp_path, known)
-    assert read_culprits(tmp_path) == known
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    for attempt, node in enumerate(["n3", "n5", "n3"]):
+        remember(tmp_path, [node], cause="AR012 node-failure", attempt=attempt)
+    assert read_culprits(tmp_path) == (culprit("n3", 0, 2), culprit("n5", 1))
+    assert [path.name for path in tmp_path.iterdir()] == [CULPRITS]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"node": "n3"}]', "null"])
 def test_a_torn_memory_is_no_memory(text: str, tmp_path: Path) -> None:
-    (tmp_path / FILE).write_text(text)
+    (tmp_path / CULPRITS).write_text(text)
     assert read_culprits(tmp_path) == ()
 
 
 def test_a_directory_that_is_gone_stops_nobody(tmp_path: Path) -> None:
-    write_culprits(tmp_path / "gone", (culprit("n3", 0),))
+    assert remember(tmp_path / "gone", ["n3"], cause="AR012 node-failure", attempt=0) == (culprit("n3", 0),)

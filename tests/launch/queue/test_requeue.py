@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from allranks.host.slurm import JobState
-from allranks.host.slurm_job import OwnJob
-from allranks.launch.queue.exclusion import Culprit, plan_requeue, read_culprits
-from allranks.launch.queue.scheduler import PREEMPTED, Scheduler
+from allranks.host.slurm_job import OwnJob, own_job
+from allranks.launch.queue.scheduler import PREEMPTED, Culprit, Scheduler, plan_requeue, read_culprits
+from allranks.report.rundir import RunDir
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 JOB = OwnJob("12", 0, 3, is_heterogeneous=False)
@@ -72,9 +72,10 @@ def partition(slurm: FakeSlurm) -> FakeSlurm:
 
 def scheduler(run_dir: Path, say: Callable[[str], None], *, attempt: int = 0, restarts: int = 0) -> Scheduler:
     env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3", "SLURM_RESTART_COUNT": str(restarts)}
-    found = Scheduler.of(env, run_dir=run_dir, attempt=attempt, min_nodes=3, say=say)
-    assert found is not None
-    return found
+    job, files = own_job(env), RunDir(run_dir.parent, run_dir.name)
+    assert job is not None
+    files.attempt = attempt
+    return Scheduler(job, env, files, min_nodes=3, say=say)
 
 
 def commands(slurm: FakeSlurm) -> list[list[str]]:

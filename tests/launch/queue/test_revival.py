@@ -10,11 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from allranks.host.slurm_job import OwnJob
-from allranks.launch.queue.revival import BACK_VARIABLE, Revivals, own_command, srun_command
+from allranks.launch.queue.revival import BACK_VARIABLE, Revivals, srun_command
 from allranks.model.identity import world_from_env
 
-JOB = OwnJob("12_4", 0, 6, is_heterogeneous=False)
 Srun = Callable[[str], None]
 
 
@@ -31,8 +29,7 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Srun:
 
 def revive(tmp_path: Path, *, patience_s: float = 60.0, **env: str) -> Revivals:
     revivals = Revivals(
-        ["allranks", "run", "my train.py"],
-        job=JOB,
+        command=["allranks", "run", "my train.py"],
         env={**os.environ, "SLURM_JOB_ID": "13", **env},
         log=lambda _: tmp_path / "agent.out",
         patience_s=patience_s,
@@ -53,9 +50,11 @@ def turn_until(revivals: Revivals, is_done: Callable[[], bool] = lambda: False, 
 
 
 def test_the_agent_is_started_beside_the_step_that_holds_everything() -> None:
-    assert srun_command("node03", ["allranks", "run", "t.py"], job_id="13") == [
+    assert srun_command("node03", 3, ["allranks", "run", "t.py"], {"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "0"}) == [
         "srun", "--jobid=13", "--overlap", "--nodelist=node03", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1",
-        "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--input=none", "allranks", "run", "t.py",
+        "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--input=none", "env", "SLURM_PROCID=3", "SLURM_NODEID=3",
+        "SLURM_GTIDS=3", "SLURM_LOCALID=0", "SLURMD_NODENAME=node03", "ALLRANKS_BACK=1", "ALLRANKS_STEP=0",
+        "allranks", "run", "t.py",
     ]  # fmt: skip
 
 
@@ -108,8 +107,7 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
     }  # fmt: skip
     log = tmp_path / "node03.out"
     revivals = Revivals(
-        ["allranks", "run", "t.py"],
-        job=JOB,
+        command=["allranks", "run", "t.py"],
         env=os.environ | step,
         log=lambda node: tmp_path / f"{node}.out",
         patience_s=9,
@@ -132,7 +130,7 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
 
 def test_a_node_that_is_gone_for_good_is_said_once(srun: Srun, tmp_path: Path) -> None:
     srun('echo "srun: error: Unable to create step: Requested node configuration is not available" >&2; exit 1')
-    revivals = Revivals(own_command(), job=JOB, env=os.environ, log=lambda _: tmp_path / "out", patience_s=9)
+    revivals = Revivals(env=os.environ | {"SLURM_JOB_ID": "13"}, log=lambda _: tmp_path / "out", patience_s=9)
     revivals.expect("node03", seat=3)
     lines: list[str] = []
     end_s = time.monotonic() + 10

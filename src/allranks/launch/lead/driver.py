@@ -28,7 +28,7 @@ from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
 from allranks.launch.plan import LOOPBACK, JobPlan
 from allranks.launch.queue import ending
-from allranks.launch.queue.revival import Revivals, own_command
+from allranks.launch.queue.revival import Revivals
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous
 from allranks.model.card import Card
@@ -64,8 +64,7 @@ class LeaderDriver:
     on_event: Callable[..., None]
     """Writes to events.jsonl."""
     on_signal: Callable[..., ending.Decision]
-    """Decides what a signal means for the job, given `save_s`, how long a checkpoint takes (0: nothing to save; None:
-    unknown); it may take seconds."""
+    """Decides what a signal means for the job, given `can_save`; it may take seconds."""
     reviver: Revivals | None = None
     """Starts lost agents again; None outside of SLURM."""
     node_names: Sequence[str] = ()
@@ -148,9 +147,9 @@ class LeaderDriver:
             case events.ExpectBack(node=node, name=name):
                 if self.reviver is not None:
                     self.reviver.expect(self.node_names[node] if self.node_names else name, node)
-            case events.AskScheduler(signum=signum, save_s=save_s):
+            case events.AskScheduler(signum=signum, can_save=can_save):
                 self._answer_later(
-                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self.on_signal(signum, save_s=save_s))
+                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self.on_signal(signum, can_save=can_save))
                 )
             case events.FindCheckpoint():
                 self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(self.checkpoints)))
@@ -256,7 +255,7 @@ def appoint_leader(
     reviver = None
     if acceptor is not None and scheduler is not None and request.max_restarts:
         log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
-        reviver = Revivals(own_command(), job=scheduler.job, env=env, log=log, patience_s=request.capacity_s)
+        reviver = Revivals(env=env, log=log, patience_s=request.capacity_s)
     follows = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout); "
     follows += f"allranks stack {plan.job} shows all ranks"
     return LeaderDriver(

@@ -3,7 +3,7 @@
 A restart does not cure a fault that comes back. So an error of the user's code ends the job (unless
 `--restart-on-error` is set), the same crash ends it the second time, and a failure of the same rank the third time, if
 there was no progress in between. A node at fault is left out if enough nodes remain (over all runs of the job:
-launch.queue.exclusion). The leader's own node cannot be left out, since the store and the verdict are there; the job
+launch.queue.scheduler). The leader's own node cannot be left out, since the store and the verdict are there; the job
 then ends with the exit code that asks for a requeue.
 """
 

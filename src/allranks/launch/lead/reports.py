@@ -218,7 +218,7 @@ class Reports:
         if is_asked and signum not in self._signals:
             self._signals.add(signum)
             self._unanswered[signum] = now_s + ANSWER_S
-            self._do(events.AskScheduler(signum=signum, save_s=None if self.steps else 0.0))
+            self._do(events.AskScheduler(signum=signum, can_save=bool(self.steps)))
 
     # Connections
 

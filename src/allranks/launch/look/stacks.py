@@ -17,7 +17,6 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
@@ -31,18 +30,14 @@ SHOWN_LIBRARY_FRAMES = 2
 """Number of library frames that are shown, next to the user's frames."""
 
 
-def _compile(*rows: tuple[str, str, str]) -> tuple[tuple[re.Pattern[str], re.Pattern[str], str], ...]:
-    """Rows: pattern of the file, pattern of the function (whole or its end), label with `{}` for the first group."""
-    return tuple((re.compile(file), re.compile(f"(?:.*[.])?(?:{function})$"), label) for file, function, label in rows)
-
-
-# What the user's line ended up in. Order matters: where two apply, the outermost call on the stack is named, and
-# within one call the first row. Names and files as in torch 2.11 to 2.13.
+# What the user's line ended up in: pattern of the file, pattern of the function (whole or its end), label with `{}` for
+# the first group. Order matters: where two apply, the outermost call on the stack is named, and within one call the
+# first row. Names and files as in torch 2.11 to 2.13.
 _COLLECTIVES = (
     r"all_reduce|all_gather\w*|all_to_all\w*|barrier|monitored_barrier|broadcast\w*|reduce|reduce_scatter\w*|gather\w*"
     r"|scatter\w*|send\w*|recv\w*|batch_isend_irecv|init_process_group|new_group|destroy_process_group|init_device_mesh"
 )
-_OPERATIONS = _compile(
+_OPERATIONS = (
     (r"/torch/distributed/distributed_c10d\.py$|/allranks/join/", rf"({_COLLECTIVES})", "{}"),
     (r"/allranks/join/", r"init_process_group_with_names", "init_process_group"),
     (r"/torch/distributed/device_mesh\.py$", r"(init_device_mesh)", "{}"),
@@ -54,7 +49,7 @@ _OPERATIONS = _compile(
     (r"/torch/serialization\.py$", r"(save|load)", "torch.{}"),
 )
 # Used if the stack has none of those.
-_PLAIN_WAITS = _compile(
+_PLAIN_WAITS = (
     (r"/subprocess\.py$", r"wait|communicate|_try_wait", "wait for a subprocess"),
     (r"/multiprocessing/(process|popen_\w+)\.py$", r"join|wait", "join of a process"),
     (r"/(multiprocessing/queues|queue)\.py$", r"get", "queue get"),
@@ -67,12 +62,12 @@ _PLAIN_WAITS = _compile(
 )
 # C functions have no frame: the source line of the innermost frame shows the call.
 _IN_SOURCE = (
-    (re.compile(r"\bsleep\("), "sleep"),
-    (re.compile(r"\.synchronize\("), "cuda synchronize"),
-    (re.compile(r"\.wait\("), "wait"),
-    (re.compile(r"\.item\(\)"), "item"),
-    (re.compile(r"\.acquire\("), "acquire of a lock"),
-    (re.compile(r"\binput\("), "input"),
+    (r"\bsleep\(", "sleep"),
+    (r"\.synchronize\(", "cuda synchronize"),
+    (r"\.wait\(", "wait"),
+    (r"\.item\(\)", "item"),
+    (r"\.acquire\(", "acquire of a lock"),
+    (r"\binput\(", "input"),
 )
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
 # Calls that end only when other ranks make them, too.
@@ -85,50 +80,39 @@ _STATES = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
-class Group:
+class Group(msgspec.Struct, kw_only=True):
     """All threads that are in the same place."""
 
     role: Role
     thread: str
     """Name of the thread, empty for the main one."""
+    ranks: list[int] = []
+    """Without duplicates, in order."""
+    nodes: list[str] = []
+    """Without duplicates, in order."""
+    pids: list[tuple[str, int]] = []
+    """Node and process id of each member."""
+    cpu_percent: list[int] = []
+    """Of each member, 100 for one core."""
     state: str
     """`T`, `t`, `Z`, `D`, or empty for a process that runs or sleeps."""
     kernel_wait: str
-    problem: str
     operation: str
     """The known call that the user's line is in, or empty."""
     enclosing: str
     """The known call around the innermost user code: `DataLoader next at train.py:88`, or empty."""
     place: Frame | None
     """The innermost frame of the user's code."""
+    problem: str
     frames: tuple[Frame, ...]  # innermost first, of the first member
-    members: list[tuple[str, Process]] = field(default_factory=list)
-    """Node and process."""
-
-    @property
-    def ranks(self) -> list[int]:
-        """Without duplicates, in order."""
-        return sorted({process.rank for _, process in self.members if process.rank is not None})
-
-    @property
-    def nodes(self) -> list[str]:
-        """Without duplicates, in order."""
-        return list(dict.fromkeys(node for node, _ in self.members))
-
-    @property
-    def pids(self) -> list[tuple[str, int]]:
-        """Node and process id of each member."""
-        return [(node, process.pid) for node, process in self.members]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StackReport:
+class StackReport(msgspec.Struct, frozen=True, kw_only=True):
     """The answers of the nodes."""
 
     job: str
     documents: Sequence[NodeStacks]
-    silent: Mapping[str, str] = field(default_factory=dict)
+    silent: Mapping[str, str] = {}
     """Nodes that did not answer, and why."""
 
     @property
@@ -158,12 +142,19 @@ def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[
     groups: dict[object, Group] = {}
     for document in documents:
         for process in document.processes:
-            for thread in _shown_threads(process, all_threads=all_threads):
+            main = next((thread for thread in process.threads if thread.is_main), Thread("", True, ()))
+            for thread in (main, *(each for each in process.threads if all_threads and each is not main)):
                 group = _group_of(process, thread)
                 place = tuple((frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame))
                 deep = "" if place else tuple(frame.function for frame in group.frames)
                 key = (group.role, group.thread, group.state, group.problem, group.operation, place, deep)
-                groups.setdefault(key, group).members.append((document.node, process))
+                group = groups.setdefault(key, group)
+                group.pids.append((document.node, process.pid))
+                group.cpu_percent.append(round(100 * process.cpu))
+                group.ranks += [] if process.rank is None else [process.rank]
+    for group in groups.values():
+        group.ranks = sorted(set(group.ranks))
+        group.nodes = list(dict.fromkeys(node for node, _ in group.pids))
     return sorted(groups.values(), key=_order)
 
 
@@ -195,36 +186,21 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
 
 def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
     """Return the same as JSON: `documents` has everything that was read, and `jobs` each of several jobs."""
-    jobs = [_to_dict(report, groups) for report, groups in pairs]
+    jobs: list[dict[str, Any]] = [
+        msgspec.to_builtins(report)
+        | {
+            "missing_ranks": report.missing_ranks,
+            "groups": [
+                {"job": report.job} | msgspec.to_builtins(group) | {"thread": group.thread or "MainThread"}
+                for group in groups
+            ],
+        }
+        for report, groups in pairs
+    ]
     if len(jobs) == 1:
         return json.dumps(jobs[0], indent=2)
     joined = {name: [each for job in jobs for each in job[name]] for name in ("groups", "documents")}
     return json.dumps({"job": "", "silent": {}, "missing_ranks": [], **joined, "jobs": jobs}, indent=2)
-
-
-_COLUMNS = (
-    "role", "ranks", "nodes", "pids", "state", "kernel_wait", "operation", "enclosing", "place", "problem", "frames",
-)  # fmt: skip
-
-
-def _to_dict(report: StackReport, groups: Sequence[Group]) -> dict[str, Any]:
-    rows = [
-        {"job": report.job, "thread": group.thread or "MainThread"}
-        | {name: msgspec.to_builtins(getattr(group, name)) for name in _COLUMNS}
-        for group in groups
-    ]
-    return {
-        "job": report.job,
-        "silent": dict(report.silent),
-        "missing_ranks": report.missing_ranks,
-        "groups": rows,
-        "documents": msgspec.to_builtins(list(report.documents)),
-    }
-
-
-def _shown_threads(process: Process, *, all_threads: bool) -> Sequence[Thread]:
-    main = next((thread for thread in process.threads if thread.is_main), Thread("", True, ()))
-    return (main, *(thread for thread in process.threads if all_threads and thread is not main))
 
 
 def _group_of(process: Process, thread: Thread) -> Group:
@@ -245,14 +221,10 @@ def _group_of(process: Process, thread: Thread) -> Group:
 
 
 def name_operation(frames: Sequence[Frame]) -> str:
-    """Return the known call that the user's innermost line is in, or an empty text.
-
-    Args:
-        frames: innermost first.
-    """
+    """Return the known call that the user's innermost line is in, or an empty text."""
     inner = list(itertools.takewhile(lambda frame: not _is_user(frame), frames))
     if not inner and frames:
-        return next((label for pattern, label in _IN_SOURCE if pattern.search(frames[0].text)), "")
+        return next((label for pattern, label in _IN_SOURCE if re.search(pattern, frames[0].text)), "")
     return _look_up(inner, _OPERATIONS) or _look_up(inner, _PLAIN_WAITS)
 
 
@@ -266,12 +238,12 @@ def name_enclosing(frames: Sequence[Frame]) -> str:
     return ""
 
 
-def _look_up(called: Sequence[Frame], table: Sequence[tuple[re.Pattern[str], re.Pattern[str], str]]) -> str:
+def _look_up(called: Sequence[Frame], table: Sequence[tuple[str, str, str]]) -> str:
     """Return the first of these calls that is known, outermost first."""
     for frame in reversed(called):
         for file, function, label in table:
-            found = function.match(frame.function)
-            if found and file.search(frame.file):
+            found = re.fullmatch(rf"(?:.*[.])?(?:{function})", frame.function)
+            if found and re.search(file, frame.file):
                 return label.format(*found.groups())
     return ""
 
@@ -282,14 +254,14 @@ def _is_user(frame: Frame) -> bool:
 
 def _order(group: Group) -> tuple[object, ...]:
     is_ordinary = (not group.state, not group.problem, _WAITS_FOR_OTHERS.match(group.operation) is not None)
-    return list(Role).index(group.role), bool(group.thread), *is_ordinary, len(group.members), group.ranks, group.nodes
+    return list(Role).index(group.role), bool(group.thread), *is_ordinary, len(group.pids), group.ranks, group.nodes
 
 
 def _render_group(group: Group, style: Style) -> str:
     pid = f"pid {group.pids[0][1]}" if len(group.pids) == 1 else ""
     headline = "   ".join(filter(None, [_who(group), printable(fold_hosts(group.nodes)), pid, _what(group)]))
-    cpus = [round(100 * process.cpu) for _, process in group.members]
-    cpu = f"{min(cpus)}" if min(cpus) == max(cpus) else f"{min(cpus)}-{max(cpus)}"
+    low, high = min(group.cpu_percent), max(group.cpu_percent)
+    cpu = f"{low}" if low == high else f"{low}-{high}"
     colour = "31;1" if group.state or group.problem else "2" if group.role is not Role.WORKER else "1"
     lines = [style.paint(headline, colour) + style.paint(f"   {cpu} % CPU", "2")]
     if group.role is not Role.LAUNCHER or group.state:
@@ -298,7 +270,7 @@ def _render_group(group: Group, style: Style) -> str:
 
 
 def _who(group: Group) -> str:
-    ranks, num_processes = fold_ranks(group.ranks), len(group.members)
+    ranks, num_processes = fold_ranks(group.ranks), len(group.pids)
     if group.role is Role.LAUNCHER:
         who = "launcher" if num_processes == 1 else f"{num_processes} launchers"
     elif group.role is Role.CHILD:

@@ -2,7 +2,7 @@
 
 Phases:
 
-1 `squeue` lists the job's current nodes; a node that SLURM has given up is not among them.
+1 `scontrol` lists the job's current nodes; a node that SLURM has given up is not among them.
 2 `srun --overlap` starts one probe per node, `allranks stack --here`: without GPUs, memory or CPUs of its own, so that
   it starts at once in a job that uses all of them. A heterogeneous job has one step for each of its components.
 3 Every probe prints its document, in short lines (launch.srun), and ends.
@@ -15,27 +15,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
-from allranks.host.slurm_command import require_slurm, run_slurm
+from allranks.host.slurm import JobState, find_jobs
+from allranks.host.slurm_command import require_slurm
 from allranks.host.stacks import NodeStacks
 from allranks.launch.look.stacks import StackReport
 from allranks.launch.srun import Parcel, describe_missing, run_steps, step_command, step_env, words_of
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts
 
-SQUEUE_S = 20.0
+ASK_S = 20.0
 STEP_MINUTES = 2
 """SLURM ends the step itself if this process is killed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Component:
-    """The part of a job that one srun reaches: the whole job, unless it is heterogeneous."""
-
-    job_id: str
-    het_group: str
-    nodes: tuple[str, ...]
 
 
 def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callable[[str], None]) -> StackReport:
@@ -52,10 +43,9 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     """
     if not re.fullmatch(r"\d+([_+]\d+)?", job):
         raise UsageError(f"stack {job!r}: expected a SLURM job id, for example 123 or 123_4; see squeue --me")
-    clean = step_env(env)
-    components = find_components(job, _squeue(job, clean))
+    parts = find_parts(job, find_jobs(job.partition("+")[0], deadline_s=ASK_S))
     require_slurm("srun", env)
-    wanted = [node for each in components for node in each.nodes]
+    wanted = [node for part in parts for node in expand_hosts(part.nodes)]
     documents: dict[str, NodeStacks] = {}
 
     def take(parcel: Parcel) -> None:
@@ -64,7 +54,7 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     def late() -> list[str]:
         return [node for node in wanted if node not in documents]
 
-    with run_steps(map(srun_command, components), clean) as steps:
+    with run_steps(map(srun_command, parts), step_env(env)) as steps:
         has_ended = steps.listen(
             take,
             is_complete=lambda: not late(),
@@ -73,71 +63,55 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
             describe_wait=lambda waited_s: describe_missing(late(), len(wanted), waited_s),
             say=say,
         )
-    if has_ended and not documents and words_of(steps.words):
-        raise AllranksError(f"stack {job}: no node answered; srun: {words_of(steps.words)}")
-    waited_s = None if has_ended else silence_s
-    silent = {node: _why_silent(node, steps.words, waited_s=waited_s) for node in late()}
+    words = words_of(steps.words)
+    if has_ended and not documents and words:
+        raise AllranksError(f"stack {job}: no node answered; srun: {words}")
+    why = "; srun gave no reason" + (f": {words}" if words else "") if has_ended else f" within {silence_s:.0f} s"
+    silent = {node: f"did not answer{_words_about(node, steps.words) or why}" for node in late()}
     return StackReport(job=job, documents=[documents[node] for node in wanted if node in documents], silent=silent)
 
 
-def find_components(job: str, rows: str) -> list[Component]:
-    """Parse the output of squeue for a job, lines of `JobId|id as shown|state|nodes|reason`.
+def find_parts(job: str, known: Sequence[JobState]) -> list[JobState]:
+    """Return what one srun each reaches: the job as the controller knows it, or each component of a heterogeneous one.
 
     Raises:
-        UsageError: the id means several jobs.
+        UsageError: the id means several jobs, or none.
         AllranksError: the job is not running.
     """
-    found = [line.split("|", 4) for line in rows.splitlines() if line.count("|") >= 4]
-    if not found:
+    if not known:
+        raise UsageError(f"job {job}: SLURM knows no such job; allranks list prints your jobs")
+    active = [each for each in known if not each.is_finished]
+    if not active:
         raise AllranksError(f"job {job} has ended; to see what happened: allranks why {job}")
-    leaders = {shown.partition("+")[0] for _, shown, *_ in found}
-    running = [row for row in found if row[2] == "RUNNING"]
+    running = [each for each in active if each.state == "RUNNING"]
     if not running:
-        _, _, state, _, reason = found[0]
-        why = f" ({reason})" if reason not in ("", "None") else ""
-        raise AllranksError(f"job {job} is {state}{why}; expected a running job")
-    if len(leaders) > 1:
-        ids = ", ".join(sorted(row[1] for row in running))
+        why = f" ({active[0].reason})" if active[0].reason else ""
+        raise AllranksError(f"job {job} is {active[0].state}{why}; expected a running job")
+    if len({each.id.partition("+")[0] for each in active}) > 1:
+        ids = ", ".join(each.id for each in running)
         raise UsageError(f"job {job} is an array; give one of its running jobs: {ids}")
-    return [
-        Component(leader if plus else number, group if plus else "", tuple(dict.fromkeys(expand_hosts(nodes))))
-        for number, shown, _, nodes, _ in running
-        for leader, plus, group in [shown.partition("+")]
-    ]
+    return running
 
 
-def srun_command(component: Component) -> list[str]:
-    """Return the command that starts one probe on every node of a component."""
+def srun_command(part: JobState) -> list[str]:
+    """Return the command that starts one probe on every node of a job, or of a component."""
+    leader, _, group = part.id.partition("+")
+    job_id, num_nodes = leader if group else part.number, len(expand_hosts(part.nodes))
     return step_command(
-        len(component.nodes),
-        f"--jobid={component.job_id}",
-        *([f"--het-group={component.het_group}"] if component.het_group else []),
+        num_nodes,
+        f"--jobid={job_id}",
+        *([f"--het-group={group}"] if group else []),
         "--job-name=allranks-stack",
         "--overlap",  # beside steps that hold all resources
         "--gres=none",  # else it gets the job's GPUs; --gpus=0 is refused if SLURM knows no GPUs
         "--mem=0",
         "--propagate=NONE",
         "--chdir=/",  # this directory may not exist there
-        verb=("stack", "--here", component.job_id),
+        verb=("stack", "--here", job_id),
         minutes=STEP_MINUTES,
     )
 
 
-def _squeue(job: str, env: Mapping[str, str]) -> str:
-    which = (f"--jobs={job.partition('+')[0]}", "--format=%A|%i|%T|%N|%r")
-    answer = run_slurm("squeue", "--noheader", *which, env=env, deadline_s=SQUEUE_S)
-    if answer.returncode != 0:
-        words = words_of(answer.stderr.splitlines())
-        error = UsageError if "nvalid job id" in words else AllranksError
-        raise error(f"stack {job}: squeue: {words}")
-    return answer.stdout
-
-
-def _why_silent(node: str, words: Sequence[str], *, waited_s: float | None) -> str:
-    """Return why a node did not answer, in srun's words if it said something; it has ended if no wait is given."""
-    about = [line for line in words if re.search(rf"(?<![\w.-]){re.escape(node)}(?![\w.-])", line)]
-    if about:
-        return f"did not answer: {words_of(about)}"
-    if waited_s is not None:
-        return f"did not answer within {waited_s:.0f} s"
-    return "did not answer; srun gave no reason" + (f": {words_of(words)}" if words_of(words) else "")
+def _words_about(node: str, words: Sequence[str]) -> str:
+    about = words_of(line for line in words if re.search(rf"(?<![\w.-]){re.escape(node)}(?![\w.-])", line))
+    return f": {about}" if about else ""

@@ -4,8 +4,8 @@ Who sends what, measured with SLURM 22.05:
 
 SIGUSR1   the warning that `--signal=USR1@120` asks for, or `scancel --signal=USR1`. The job saves a checkpoint and
           requeues itself. SLURM sends it up to 60 s early, and at once if less time than that is left.
-SIGTERM   time limit, `scancel`, `scontrol requeue`, preemption. The job saves a checkpoint if the grace period is long
-          enough. SLURM decides whether the job runs again: a cancelled job must stay cancelled.
+SIGTERM   time limit, `scancel`, `scontrol requeue`, preemption. The job saves a checkpoint if there is a grace period.
+          SLURM decides whether the job runs again: a cancelled job must stay cancelled.
 SIGINT and the others   a user at a terminal.
 
 Four facts that are easy to miss:
@@ -33,8 +33,6 @@ from allranks.model.errors import Exit
 
 DEFAULT_GRACE_S = 30.0
 """SLURM's default of KillWait, used if the site's value is unknown."""
-SAFETY = 2.0
-"""A checkpoint is started only if the grace period is this many times as long as the last ones took."""
 
 
 class Ending(Enum):
@@ -65,7 +63,7 @@ def decide(
     left_s: float | None = None,
     no_requeue: str = "",
     grace_s: float | None = None,
-    save_s: float | None = None,
+    can_save: bool = True,
 ) -> Decision:
     """Decide what a signal means.
 
@@ -73,14 +71,15 @@ def decide(
         left_s: until the time limit.
         no_requeue: why the job cannot be requeued, from `why_no_requeue`; empty if it can.
         grace_s: time between SIGTERM and SIGKILL: KillWait or a partition's GraceTime; None if unknown.
-        save_s: how long a checkpoint takes; None if none has been written, 0 if there is nothing to save.
+        can_save: whether there is something to save.
     """
-    name = signal.Signals(signum).name
+    line, ending, what = signal.Signals(signum).name, Ending.STOP, "ending the ranks"
+    limit_s = None
     if signum == signal.SIGUSR1:
-        when = f", {left_s:.0f} s to the time limit" if left_s is not None else ""
-        ending = Ending.SAVE_AND_LEAVE
-        if save_s == 0:  # a job requeued with nothing saved would start from the beginning each time
-            left_s, what = None, "passed to the script; allranks itself has nothing to save"
+        line += f", {left_s:.0f} s to the time limit" if left_s is not None else ""
+        ending, limit_s = Ending.SAVE_AND_LEAVE, left_s
+        if not can_save:  # a job requeued with nothing saved would start from the beginning each time
+            limit_s, what = None, "passed to the script; allranks itself has nothing to save"
         elif job is None:
             what = "saving a checkpoint, then the job ends"
         elif no_requeue:
@@ -88,41 +87,25 @@ def decide(
         else:
             what = f"saving a checkpoint, then job {job.id} goes back into the queue and resumes from it"
             ending = Ending.SAVE_AND_REQUEUE
-        return Decision(ending=ending, grace_s=left_s, line=f"{name}{when}: {what}")
-    if signum == signal.SIGTERM and job is not None:
-        grace_s = DEFAULT_GRACE_S if grace_s is None else grace_s
-        if grace_s > SAFETY * (save_s or 0.0) and save_s != 0:
-            line = f"{name} from SLURM: saving a checkpoint; SIGKILL follows in {grace_s:.0f} s"
-            return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=grace_s, line=line)
-        why = f"a checkpoint takes {save_s:.0f} s, SIGKILL follows in {grace_s:.0f} s" if save_s else "nothing to save"
-        return Decision(ending=Ending.STOP, grace_s=grace_s, line=f"{name} from SLURM: ending the ranks; {why}")
-    return Decision(ending=Ending.STOP, grace_s=None, line=f"{name}: ending the ranks")
+    elif signum == signal.SIGTERM and job is not None:
+        line += " from SLURM"
+        limit_s = DEFAULT_GRACE_S if grace_s is None else grace_s
+        if can_save and limit_s > 0:
+            ending, what = Ending.SAVE_AND_LEAVE, f"saving a checkpoint; SIGKILL follows in {limit_s:.0f} s"
+        else:
+            what += f"; {'no time' if can_save else 'nothing'} to save"
+    return Decision(ending=ending, grace_s=limit_s, line=f"{line}: {what}")
 
 
-class Sequel(Enum):
-    """What the leader's agent does for the job's next run, at the end of this one."""
-
-    REQUEUE = "requeue"
-    OUTLAST = "outlast"
-    """Stay, if SLURM preempts the job: it requeues only a job that still runs at the end of the grace period."""
-    STAY_COMPLETE = "stay_complete"
-    """Keep SLURM from running it again."""
-    NONE = "none"
-
-
-def decide_sequel(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | None, has_restarts: bool) -> Sequel:
-    """Decide what follows the end of a job; one that somebody told to stop is never requeued.
+def goes_back(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | None, has_restarts: bool) -> bool:
+    """Whether the leader's agent requeues the job at its end; one that somebody told to stop is never requeued.
 
     Args:
         is_to_requeue: whether all ranks saved before the time limit.
         interrupted_by: the first stop signal that any agent got, also one that came after the verdict.
         has_restarts: whether the user wants the job to survive faults.
     """
-    if interrupted_by is not None:
-        return Sequel.OUTLAST if interrupted_by == signal.SIGTERM else Sequel.NONE
-    if is_to_requeue or (exit_code == Exit.NODE_FAULT and has_restarts):
-        return Sequel.REQUEUE
-    return Sequel.STAY_COMPLETE if exit_code == Exit.OK else Sequel.NONE
+    return interrupted_by is None and (is_to_requeue or (exit_code == Exit.NODE_FAULT and has_restarts))
 
 
 def why_no_requeue(job: OwnJob, state: JobState) -> str:

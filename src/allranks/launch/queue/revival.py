@@ -1,6 +1,6 @@
 """How does a lost node's agent come back into a running job? The leader starts it again there, with `srun --overlap`.
 
-    revivals = Revivals(own_command(), job=job, env=os.environ, log=lambda node: path, patience_s=600)
+    revivals = Revivals(env=os.environ, log=lambda node: path, patience_s=600)
     revivals.expect("node03", seat=3)
     for line in revivals.turn(now_s): ...       # in the agent's own loop; never blocks
     revivals.close()                            # agents there end with their srun
@@ -20,6 +20,8 @@ Measured with SLURM 22.05, for a node on which every process was killed and whic
 
 from __future__ import annotations
 
+import contextlib
+import math
 import signal
 import subprocess
 import sys
@@ -28,7 +30,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.host.signals import die_with_parent
-from allranks.host.slurm_job import OwnJob
 from allranks.launch.srun import end_srun, step_env
 
 AGAIN_S = 2.0
@@ -48,42 +49,33 @@ _OF_THE_STEP = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Revivals:
     """All nodes that may come back, for launch.lead.driver."""
 
-    command: Sequence[str]
-    """The agent's command line, from `own_command`."""
-    job: OwnJob
     env: Mapping[str, str]
     """This agent's; its step's variables are no options for srun."""
     log: Callable[[str], Path]
     """Returns the file for the output of a node's srun and agent."""
     patience_s: float
     """How long to start new tries for each node; an srun that runs at that time continues."""
-    _new: dict[str, int] = field(default_factory=dict)
+    command: Sequence[str] = field(default_factory=lambda: [sys.executable, *sys.orig_argv[1:]])
+    """The agent's command line: that of this process."""
     _revivals: dict[str, _Revival] = field(default_factory=dict)
 
     def expect(self, node: str, seat: int) -> None:
-        """Begin to try: the node's agent is gone."""
+        """Begin to try: the agent of the node with this index is gone."""
         if node not in self._revivals:
-            self._new[node] = seat
+            command = srun_command(node, seat, self.command, self.env)
+            self._revivals[node] = _Revival(command, step_env(self.env, kept=_KEPT), self.log(node))
 
     def turn(self, now_s: float) -> list[str]:
         """Do what is due, without blocking; return lines for the user."""
         lines = []
-        for node, seat in self._new.items():
-            log, env = self.log(node), self.env
-            command = srun_command(
-                node,
-                [*place_of(node, seat, env), *self.command],
-                job_id=env.get("SLURM_JOB_ID", self.job.id),
-                cpus_per_task=env.get("SLURM_CPUS_PER_TASK", ""),
-            )
-            self._revivals[node] = _Revival(command, step_env(env, kept=_KEPT), log, now_s + self.patience_s, now_s)
-            lines.append(f"{node}: its agent will be restarted when the node comes back; see {log}")
-        self._new.clear()
         for node, revival in list(self._revivals.items()):
+            if revival.end_s == math.inf:
+                revival.end_s = now_s + self.patience_s
+                lines.append(f"{node}: its agent will be restarted when the node comes back; see {revival.log}")
             if end := revival.step(now_s):
                 lines.append(f"{node}{end}")
                 del self._revivals[node]
@@ -109,8 +101,9 @@ class _Revival:
     command: Sequence[str]
     env: Mapping[str, str]
     log: Path
-    end_s: float
-    next_s: float
+    end_s: float = math.inf
+    """Set by the first turn."""
+    next_s: float = -math.inf
     pause_s: float = AGAIN_S
     log_start: int = 0
     process: subprocess.Popen[bytes] | None = None
@@ -146,46 +139,30 @@ class _Revival:
         return self.process is not None
 
     def _said(self) -> str:
-        try:
-            with self.log.open("rb") as file:
-                file.seek(self.log_start)
-                return file.read(1 << 16).decode(errors="replace")
-        except OSError:
-            return ""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            file.seek(self.log_start)
+            return file.read(1 << 16).decode(errors="replace")
+        return ""
 
 
-def srun_command(node: str, command: Sequence[str], *, job_id: str, cpus_per_task: str = "") -> list[str]:
+def srun_command(node: str, seat: int, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Return the command that starts one agent on one node, beside the step that holds all resources.
 
-    Args:
-        job_id: SLURM_JOB_ID; a task of an array has one, too.
-        cpus_per_task: SLURM_CPUS_PER_TASK of the leader; without the option, the step may get one core.
-    """
-    return [
-        *("srun", f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
-        *([f"--cpus-per-task={cpus_per_task}"] if cpus_per_task else []),
-        *("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--input=none"),
-        *command,
-    ]
-
-
-def own_command() -> list[str]:
-    """Return the command line that started this process."""
-    return [sys.executable, *sys.orig_argv[1:]]
-
-
-def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
-    """Return what to put before the agent's command, so that it takes the lost agent's place in the first step.
-
-    SLURM_STEP_ID stays that of its own step, so cancelling this step does not cancel the others. ALLRANKS_STEP says
-    which step it counts as, and so where the job's run directory is.
+    It takes the lost agent's place in the first step. SLURM_STEP_ID stays that of its own step, so cancelling this step
+    does not cancel the others. ALLRANKS_STEP says which step it counts as, and so where the job's run directory is.
 
     Args:
         seat: its node index.
         env: the leader's, a task of the first step.
     """
-    step = {name: env[name] for name in _OF_THE_STEP if name in env}
     own = {"SLURM_PROCID": seat, "SLURM_NODEID": seat, "SLURM_GTIDS": seat, "SLURM_LOCALID": 0, "SLURMD_NODENAME": node}
-    own[BACK_VARIABLE] = 1
-    own["ALLRANKS_STEP"] = env.get("ALLRANKS_STEP") or env.get("SLURM_STEP_ID", "0")
-    return ["env", *(f"{name}={value}" for name, value in {**step, **own}.items())]
+    own |= {BACK_VARIABLE: 1, "ALLRANKS_STEP": env.get("ALLRANKS_STEP") or env.get("SLURM_STEP_ID", "0")}
+    variables = {name: env[name] for name in _OF_THE_STEP if name in env} | own
+    cpus_per_task = env.get("SLURM_CPUS_PER_TASK")  # without the option, the step may get one core
+    return [
+        *("srun", f"--jobid={env['SLURM_JOB_ID']}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
+        *([f"--cpus-per-task={cpus_per_task}"] if cpus_per_task else []),
+        *("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--input=none"),
+        *("env", *(f"{name}={value}" for name, value in variables.items())),
+        *command,
+    ]

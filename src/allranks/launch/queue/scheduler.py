@@ -1,18 +1,19 @@
 """What does SLURM know about this job, and how is the job requeued, once, and without its faulty nodes?
 
-    scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=2, min_nodes=4, say=say)
-    scheduler.decide(signal.SIGUSR1, save_s=None)      # what a signal means here (launch.queue.ending)
+    scheduler = Scheduler(job, env, run_dir, min_nodes=4, say=say)
+    scheduler.decide(signal.SIGUSR1, can_save=True)    # what a signal means here (launch.queue.ending)
     scheduler.requeue(["node03"], cause="AR012 ...")
 
-Without SLURM, there is no scheduler. A thread asks what a signal means, so nothing waits for slurmctld.
+Without SLURM, there is no scheduler. The job's record of faulty nodes, `culprits.json`, is in its directory, above its
+attempts, so an attempt that SLURM starts later finds it.
 
 The agents requeue the job, not the batch script: they know the culprit, and it works for scripts that users wrote
 themselves. If the batch host is lost, the script is gone, and the job would continue without it until its time limit.
 The leader's agent acts; if the leader is lost, the first of the other agents does.
 
 Phase 1  claim      one agent alone creates `requeue.json` in the attempt's directory
-Phase 2  remember   the culprit is added to the job's record; after the third time the job ends (launch.queue.exclusion)
-Phase 3  plan       which nodes are excluded, how many nodes are requested                      (`plan_requeue`, pure)
+Phase 2  remember   the culprit is added to the job's record; after the third time the job ends       (`remember`)
+Phase 3  plan       which nodes are excluded, how many nodes are requested                     (`plan_requeue`, pure)
 Phase 4  requeue    everything in the job ends, this process too: SIGTERM, SIGKILL after KillWait
 Phase 5  change     what the waiting job requests; SLURM accepts this only now
 
@@ -25,29 +26,28 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from allranks.host.slurm import list_nodes
+import msgspec
+
+from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
-from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, own_job, requeue
+from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
 from allranks.launch.queue.ending import Decision, decide, why_no_requeue
-from allranks.launch.queue.exclusion import (
-    MOST_TIMES,
-    is_hopeless,
-    plan_requeue,
-    read_culprits,
-    remember,
-    write_culprits,
-)
 from allranks.model.errors import AllranksError, Exit
-from allranks.model.hostlist import fold_hosts
+from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.report.rundir import RunDir, write_whole
 
 ANSWER_S = 2.0
 """How long a decision waits for SLURM's answer; after that, it is made without the answer."""
 CLAIM = "requeue.json"
+CULPRITS = "culprits.json"
+MOST_TIMES = 3
+"""After this many attempts with the same culprit, another start does not help."""
 PREEMPTED = "preempted.json"
 """In the run directory: SLURM has preempted this job with a grace period."""
 LONGEST_GRACE_S = 900.0
@@ -55,46 +55,28 @@ LONGEST_GRACE_S = 900.0
 LOOK_S = 2.0
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class Scheduler:
     """SLURM, as the agents of one job see it."""
 
     job: OwnJob
-    run_dir: Path
-    """The job's directory, above its attempts."""
-    attempt: int
+    env: Mapping[str, str]
+    run_dir: RunDir
     min_nodes: int
     """MIN of --nnodes MIN:MAX."""
     say: Callable[[str], None]
-    _limit: TimeLimit
-    _grace_s: float | None = None
-    """How long the workers live after SIGTERM; None: SLURM has not said so."""
-    _no_requeue: str = ""
-    _left_s: float | None = None
+    _answers: dict[str, Any] = field(default_factory=dict)
+    """What SLURM has said so far, as arguments of `launch.queue.ending.decide`."""
     _thread: threading.Thread | None = None
+    """Asks SLURM once, so that nothing waits for slurmctld."""
 
-    @classmethod
-    def of(
-        cls, env: Mapping[str, str], *, run_dir: Path, attempt: int, min_nodes: int, say: Callable[[str], None]
-    ) -> Scheduler | None:
-        """Return the scheduler that runs this process; None outside of SLURM."""
-        if (job := own_job(env)) is None:
-            return None
-        limit = TimeLimit(job, env)
-        return cls(job=job, run_dir=run_dir, attempt=attempt, min_nodes=min_nodes, say=say, _limit=limit)
-
-    def decide(self, signum: int, *, save_s: float | None) -> Decision:
-        """Return what a signal means for this job.
-
-        Args:
-            save_s: how long a checkpoint takes; None: not known, 0: there is nothing to save.
-        """
+    def decide(self, signum: int, *, can_save: bool) -> Decision:
+        """Return what a signal means for this job, from `launch.queue.ending.decide`."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._ask, name="allranks-slurm", daemon=True)
             self._thread.start()
         self._thread.join(ANSWER_S)
-        left_s, grace_s, no_requeue = self._left_s, self._grace_s, self._no_requeue
-        return decide(signum, job=self.job, left_s=left_s, no_requeue=no_requeue, grace_s=grace_s, save_s=save_s)
+        return decide(signum, job=self.job, can_save=can_save, **self._answers)
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
         """Requeue the job, unless another agent has; on success SLURM ends this process soon after.
@@ -107,11 +89,15 @@ class Scheduler:
             culprit failed for the third time; the exit code without SLURM if the job cannot be requeued.
         """
         job, exit_code = self.job, Exit.NODE_FAULT if nodes else Exit.OK
-        if not self._claim():
+        try:
+            with (self.run_dir.attempt_path / CLAIM).open("x") as file:
+                json.dump({"job": job.id, "time_s": round(time.time(), 3)}, file)
+        except FileExistsError:
             return exit_code
-        culprits = remember(read_culprits(self.run_dir), nodes, cause=cause, attempt=self.attempt)
-        write_culprits(self.run_dir, culprits)
-        if is_hopeless(culprits, nodes):
+        except OSError:
+            pass  # an agent that cannot write acts, too
+        culprits = remember(self.run_dir.path, nodes, cause=cause, attempt=self.run_dir.attempt)
+        if any(culprit.is_hopeless for culprit in culprits if culprit.node in nodes):
             names = fold_hosts(list(nodes))
             self.say(f"job {job.id} ends: {names} was at fault in {MOST_TIMES} runs and cannot be replaced; {cause}")
             return Exit.SETUP
@@ -153,8 +139,8 @@ class Scheduler:
             rules = read_partition(state.partition)
         except AllranksError:
             return False
-        with contextlib.suppress(OSError):
-            (self.run_dir / PREEMPTED).write_text(json.dumps({"job": self.job.id, "at": state.preempted_at}))
+        preempted = {"job": self.job.id, "at": state.preempted_at}
+        write_whole(self.run_dir.path / PREEMPTED, json.dumps(preempted).encode())
         grace = f"grace period {rules.grace_s:.0f} s since {state.preempted_at}"
         self.say(f"preempted: waiting for SLURM to end this run of job {self.job.id}, {grace}")
         end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
@@ -171,7 +157,7 @@ class Scheduler:
         with 0. Such a job ends only if it must not be requeued; SLURM then calls it PREEMPTED. Releases 20.11.4 and
         26.05.5 do not have this fault (SLURM's ticket 25682).
         """
-        if not self.job.restarts or not (self.run_dir / PREEMPTED).exists():
+        if not self.job.restarts or not (self.run_dir.path / PREEMPTED).exists():
             return
         try:
             change_waiting(self.job.id, Requeue="0")
@@ -182,19 +168,98 @@ class Scheduler:
         with contextlib.suppress(AllranksError):  # then the defaults are used
             state = find_job(self.job.id)
             if state is not None:
-                self._no_requeue = why_no_requeue(self.job, state)
+                self._answers["no_requeue"] = why_no_requeue(self.job, state)
             with contextlib.suppress(AllranksError), shielded():
                 if state is not None and state.preempted_at and state.state == "RUNNING":
-                    self._grace_s = read_partition(state.partition).grace_s
+                    self._answers["grace_s"] = read_partition(state.partition).grace_s
                 else:
-                    self._grace_s = read_site().kill_wait_s
-            self._left_s = self._limit.left_s(time.time())
+                    self._answers["grace_s"] = read_site().kill_wait_s
+            self._answers["left_s"] = TimeLimit(self.job, self.env).left_s(time.time())
 
-    def _claim(self) -> bool:
-        """Whether this agent is the one that acts. It also acts if the directory cannot be written."""
-        try:
-            with (self.run_dir / f"attempt_{self.attempt}" / CLAIM).open("x") as file:
-                json.dump({"job": self.job.id, "time_s": round(time.time(), 3)}, file)
-        except OSError as exc:
-            return not isinstance(exc, FileExistsError)
-        return True
+
+class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+    """A node that was at fault."""
+
+    node: str
+    cause: str
+    """Of the latest attempt, `AR012 node-failure`."""
+    attempts: tuple[int, ...]
+    """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether another start does not help: an excluded node cannot get there, only one that the job needs can."""
+        return len(self.attempts) >= MOST_TIMES
+
+
+def remember(run_dir: Path, nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
+    """Add the culprits of one attempt to the job's record, atomically, and return it; a full disk does not stop a job.
+
+    Args:
+        attempt: number of the attempt, SLURM_RESTART_COUNT.
+    Returns:
+        All culprits, in the order of their first fault.
+    """
+    known = {culprit.node: culprit for culprit in read_culprits(run_dir)}
+    for node in nodes:
+        before = known[node].attempts if node in known else ()
+        known[node] = Culprit(node=node, cause=cause, attempts=tuple(sorted({*before, attempt})))
+    culprits = tuple(known.values())
+    write_whole(run_dir / CULPRITS, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
+    return culprits
+
+
+def plan_requeue(
+    state: JobState, *, job: OwnJob, culprits: Sequence[Culprit], partition: Sequence[str], min_nodes: int
+) -> tuple[dict[str, str], str]:
+    """Return what a job requests when it waits again, under scontrol's names, and the same as text for the user.
+
+    If the user named nodes, only these are used. A job that excludes too many nodes would wait forever, so the worst
+    culprits are excluded first, as long as enough nodes remain.
+
+    Args:
+        state: the job, as SLURM reports it.
+        job: the same job, from its own environment.
+    """
+    asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
+    own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
+    closed = set(own) - {each.node for each in culprits}  # nodes that the user excluded: SLURM assigns none of them
+    pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
+    by_guilt = sorted(culprits, key=lambda each: (-len(each.attempts), -each.attempts[-1]))
+    worst_first = [each.node for each in by_guilt if each.node in pool]
+    spare = max(0, len(pool) - min_nodes)
+    chosen, stay = worst_first[:spare], worst_first[spare:]
+    out = [name for name in pool if name in chosen]
+    values = {}
+    if set(out) - set(own):
+        values["ExcNodeList"] = fold_hosts(list(dict.fromkeys([*own, *out])))
+    if set(out) & set(asked):
+        values["ReqNodeList"] = fold_hosts([name for name in asked if name not in out])
+    num_nodes = min(job.num_nodes, len(pool) - len(out))
+    if num_nodes != state.num_nodes:
+        values["NumNodes"] = str(num_nodes)
+    parts = [f"without {fold_hosts(out)}"] if out else []
+    if num_nodes != job.num_nodes:
+        parts.append(f"on {num_nodes} nodes instead of {job.num_nodes}")
+    if stay:
+        parts.append(f"{fold_hosts(stay)} is not excluded, because the job needs {min_nodes} of {len(pool)} nodes")
+    return values, ", ".join(parts)
+
+
+def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
+    """Return why this attempt of the job began; empty if no node ended the one before.
+
+    >>> describe_return([Culprit(node="node01", cause="AR012 node-failure", attempts=(0,))], attempt=1)
+    'run 2 of this job: the previous run lost node01 (AR012 node-failure); resuming from its checkpoints'
+    """
+    last = [culprit for culprit in culprits if attempt - 1 in culprit.attempts]
+    lost = f"the previous run lost {fold_hosts([each.node for each in last])} ({last[0].cause})" if last else ""
+    return f"run {attempt + 1} of this job: {lost}; resuming from its checkpoints" if lost else ""
+
+
+def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
+    """Return the job's record; empty if the file is missing or cannot be read."""
+    try:
+        return msgspec.json.decode((run_dir / CULPRITS).read_bytes(), type=tuple[Culprit, ...])
+    except (OSError, msgspec.DecodeError):
+        return ()
