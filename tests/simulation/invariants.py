@@ -33,8 +33,7 @@ class Violation(AssertionError):
 
 def one_verdict(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A leader has one verdict."""
-    is_over = any(isinstance(each, events.Over) for each in effects)
-    return "two verdicts" if is_over and lead.verdict is not None else ""
+    return "two verdicts" if lead.verdict is not None and lead.leader.verdict is not lead.verdict else ""
 
 
 def other_generations_say_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:

@@ -7,7 +7,7 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
     who       events                                            effects
     both      Due, Heard, Lost, Joined                          Send, Say, Disconnect, Reject
     leader    Meant, CheckpointFound                            Accept, Show, Record, ExpectBack, AskScheduler,
-                                                                FindCheckpoint, Over
+                                                                FindCheckpoint
     agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, PassOn, KeepEvidence, PrepareStandby,
                                                                 Sweep, Mute
               Found, NotFound, Withdrew                         Seek, Lead
@@ -25,7 +25,7 @@ import msgspec
 from allranks.launch.queue.ending import Decision
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card
-from allranks.model.finding import Finding, Verdict
+from allranks.model.finding import Finding
 from allranks.wire.protocol import Contact, Message, Order, Plan, Try, WorkerEnd
 
 GRACE_S = 3.0
@@ -207,12 +207,6 @@ class AskScheduler(Effect, frozen=True):
 
 class FindCheckpoint(Effect, frozen=True):
     """Look for the newest complete checkpoint; CheckpointFound follows."""
-
-
-class Over(Effect, frozen=True):
-    """The job is over; nothing follows."""
-
-    verdict: Verdict
 
 
 class Start(Effect, frozen=True):
