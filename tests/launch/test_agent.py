@@ -61,7 +61,7 @@ class Node:
     def __init__(self, *, steps: int | None = None, is_started: bool = True) -> None:
         self.now_s = 100.0
         self.agent = Agent(plan(), now_s=self.now_s)
-        self.effects: list[Effect] = self.agent.begin()
+        self.effects: list[Effect] = self.agent.step(Due(now_s=self.now_s))
         self.is_sweeping_slow = False
         if is_started:
             self.start()

@@ -70,7 +70,7 @@ class Node:
     def __init__(self, node: int, plan: Plan) -> None:
         self.now_s, self.node = 100.0, node
         self.agent = Agent(plan, now_s=self.now_s)
-        self.effects: list[Any] = self.agent.begin()
+        self.effects: list[Any] = self.agent.step(Due(now_s=self.now_s))
         self.feed(Started, generation=plan.generation, pids={node: 9})
         self.feed(Heard, message=Ping(sent_ns=1, confirmed=plan.generation))
 

@@ -166,10 +166,9 @@ class World(Ends, Strikes):
         return process
 
     def _begin_agent(self, process: Process, plan: Plan) -> None:
-        process.agent = agent = self.cores.Agent(plan, now_s=self.now_s)
+        process.agent = self.cores.Agent(plan, now_s=self.now_s)
         process.feed = events.Driver(self._stepper(process), lambda effect: self._do_agent(process, effect)).feed
-        for effect in agent.begin():
-            self._do_agent(process, effect)
+        process.feed(events.Due(now_s=self.now_s))
 
     def _stepper(self, process: Process) -> Callable[[Any], list[Any]]:
         name, agent = f"n{process.node}", process.agent

@@ -27,14 +27,14 @@ others     the leader is told, and the workers are ended; a second SIGINT kills 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
-from allranks.launch.grace import Grace
 from allranks.launch.succession import Succession
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire import protocol
@@ -52,6 +52,8 @@ LEADER_SILENT_S = 60.0
 """Seconds without a message from a leader whose kernel answers; it may wait for a file server between two."""
 STANDBY_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
+MOST_BETWEEN_LOOKS_S = 0.5
+"""The agent looks at ending workers 20 times a second; a longer pause means that the agent itself did not run."""
 
 
 class Phase(StrEnum):
@@ -70,6 +72,27 @@ MOVES = {
     Phase.ENDING: {Phase.WAITING},
     Phase.WAITING: {Phase.STARTING, Phase.GONE},
 }
+
+
+@dataclass(slots=True, kw_only=True)
+class Grace:
+    """The time between the first signal to workers that are to end, and SIGKILL."""
+
+    signum: int
+    grace_s: float
+    looked_s: float
+    waited_s: float = 0.0
+    """Measured while the agent runs: on a suspended or overloaded machine, workers cannot end either."""
+    swept_by_s: float | None = None
+    """Set once all have ended."""
+
+    def describe(self, ranks: Collection[int]) -> str:
+        """`ranks 2, 3 have not ended after SIGTERM yet; SIGKILL in 2 s`."""
+        noun, has = ("rank", "has") if len(ranks) == 1 else ("ranks", "have")
+        left_s, name = max(0.0, self.grace_s - self.waited_s), signal.Signals(self.signum).name
+        at_once = ", or at once with another Ctrl-C" if self.signum == signal.SIGINT else ""
+        which = ", ".join(map(str, ranks))
+        return f"{noun} {which} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s{at_once}"
 
 
 class Agent:
@@ -106,6 +129,7 @@ class Agent:
         self._is_next_stopped = False  # and then a Stop of that generation
         self._standby_at_s: float | None = None
         self._effects: list[Effect] = []
+        self._start(plan)
 
     @property
     def node(self) -> int:
@@ -122,11 +146,6 @@ class Agent:
         """Whether it ends its workers, or will as soon as they have been started."""
         return self._ending is not None
 
-    def begin(self) -> list[Effect]:
-        """Return what starts the first generation."""
-        self._start(self.plan)
-        return self._take()
-
     def refuses(self, now_s: float) -> str:
         """Return why other agents that have lost their leader cannot join this one; empty: they can."""
         if self.goodbye is not None or self.succession is None:
@@ -134,7 +153,7 @@ class Agent:
         return "" if self.succession.is_open(now_s) and self.interrupted_by is None else "it does not lead yet"
 
     def step(self, event: Event) -> list[Effect]:
-        """Take in an event; return what is to be done, in this order."""
+        """Take in an event; return what is to be done, in this order. The first event starts the workers."""
         now_s = event.now_s
         match event:
             case _ if self.phase is Phase.GONE:
@@ -172,9 +191,6 @@ class Agent:
                 self._do(*self.succession.join(event))
             case events.Withdrew(connection=connection):
                 self.succession.withdraw(connection)
-        return self._take()
-
-    def _take(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
 
@@ -241,12 +257,12 @@ class Agent:
             if now_s >= ending.swept_by_s:
                 self._settle((), now_s)
             return
-        waited_s = ending.look(now_s)
-        if self._pids and waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
-            ending.has_told = True
+        before_s = ending.waited_s
+        waited_s = ending.waited_s = before_s + min(max(now_s - ending.looked_s, 0.0), MOST_BETWEEN_LOOKS_S)
+        ending.looked_s = now_s
+        if self._pids and before_s < 1.0 <= waited_s:
             self._do(events.Say(text=ending.describe(self._pids)))
-        if self._pids and waited_s >= ending.grace_s and not ending.has_killed:
-            ending.has_killed = True
+        if before_s < ending.grace_s <= waited_s:
             self._signal(signal.SIGKILL, self._pids)
         if self._pids and waited_s < ending.grace_s + REAP_S:
             return

@@ -94,8 +94,7 @@ class Loop:
                     say=self._crew.say,
                     refuses=lambda: agent.refuses(time.monotonic()),
                 )
-            for effect in agent.begin():
-                self._carry_out(effect)
+            self._feed(events.Due(now_s=time.monotonic()))
             self._listen()  # what came together with the Plan
             while agent.phase is not Phase.GONE:
                 self._turn()
