@@ -21,7 +21,7 @@ from allranks.launch.events import GRACE_S, Driver, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.rendezvous import Rendezvous
-from allranks.launch.workers import Worker, reap_orphans
+from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, WireError
 from allranks.wire.connection import Connection
@@ -102,7 +102,7 @@ class Loop:
                     self.driver.turn(time.monotonic())
                 else:
                     self._look_for_leader(time.monotonic())
-            self._crew.wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S)
+            wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S, self._crew.say)
             assert agent.goodbye is not None
             return agent.goodbye
         finally:

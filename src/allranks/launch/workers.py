@@ -26,7 +26,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -301,9 +301,16 @@ def kill_descendants() -> None:
                 process.kill()
 
 
-def find_writers() -> list[int]:
-    """Return descendants that are writing a checkpoint; they end by themselves, also when their worker is gone."""
-    return [each.pid for each in psutil.Process().children(recursive=True) if WRITER in _words_of(each)]
+def wait_for_writers(patience_s: float, say: Callable[[str], None]) -> None:
+    """Wait until checkpoints are written: when this process ends, SLURM ends all other processes of the step."""
+    deadline_s, notice_at_s = time.monotonic() + patience_s, time.monotonic() + 2.0
+    while writers := [each.pid for each in psutil.Process().children(recursive=True) if WRITER in _words_of(each)]:
+        if time.monotonic() >= deadline_s:
+            break
+        if time.monotonic() >= notice_at_s:
+            notice_at_s = deadline_s
+            say(f"waiting at most {patience_s:.0f} s for a checkpoint to be written (pid {writers[0]})")
+        time.sleep(0.05)
 
 
 def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
