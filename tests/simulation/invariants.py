@@ -15,7 +15,7 @@ from allranks.launch.events import GRACE_S
 from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, STOPPED_S
 from allranks.model.finding import Confidence, Severity
 from allranks.model.hostlist import expand_hosts
-from allranks.wire.protocol import Beat, Exited, Failed, Goodbye, Order, Ping, Plan, Stop, Stopped
+from allranks.wire.protocol import Beat, Ended, Goodbye, Order, Ping, Plan, Stop, Stopped
 
 if TYPE_CHECKING:
     from .kernel import Generation
@@ -39,7 +39,7 @@ def one_verdict(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
 def other_generations_say_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """What a rank or an agent says of another generation changes nothing in this one."""
     message = getattr(event, "message", None)
-    if not isinstance(message, Failed | Exited | Stopped) or message.generation == lead.generation:
+    if not isinstance(message, Ended | Stopped) or message.generation == lead.generation:
         return ""
     told = [each.event for each in effects if isinstance(each, events.Record)]
     if "worker_ended" in told:

@@ -21,7 +21,7 @@ from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.finding import Finding
 from allranks.model.past import History, Past
-from allranks.wire.protocol import Beat, Order, Ping, Plan, Try
+from allranks.wire.protocol import Beat, Ended, Order, Ping, Plan, Try
 
 from . import dialing
 from .ending import Ends
@@ -312,11 +312,9 @@ class World(Ends, Strikes):
             if worker.end.exit_code and not worker.is_told:
                 self._observe(process)
             is_finished = worker.end.exit_code == 0 and self.kernel.generations[worker.key].step >= self.life.num_steps
-            ended = events.WorkerEnded(
-                now_s=self.now_s, generation=worker.generation, end=worker.end, age_s=self.now_s - worker.end.time_s,
-                is_finished=is_finished and self.life.is_tracked,
-            )  # fmt: skip
-            self._feed_agent(process, ended)
+            end = msgspec.structs.replace(worker.end, is_finished=is_finished and self.life.is_tracked)
+            ended = Ended(end=end, age_s=self.now_s - worker.end.time_s, generation=worker.generation)
+            self._feed_agent(process, events.WorkerEnded(now_s=self.now_s, ended=ended))
 
         self.at(0.01, lambda: self.on(process, tell))
 

@@ -4,7 +4,7 @@
     agent.step(Due(now_s=...))                           what is due; several times a second
 
 Only launch.lead decides what a failure means for the others; every agent, the leader's own included, reports (Beat,
-Failed, Exited, Interrupted, Stopped) and obeys (Order, Try, Stop, Plan, Goodbye). launch.loop is its driver.
+Ended, Interrupted, Stopped) and obeys (Order, Try, Stop, Plan, Goodbye). launch.loop is its driver.
 
 phase      ends when                                     at the latest after                           then
 starting   the workers have been started                 -                                             watching, ending
@@ -38,7 +38,7 @@ from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.succession import Succession
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Message, Order, Plan
+from allranks.wire.protocol import Ended, Goodbye, Message, Order, Plan
 
 REAP_S = 1.0
 """Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
@@ -118,11 +118,11 @@ class Agent:
         """Of the workers that run, by rank."""
         self._savers: set[int] = set()
         """Ranks that report steps, and therefore read orders."""
-        self._failed: set[int] = set()
+        self._has_failed = False
         self._ending: Grace | None = None
         self._ping = (0, now_s)
         self._confirmed = -1
-        self._told: list[tuple[float, Message]] = []
+        self._told: list[tuple[float, Ended]] = []
         """Ends of workers of this generation, and when they were told."""
         self._next_plan: Plan | None = None
         """It came while the workers of the last generation had not ended."""
@@ -176,8 +176,8 @@ class Agent:
                 ping_ns, came_s = self._ping
                 held_ns = round((now_s - came_s) * 1e9) if ping_ns else 0
                 self._send(protocol.Beat(node=beat, ping_ns=ping_ns, held_ns=held_ns))
-            case events.WorkerEnded():
-                self._report(event)
+            case events.WorkerEnded(ended=ended):
+                self._report(ended, now_s)
             case events.Signalled(signum=signum):
                 self._take_signal(signum, now_s)
             case events.Swept(left=left):
@@ -209,7 +209,7 @@ class Agent:
     def _start(self, plan: Plan) -> None:
         self._enter(Phase.STARTING)
         self.plan, self._ending, self._next_plan = plan, None, None
-        self._told, self._pids, self._savers, self._failed = [], {}, set(), set()
+        self._told, self._pids, self._savers, self._has_failed = [], {}, set(), False
         self._do(events.Start(plan=plan))
 
     def _watch(self, started: events.Started, now_s: float) -> None:
@@ -223,17 +223,12 @@ class Agent:
             self._enter(Phase.ENDING)
             self._signal(self._ending.signum, self._pids)
 
-    def _report(self, ended: events.WorkerEnded) -> None:
-        end, generation = ended.end, ended.generation
-        if generation == self.plan.generation:
-            self._pids.pop(end.rank, None)
-            if end.exit_code:
-                self._failed.add(end.rank)
-        message: Message = protocol.Exited(rank=end.rank, is_finished=ended.is_finished, generation=generation)
-        if end.exit_code:
-            message = protocol.Failed(end=end, age_s=ended.age_s, generation=generation)
-        self._told.append((ended.now_s, message))
-        self._send(message)
+    def _report(self, ended: Ended, now_s: float) -> None:
+        if ended.generation == self.plan.generation:
+            self._pids.pop(ended.end.rank, None)
+            self._has_failed |= ended.end.exit_code != 0
+        self._told.append((now_s, ended))
+        self._send(ended)
 
     def _signal(self, signum: int, ranks: Iterable[int]) -> None:
         if told := tuple(ranks):
@@ -275,7 +270,7 @@ class Agent:
         """All workers have ended, and what they left: say so."""
         if self.phase is not Phase.ENDING or self._ending is None or self._ending.swept_by_s is None:
             return
-        if left and self.interrupted_by is None and not self._pids and not self._failed:
+        if left and self.interrupted_by is None and not self._pids and not self._has_failed:
             self._do(events.Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
         self._enter(Phase.WAITING)
         self._waits_s = now_s
@@ -394,10 +389,8 @@ class Agent:
         if self.succession is not None:
             self._do(*self.succession.let_go(f"this agent follows {self.leader_name}"))
             self._search, self.succession = self.succession, None
-        for told_s, message in self._told:
-            if isinstance(message, protocol.Failed):
-                message = msgspec.structs.replace(message, age_s=message.age_s + now_s - told_s)
-            self._send(message)
+        for told_s, ended in self._told:
+            self._send(msgspec.structs.replace(ended, age_s=ended.age_s + now_s - told_s))
         for signum in dict.fromkeys(self._signals):
             self._send(protocol.Interrupted(signum=signum))
         if self.phase is Phase.WAITING:

@@ -26,7 +26,7 @@ from allranks.launch.queue.ending import Decision
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card
 from allranks.model.finding import Finding
-from allranks.wire.protocol import Contact, Message, Order, Plan, Try, WorkerEnd
+from allranks.wire.protocol import Contact, Ended, Message, Order, Plan, Try
 
 GRACE_S = 3.0
 """Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s."""
@@ -120,12 +120,7 @@ class Observed(Event, frozen=True):
 class WorkerEnded(Event, frozen=True):
     """A worker has ended."""
 
-    generation: int
-    end: WorkerEnd
-    age_s: float = 0.0
-    """How long ago."""
-    is_finished: bool = False
-    """It had made all steps of its session."""
+    ended: Ended
 
 
 class Signalled(Event, frozen=True):

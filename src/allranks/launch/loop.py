@@ -25,7 +25,7 @@ from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, WireError
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Goodbye, Order, Plan, Try
+from allranks.wire.protocol import Ended, Goodbye, Order, Plan, Try
 from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
@@ -220,11 +220,8 @@ class Loop:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
-        age_s = max(0.0, time.time() - end.time_s)
-        is_finished = worker.is_finished
-        self._feed(
-            events.WorkerEnded(now_s=now_s, generation=generation, end=end, age_s=age_s, is_finished=is_finished)
-        )
+        ended = Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
+        self._feed(events.WorkerEnded(now_s=now_s, ended=ended))
 
     # The connection to the leader
 

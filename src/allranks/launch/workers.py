@@ -104,8 +104,6 @@ class Worker:
     """For its files."""
     cell: Cell | None = None
     """What it tells its agent through."""
-    is_finished: bool = False
-    """It had made all steps of its session when it ended."""
     process: subprocess.Popen[bytes] | Forked | None = None
     pidfd: int = -1
     end: WorkerEnd | None = None
@@ -166,7 +164,6 @@ class Worker:
         os.close(self.pidfd)
         self.pidfd = -1
         found = _read_error_file(self.path("error.json")) if exit_code else {}
-        self.is_finished = self.cell is not None and self.cell.is_finished
         self.end = self._end_as(exit_code, **{"time_s": now_s} | found)
         return self.end
 
@@ -177,7 +174,8 @@ class Worker:
             local_rank=self.local_rank,
             node=self.node,
             exit_code=exit_code,
-            ended_by_us=self.told_to_end,
+            ended_by_us=self.told_to_end and exit_code != 0,
+            is_finished=exit_code == 0 and self.cell is not None and self.cell.is_finished,
             stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
             stderr_path=as_utf8(str(self.path("err"))),
             **found,
