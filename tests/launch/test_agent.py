@@ -262,7 +262,7 @@ def test_a_plan_that_comes_twice_is_begun_once():
         node.hear(plan(1))
         node.hear(plan(0))
     assert [each.plan.generation for each in node.effects if isinstance(each, Start)] == [0, 1]
-    assert not node.agent.is_ending
+    assert node.agent.ending is None
 
 
 def test_a_message_that_no_leader_sends_loses_the_leader():

@@ -178,7 +178,7 @@ def test_with_the_majority_it_leads():
     node.join(4)
     node.wait(0.1)
     (lead,) = node.all_of(Lead)
-    assert dict(lead.connections) == {2: 2, 3: 3, 4: 4}
+    assert {node: each.connection for node, each in lead.joined.items()} == {2: 2, 3: 3, 4: 4}
     assert (lead.lost, lead.plan.past, lead.plan.generation) == ((0, "reset by peer"), PAST, 0)
     node.feed(Found, leader=1)
     assert (node.agent.leader, node.agent.succession) == (1, None)

@@ -280,10 +280,10 @@ class World(Ends, Strikes):
 
     def _become_leader(self, process: Process, effect: events.Lead) -> None:
         own = self.open_line(process, process)
-        lines = {node: process.joined.pop(number) for node, number in effect.connections.items()}
+        lines = {node: process.joined.pop(each.connection) for node, each in effect.joined.items()}
         cards = {
             process.node: msgspec.structs.replace(self.card_of(process), generation=effect.plan.generation),
-            **effect.cards,
+            **{node: each.card for node, each in effect.joined.items()},
         }
         process.lead = Lead(
             self, process, {process.node: own, **lines}, plan=effect.plan, past=effect.plan.past, cards=cards,

@@ -119,7 +119,8 @@ class Agent:
         self._savers: set[int] = set()
         """Ranks that report steps, and therefore read orders."""
         self._has_failed = False
-        self._ending: Grace | None = None
+        self.ending: Grace | None = None
+        """While it ends its workers, or will as soon as they have been started."""
         self._ping = (0, now_s)
         self._confirmed = -1
         self._told: list[tuple[float, Ended]] = []
@@ -140,11 +141,6 @@ class Agent:
     def leader_name(self) -> str:
         """The node whose agent leads."""
         return self.plan.members[self.plan.nodes.index(self.leader) if self.leader in self.plan.nodes else 0].name
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether it ends its workers, or will as soon as they have been started."""
-        return self._ending is not None
 
     def refuses(self, now_s: float) -> str:
         """Return why other agents that have lost their leader cannot join this one; empty: they can."""
@@ -208,7 +204,7 @@ class Agent:
 
     def _start(self, plan: Plan) -> None:
         self._enter(Phase.STARTING)
-        self.plan, self._ending, self._next_plan = plan, None, None
+        self.plan, self.ending, self._next_plan = plan, None, None
         self._told, self._pids, self._savers, self._has_failed = [], {}, set(), False
         self._do(events.Start(plan=plan))
 
@@ -217,11 +213,11 @@ class Agent:
             return
         self._pids = dict(started.pids)
         self._standby_at_s = now_s + STANDBY_AFTER_S if started.generation < self.plan.max_restarts else None
-        if self._ending is None:
+        if self.ending is None:
             self._enter(Phase.WATCHING)
         else:  # it was told to end them while they were started
             self._enter(Phase.ENDING)
-            self._signal(self._ending.signum, self._pids)
+            self._signal(self.ending.signum, self._pids)
 
     def _report(self, ended: Ended, now_s: float) -> None:
         if ended.generation == self.plan.generation:
@@ -239,9 +235,9 @@ class Agent:
         if self.phase in (Phase.WAITING, Phase.GONE):
             return
         self._signal(signal.SIGKILL, (rank for rank in self._pids if rank in at_once))
-        if self._ending is not None:
+        if self.ending is not None:
             return
-        self._ending = Grace(signum=signum, grace_s=grace_s, looked_s=now_s)
+        self.ending = Grace(signum=signum, grace_s=grace_s, looked_s=now_s)
         if self.phase is Phase.WATCHING:
             self._enter(Phase.ENDING)
             self._signal(signum, (rank for rank in self._pids if rank not in at_once))
@@ -268,7 +264,7 @@ class Agent:
 
     def _settle(self, left: tuple[str, ...], now_s: float) -> None:
         """All workers have ended, and what they left: say so."""
-        if self.phase is not Phase.ENDING or self._ending is None or self._ending.swept_by_s is None:
+        if self.phase is not Phase.ENDING or self.ending is None or self.ending.swept_by_s is None:
             return
         if left and self.interrupted_by is None and not self._pids and not self._has_failed:
             self._do(events.Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
@@ -295,7 +291,7 @@ class Agent:
 
     def _heed(self, now_s: float) -> None:
         """After a signal: end the workers, unless they can save; then the leader says when."""
-        if self.interrupted_by is None or self._ending is not None:
+        if self.interrupted_by is None or self.ending is not None:
             return
         is_patient = [each for each in self._signals if each != SAVE_SIGNAL] == [signal.SIGTERM]
         if not (is_patient and self._savers & self._pids.keys()):
@@ -308,8 +304,8 @@ class Agent:
         slept_s = max(0.0, now_s - self._turned_s - ASLEEP_S)
         self._waits_s, self._heard_s, self._turned_s = self._waits_s + slept_s, self._heard_s + slept_s, now_s
         self._heed(now_s)
-        if self.phase is Phase.ENDING and self._ending is not None:
-            self._advance(self._ending, now_s)
+        if self.phase is Phase.ENDING and self.ending is not None:
+            self._advance(self.ending, now_s)
         if self.phase is Phase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
             self._standby_at_s = now_s + STANDBY_AFTER_S
             self._do(events.PrepareStandby())

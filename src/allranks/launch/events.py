@@ -244,9 +244,8 @@ class Seek(Effect, frozen=True):
 class Lead(Effect, frozen=True):
     """Be the leader from now on, of these agents and this one; Found follows."""
 
-    connections: Mapping[int, int]
-    """By node: the numbers that Joined told."""
-    cards: Mapping[int, Card]
+    joined: Mapping[int, Joined]
+    """By node."""
     plan: Plan
     """Of the generation that runs."""
     lost: tuple[int, str]

@@ -192,7 +192,7 @@ class Loop:
     def _start_when_ready(self) -> None:
         """Start the workers of a plan; wait for `import torch` in the standby, unless they are to be ended anyway."""
         plan, standby = self._plan_to_start, self._crew.standby
-        if plan is None or (standby is not None and standby.is_importing and not self._agent.is_ending):
+        if plan is None or (standby is not None and standby.is_importing and self._agent.ending is None):
             return
         self._plan_to_start = None
         self._crew.start(plan)
@@ -269,8 +269,8 @@ class Loop:
         if effect is not None:
             assert self._acceptor is not None
             self._acceptor.detach()
-            for index, number in effect.connections.items():
-                connections[index] = self._joined.pop(number)
+            for index, joined in effect.joined.items():
+                connections[index] = self._joined.pop(joined.connection)
                 connections[index].expect_alive_within(self._gone_s)
         self.driver = self._lead(effect, connections)
         self.driver.attach(self._selector)

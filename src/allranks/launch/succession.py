@@ -94,8 +94,7 @@ class Succession:
         """Return what makes this agent the leader of those that have joined it."""
         joined, self.joined = self.joined, {}
         return events.Lead(
-            connections={node: each.connection for node, each in joined.items()},
-            cards={node: each.card for node, each in joined.items()},
+            joined=joined,
             plan=self.plan,
             lost=(self.leader, self.reason),
             has_resigned=self.has_resigned,

@@ -5,15 +5,10 @@ not through a pipe that a dead agent could break or a slow terminal could fill. 
 The agent reaps all processes that its workers leave (PR_SET_CHILD_SUBREAPER), and workers die with the agent
 (PR_SET_PDEATHSIG, so they must be forked from the main thread).
 
-A node's standby is a process with torch imported, which forks the workers (see join/standby.py):
-
-    standby = Standby.start(command, env)          before the roll call, so that `import torch` takes no time of its own
-    standby.is_importing                           for some seconds
-    standby.fork(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})      a worker, or None
-
-One `import torch` serves all workers of a node and of all generations, and the workers share its memory. There is none
-with ALLRANKS_HOOK=0, in a container, if the command is not a Python script or module or differs between ranks, or for
-one worker that is never restarted.
+A node's standby is a process with torch imported, which forks the workers (see join/standby.py). It is started before
+the roll call, so that `import torch` takes no time of its own, and serves all generations. There is none with
+ALLRANKS_HOOK=0, in a container, if the command is not a Python script or module or differs between ranks, or for one
+worker that is never restarted.
 """
 
 from __future__ import annotations
