@@ -31,8 +31,7 @@ from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.membership import Member
 from allranks.wire.protocol import (
     Beat,
-    Exited,
-    Failed,
+    Ended,
     Goodbye,
     Interrupted,
     Message,
@@ -61,7 +60,7 @@ class Node:
     def __init__(self, *, steps: int | None = None, is_started: bool = True) -> None:
         self.now_s = 100.0
         self.agent = Agent(plan(), now_s=self.now_s)
-        self.effects: list[Effect] = self.agent.begin()
+        self.effects: list[Effect] = self.agent.step(Due(now_s=self.now_s))
         self.is_sweeping_slow = False
         if is_started:
             self.start()
@@ -83,7 +82,7 @@ class Node:
     def end(self, *ranks: int, code: int = 0, generation: int = 0) -> None:
         for rank in ranks:
             end = WorkerEnd(rank=rank, local_rank=0, node="n1", exit_code=code, time_s=0.0)
-            self.feed(WorkerEnded, generation=generation, end=end)
+            self.feed(WorkerEnded, ended=Ended(end=end, age_s=0.0, generation=generation))
 
     def wait(self, seconds: float, *, every_s: float = 0.1, is_leader_heard: bool = False) -> None:
         for _ in range(round(seconds / every_s)):
@@ -141,7 +140,7 @@ def test_a_worker_that_the_kernel_holds_is_named_and_no_longer_waited_for():
     node.hear(plan(1))
     node.start(1)
     node.end(3, code=-KILL, generation=0)
-    assert node.sent(Failed)[0].generation == 0
+    assert node.sent(Ended)[0].generation == 0
     node.hear(Stop(signum=TERM))
     node.end(2, generation=1)
     node.wait(1.0)
@@ -263,7 +262,7 @@ def test_a_plan_that_comes_twice_is_begun_once():
         node.hear(plan(1))
         node.hear(plan(0))
     assert [each.plan.generation for each in node.effects if isinstance(each, Start)] == [0, 1]
-    assert not node.agent.is_ending
+    assert node.agent.ending is None
 
 
 def test_a_message_that_no_leader_sends_loses_the_leader():
@@ -287,7 +286,7 @@ def test_ends_and_orders_are_passed_on():
     node = Node()
     node.end(2)
     node.end(3, code=1)
-    assert [type(each) for each in (*node.sent(Exited), *node.sent(Failed))] == [Exited, Failed]
+    assert [(each.end.rank, each.end.exit_code) for each in node.sent(Ended)] == [(2, 0), (3, 1)]
     order = Order(at_step=8, why="save")
     node.hear(order)
     assert node.effects[-1] == PassOn(order=order)

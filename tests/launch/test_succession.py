@@ -32,8 +32,7 @@ from allranks.launch.succession import OPENS_S, RETRY_S, SEEK_S, is_led_elsewher
 from allranks.model.card import Card
 from allranks.model.past import History, Past
 from allranks.wire.protocol import (
-    Exited,
-    Failed,
+    Ended,
     Goodbye,
     Interrupted,
     Message,
@@ -70,7 +69,7 @@ class Node:
     def __init__(self, node: int, plan: Plan) -> None:
         self.now_s, self.node = 100.0, node
         self.agent = Agent(plan, now_s=self.now_s)
-        self.effects: list[Any] = self.agent.begin()
+        self.effects: list[Any] = self.agent.step(Due(now_s=self.now_s))
         self.feed(Started, generation=plan.generation, pids={node: 9})
         self.feed(Heard, message=Ping(sent_ns=1, confirmed=plan.generation))
 
@@ -92,6 +91,10 @@ class Node:
 
     def sent(self, kind: type[Message]) -> list[Any]:
         return [each.message for each in self.all_of(Send) if isinstance(each.message, kind)]
+
+
+def exited(rank: int) -> Ended:
+    return Ended(end=WorkerEnd(rank=rank, local_rank=0, node=f"n{rank}", exit_code=0, time_s=0.0), age_s=0.0)
 
 
 def lost(node: int, num_nodes: int, **more: Any) -> Node:
@@ -128,11 +131,11 @@ def test_the_same_leader_is_told_again_what_it_may_have_missed():
     node = Node(1, plans(3)[1])
     end = WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=1, time_s=0.0)
     node.feed(Lost, reason="reset by peer")
-    node.feed(WorkerEnded, generation=0, end=end, age_s=0.5)
+    node.feed(WorkerEnded, ended=Ended(end=end, age_s=0.5))
     node.wait(1.0)
     node.effects.clear()
     node.feed(Found, leader=0)
-    (failed,) = node.sent(Failed)
+    (failed,) = node.sent(Ended)
     assert (failed.end, failed.generation, round(failed.age_s, 3)) == (end, 0, 1.5)
     assert node.agent.succession is None
 
@@ -140,13 +143,13 @@ def test_the_same_leader_is_told_again_what_it_may_have_missed():
 def test_one_that_has_stopped_says_so_to_the_next_leader():
     node = Node(1, plans(3)[1])
     node.feed(Heard, message=Stop(signum=signal.SIGTERM))
-    node.feed(WorkerEnded, generation=0, end=WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=0, time_s=0.0))
+    node.feed(WorkerEnded, ended=exited(1))
     node.wait(0.2)
     node.feed(Swept)
     node.feed(Lost, reason="reset by peer")
     node.effects.clear()
     node.feed(Found, leader=2)
-    assert [type(each.message) for each in node.effects] == [Exited, Stopped]
+    assert [type(each.message) for each in node.effects] == [Ended, Stopped]
     assert node.agent.leader_name == "n2"
 
 
@@ -175,7 +178,7 @@ def test_with_the_majority_it_leads():
     node.join(4)
     node.wait(0.1)
     (lead,) = node.all_of(Lead)
-    assert dict(lead.connections) == {2: 2, 3: 3, 4: 4}
+    assert {node: each.connection for node, each in lead.joined.items()} == {2: 2, 3: 3, 4: 4}
     assert (lead.lost, lead.plan.past, lead.plan.generation) == ((0, "reset by peer"), PAST, 0)
     node.feed(Found, leader=1)
     assert (node.agent.leader, node.agent.succession) == (1, None)
@@ -298,7 +301,7 @@ def test_a_plan_that_waited_for_the_workers_is_dropped_with_its_leader():
     node = Node(1, plans(4)[1])
     node.feed(Heard, message=plans(4, generation=1)[1])
     node.feed(Lost, reason="reset by peer")
-    node.feed(WorkerEnded, generation=0, end=WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=0, time_s=0.0))
+    node.feed(WorkerEnded, ended=exited(1))
     node.wait(0.2)
     node.feed(Swept)
     assert (node.agent.phase, node.agent.plan.generation) == (Phase.WAITING, 0)

@@ -106,6 +106,6 @@ def test_a_worker_that_made_all_its_steps_is_known_by_its_cell(tmp_path: Path, i
         cell.finish()
     worker = make_worker(tmp_path, cell=cell)
     worker.start(["/bin/true"], os.environ, fds={})
-    assert worker.reap().exit_code == 0
-    assert worker.is_finished is is_finished
+    end = worker.reap()
+    assert (end.exit_code, end.is_finished) == (0, is_finished)
     worker.close()

@@ -15,7 +15,7 @@ from allranks.launch.events import GRACE_S
 from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, RETURN_S, STOPPED_S
 from allranks.model.finding import Confidence, Severity
 from allranks.model.hostlist import expand_hosts
-from allranks.wire.protocol import Beat, Exited, Failed, Goodbye, Order, Ping, Plan, Stop, Stopped
+from allranks.wire.protocol import Beat, Ended, Goodbye, Order, Ping, Plan, Stop, Stopped
 
 from .terms import TERMS
 
@@ -35,14 +35,13 @@ class Violation(AssertionError):
 
 def one_verdict(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A leader has one verdict."""
-    is_over = any(isinstance(each, events.Over) for each in effects)
-    return "two verdicts" if is_over and lead.verdict is not None else ""
+    return "two verdicts" if lead.verdict is not None and lead.leader.verdict is not lead.verdict else ""
 
 
 def other_generations_say_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """What a rank or an agent says of another generation changes nothing in this one."""
     message = getattr(event, "message", None)
-    if not isinstance(message, Failed | Exited | Stopped) or message.generation == lead.generation:
+    if not isinstance(message, Ended | Stopped) or message.generation == lead.generation:
         return ""
     told = [each.event for each in effects if isinstance(each, events.Record)]
     if "worker_ended" in told:

@@ -188,7 +188,7 @@ class Kernel:
             return
         worker.end = WorkerEnd(
             rank=worker.rank, local_rank=0, node=f"n{worker.node}", exit_code=code, time_s=self._now(), message=message,
-            ended_by_us=worker.is_told,
+            ended_by_us=worker.is_told and code != 0,
         )  # fmt: skip
         self._on_end(worker)
         if code and not worker.is_told:

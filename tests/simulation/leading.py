@@ -106,6 +106,10 @@ class Lead:
         if self.leader.phase != self.last_phase:
             self.world.note_phase(str(self.leader.phase))
         check_after(self, event, effects)
+        if self.verdict is None and self.leader.verdict is not None:
+            self.verdict = self.leader.verdict
+            if not self.leader.has_resigned:
+                self.world.verdicts.append((self, self.verdict))
         return effects
 
     def _do(self, effect: Any) -> None:
@@ -147,10 +151,6 @@ class Lead:
             case events.FindCheckpoint():
                 world.kernel.checkpoints_found += 1
                 self._answer(answer_s, events.CheckpointFound, step=world.kernel.checkpoint)
-            case events.Over(verdict=verdict):
-                self.verdict = verdict
-                if not self.leader.has_resigned:
-                    world.verdicts.append((self, verdict))
 
     def _reject(self, line: Line, reason: str) -> None:
         process = line.agent

@@ -21,7 +21,7 @@ from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.finding import Finding
 from allranks.model.past import History, Past
-from allranks.wire.protocol import Beat, Order, Ping, Plan, Try
+from allranks.wire.protocol import Beat, Ended, Order, Ping, Plan, Try
 
 from . import dialing
 from .ending import Ends
@@ -166,10 +166,9 @@ class World(Ends, Strikes):
         return process
 
     def _begin_agent(self, process: Process, plan: Plan) -> None:
-        process.agent = agent = self.cores.Agent(plan, now_s=self.now_s)
+        process.agent = self.cores.Agent(plan, now_s=self.now_s)
         process.feed = events.Driver(self._stepper(process), lambda effect: self._do_agent(process, effect)).feed
-        for effect in agent.begin():
-            self._do_agent(process, effect)
+        process.feed(events.Due(now_s=self.now_s))
 
     def _stepper(self, process: Process) -> Callable[[Any], list[Any]]:
         name, agent = f"n{process.node}", process.agent
@@ -262,11 +261,9 @@ class World(Ends, Strikes):
                 dialing.seek(self, process, contacts)
             case events.Reject(connection=number):
                 self._end_line(process.joined.pop(number), by_host=True)
-            case events.Lead(connections=connections) if self.cores.has_ended(
-                functools.partial(self.count_events, node)
-            ):
-                for number in connections.values():
-                    self._end_line(process.joined.pop(number), by_host=True)
+            case events.Lead(joined=joined) if self.cores.has_ended(functools.partial(self.count_events, node)):
+                for each in joined.values():
+                    self._end_line(process.joined.pop(each.connection), by_host=True)
                 self._feed_agent(process, events.NotFound(now_s=self.now_s, reason="the job has ended"))
             case events.Lead():
                 self._become_leader(process, effect)
@@ -287,10 +284,10 @@ class World(Ends, Strikes):
 
     def _become_leader(self, process: Process, effect: events.Lead) -> None:
         own = self.open_line(process, process)
-        lines = {node: process.joined.pop(number) for node, number in effect.connections.items()}
+        lines = {node: process.joined.pop(each.connection) for node, each in effect.joined.items()}
         cards = {
             process.node: msgspec.structs.replace(self.card_of(process), generation=effect.plan.generation),
-            **effect.cards,
+            **{node: each.card for node, each in effect.joined.items()},
         }
         process.lead = Lead(
             self, process, {process.node: own, **lines}, plan=effect.plan, past=effect.plan.past, cards=cards,
@@ -319,11 +316,9 @@ class World(Ends, Strikes):
             if worker.end.exit_code and not worker.is_told:
                 self._observe(process)
             is_finished = worker.end.exit_code == 0 and self.kernel.generations[worker.key].step >= self.life.num_steps
-            ended = events.WorkerEnded(
-                now_s=self.now_s, generation=worker.generation, end=worker.end, age_s=self.now_s - worker.end.time_s,
-                is_finished=is_finished and self.life.is_tracked,
-            )  # fmt: skip
-            self._feed_agent(process, ended)
+            end = msgspec.structs.replace(worker.end, is_finished=is_finished and self.life.is_tracked)
+            ended = Ended(end=end, age_s=self.now_s - worker.end.time_s, generation=worker.generation)
+            self._feed_agent(process, events.WorkerEnded(now_s=self.now_s, ended=ended))
 
         self.at(0.01, lambda: self.on(process, tell))
 

@@ -27,8 +27,7 @@ from allranks.wire.protocol import (
     PROTOCOL,
     Beat,
     Contact,
-    Exited,
-    Failed,
+    Ended,
     Goodbye,
     Hello,
     Interrupted,
@@ -242,8 +241,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Ping: st.builds(Ping, sent_ns=NUMBERS, confirmed=NUMBERS),
     Try: st.builds(Try, targets=st.lists(TRY_TARGETS, max_size=2).map(tuple), within_s=FLOATS),
     Order: st.builds(Order, at_step=NUMBERS, why=TEXTS, leaves=st.booleans()),
-    Failed: st.builds(Failed, end=ENDS, age_s=FLOATS, generation=NUMBERS),
-    Exited: st.builds(Exited, rank=NUMBERS, generation=NUMBERS),
+    Ended: st.builds(Ended, end=ENDS, age_s=FLOATS, generation=NUMBERS),
     Interrupted: st.builds(Interrupted, signum=NUMBERS),
     Stop: st.builds(Stop, signum=NUMBERS, at_once=st.lists(NUMBERS, max_size=3).map(tuple), grace_s=st.none() | FLOATS),
     Stopped: st.builds(Stopped, generation=NUMBERS),
@@ -363,7 +361,7 @@ def test_the_card_of_a_node_with_many_gpus_takes_a_few_kilobytes():
 
 
 def test_frames_decode_the_same_byte_by_byte():
-    messages = [Exited(rank=3), Stopped(), Goodbye(exit_code=1, summary="rank 3 failed \u2717")]
+    messages = [Interrupted(signum=3), Stopped(), Goodbye(exit_code=1, summary="rank 3 failed \u2717")]
     buffer, decoded = bytearray(), []
     for byte in b"".join(map(encode_frame, messages)):
         buffer.append(byte)
@@ -372,10 +370,10 @@ def test_frames_decode_the_same_byte_by_byte():
 
 
 def test_at_most_leaves_the_next_frame_in_the_buffer():
-    buffer = bytearray(encode_frame(Exited(rank=1)) + encode_frame(Exited(rank=2)))
-    assert decode_frames(buffer, at_most=1) == [Exited(rank=1)]
-    assert buffer == encode_frame(Exited(rank=2))
-    assert decode_frames(buffer, at_most=1) == [Exited(rank=2)]
+    buffer = bytearray(encode_frame(Interrupted(signum=1)) + encode_frame(Interrupted(signum=2)))
+    assert decode_frames(buffer, at_most=1) == [Interrupted(signum=1)]
+    assert buffer == encode_frame(Interrupted(signum=2))
+    assert decode_frames(buffer, at_most=1) == [Interrupted(signum=2)]
 
 
 def frame(payload: bytes) -> bytes:
@@ -516,10 +514,10 @@ def test_big_messages_reach_a_slow_reader_whole(pair):
 
 def test_a_small_message_leaves_nothing_unsent(pair):
     near, far = pair
-    near.send(Exited(rank=7))
+    near.send(Interrupted(signum=7))
     assert not near.has_unsent
     wait_readable(far)
-    assert far.receive() == [Exited(rank=7)]
+    assert far.receive() == [Interrupted(signum=7)]
     assert far.receive() == []
 
 
@@ -541,7 +539,7 @@ def test_messages_that_arrive_with_the_close_are_delivered_first(pair):
 
 def test_a_frame_cut_off_by_the_close_is_a_connection_error(pair):
     near, far = pair
-    near.sock.sendall(encode_frame(Exited(rank=7))[:-1])
+    near.sock.sendall(encode_frame(Interrupted(signum=7))[:-1])
     near.close()
     assert receive_all(far) == []
 

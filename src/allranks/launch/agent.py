@@ -4,7 +4,7 @@
     agent.step(Due(now_s=...))                           what is due; several times a second
 
 Only launch.lead decides what a failure means for the others; every agent, the leader's own included, reports (Beat,
-Failed, Exited, Interrupted, Stopped) and obeys (Order, Try, Stop, Plan, Goodbye). launch.loop is its driver.
+Ended, Interrupted, Stopped) and obeys (Order, Try, Stop, Plan, Goodbye). launch.loop is its driver.
 
 phase      ends when                                     at the latest after                           then
 starting   the workers have been started                 -                                             watching, ending
@@ -27,18 +27,18 @@ others     the leader is told, and the workers are ended; a second SIGINT kills 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
-from allranks.launch.grace import Grace
 from allranks.launch.succession import Succession
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Message, Order, Plan
+from allranks.wire.protocol import Ended, Goodbye, Message, Order, Plan
 
 REAP_S = 1.0
 """Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
@@ -52,6 +52,8 @@ LEADER_SILENT_S = 60.0
 """Seconds without a message from a leader whose kernel answers; it may wait for a file server between two."""
 STANDBY_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
+MOST_BETWEEN_LOOKS_S = 0.5
+"""The agent looks at ending workers 20 times a second; a longer pause means that the agent itself did not run."""
 
 
 class Phase(StrEnum):
@@ -70,6 +72,27 @@ MOVES = {
     Phase.ENDING: {Phase.WAITING},
     Phase.WAITING: {Phase.STARTING, Phase.GONE},
 }
+
+
+@dataclass(slots=True, kw_only=True)
+class Grace:
+    """The time between the first signal to workers that are to end, and SIGKILL."""
+
+    signum: int
+    grace_s: float
+    looked_s: float
+    waited_s: float = 0.0
+    """Measured while the agent runs: on a suspended or overloaded machine, workers cannot end either."""
+    swept_by_s: float | None = None
+    """Set once all have ended."""
+
+    def describe(self, ranks: Collection[int]) -> str:
+        """`ranks 2, 3 have not ended after SIGTERM yet; SIGKILL in 2 s`."""
+        noun, has = ("rank", "has") if len(ranks) == 1 else ("ranks", "have")
+        left_s, name = max(0.0, self.grace_s - self.waited_s), signal.Signals(self.signum).name
+        at_once = ", or at once with another Ctrl-C" if self.signum == signal.SIGINT else ""
+        which = ", ".join(map(str, ranks))
+        return f"{noun} {which} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s{at_once}"
 
 
 class Agent:
@@ -95,17 +118,19 @@ class Agent:
         """Of the workers that run, by rank."""
         self._savers: set[int] = set()
         """Ranks that report steps, and therefore read orders."""
-        self._failed: set[int] = set()
-        self._ending: Grace | None = None
+        self._has_failed = False
+        self.ending: Grace | None = None
+        """While it ends its workers, or will as soon as they have been started."""
         self._ping = (0, now_s)
         self._confirmed = -1
-        self._told: list[tuple[float, Message]] = []
+        self._told: list[tuple[float, Ended]] = []
         """Ends of workers of this generation, and when they were told."""
         self._next_plan: Plan | None = None
         """It came while the workers of the last generation had not ended."""
         self._is_next_stopped = False  # and then a Stop of that generation
         self._standby_at_s: float | None = None
         self._effects: list[Effect] = []
+        self._start(plan)
 
     @property
     def node(self) -> int:
@@ -117,16 +142,6 @@ class Agent:
         """The node whose agent leads."""
         return self.plan.members[self.plan.nodes.index(self.leader) if self.leader in self.plan.nodes else 0].name
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether it ends its workers, or will as soon as they have been started."""
-        return self._ending is not None
-
-    def begin(self) -> list[Effect]:
-        """Return what starts the first generation."""
-        self._start(self.plan)
-        return self._take()
-
     def refuses(self, now_s: float) -> str:
         """Return why other agents that have lost their leader cannot join this one; empty: they can."""
         if self.goodbye is not None or self.succession is None:
@@ -134,7 +149,7 @@ class Agent:
         return "" if self.succession.is_open(now_s) and self.interrupted_by is None else "it does not lead yet"
 
     def step(self, event: Event) -> list[Effect]:
-        """Take in an event; return what is to be done, in this order."""
+        """Take in an event; return what is to be done, in this order. The first event starts the workers."""
         now_s = event.now_s
         match event:
             case _ if self.phase is Phase.GONE:
@@ -157,8 +172,8 @@ class Agent:
                 ping_ns, came_s = self._ping
                 held_ns = round((now_s - came_s) * 1e9) if ping_ns else 0
                 self._send(protocol.Beat(node=beat, ping_ns=ping_ns, held_ns=held_ns))
-            case events.WorkerEnded():
-                self._report(event)
+            case events.WorkerEnded(ended=ended):
+                self._report(ended, now_s)
             case events.Signalled(signum=signum):
                 self._take_signal(signum, now_s)
             case events.Swept(left=left):
@@ -172,9 +187,6 @@ class Agent:
                 self._do(*self.succession.join(event))
             case events.Withdrew(connection=connection):
                 self.succession.withdraw(connection)
-        return self._take()
-
-    def _take(self) -> list[Effect]:
         effects, self._effects = self._effects, []
         return effects
 
@@ -192,8 +204,8 @@ class Agent:
 
     def _start(self, plan: Plan) -> None:
         self._enter(Phase.STARTING)
-        self.plan, self._ending, self._next_plan = plan, None, None
-        self._told, self._pids, self._savers, self._failed = [], {}, set(), set()
+        self.plan, self.ending, self._next_plan = plan, None, None
+        self._told, self._pids, self._savers, self._has_failed = [], {}, set(), False
         self._do(events.Start(plan=plan))
 
     def _watch(self, started: events.Started, now_s: float) -> None:
@@ -201,23 +213,18 @@ class Agent:
             return
         self._pids = dict(started.pids)
         self._standby_at_s = now_s + STANDBY_AFTER_S if started.generation < self.plan.max_restarts else None
-        if self._ending is None:
+        if self.ending is None:
             self._enter(Phase.WATCHING)
         else:  # it was told to end them while they were started
             self._enter(Phase.ENDING)
-            self._signal(self._ending.signum, self._pids)
+            self._signal(self.ending.signum, self._pids)
 
-    def _report(self, ended: events.WorkerEnded) -> None:
-        end, generation = ended.end, ended.generation
-        if generation == self.plan.generation:
-            self._pids.pop(end.rank, None)
-            if end.exit_code:
-                self._failed.add(end.rank)
-        message: Message = protocol.Exited(rank=end.rank, is_finished=ended.is_finished, generation=generation)
-        if end.exit_code:
-            message = protocol.Failed(end=end, age_s=ended.age_s, generation=generation)
-        self._told.append((ended.now_s, message))
-        self._send(message)
+    def _report(self, ended: Ended, now_s: float) -> None:
+        if ended.generation == self.plan.generation:
+            self._pids.pop(ended.end.rank, None)
+            self._has_failed |= ended.end.exit_code != 0
+        self._told.append((now_s, ended))
+        self._send(ended)
 
     def _signal(self, signum: int, ranks: Iterable[int]) -> None:
         if told := tuple(ranks):
@@ -228,9 +235,9 @@ class Agent:
         if self.phase in (Phase.WAITING, Phase.GONE):
             return
         self._signal(signal.SIGKILL, (rank for rank in self._pids if rank in at_once))
-        if self._ending is not None:
+        if self.ending is not None:
             return
-        self._ending = Grace(signum=signum, grace_s=grace_s, looked_s=now_s)
+        self.ending = Grace(signum=signum, grace_s=grace_s, looked_s=now_s)
         if self.phase is Phase.WATCHING:
             self._enter(Phase.ENDING)
             self._signal(signum, (rank for rank in self._pids if rank not in at_once))
@@ -241,12 +248,12 @@ class Agent:
             if now_s >= ending.swept_by_s:
                 self._settle((), now_s)
             return
-        waited_s = ending.look(now_s)
-        if self._pids and waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
-            ending.has_told = True
+        before_s = ending.waited_s
+        waited_s = ending.waited_s = before_s + min(max(now_s - ending.looked_s, 0.0), MOST_BETWEEN_LOOKS_S)
+        ending.looked_s = now_s
+        if self._pids and before_s < 1.0 <= waited_s:
             self._do(events.Say(text=ending.describe(self._pids)))
-        if self._pids and waited_s >= ending.grace_s and not ending.has_killed:
-            ending.has_killed = True
+        if before_s < ending.grace_s <= waited_s:
             self._signal(signal.SIGKILL, self._pids)
         if self._pids and waited_s < ending.grace_s + REAP_S:
             return
@@ -257,9 +264,9 @@ class Agent:
 
     def _settle(self, left: tuple[str, ...], now_s: float) -> None:
         """All workers have ended, and what they left: say so."""
-        if self.phase is not Phase.ENDING or self._ending is None or self._ending.swept_by_s is None:
+        if self.phase is not Phase.ENDING or self.ending is None or self.ending.swept_by_s is None:
             return
-        if left and self.interrupted_by is None and not self._pids and not self._failed:
+        if left and self.interrupted_by is None and not self._pids and not self._has_failed:
             self._do(events.Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
         self._enter(Phase.WAITING)
         self._waits_s = now_s
@@ -284,7 +291,7 @@ class Agent:
 
     def _heed(self, now_s: float) -> None:
         """After a signal: end the workers, unless they can save; then the leader says when."""
-        if self.interrupted_by is None or self._ending is not None:
+        if self.interrupted_by is None or self.ending is not None:
             return
         is_patient = [each for each in self._signals if each != SAVE_SIGNAL] == [signal.SIGTERM]
         if not (is_patient and self._savers & self._pids.keys()):
@@ -297,8 +304,8 @@ class Agent:
         slept_s = max(0.0, now_s - self._turned_s - ASLEEP_S)
         self._waits_s, self._heard_s, self._turned_s = self._waits_s + slept_s, self._heard_s + slept_s, now_s
         self._heed(now_s)
-        if self.phase is Phase.ENDING and self._ending is not None:
-            self._advance(self._ending, now_s)
+        if self.phase is Phase.ENDING and self.ending is not None:
+            self._advance(self.ending, now_s)
         if self.phase is Phase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
             self._standby_at_s = now_s + STANDBY_AFTER_S
             self._do(events.PrepareStandby())
@@ -378,10 +385,8 @@ class Agent:
         if self.succession is not None:
             self._do(*self.succession.let_go(f"this agent follows {self.leader_name}"))
             self._search, self.succession = self.succession, None
-        for told_s, message in self._told:
-            if isinstance(message, protocol.Failed):
-                message = msgspec.structs.replace(message, age_s=message.age_s + now_s - told_s)
-            self._send(message)
+        for told_s, ended in self._told:
+            self._send(msgspec.structs.replace(ended, age_s=ended.age_s + now_s - told_s))
         for signum in dict.fromkeys(self._signals):
             self._send(protocol.Interrupted(signum=signum))
         if self.phase is Phase.WAITING:

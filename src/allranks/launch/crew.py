@@ -25,7 +25,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan
-from allranks.launch.workers import LOCAL_RANK, Forked, Standby, Worker, end_left_behind, find_writers, kill_descendants
+from allranks.launch.workers import LOCAL_RANK, Forked, Standby, Worker, end_left_behind, kill_descendants
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
@@ -82,7 +82,6 @@ class Crew:
         for worker in self.workers:
             worker.close()
         self.workers = []
-        self._look_after_standby()
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
             prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
@@ -128,35 +127,27 @@ class Crew:
 
     def prepare_standby(self) -> None:
         """See that there is a standby for the next generation; one that was killed is replaced."""
-        self._look_after_standby()
         env = base_env(self.env, self.settings)
+        self._standby_for(env)
         is_wanted = self.job.request.has_standby and self._can_stand_by
         if self.standby is None and is_wanted and Standby.can_serve(self.command, env):
             with contextlib.suppress(OSError):  # no process or descriptor is left for it
                 self.standby = Standby.start(self.command, env)
 
     def _standby_for(self, env: Mapping[str, str]) -> Standby | None:
-        """Return the standby if it can fork a worker with this environment."""
-        if self.standby is None or self.standby.answer != READY:
+        """Return the standby if it can fork a worker with this environment now; end it if it never can."""
+        if self.standby is None or self.standby.answer is None:
             return None
-        if names := differing(self.standby.env, env):
-            self._do_without_standby(f"{', '.join(names)} changed since it imported torch")
-        return self.standby
-
-    def _look_after_standby(self) -> None:
-        if self.standby is None:
-            return
-        answer = self.standby.answer
-        if answer is not None and answer != READY:
-            self._do_without_standby(answer)
-        elif self.standby.process.poll() is not None:
+        obstacle = self.standby.answer
+        if obstacle == READY:
+            names = differing(self.standby.env, env)
+            obstacle = f"{', '.join(names)} changed since it imported torch" if names else ""
+        if obstacle or self.standby.process.poll() is not None:
             self.end_standby()
-
-    def _do_without_standby(self, reason: str) -> None:
-        self.end_standby()
-        self._can_stand_by = False
-        if reason != NO_TORCH and not (self.workers and self.workers[0].rank):
-            self.say(f"workers start without a standby: {reason}")
+            self._can_stand_by = not obstacle
+            if obstacle not in ("", NO_TORCH) and not (self.workers and self.workers[0].rank):
+                self.say(f"workers start without a standby: {obstacle}")
+        return self.standby
 
     def end_standby(self) -> None:
         """End it; the workers that it has forked live on."""
@@ -202,19 +193,6 @@ class Crew:
     def sweep(self, grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
         """End what the workers left running, but not the spared pids; returns names and pids."""
         return end_left_behind(grace_s, spared=[*spared, *([self.standby.process.pid] if self.standby else [])])
-
-    def wait_for_writers(self, patience_s: float) -> None:
-        """Wait until checkpoints are written: when this process ends, SLURM ends all other processes of the step."""
-        deadline_s, notice_at_s = time.monotonic() + patience_s, time.monotonic() + 2.0
-        while (writers := find_writers()) and time.monotonic() < deadline_s:
-            if time.monotonic() >= notice_at_s:
-                notice_at_s = deadline_s
-                self.say(f"waiting at most {patience_s:.0f} s for a checkpoint to be written (pid {writers[0]})")
-            time.sleep(0.05)
-
-    def kill(self) -> None:
-        """Kill all descendants of this process at once."""
-        kill_descendants()
 
     def close(self) -> None:
         """End whatever is left."""

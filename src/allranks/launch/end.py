@@ -26,7 +26,6 @@ from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
 from allranks.launch.agent import Agent
 from allranks.launch.console import Console
-from allranks.launch.crew import Crew
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_success
 from allranks.launch.loop import Loop
@@ -35,6 +34,7 @@ from allranks.launch.queue.ending import goes_back
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous
 from allranks.launch.succession import SEEK_S, is_led_elsewhere
+from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import Launcher
@@ -87,9 +87,9 @@ class End:
         """The one in this process."""
         return self.loop.driver.leader if self.loop.driver is not None else None
 
-    def kill_now(self, crew: Crew) -> None:
+    def kill_now(self) -> None:
         """A second Ctrl-C: end everything at once, and say how the job ended; nobody else could later."""
-        crew.kill()
+        kill_descendants()
         if self.leader is not None:
             exit_code = exit_for_signal(signal.SIGINT)
             interrupted = Verdict(job=self.plan.job, attempt=self.run_dir.attempt, exit_code=exit_code)

@@ -7,7 +7,7 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
     who       events                                            effects
     both      Due, Heard, Lost, Joined                          Send, Say, Disconnect, Reject
     leader    Meant, CheckpointFound                            Accept, Show, Record, ExpectBack, AskScheduler,
-                                                                FindCheckpoint, Over
+                                                                FindCheckpoint
     agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, PassOn, KeepEvidence, PrepareStandby,
                                                                 Sweep, Mute
               Found, NotFound, Withdrew                         Seek, Lead
@@ -25,8 +25,8 @@ import msgspec
 from allranks.launch.queue.ending import Decision
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card
-from allranks.model.finding import Finding, Verdict
-from allranks.wire.protocol import Contact, Message, Order, Plan, Try, WorkerEnd
+from allranks.model.finding import Finding
+from allranks.wire.protocol import Contact, Ended, Message, Order, Plan, Try
 
 GRACE_S = 3.0
 """Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s."""
@@ -120,12 +120,7 @@ class Observed(Event, frozen=True):
 class WorkerEnded(Event, frozen=True):
     """A worker has ended."""
 
-    generation: int
-    end: WorkerEnd
-    age_s: float = 0.0
-    """How long ago."""
-    is_finished: bool = False
-    """It had made all steps of its session."""
+    ended: Ended
 
 
 class Signalled(Event, frozen=True):
@@ -209,12 +204,6 @@ class FindCheckpoint(Effect, frozen=True):
     """Look for the newest complete checkpoint; CheckpointFound follows."""
 
 
-class Over(Effect, frozen=True):
-    """The job is over; nothing follows."""
-
-    verdict: Verdict
-
-
 class Start(Effect, frozen=True):
     """Start this node's workers; Started follows."""
 
@@ -255,9 +244,8 @@ class Seek(Effect, frozen=True):
 class Lead(Effect, frozen=True):
     """Be the leader from now on, of these agents and this one; Found follows."""
 
-    connections: Mapping[int, int]
-    """By node: the numbers that Joined told."""
-    cards: Mapping[int, Card]
+    joined: Mapping[int, Joined]
+    """By node."""
     plan: Plan
     """Of the generation that runs."""
     lost: tuple[int, str]

@@ -219,7 +219,7 @@ def _run_workers(plan: JobPlan, crew: Crew, rendezvous: Rendezvous, inbox: Signa
     agent = Agent(group, now_s=time.monotonic())
     loop = Loop(agent, crew, rendezvous, inbox=inbox, watch=watch, gone_s=plan.guard.gone_s, lead=lead)
     end = End(agent, loop, plan, rendezvous, run_dir, scheduler, inbox, env)
-    inbox.kill_now = lambda: end.kill_now(crew)
+    inbox.kill_now = end.kill_now
     with contextlib.ExitStack() as stack:
         try:
             goodbye = loop.run()

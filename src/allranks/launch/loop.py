@@ -22,11 +22,11 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.rendezvous import Rendezvous
 from allranks.launch.succession import has_ended
-from allranks.launch.workers import Worker, reap_orphans
+from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, WireError
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Goodbye, Order, Plan, Try
+from allranks.wire.protocol import Ended, Goodbye, Order, Plan, Try
 from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ class Loop:
                     say=self._crew.say,
                     refuses=lambda: agent.refuses(time.monotonic()),
                 )
-            for effect in agent.begin():
-                self._carry_out(effect)
+            self._feed(events.Due(now_s=time.monotonic()))
             self._listen()  # what came together with the Plan
             while agent.phase is not Phase.GONE:
                 self._turn()
@@ -104,7 +103,7 @@ class Loop:
                     self.driver.turn(time.monotonic())
                 else:
                     self._look_for_leader(time.monotonic())
-            self._crew.wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S)
+            wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S, self._crew.say)
             assert agent.goodbye is not None
             return agent.goodbye
         finally:
@@ -165,9 +164,9 @@ class Loop:
                 self._search = self._seek(contacts, self._agent)
             case events.Reject(connection=number):
                 self._joined.pop(number).close()
-            case events.Lead(connections=connections) if has_ended(crew.run_dir.count_events):
-                for number in connections.values():
-                    self._joined.pop(number).close()
+            case events.Lead(joined=joined) if has_ended(crew.run_dir.count_events):
+                for each in joined.values():
+                    self._joined.pop(each.connection).close()
                 self._feed(events.NotFound(now_s=time.monotonic(), reason="the job has ended"))
             case events.Lead():
                 self._follow(self._become_leader(effect), self._agent.node)
@@ -198,7 +197,7 @@ class Loop:
     def _start_when_ready(self) -> None:
         """Start the workers of a plan; wait for `import torch` in the standby, unless they are to be ended anyway."""
         plan, standby = self._plan_to_start, self._crew.standby
-        if plan is None or (standby is not None and standby.is_importing and not self._agent.is_ending):
+        if plan is None or (standby is not None and standby.is_importing and self._agent.ending is None):
             return
         self._plan_to_start = None
         self._crew.start(plan)
@@ -226,11 +225,8 @@ class Loop:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
-        age_s = max(0.0, time.time() - end.time_s)
-        is_finished = worker.is_finished
-        self._feed(
-            events.WorkerEnded(now_s=now_s, generation=generation, end=end, age_s=age_s, is_finished=is_finished)
-        )
+        ended = Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
+        self._feed(events.WorkerEnded(now_s=now_s, ended=ended))
 
     # The connection to the leader
 
@@ -278,8 +274,8 @@ class Loop:
         if effect is not None:
             assert self._acceptor is not None
             self._acceptor.detach()
-            for index, number in effect.connections.items():
-                connections[index] = self._joined.pop(number)
+            for index, joined in effect.joined.items():
+                connections[index] = self._joined.pop(joined.connection)
                 connections[index].expect_alive_within(self._gone_s)
         self.driver = self._lead(effect, connections)
         self.driver.attach(self._selector)

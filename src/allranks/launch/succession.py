@@ -99,8 +99,7 @@ class Succession:
         unled_s = now_s - self.lost_s
         reason = self.reason if unled_s < UNLED_S else f"{self.reason}; {UNLED} {unled_s:.0f} s"
         return events.Lead(
-            connections={node: each.connection for node, each in joined.items()},
-            cards={node: each.card for node, each in joined.items()},
+            joined=joined,
             plan=self.plan,
             lost=(self.leader, reason),
             has_resigned=self.has_resigned,

@@ -5,15 +5,10 @@ not through a pipe that a dead agent could break or a slow terminal could fill. 
 The agent reaps all processes that its workers leave (PR_SET_CHILD_SUBREAPER), and workers die with the agent
 (PR_SET_PDEATHSIG, so they must be forked from the main thread).
 
-A node's standby is a process with torch imported, which forks the workers (see join/standby.py):
-
-    standby = Standby.start(command, env)          before the roll call, so that `import torch` takes no time of its own
-    standby.is_importing                           for some seconds
-    standby.fork(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})      a worker, or None
-
-One `import torch` serves all workers of a node and of all generations, and the workers share its memory. There is none
-with ALLRANKS_HOOK=0, in a container, if the command is not a Python script or module or differs between ranks, or for
-one worker that is never restarted.
+A node's standby is a process with torch imported, which forks the workers (see join/standby.py). It is started before
+the roll call, so that `import torch` takes no time of its own, and serves all generations. There is none with
+ALLRANKS_HOOK=0, in a container, if the command is not a Python script or module or differs between ranks, or for one
+worker that is never restarted.
 """
 
 from __future__ import annotations
@@ -26,7 +21,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,8 +99,6 @@ class Worker:
     """For its files."""
     cell: Cell | None = None
     """What it tells its agent through."""
-    is_finished: bool = False
-    """It had made all steps of its session when it ended."""
     process: subprocess.Popen[bytes] | Forked | None = None
     pidfd: int = -1
     end: WorkerEnd | None = None
@@ -166,7 +159,6 @@ class Worker:
         os.close(self.pidfd)
         self.pidfd = -1
         found = _read_error_file(self.path("error.json")) if exit_code else {}
-        self.is_finished = self.cell is not None and self.cell.is_finished
         self.end = self._end_as(exit_code, **{"time_s": now_s} | found)
         return self.end
 
@@ -177,7 +169,8 @@ class Worker:
             local_rank=self.local_rank,
             node=self.node,
             exit_code=exit_code,
-            ended_by_us=self.told_to_end,
+            ended_by_us=self.told_to_end and exit_code != 0,
+            is_finished=exit_code == 0 and self.cell is not None and self.cell.is_finished,
             stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
             stderr_path=as_utf8(str(self.path("err"))),
             **found,
@@ -301,9 +294,16 @@ def kill_descendants() -> None:
                 process.kill()
 
 
-def find_writers() -> list[int]:
-    """Return descendants that are writing a checkpoint; they end by themselves, also when their worker is gone."""
-    return [each.pid for each in psutil.Process().children(recursive=True) if WRITER in _words_of(each)]
+def wait_for_writers(patience_s: float, say: Callable[[str], None]) -> None:
+    """Wait until checkpoints are written: when this process ends, SLURM ends all other processes of the step."""
+    deadline_s, notice_at_s = time.monotonic() + patience_s, time.monotonic() + 2.0
+    while writers := [each.pid for each in psutil.Process().children(recursive=True) if WRITER in _words_of(each)]:
+        if time.monotonic() >= deadline_s:
+            break
+        if time.monotonic() >= notice_at_s:
+            notice_at_s = deadline_s
+            say(f"waiting at most {patience_s:.0f} s for a checkpoint to be written (pid {writers[0]})")
+        time.sleep(0.05)
 
 
 def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:

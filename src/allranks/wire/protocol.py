@@ -12,8 +12,7 @@
     Ping    how late it is here          -->            (every beat_s; the next Beat says it back)
     Try     whom to reach, and where     -->            (what came of it is in the next Beats)
     Order   at which step to save        -->            (agents hand it to their workers)
-                                         <--   Failed   a worker of mine ended badly        (any number)
-                                         <--   Exited   a worker of mine ended well         (any number)
+                                         <--   Ended    a worker of mine has ended, and how (any number)
                                          <--   Interrupted  somebody told me to stop, or to save
     Stop                                 -->            (agents end their workers)
                                          <--   Stopped  they have ended
@@ -54,7 +53,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 7
+PROTOCOL = 8
 HANDSHAKE_S = 2.0
 
 
@@ -73,7 +72,9 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     """Seconds since the epoch: of the exception where the worker recorded one, else of the exit."""
     ended_by_us: bool = False
-    """The agent had already told it to end."""
+    """The agent had already told it to end; not where it ended with 0."""
+    is_finished: bool = False
+    """It ended with 0, and had made all steps of its session: it did not leave because it was told to."""
     message: str | None = None
     """`ValueError: batch 17 has no label`, where it is known."""
     traceback: str | None = None
@@ -196,24 +197,14 @@ class Plan(Message, frozen=True, kw_only=True):
         return sum(member.num_workers for member in self.members)
 
 
-class Failed(Message, frozen=True, kw_only=True):
-    """A worker ended badly."""
+class Ended(Message, frozen=True, kw_only=True):
+    """A worker ended, well or badly."""
 
     end: WorkerEnd
     age_s: float
     """How long ago, by the sender's clock: the leader's clock need not agree with it."""
     generation: int = 0
     """The worker's. The kernel can hold a process so long that its rank has another one when it ends."""
-
-
-class Exited(Message, frozen=True, kw_only=True):
-    """A worker ended with 0."""
-
-    rank: int
-    is_finished: bool = False
-    """It has made all steps of its session: it did not leave because it was told to."""
-    generation: int = 0
-    """The worker's, as in Failed."""
 
 
 class Interrupted(Message, frozen=True, kw_only=True):

@@ -33,8 +33,7 @@ from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import (
     Beat,
-    Exited,
-    Failed,
+    Ended,
     Goodbye,
     Interrupted,
     Message,
@@ -147,11 +146,18 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         yield make
 
 
-def failed(rank: int, *, age_s: float, clock_s: float) -> Failed:
+def failed(rank: int, *, age_s: float, clock_s: float) -> Ended:
     end = WorkerEnd(
         rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}"
     )
-    return Failed(end=end, age_s=age_s)
+    return Ended(end=end, age_s=age_s)
+
+
+def exited(rank: int, *, generation: int = 0, is_finished: bool = False) -> Ended:
+    end = WorkerEnd(
+        rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=0, time_s=0.0, is_finished=is_finished
+    )
+    return Ended(end=end, age_s=0.0, generation=generation)
 
 
 def test_a_rejected_peer_is_reported_once_in_a_while(
@@ -288,7 +294,7 @@ def test_the_late_end_of_an_old_worker_is_not_that_of_the_new_one_with_its_rank(
     job.tell(0, failed(0, age_s=0.0, clock_s=1400.0))
     job.tell(0, Stopped())
     for rank in (0, 1):
-        job.tell(rank, Exited(rank=rank, generation=1))
+        job.tell(rank, exited(rank, generation=1))
     job.run_until(lambda: job.has_heard(Stop, 0, 1), "the Stop")
     for index in (0, 1):
         job.tell(index, Stopped(generation=1))
@@ -308,7 +314,7 @@ def test_a_job_that_made_all_its_steps_is_not_put_back_into_the_queue(
     job.tell(0, Interrupted(signum=signal.SIGUSR1))
     job.run_until(lambda: job.has_heard(Order, 0, 1, 2), "the order to save")
     for rank in range(3):
-        job.tell(rank, Exited(rank=rank, is_finished=is_finished and rank == 1))
+        job.tell(rank, exited(rank, is_finished=is_finished and rank == 1))
     job.stop_all()
     job.run_until(lambda: job.leader.verdict, "the verdict")
     assert job.leader.is_to_requeue is not is_finished

@@ -34,7 +34,7 @@ from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import Exit
 from allranks.model.past import History, Past
-from allranks.wire.protocol import Beat, Exited, Failed, Goodbye, Interrupted, Message, Plan, Stop, Stopped, WorkerEnd
+from allranks.wire.protocol import Beat, Ended, Goodbye, Interrupted, Message, Plan, Stop, Stopped, WorkerEnd
 
 JOB = OwnJob(id="12", restarts=0, num_nodes=2, is_heterogeneous=False)
 SAVED_BEFORE = "; no worker is running, so the last checkpoint is used"
@@ -75,7 +75,7 @@ class Job:
             ranks = (RankBeat(rank=index, pid=1, step=step),)
             self.tell(index, Beat(node=NodeBeat(node_index=index, generation=0, ranks=ranks)))
         end = WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=-signal.SIGSEGV, time_s=0.0)
-        self.tell(1, Failed(end=end, age_s=0.0))
+        self.tell(1, Ended(end=end, age_s=0.0))
         self.wait(3.0)
         assert self.sent(Stop, to=0)
 
@@ -213,12 +213,17 @@ def test_an_agent_that_does_not_report_is_disconnected_and_the_leaders_own_never
     assert job.sent(Goodbye, to=0).exit_code == Exit.NODE_FAULT
 
 
+def exited(rank: int) -> Ended:
+    end = WorkerEnd(rank=rank, local_rank=0, node=f"n{rank}", exit_code=0, time_s=0.0)
+    return Ended(end=end, age_s=0.0, generation=1)
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_the_last_word_waits_for_a_member_whose_connection_has_ended(comes_back: bool):
     job = Job()
     job.stop(is_one_lost=False)
     for index in (0, 1):
-        job.tell(index, Exited(rank=index, generation=1))
+        job.tell(index, exited(index))
     job.wait(0.5)
     for index in (0, 1):
         job.tell(index, Stopped(generation=1))
@@ -244,9 +249,9 @@ def test_a_worker_of_an_earlier_generation_says_nothing_of_the_new_one():
     job = Job()
     job.stop(is_one_lost=False)
     end = WorkerEnd(rank=0, local_rank=0, node="n0", exit_code=1, time_s=0.0, message="ValueError")
-    job.tell(0, Failed(end=end, age_s=0.0, generation=0))
+    job.tell(0, Ended(end=end, age_s=0.0, generation=0))
     for rank in (0, 1):
-        job.tell(rank, Exited(rank=rank, generation=1))
+        job.tell(rank, exited(rank))
     job.wait(1.0)
     for index in (0, 1):
         job.tell(index, Stopped(generation=1))

@@ -227,7 +227,8 @@ def appoint_leader(
     if takes_over is not None:
         group = takes_over.plan
         assert rendezvous.card is not None
-        cards = {own: msgspec.structs.replace(rendezvous.card, generation=group.generation), **takes_over.cards}
+        cards = {own: msgspec.structs.replace(rendezvous.card, generation=group.generation)}
+        cards |= {node: each.card for node, each in takes_over.joined.items()}
     assert group.past is not None
     leader = Leader(
         Terms(

@@ -248,7 +248,6 @@ class Leader(Reports):
         self.has_resigned = True
         self._send(Resign(past=self._past), self._members.nodes.keys() - {self._terms.own})
         self.verdict = Verdict(job=self._terms.job, attempt=self._generation.plan.attempt, exit_code=Exit.OK)
-        self._do(events.Over(verdict=self.verdict))
 
     def _give_way(self) -> None:
         """End, since the members that are lost may go on without this leader."""
@@ -353,7 +352,6 @@ class Leader(Reports):
         is_cut_off = not (self._guard.is_all_well or self._members.have_majority())
         self._goodbye = Goodbye(exit_code=exit_code, summary=outcome.summarize(self.verdict), is_cut_off=is_cut_off)
         self._send(self._goodbye, self._members.nodes)
-        self._do(events.Over(verdict=self.verdict))
 
     def _outcome(self) -> tuple[int, tuple[Finding, ...]]:
         """Return the job's exit code, and the findings that explain it."""

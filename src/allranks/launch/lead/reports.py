@@ -25,7 +25,7 @@ from allranks.launch.queue.ending import Ending
 from allranks.model.finding import Finding, Verdict
 from allranks.model.past import Past
 from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Message, Order, Plan, Stop, WorkerEnd
+from allranks.wire.protocol import Goodbye, Message, Order, Plan, Stop
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class Generation:
     order: Order | None = None
     stop: Stop | None = None
     ahead_s: dict[int, float] = field(default_factory=dict)
-    """By node: how far the leader's clock is ahead of that node's, by the age of the node's first failure."""
+    """By node: how far the leader's clock is ahead of that node's, by the age of the first end that it told."""
     is_cut_short: bool = False
     """Whether an agent that got a signal has ended its workers before anybody else did."""
 
@@ -180,15 +180,17 @@ class Reports:
                     self._note_checkpoints(*(rank.checkpoint for rank in message.node.ranks))
                     if self._members.note_begun(index):
                         self._confirmed = this.number
-            case protocol.Failed() | protocol.Exited() if message.generation != this.number:
+            case protocol.Ended() if message.generation != this.number:
                 self._record("worker_ended_late", node=name, generation=message.generation)
-            case protocol.Failed(end=end, age_s=age_s):
-                # Failures of one node keep their order, however late each of its messages is heard.
+            case protocol.Ended(end=end, age_s=age_s):
+                # Ends of one node keep their order, however late each of its messages is heard.
                 ahead_s = this.ahead_s.setdefault(index, now_s - age_s - end.time_s)
-                self._hear_end(msgspec.structs.replace(end, time_s=min(now_s, end.time_s + ahead_s)), now_s)
-            case protocol.Exited(rank=rank):
-                self.is_finished |= message.is_finished
-                self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
+                self._guard.ended(msgspec.structs.replace(end, time_s=min(now_s, end.time_s + ahead_s)), now_s)
+                fields = {"rank": end.rank, "node": name, "exit_code": end.exit_code, "told": end.ended_by_us}
+                self._record("worker_ended", **fields)
+                self._next_look_s = now_s
+                self.is_finished |= end.is_finished
+                this.is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
             case protocol.Interrupted(signum=signum):
                 self._record("interrupted", signum=signum, node=name)
                 self._take(signum, now_s)
@@ -198,12 +200,6 @@ class Reports:
             case _:
                 self._do(events.Disconnect(node=index))
                 self._lose(index, f"it sent {type(message).__name__}, which is not a message of an agent", now_s)
-
-    def _hear_end(self, end: WorkerEnd, now_s: float) -> None:
-        self._record("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=end.ended_by_us)
-        self._guard.ended(end, now_s)
-        self._next_look_s = now_s
-        self._generation.is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
 
     def _note_checkpoints(self, *steps: int | None) -> None:
         self.checkpoint = max((step for step in (self.checkpoint, *steps) if step is not None), default=None)
