@@ -471,11 +471,11 @@ def test_a_signal_ends_the_search():
 def test_a_version_with_other_fields_is_named():
     with Leader() as leader, Peer(leader.port) as peer:
         peer.read_hello()
-        payload = msgspec.msgpack.encode({"type": "join", "protocol": 8, "version": "9.9", "who": "node02"})
+        payload = msgspec.msgpack.encode({"type": "join", "protocol": 9, "version": "9.9", "who": "node02"})
         peer.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = peer.read()
     assert isinstance(answer, Refused)
-    assert "a message of allranks 9.9 (protocol 8, here 7)" in answer.reason
+    assert "a message of allranks 9.9 (protocol 9, here 8)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

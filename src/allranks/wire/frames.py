@@ -4,7 +4,7 @@ A connection carries frames. A frame is a 4-byte big-endian length and that many
 each. A frame longer than MAX_FRAME_BYTES (before the leader knows the agent: MAX_JOIN_BYTES) ends the connection.
 
 A Plan names all nodes and goes to all nodes. So what is the same for all of them is encoded and compressed once, and
-the node's own index is sent beside it. A card is compressed, too: to an eighth, since GPUs and ports are alike.
+the node's own index is sent beside it. A Join is compressed, too: to an eighth, since GPUs and ports are alike.
 """
 
 from __future__ import annotations
@@ -17,15 +17,14 @@ from typing import Union
 import msgspec
 
 from allranks.model.beat import NodeBeat, drop_unsound
-from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.membership import Member
 from allranks.wire.protocol import PROTOCOL, Beat, Join, Message, Plan, as_one_line
 
 MAX_FRAME_BYTES = 4 << 20
 MAX_JOIN_BYTES = 512 << 10
-"""Of all that an agent sends before it is known, and of its card once it is decompressed. That of a node with 8 GPUs
-and 10 RDMA ports has 26 kB; with as many GPUs, ports, variables and files as a card may hold, 242 kB."""
+"""Of all that an agent sends before it is known, and of its Join once it is decompressed. The card of a node with 8
+GPUs and 10 RDMA ports has 26 kB; with as many GPUs, ports, variables and files as a card may hold, 242 kB."""
 LENGTH = struct.Struct(">I")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -38,32 +37,14 @@ class _PackedPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """_Common as MessagePack, compressed (RFC 1950)."""
 
 
-class _PackedJoin(Join, frozen=True, kw_only=True, tag="join"):
-    """A Join as it is sent."""
-
-    card: bytes  # type: ignore[assignment]
-    """The Card as MessagePack, compressed (RFC 1950)."""
-
-
-class _Common(msgspec.Struct, frozen=True, kw_only=True):
-    """What is the same for all nodes; the members as columns, which compress to a third."""
-
-    plan: Plan
-    """Of node 0, without its members."""
-    names: list[str]
-    num_workers: list[int]
-    first_ranks: list[int | None]
-    """None: the rank after the last one of the member before."""
-    hosts: list[str | None]
-    """None: the name."""
-
-
+_Common = tuple[Plan, list[tuple[str, int, int | None, str | None]]]
+"""The Plan of node 0 without its members, and a row for each: name, workers, first rank (None: the rank after the last
+one of the row before), host (None: the name). Rows that are so alike compress to a third."""
 _encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message | _PackedPlan | _PackedJoin] = msgspec.msgpack.Decoder(
-    Union[(*(kind for kind in Message.__subclasses__() if kind not in (Plan, Join)), _PackedPlan, _PackedJoin)]
+_decoder: msgspec.msgpack.Decoder[Message | _PackedPlan] = msgspec.msgpack.Decoder(
+    Union[(*(kind for kind in Message.__subclasses__() if kind is not Plan), _PackedPlan)]
 )
-_card_decoder = msgspec.msgpack.Decoder(Card)
-_common_decoder = msgspec.msgpack.Decoder(_Common)
+_common_decoder: msgspec.msgpack.Decoder[_Common] = msgspec.msgpack.Decoder(_Common)
 _packed: tuple[Plan, bytes] | None = None
 """The last Plan that was sent, with its common part: the leader sends the Plans of all nodes one after another."""
 
@@ -74,8 +55,9 @@ def encode_frame(message: Message) -> bytes:
     Raises:
         WireError: the message is longer than MAX_FRAME_BYTES.
     """
-    packed = _pack(message) if isinstance(message, Plan) else message
-    payload = _encoder.encode(_pack_join(packed) if isinstance(packed, Join) else packed)
+    payload = _encoder.encode(_pack(message) if isinstance(message, Plan) else message)
+    if isinstance(message, Join):
+        payload = zlib.compress(payload, level=1)  # the best level takes twice as long, and 4 % off
     if len(payload) > MAX_FRAME_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(payload)} bytes is longer than {MAX_FRAME_BYTES}")
     return LENGTH.pack(len(payload)) + payload
@@ -101,6 +83,8 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: i
         payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
         del buffer[: LENGTH.size + length]
         try:
+            if payload.startswith(b"x"):  # RFC 1950; the map of a message begins otherwise
+                payload = _inflate(payload, "a Join", MAX_JOIN_BYTES)
             messages.append(_decode(payload))
         except _UNREADABLE as exc:
             what = _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
@@ -111,9 +95,6 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: i
 def _decode(payload: bytes) -> Message:
     try:
         message = _decoder.decode(payload)
-        if isinstance(message, _PackedJoin):
-            card = _card_decoder.decode(_inflate(message.card, "a card", MAX_JOIN_BYTES))
-            return Join(**msgspec.structs.asdict(message) | {"card": card})
         return _unpack(message) if isinstance(message, _PackedPlan) else message
     except msgspec.ValidationError:  # of a Beat, what is sound counts
         told = msgspec.msgpack.decode(payload)
@@ -123,39 +104,32 @@ def _decode(payload: bytes) -> Message:
         return msgspec.convert(told, Beat)
 
 
-def _pack_join(join: Join) -> _PackedJoin:
-    card = zlib.compress(_encoder.encode(join.card), level=1)  # the best level takes twice as long, and 4 % off
-    return _PackedJoin(**msgspec.structs.asdict(join) | {"card": card})
-
-
 def _pack(plan: Plan) -> _PackedPlan:
     global _packed
     if _packed is None or msgspec.structs.replace(_packed[0], node_index=plan.node_index) != plan:
-        firsts = [member.first_rank for member in plan.members]
-        ends = [0, *(member.first_rank + member.num_workers for member in plan.members)]
-        common = _Common(
-            plan=msgspec.structs.replace(plan, members=(), node_index=0),
-            names=[member.name for member in plan.members],
-            num_workers=[member.num_workers for member in plan.members],
-            first_ranks=[None if at == end else at for (at, end) in zip(firsts, ends, strict=False)],
-            hosts=[None if member.host == member.name else member.host for member in plan.members],
-        )
+        ends = [0, *(each.first_rank + each.num_workers for each in plan.members)]
+        rows = [
+            (each.name, each.num_workers, _unless(end, each.first_rank), _unless(each.name, each.host))
+            for each, end in zip(plan.members, ends, strict=False)
+        ]
+        common = msgspec.structs.replace(plan, members=(), node_index=0), rows  # a _Common
         _packed = plan, zlib.compress(_encoder.encode(common))
     return _PackedPlan(node_index=plan.node_index, common=_packed[1])
 
 
+def _unless(usual: object, value: object) -> object:
+    return None if value == usual else value
+
+
 def _unpack(packed: _PackedPlan) -> Plan:
-    common = _common_decoder.decode(_inflate(packed.common, "a Plan", MAX_FRAME_BYTES))
-    columns = (common.names, common.num_workers, common.first_ranks, common.hosts)
-    if len({len(column) for column in columns}) != 1:
-        raise msgspec.DecodeError("a Plan whose members are incomplete")
+    plan, rows = _common_decoder.decode(_inflate(packed.common, "a Plan", MAX_FRAME_BYTES))
     members, end = [], 0
-    for name, num_workers, first_rank, host in zip(*columns, strict=True):
+    for name, num_workers, first_rank, host in rows:
         first_rank = end if first_rank is None else first_rank
         end = first_rank + num_workers
         host = name if host is None else host
         members.append(Member(name=name, first_rank=first_rank, num_workers=num_workers, host=host))
-    return msgspec.structs.replace(common.plan, members=tuple(members), node_index=packed.node_index)
+    return msgspec.structs.replace(plan, members=tuple(members), node_index=packed.node_index)
 
 
 def _inflate(data: bytes, what: str, max_bytes: int) -> bytes:

@@ -54,7 +54,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 7
+PROTOCOL = 8
 HANDSHAKE_S = 2.0
 
 
