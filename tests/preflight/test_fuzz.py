@@ -146,7 +146,6 @@ CARDS = st.builds(
     wanted_backend=TEXTS,
     attempt=st.none() | NUMBERS,
     came_by=MAYBE,
-    silent_hints=LISTS,
     test_ports=st.none() | st.builds(TestPorts, tcp=st.lists(NUMBERS, max_size=3).map(tuple), udp=NUMBERS),
     facts=st.none() | FACTS,
 )

@@ -104,7 +104,6 @@ CARDS = st.builds(
     problem_exit=NUMBERS,
     problem_finding=st.none() | FINDINGS,
     data_address=MAYBE_TEXT,
-    silent_hints=TEXT_LISTS,
     test_ports=st.none() | PORTS,
     facts=st.none() | FACTS,
 )

@@ -204,7 +204,7 @@ class Acceptor:
         peer = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES)
         nonce = fresh_nonce()
         try:
-            peer.send(Hello(protocol=PROTOCOL, version=__version__, job=self.job, nonce=nonce))
+            peer.send(Hello(job=self.job, nonce=nonce))
         except ConnectionError:
             peer.close()
             return True

@@ -47,6 +47,7 @@ from pathlib import Path
 
 import msgspec
 
+from allranks import __version__
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card, Place
 from allranks.model.finding import Verdict
@@ -87,8 +88,8 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(Message, frozen=True, kw_only=True):
     """The leader's first words."""
 
-    protocol: int
-    version: str
+    protocol: int = PROTOCOL
+    version: str = __version__
     job: str
     nonce: bytes
 
@@ -96,8 +97,8 @@ class Hello(Message, frozen=True, kw_only=True):
 class Join(Message, frozen=True, kw_only=True):
     """An agent asks to be let in."""
 
-    protocol: int
-    version: str
+    protocol: int = PROTOCOL
+    version: str = __version__
     job: str
     attempt: int | None
     nonce: bytes
