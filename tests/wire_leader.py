@@ -55,7 +55,7 @@ class Leader:
             self._acceptor.attach(
                 selector,
                 on_peer=self._take,
-                on_rejected=lambda rejected: self.rejected.append(rejected.text),
+                on_rejected=lambda why, host, text: self.rejected.append(text),
                 say=self.said.append,
             )
             while not self._is_over.is_set():

@@ -90,7 +90,7 @@ class Loop:
                 self._acceptor.attach(
                     self._selector,
                     on_peer=self._let_join,
-                    on_rejected=lambda _: None,
+                    on_rejected=lambda *_: None,
                     say=self._crew.say,
                     refuses=lambda: agent.refuses(time.monotonic()),
                 )

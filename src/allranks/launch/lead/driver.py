@@ -37,7 +37,7 @@ from allranks.model.finding import Finding
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
-from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
+from allranks.wire.accept import Acceptor, Reject, turn_away
 from allranks.wire.connection import Connection
 
 TOLD_AGAIN_S = 60.0
@@ -193,12 +193,12 @@ class LeaderDriver:
         self._joining[peer.fileno()] = peer
         self._feed(events.Joined(now_s=time.monotonic(), connection=peer.fileno(), card=card, address=peer.peer))
 
-    def _tell_rejected(self, rejected: Rejected) -> None:
-        now_s, key = time.monotonic(), (rejected.host, rejected.why)
+    def _tell_rejected(self, why: Reject, host: str, text: str) -> None:
+        now_s, key = time.monotonic(), (host, why)
         self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TOLD_AGAIN_S}
-        if rejected.why is not Reject.SILENT and key not in self._told_s:
+        if why is not Reject.SILENT and key not in self._told_s:
             self._told_s[key] = now_s
-            self.say(rejected.text)
+            self.say(text)
 
 
 def appoint_leader(
