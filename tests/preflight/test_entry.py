@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from allranks.model.card import Facts, Interface
@@ -24,8 +25,8 @@ from allranks.model.finding import Verdict
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.entry import Called, Entry, Followed
 from allranks.preflight.rollcall import stop
-from allranks.report.rundir import RunDir
-from allranks.wire.leader import Announcement, Hint, announce
+from allranks.report.rundir import RunDir, write_whole
+from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
 from allranks.wire.protocol import Goodbye
 from conftest import wait_until
 
@@ -340,10 +341,8 @@ def test_a_missing_leader_is_named(tmp_path):
 
 def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
     RunDir(tmp_path, "4711").create()
-    announce(
-        tmp_path / "4711",
-        Announcement(job="4711", attempt=0, host="node01", addresses=("127.0.0.9",), port=free_port()),
-    )
+    there = Announcement(job="4711", attempt=0, host="node01", addresses=("127.0.0.9",), port=free_port())
+    write_whole(tmp_path / "4711" / ANNOUNCEMENT, msgspec.json.encode(there))
     with (
         pytest.raises(NodeFaultError) as given_up,
         Entry(applicant(tmp_path, 1, guard=GuardTable(join_s=0.3))) as entry,

@@ -16,7 +16,7 @@ from allranks import __version__
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
 from allranks.wire.accept import turn_away
 from allranks.wire.connection import Connection
-from allranks.wire.frames import encode_frame
+from allranks.wire.frames import decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Knock, Message, Refused, Stop, Stopped, Welcome
 from allranks.wire.secret import Secret
@@ -291,6 +291,27 @@ def lie(sock: socket.socket) -> None:
     sock.recv(1 << 16)
     sock.sendall(encode_frame(Welcome(proof=b"0" * 32)))
     sock.recv(1)
+
+
+def test_nonces_do_not_repeat():
+    nonces: list[bytes] = []
+
+    def record(sock: socket.socket) -> None:
+        sock.sendall(encode_frame(Hello(job="train", nonce=b"L" * 16)))
+        nonces.extend(each.nonce for each in decode_frames(bytearray(sock.recv(1 << 16))))
+
+    def stop_at_the_third_join() -> None:
+        if len(nonces) >= 3:
+            raise StoppedBySignal(2)
+
+    with listening(record) as port, pytest.raises(StoppedBySignal):
+        seek(port, check_signals=stop_at_the_third_join)
+    with Leader() as leader:
+        for _ in range(100):
+            with Peer(leader.port) as peer:
+                nonces.append(peer.read_hello().nonce)
+    assert len(set(nonces)) == len(nonces) >= 103
+    assert {len(nonce) for nonce in nonces} == {16}
 
 
 STRANGERS = {

@@ -20,7 +20,7 @@ import functools
 import secrets
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -54,7 +54,7 @@ be queueing at a file server with others behind it."""
 TICK_S = 0.25
 MAX_SUMMARY = 1000
 FAREWELL_S = 2.0
-"""Time allowed to deliver the verdict to slow agents."""
+"""Time allowed to deliver the last message to slow agents."""
 ANSWER_S = 1.0
 """Between the deadline of the tests and the one for the report."""
 MAX_STRANGERS = 32
@@ -365,12 +365,17 @@ def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:
     for peer in peers.values():
         with contextlib.suppress(ConnectionError):
             peer.send_frame(frame)
+    close_when_sent(peers.values())
+
+
+def close_when_sent(peers: Collection[Connection]) -> None:
+    """Give slow agents a moment to receive their last message, and close the connections."""
     deadline_s = time.monotonic() + FAREWELL_S
-    waiting = [peer for peer in peers.values() if _is_unsent(peer)]
+    waiting = [peer for peer in peers if _is_unsent(peer)]
     while waiting and time.monotonic() < deadline_s:
         time.sleep(0.01)
         waiting = [peer for peer in waiting if _is_unsent(peer)]
-    for peer in peers.values():
+    for peer in peers:
         peer.close()
 
 

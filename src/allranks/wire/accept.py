@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import secrets
 import selectors
 import socket
 import time
@@ -33,6 +34,7 @@ from allranks.wire.connection import Connection
 from allranks.wire.frames import MAX_FRAME_BYTES, MAX_JOIN_BYTES
 from allranks.wire.protocol import (
     HANDSHAKE_S,
+    NONCE_BYTES,
     PROTOCOL,
     Hello,
     Join,
@@ -42,7 +44,7 @@ from allranks.wire.protocol import (
     as_one_line,
     plain_address,
 )
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, fresh_nonce, is_munge_proof
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, is_munge_proof
 
 MAX_SHOWN = 64
 """Maximum number of characters printed of a foreign peer's name, job and version."""
@@ -175,7 +177,7 @@ class Acceptor:
                     text = f"{host} has {MAX_PENDING_PER_ADDRESS} connections that did not identify themselves"
                     self._on_rejected(Reject.CROWDED, host, f"{text}; further ones are closed")
                 continue
-            peer, nonce = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES), fresh_nonce()
+            peer, nonce = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES), secrets.token_bytes(NONCE_BYTES)
             try:
                 peer.send(Hello(job=self.job, nonce=nonce))
             except ConnectionError:

@@ -37,9 +37,7 @@ class Connection:
     @property
     def peer_address(self) -> str:
         """The other side's address; empty for an agent and its leader in one process."""
-        if self.sock.family == socket.AF_UNIX:
-            return ""
-        return plain_address(str(self.sock.getpeername()[0]))
+        return plain_address(str(self.sock.getpeername()[0])) if self.sock.family != socket.AF_UNIX else ""
 
     @property
     def has_unsent(self) -> bool:
@@ -49,9 +47,8 @@ class Connection:
     @property
     def has_unread(self) -> bool:
         """Whether a complete message is buffered, which the selector does not report."""
-        if len(self._received) < LENGTH.size:
-            return False
-        return len(self._received) >= LENGTH.size + int(LENGTH.unpack_from(self._received)[0])
+        size = len(self._received) - LENGTH.size
+        return size >= 0 and size >= int(LENGTH.unpack_from(self._received)[0])
 
     def send(self, message: Message) -> None:
         """Queue a message and write what the kernel takes now."""

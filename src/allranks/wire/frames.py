@@ -66,10 +66,6 @@ def encode_frame(message: Message) -> bytes:
 def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: int = MAX_FRAME_BYTES) -> list[Message]:
     """Take complete frames out of the buffer, all or `at_most`; an incomplete one stays in it.
 
-    Args:
-        buffer: what was received.
-        at_most: how many.
-        max_bytes: of a frame.
     Raises:
         WireError: the bytes are no frames of ours.
     """

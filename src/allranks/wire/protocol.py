@@ -57,6 +57,7 @@ from allranks.model.past import Past
 
 PROTOCOL = 8
 HANDSHAKE_S = 2.0
+NONCE_BYTES = 16
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):

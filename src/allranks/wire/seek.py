@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import select
 import socket
 import threading
@@ -29,8 +30,8 @@ from allranks.model.errors import Exit, NodeFaultError, WireError
 from allranks.wire.connection import Connection
 from allranks.wire.frames import MAX_JOIN_BYTES
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import HANDSHAKE_S, Hello, Join, Message, Refused, as_one_line, own_age_s
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome, prove_join
+from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, Hello, Join, Message, Refused, as_one_line, own_age_s
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, is_welcome, prove_join
 
 CONNECT_S = 1.0
 """Seconds for a hint to accept a connection before its host is given up for this time."""
@@ -244,7 +245,7 @@ class Search:
         if key is None:
             raise ConnectionError("the run directory does not have the job's secret yet")
         card = msgspec.structs.replace(self._card, came_by=str(hint), age_s=own_age_s())
-        join = Join(job=self._job, attempt=self._attempt, nonce=fresh_nonce(), card=_bounded(card))
+        join = Join(job=self._job, attempt=self._attempt, nonce=secrets.token_bytes(NONCE_BYTES), card=_bounded(card))
         connection.send(prove_join(key, join, leader_nonce=hello.nonce))
         answer = self._hear(connection, path, munge_s=0.0 if key.key else LEADERS_MUNGE_S)
         if isinstance(answer, Refused):

@@ -34,6 +34,7 @@ from allranks.launch.rendezvous import Rendezvous
 from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.finding import Finding
+from allranks.preflight.rollcall import close_when_sent
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
@@ -42,8 +43,6 @@ from allranks.wire.connection import Connection
 
 TOLD_AGAIN_S = 60.0
 """How often the same host is reported as rejected for the same reason."""
-FAREWELL_S = 2.0
-"""Time allowed to deliver the last message to slow agents."""
 
 
 @dataclass(slots=True)
@@ -107,14 +106,7 @@ class LeaderDriver:
 
     def close(self) -> None:
         """Give slow agents a moment to receive their last message, and close all connections."""
-        deadline_s = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline_s and any(each.has_unsent for each in self.connections.values()):
-            for connection in self.connections.values():
-                with contextlib.suppress(ConnectionError):
-                    connection.flush()
-            time.sleep(0.01)
-        for connection in self.connections.values():
-            connection.close()
+        close_when_sent(self.connections.values())
         if self.acceptor is not None:
             self.acceptor.close()
         if self.reviver is not None:
