@@ -22,7 +22,7 @@ from allranks import __version__
 from allranks.model.beat import CallSeen, GroupSeen, NodeBeat, RankBeat
 from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, Place, RdmaPort, TestPorts
 from allranks.model.pair import PairResult
-from allranks.wire.frames import LENGTH, decode_frames, encode_frame
+from allranks.wire.connection import LENGTH, decode_frames, encode_frame
 from allranks.wire.protocol import Beat, Hello, Join, Message, Test, Tested, Welcome
 from allranks.wire.secret import Secret, prove_join
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from allranks.guard.verdict import Guard
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.finding import Finding
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import decode_frames, encode_frame
 from allranks.wire.protocol import Beat, Plan, WorkerEnd
 
 from .scenes import FAST, address, away, beat, call, members, scene, waiting

@@ -15,8 +15,7 @@ import pytest
 from allranks import __version__
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
 from allranks.wire.accept import turn_away
-from allranks.wire.connection import Connection
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Knock, Message, Refused, Stop, Stopped, Welcome
 from allranks.wire.secret import Secret

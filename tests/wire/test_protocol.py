@@ -21,8 +21,7 @@ from allranks.model.errors import WireError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Crash, History, Past
-from allranks.wire.connection import Connection
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.protocol import (
     PROTOCOL,
     Beat,

@@ -42,8 +42,7 @@ from allranks.preflight.second_look import (
 )
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
 from allranks.wire.accept import Acceptor, Reject, turn_away
-from allranks.wire.connection import Connection
-from allranks.wire.frames import encode_frame
+from allranks.wire.connection import Connection, encode_frame
 from allranks.wire.protocol import Goodbye, Test, Tested, own_age_s
 
 NAME_AFTER_S = 3.0

@@ -30,8 +30,7 @@ from functools import partial
 from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import WireError
-from allranks.wire.connection import Connection
-from allranks.wire.frames import MAX_FRAME_BYTES, MAX_JOIN_BYTES
+from allranks.wire.connection import MAX_FRAME_BYTES, MAX_JOIN_BYTES, Connection
 from allranks.wire.protocol import (
     HANDSHAKE_S,
     NONCE_BYTES,

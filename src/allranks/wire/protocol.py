@@ -1,4 +1,4 @@
-"""The protocol: what two agents say to each other (wire.frames: as which bytes). Who speaks when:
+"""The protocol: what two agents say to each other (wire.connection: as which bytes). Who speaks when:
 
     leader                                     agent
     Hello   version, job, nonce          -->

@@ -27,8 +27,7 @@ import msgspec
 
 from allranks.model.card import Card
 from allranks.model.errors import Exit, NodeFaultError, WireError
-from allranks.wire.connection import Connection
-from allranks.wire.frames import MAX_JOIN_BYTES
+from allranks.wire.connection import MAX_JOIN_BYTES, Connection
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, Hello, Join, Message, Refused, as_one_line, own_age_s
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, is_welcome, prove_join
