@@ -262,8 +262,7 @@ class Loop:
         self._end_search()
         self._hear(line)
         self._feed(events.Found(now_s=time.monotonic(), leader=leader))
-        if line.has_unread:
-            self._listen()
+        self._listen()  # what came together with the Welcome
 
     def _become_leader(self, effect: events.Lead | None) -> Connection:
         """Lead the job from now on, and return this agent's line to its leader, which is a socket pair."""

@@ -86,12 +86,6 @@ class Connection:
         """Whether bytes are queued that the kernel has not taken yet."""
         return bool(self._unsent)
 
-    @property
-    def has_unread(self) -> bool:
-        """Whether a complete message is buffered, which the selector does not report."""
-        size = len(self._received) - LENGTH.size
-        return size >= 0 and size >= int(LENGTH.unpack_from(self._received)[0])
-
     def send(self, message: Message) -> None:
         """Queue a message and write what the kernel takes now."""
         self.send_frame(encode_frame(message))

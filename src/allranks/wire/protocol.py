@@ -26,9 +26,6 @@ hears nothing but Pings until the next generation's Plan. An agent that has lost
 leader's side port and at those of its possible successors; its card says which generation it has, and it tells again
 what it has told of that generation. Whoever does not lead answers Refused, which is not final.
 
-Whoever only wants to know whether the leader's port answers (a pair test, a drill) reads the Hello, says Knock and is
-let go without a word.
-
 The leader speaks first because the port it listens on is handed to torch's TCPStore later, and a TCPStore waits for
 its client: whoever connects and hears no Hello within HANDSHAKE_S has not found a leader. Hello and Join never change
 their first two fields, so that two versions can name each other. `proof` is an HMAC-SHA256 with the job's key over the
@@ -122,7 +119,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Knock(Message, frozen=True, kw_only=True):
-    """Nothing but a look whether this port answers."""
+    """After the Hello: this was only a look whether the port answers (a pair test, a drill). There is no answer."""
 
 
 class Test(Message, frozen=True, kw_only=True):

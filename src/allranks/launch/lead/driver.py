@@ -156,8 +156,7 @@ class LeaderDriver:
 
     def _watch(self, node: int, connection: Connection) -> None:
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._listen(node, connection))
-        if connection.has_unread:
-            self._listen(node, connection)
+        self._listen(node, connection)  # what came together with the Join
 
     def _listen(self, node: int, connection: Connection) -> None:
         if self.connections.get(node) is not connection:
