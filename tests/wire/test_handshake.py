@@ -124,8 +124,8 @@ REFUSALS = {
     "other protocol": (
         lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="9.9"),
         Refused(
-            reason=f"it runs allranks 9.9 (protocol 99), the leader {__version__} (protocol {PROTOCOL}); install the "
-            "same version on all nodes",
+            reason=f"it sent a message of allranks 9.9 (protocol 99), here is {__version__} (protocol {PROTOCOL}); "
+            "install the same version on all nodes",
             is_final=True,
         ),
     ),
@@ -140,7 +140,7 @@ REFUSALS = {
     "escapes for a version": (
         lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="\x1b[2J\n" * 100),
         Refused(
-            reason=f"it runs allranks {ESCAPED} (protocol 99), the leader "
+            reason=f"it sent a message of allranks {ESCAPED} (protocol 99), here is "
             f"{__version__} (protocol {PROTOCOL}); install the same version on all nodes",
             is_final=True,
         ),
@@ -495,7 +495,7 @@ def test_a_version_with_other_fields_is_named():
         peer.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = peer.read()
     assert isinstance(answer, Refused)
-    assert "a message of allranks 9.9 (protocol 9, here 8)" in answer.reason
+    assert f"a message of allranks 9.9 (protocol 9), here is {__version__} (protocol 8)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

@@ -27,10 +27,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
 
-from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import WireError
-from allranks.wire.connection import MAX_FRAME_BYTES, MAX_JOIN_BYTES, Connection
+from allranks.wire.connection import MAX_FRAME_BYTES, MAX_JOIN_BYTES, MAX_SHOWN, Connection, describe_version
 from allranks.wire.protocol import (
     HANDSHAKE_S,
     NONCE_BYTES,
@@ -45,8 +44,6 @@ from allranks.wire.protocol import (
 )
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, is_munge_proof
 
-MAX_SHOWN = 64
-"""Maximum number of characters printed of a foreign peer's name, job and version."""
 MAX_PENDING = 512
 """Connections at a time whose peers are not known yet; agents need some milliseconds each."""
 MAX_PENDING_PER_ADDRESS = 128
@@ -218,12 +215,7 @@ class Acceptor:
         check = partial(answer_join, self.secret, join, leader_nonce=pending.nonce)
         # Order matters: a newer protocol may differ in everything but its first fields.
         if join.protocol != PROTOCOL:
-            version = as_one_line(join.version, at_most=MAX_SHOWN)
-            why = (
-                f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
-                f"(protocol {PROTOCOL}); install the same version on all nodes"
-            )
-            self._reject(peer, Reject.FOREIGN, why)
+            self._reject(peer, Reject.FOREIGN, f"it sent {describe_version(join)}")
         elif join.job != self.job:
             job = as_one_line(join.job, at_most=MAX_SHOWN)
             self._reject(peer, Reject.ELSEWHERE, f"it belongs to job {job}, this is job {self.job}")

@@ -17,6 +17,7 @@ from typing import Union
 
 import msgspec
 
+from allranks import __version__
 from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.errors import WireError
 from allranks.model.membership import Member
@@ -26,6 +27,8 @@ MAX_FRAME_BYTES = 4 << 20
 MAX_JOIN_BYTES = 512 << 10
 """Of all that an agent sends before it is known, and of its Join once it is decompressed. The card of a node with 8
 GPUs and 10 RDMA ports has 26 kB; with as many GPUs, ports, variables and files as a card may hold, 242 kB."""
+MAX_SHOWN = 64
+"""Maximum number of characters printed of a foreign peer's name, job and version."""
 LENGTH = struct.Struct(">I")
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -249,7 +252,11 @@ def _describe_foreign_frame(payload: bytes) -> str | None:
     """Name the version of a Hello or Join that this version cannot read."""
     with contextlib.suppress(*_UNREADABLE):
         head = msgspec.msgpack.decode(payload, type=_Head)
-        if head.protocol != PROTOCOL:
-            what = f"a message of allranks {as_one_line(head.version, at_most=40)}"
-            return f"{what} (protocol {head.protocol}, here {PROTOCOL}); install one version everywhere"
+        return describe_version(head) if head.protocol != PROTOCOL else None
     return None
+
+
+def describe_version(head: _Head | Join) -> str:
+    """Say that a message is of another version of the protocol."""
+    what = f"a message of allranks {as_one_line(head.version, at_most=MAX_SHOWN)} (protocol {head.protocol})"
+    return f"{what}, here is {__version__} (protocol {PROTOCOL}); install the same version on all nodes"
