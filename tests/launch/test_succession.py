@@ -126,7 +126,7 @@ def test_where_nobody_can_succeed_the_leader_only_the_leader_is_looked_for_and_n
 
 def test_the_same_leader_is_told_again_what_it_may_have_missed():
     node = Node(1, plans(3)[1])
-    end = WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=1, time_s=0.0)
+    end = WorkerEnd(rank=1, node="n1", exit_code=1, time_s=0.0)
     node.feed(Lost, reason="reset by peer")
     node.feed(WorkerEnded, generation=0, end=end, age_s=0.5)
     node.wait(1.0)
@@ -140,7 +140,7 @@ def test_the_same_leader_is_told_again_what_it_may_have_missed():
 def test_one_that_has_stopped_says_so_to_the_next_leader():
     node = Node(1, plans(3)[1])
     node.feed(Heard, message=Stop(signum=signal.SIGTERM))
-    node.feed(WorkerEnded, generation=0, end=WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=0, time_s=0.0))
+    node.feed(WorkerEnded, generation=0, end=WorkerEnd(rank=1, node="n1", exit_code=0, time_s=0.0))
     node.wait(0.2)
     node.feed(Swept)
     node.feed(Lost, reason="reset by peer")
@@ -298,7 +298,7 @@ def test_a_plan_that_waited_for_the_workers_is_dropped_with_its_leader():
     node = Node(1, plans(4)[1])
     node.feed(Heard, message=plans(4, generation=1)[1])
     node.feed(Lost, reason="reset by peer")
-    node.feed(WorkerEnded, generation=0, end=WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=0, time_s=0.0))
+    node.feed(WorkerEnded, generation=0, end=WorkerEnd(rank=1, node="n1", exit_code=0, time_s=0.0))
     node.wait(0.2)
     node.feed(Swept)
     assert (node.agent.phase, node.agent.plan.generation) == (Phase.WAITING, 0)

@@ -110,7 +110,6 @@ MEMBERS = st.builds(Member, name=TEXTS, first_rank=NUMBERS, num_workers=NUMBERS,
 ENDS = st.builds(
     WorkerEnd,
     rank=NUMBERS,
-    local_rank=NUMBERS,
     node=TEXTS,
     exit_code=NUMBERS,
     time_s=FLOATS,

@@ -65,7 +65,6 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How one worker ended, as its agent saw it."""
 
     rank: int
-    local_rank: int
     node: str
     exit_code: int
     """As subprocess has it: negative is a signal."""

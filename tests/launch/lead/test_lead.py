@@ -148,9 +148,7 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def failed(rank: int, *, age_s: float, clock_s: float) -> Failed:
-    end = WorkerEnd(
-        rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}"
-    )
+    end = WorkerEnd(rank=rank, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}")
     return Failed(end=end, age_s=age_s)
 
 

@@ -188,7 +188,7 @@ class Reports:
                 self._hear_end(msgspec.structs.replace(end, time_s=min(now_s, end.time_s + ahead_s)), now_s)
             case protocol.Exited(rank=rank):
                 self.is_finished |= message.is_finished
-                self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
+                self._hear_end(WorkerEnd(rank=rank, node=name, exit_code=0, time_s=now_s), now_s)
             case protocol.Interrupted(signum=signum):
                 self._record("interrupted", signum=signum, node=name)
                 self._take(signum, now_s)
