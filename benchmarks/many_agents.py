@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import resource
+import secrets
 import selectors
 import socket
 import time
@@ -21,9 +22,9 @@ from allranks import __version__
 from allranks.model.beat import CallSeen, GroupSeen, NodeBeat, RankBeat
 from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, Place, RdmaPort, TestPorts
 from allranks.model.pair import PairResult
-from allranks.wire.frames import LENGTH, decode_frames, encode_frame
-from allranks.wire.protocol import PROTOCOL, Beat, Hello, Join, Message, Test, Tested, Welcome
-from allranks.wire.secret import Secret, fresh_nonce, prove_join
+from allranks.wire.connection import LENGTH, decode_frames, encode_frame
+from allranks.wire.protocol import Beat, Hello, Join, Message, Test, Tested, Welcome
+from allranks.wire.secret import Secret, prove_join
 
 KEY = Secret(b"a benchmark", "benchmark")
 RANKS = 8
@@ -198,7 +199,7 @@ class Agent:
             case Hello(job=job, nonce=theirs):
                 self.is_greeted = True
                 card = card_of(self.index, nccl="2.21.5" if self.index == self._faults.other_nccl else "2.27.5")
-                join = Join(protocol=PROTOCOL, version=__version__, job=job, attempt=0, nonce=fresh_nonce(), card=card)
+                join = Join(job=job, attempt=0, nonce=secrets.token_bytes(16), card=card)
                 self.send(prove_join(KEY, join, leader_nonce=theirs))
             case Welcome():
                 self.is_welcome = True

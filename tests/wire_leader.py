@@ -10,8 +10,7 @@ import time
 from allranks import __version__
 from allranks.model.card import Card
 from allranks.wire.accept import Acceptor
-from allranks.wire.connection import Connection
-from allranks.wire.frames import decode_frames
+from allranks.wire.connection import Connection, decode_frames
 from allranks.wire.leader import bind_port
 from allranks.wire.protocol import PROTOCOL, Hello, Join, Message
 from allranks.wire.secret import Secret, prove_join
@@ -55,7 +54,7 @@ class Leader:
             self._acceptor.attach(
                 selector,
                 on_peer=self._take,
-                on_rejected=lambda rejected: self.rejected.append(rejected.text),
+                on_rejected=lambda why, host, text: self.rejected.append(text),
                 say=self.said.append,
             )
             while not self._is_over.is_set():

@@ -92,4 +92,4 @@ def scene(
 
 
 def end(rank: int, exit_code: int = 1, **more: Any) -> WorkerEnd:
-    return WorkerEnd(rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=exit_code, time_s=NOW_S, **more)
+    return WorkerEnd(rank=rank, node=f"node{rank + 1:02}", exit_code=exit_code, time_s=NOW_S, **more)

@@ -256,7 +256,6 @@ class World:
         self.guard.ended(
             WorkerEnd(
                 rank=index,
-                local_rank=0,
                 node=f"node{rank.node + 1:02}",
                 exit_code=exit_code,
                 time_s=self.now_s,

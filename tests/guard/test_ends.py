@@ -32,7 +32,7 @@ ValueError: batch 17 has no label
 
 def end(rank: int, exit_code: int = 1, *, at: float = 100.0, **more: object) -> WorkerEnd:
     node = "node01" if rank < 2 else "node02" if rank < 4 else "node03"
-    return WorkerEnd(rank=rank, local_rank=rank % 2, node=node, exit_code=exit_code, time_s=at, **more)
+    return WorkerEnd(rank=rank, node=node, exit_code=exit_code, time_s=at, **more)
 
 
 def lost(rank: int, *, at: float = 100.0) -> WorkerEnd:

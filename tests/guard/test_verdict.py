@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from allranks.guard.verdict import Guard
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.finding import Finding
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import decode_frames, encode_frame
 from allranks.wire.protocol import Beat, Plan, WorkerEnd
 
 from .scenes import FAST, address, away, beat, call, members, scene, waiting
@@ -46,7 +46,7 @@ def guard_of(num: int = 3, now_s: float = 100.0, *, job: str = "JOB") -> Guard:
 
 
 def end(rank: int, exit_code: int = 1, *, at_s: float = 100.0, **more) -> WorkerEnd:
-    return WorkerEnd(rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=exit_code, time_s=at_s, **more)
+    return WorkerEnd(rank=rank, node=f"node{rank + 1:02}", exit_code=exit_code, time_s=at_s, **more)
 
 
 def hear_all(guard: Guard, now_s: float, *ranks: RankBeat, **more) -> None:
@@ -456,7 +456,6 @@ NODES = st.builds(
 ENDS = st.builds(
     WorkerEnd,
     rank=st.integers(-1, 4),
-    local_rank=st.just(0),
     node=TEXTS,
     exit_code=st.sampled_from([0, 1, -6, -9, -11, 3]),
     time_s=st.floats(0, 2000),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from allranks.causes.catalogue import all_causes
@@ -26,7 +27,7 @@ from allranks.lab.running.table import describe_times, render_table
 from allranks.lab.running.terminal import Terminal
 from allranks.model.errors import SetupError
 from allranks.state.saved.manifest import MANIFEST, Manifest
-from allranks.wire.leader import ANNOUNCEMENT, Announcement, announce
+from allranks.wire.leader import ANNOUNCEMENT, Announcement
 
 from .conftest import TestLab
 
@@ -361,7 +362,8 @@ def test_the_newest_announcement_says_who_leads(tmp_path: Path) -> None:
     for number, host in enumerate(("node04", "node02")):
         directory = tmp_path / "runs" / f"{7 + number}"
         directory.mkdir(parents=True)
-        announce(directory, Announcement(job="7", attempt=0, host=host, addresses=("10.77.0.1",), port=29500))
+        there = Announcement(job="7", attempt=0, host=host, addresses=("10.77.0.1",), port=29500)
+        (directory / ANNOUNCEMENT).write_bytes(msgspec.json.encode(there))
         os.utime(directory / ANNOUNCEMENT, (1000 + number, 1000 + number))
         assert target.leader() == host
 

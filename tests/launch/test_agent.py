@@ -81,7 +81,7 @@ class Node:
 
     def end(self, *ranks: int, code: int = 0, generation: int = 0) -> None:
         for rank in ranks:
-            end = WorkerEnd(rank=rank, local_rank=0, node="n1", exit_code=code, time_s=0.0)
+            end = WorkerEnd(rank=rank, node="n1", exit_code=code, time_s=0.0)
             self.feed(WorkerEnded, ended=Ended(end=end, age_s=0.0, generation=generation))
 
     def wait(self, seconds: float, *, every_s: float = 0.1, is_leader_heard: bool = False) -> None:

@@ -94,7 +94,7 @@ class Node:
 
 
 def exited(rank: int) -> Ended:
-    return Ended(end=WorkerEnd(rank=rank, local_rank=0, node=f"n{rank}", exit_code=0, time_s=0.0), age_s=0.0)
+    return Ended(end=WorkerEnd(rank=rank, node=f"n{rank}", exit_code=0, time_s=0.0), age_s=0.0)
 
 
 def lost(node: int, num_nodes: int, **more: Any) -> Node:
@@ -129,7 +129,7 @@ def test_where_nobody_can_succeed_the_leader_only_the_leader_is_looked_for_and_n
 
 def test_the_same_leader_is_told_again_what_it_may_have_missed():
     node = Node(1, plans(3)[1])
-    end = WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=1, time_s=0.0)
+    end = WorkerEnd(rank=1, node="n1", exit_code=1, time_s=0.0)
     node.feed(Lost, reason="reset by peer")
     node.feed(WorkerEnded, ended=Ended(end=end, age_s=0.5))
     node.wait(1.0)

@@ -74,7 +74,7 @@ def test_what_is_spared_keeps_its_children():
 
 
 def make_worker(folder: Path, **more: object) -> Worker:
-    return Worker(rank=3, local_rank=1, node="node02", folder=folder, **more)
+    return Worker(rank=3, node="node02", folder=folder, **more)
 
 
 @pytest.mark.parametrize("has_time", [True, False])

@@ -26,8 +26,7 @@ from allranks.preflight.judge import Judgement, Observations, Stranger, judge
 from allranks.preflight.second_look import merge, plan_confirmation, plan_quiet_look
 from allranks.preflight.vet import find_nonsense, is_plausible, vet_card
 from allranks.report.text import Style, render_findings, say
-from allranks.wire.connection import Connection
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Test, Tested
 from allranks.wire.secret import Secret, prove_join
 
@@ -146,7 +145,6 @@ CARDS = st.builds(
     wanted_backend=TEXTS,
     attempt=st.none() | NUMBERS,
     came_by=MAYBE,
-    silent_hints=LISTS,
     test_ports=st.none() | st.builds(TestPorts, tcp=st.lists(NUMBERS, max_size=3).map(tuple), udp=NUMBERS),
     facts=st.none() | FACTS,
 )

@@ -21,7 +21,7 @@ from allranks.preflight.mesh.loop import Loop
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.second_look import QUIET
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import decode_frames, encode_frame
 from allranks.wire.protocol import Hello, Knock, Test
 
 TOKEN = b"swordfish, 16 by"

@@ -27,8 +27,7 @@ from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall, dismiss, stop
 from allranks.preflight.roster import Roster
 from allranks.wire.accept import Acceptor
-from allranks.wire.connection import Connection
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Knock, Message, Plan, Refused, Stopped, Test, Tested
 from allranks.wire.secret import Secret, prove_join

@@ -187,7 +187,7 @@ class Kernel:
             worker.awaits = worker.awaits or (code, message)
             return
         worker.end = WorkerEnd(
-            rank=worker.rank, local_rank=0, node=f"n{worker.node}", exit_code=code, time_s=self._now(), message=message,
+            rank=worker.rank, node=f"n{worker.node}", exit_code=code, time_s=self._now(), message=message,
             ended_by_us=worker.is_told and code != 0,
         )  # fmt: skip
         self._on_end(worker)

@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 from allranks.wire import accept
-from allranks.wire.frames import LENGTH, MAX_JOIN_BYTES, encode_frame
+from allranks.wire.connection import LENGTH, MAX_JOIN_BYTES, encode_frame
 from allranks.wire.protocol import Hello, Message, Refused, Welcome
 from conftest import wait_until
 from wire_leader import PATIENCE_S, Leader, Peer, join_after

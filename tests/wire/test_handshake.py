@@ -15,8 +15,7 @@ import pytest
 from allranks import __version__
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
 from allranks.wire.accept import turn_away
-from allranks.wire.connection import Connection
-from allranks.wire.frames import encode_frame
+from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Knock, Message, Refused, Stop, Stopped, Welcome
 from allranks.wire.secret import Secret
@@ -125,8 +124,8 @@ REFUSALS = {
     "other protocol": (
         lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="9.9"),
         Refused(
-            reason=f"it runs allranks 9.9 (protocol 99), the leader {__version__} (protocol {PROTOCOL}); install the "
-            "same version on all nodes",
+            reason=f"it sent a message of allranks 9.9 (protocol 99), here is {__version__} (protocol {PROTOCOL}); "
+            "install the same version on all nodes",
             is_final=True,
         ),
     ),
@@ -141,7 +140,7 @@ REFUSALS = {
     "escapes for a version": (
         lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="\x1b[2J\n" * 100),
         Refused(
-            reason=f"it runs allranks {ESCAPED} (protocol 99), the leader "
+            reason=f"it sent a message of allranks {ESCAPED} (protocol 99), here is "
             f"{__version__} (protocol {PROTOCOL}); install the same version on all nodes",
             is_final=True,
         ),
@@ -291,6 +290,27 @@ def lie(sock: socket.socket) -> None:
     sock.recv(1 << 16)
     sock.sendall(encode_frame(Welcome(proof=b"0" * 32)))
     sock.recv(1)
+
+
+def test_nonces_do_not_repeat():
+    nonces: list[bytes] = []
+
+    def record(sock: socket.socket) -> None:
+        sock.sendall(encode_frame(Hello(job="train", nonce=b"L" * 16)))
+        nonces.extend(each.nonce for each in decode_frames(bytearray(sock.recv(1 << 16))))
+
+    def stop_at_the_third_join() -> None:
+        if len(nonces) >= 3:
+            raise StoppedBySignal(2)
+
+    with listening(record) as port, pytest.raises(StoppedBySignal):
+        seek(port, check_signals=stop_at_the_third_join)
+    with Leader() as leader:
+        for _ in range(100):
+            with Peer(leader.port) as peer:
+                nonces.append(peer.read_hello().nonce)
+    assert len(set(nonces)) == len(nonces) >= 103
+    assert {len(nonce) for nonce in nonces} == {16}
 
 
 STRANGERS = {
@@ -471,11 +491,11 @@ def test_a_signal_ends_the_search():
 def test_a_version_with_other_fields_is_named():
     with Leader() as leader, Peer(leader.port) as peer:
         peer.read_hello()
-        payload = msgspec.msgpack.encode({"type": "join", "protocol": 8, "version": "9.9", "who": "node02"})
+        payload = msgspec.msgpack.encode({"type": "join", "protocol": 9, "version": "9.9", "who": "node02"})
         peer.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = peer.read()
     assert isinstance(answer, Refused)
-    assert "a message of allranks 9.9 (protocol 8, here 7)" in answer.reason
+    assert f"a message of allranks 9.9 (protocol 9), here is {__version__} (protocol 8)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import socket
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from allranks.model.errors import SetupError
-from allranks.wire.leader import Announcement, Hint, announce, bind_port, collect_hints, read_announcement
+from allranks.report.rundir import write_whole
+from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint, bind_port, collect_hints, read_announcement
 
 
 def has_ipv6() -> bool:
@@ -101,6 +103,10 @@ def test_connections_of_the_last_job_do_not_block_the_port():
 
 
 HERE = Announcement(job="4711", attempt=2, host="node01", addresses=("192.168.20.11", "fd00::11"), port=29501)
+
+
+def announce(directory: Path, announcement: Announcement) -> None:
+    write_whole(directory / ANNOUNCEMENT, msgspec.json.encode(announcement))
 
 
 def test_what_the_leader_announces_is_read_back(tmp_path):

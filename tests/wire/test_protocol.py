@@ -21,8 +21,7 @@ from allranks.model.errors import WireError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Crash, History, Past
-from allranks.wire.connection import Connection
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.protocol import (
     PROTOCOL,
     Beat,
@@ -103,7 +102,6 @@ CARDS = st.builds(
     problem_exit=NUMBERS,
     problem_finding=st.none() | FINDINGS,
     data_address=MAYBE_TEXT,
-    silent_hints=TEXT_LISTS,
     test_ports=st.none() | PORTS,
     facts=st.none() | FACTS,
 )
@@ -111,7 +109,6 @@ MEMBERS = st.builds(Member, name=TEXTS, first_rank=NUMBERS, num_workers=NUMBERS,
 ENDS = st.builds(
     WorkerEnd,
     rank=NUMBERS,
-    local_rank=NUMBERS,
     node=TEXTS,
     exit_code=NUMBERS,
     time_s=FLOATS,
@@ -326,28 +323,30 @@ def test_a_plan_that_is_none_is_a_wire_error(common, why):
         decode_frames(bytearray(frame(payload)))
 
 
-def join_of(card: bytes, **changes: object) -> bytearray:
+def join_of(**changes: object) -> bytes:
     said = {"type": "join", "protocol": PROTOCOL, "version": "1.0", "job": "train", "attempt": 0, "nonce": b"n"}
-    return bytearray(frame(msgspec.msgpack.encode(said | {"card": card, "proof": b"p"} | changes)))
+    return msgspec.msgpack.encode(said | {"card": {"host": "node01"}, "proof": b"p"} | changes)
 
 
 @pytest.mark.parametrize(
-    ("card", "why"),
+    ("sent", "why"),
     [
-        (zlib.compress(bytes(1 << 20)), "a card of more than 524288 bytes, or a truncated one"),
-        (zlib.compress(bytes(1000))[:-9], "a card of more than 524288 bytes, or a truncated one"),
-        (b"no zlib", "a card that cannot be decompressed"),
-        (zlib.compress(msgspec.msgpack.encode({"host": "node01"})), "missing required field"),
+        (zlib.compress(bytes(1 << 20)), "a Join of more than 524288 bytes, or a truncated one"),
+        (zlib.compress(bytes(1000))[:-9], "a Join of more than 524288 bytes, or a truncated one"),
+        (b"x, but no zlib", "a Join that cannot be decompressed"),
+        (zlib.compress(join_of()), "missing required field"),
     ],
 )
-def test_a_card_that_is_none_is_a_wire_error(card, why):
+def test_a_join_that_is_none_is_a_wire_error(sent, why):
     with pytest.raises(WireError, match=why):
-        decode_frames(join_of(card))
+        decode_frames(bytearray(frame(sent)))
 
 
-def test_a_join_of_another_version_is_named_whatever_its_card_is():
+@pytest.mark.parametrize("pack", [bytes, zlib.compress])
+def test_a_join_of_another_version_is_named_whatever_its_card_is(pack):
+    payload = join_of(card=b"of another kind", protocol=PROTOCOL + 1, version="9.9")
     with pytest.raises(WireError, match=r"a message of allranks 9\.9 "):
-        decode_frames(join_of(b"of another kind", protocol=PROTOCOL + 1, version="9.9"))
+        decode_frames(bytearray(frame(pack(payload))))
 
 
 def test_the_card_of_a_node_with_many_gpus_takes_a_few_kilobytes():

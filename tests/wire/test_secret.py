@@ -17,7 +17,6 @@ from allranks.wire.secret import (
     Secret,
     answer_join,
     ensure_secret_file,
-    fresh_nonce,
     group_name,
     prove_join,
     read_secret_file,
@@ -151,12 +150,6 @@ def test_the_leaders_proof_is_no_agents_proof():
     assert welcome.proof != PROVEN.proof
     swapped = prove_join(KEY, msgspec.structs.replace(JOIN, nonce=b"L" * 16), leader_nonce=b"N" * 16)
     assert welcome != answer_join(KEY, swapped, leader_nonce=b"N" * 16)
-
-
-def test_nonces_do_not_repeat():
-    nonces = {fresh_nonce() for _ in range(1000)}
-    assert len(nonces) == 1000
-    assert {len(nonce) for nonce in nonces} == {16}
 
 
 def test_a_group_is_called_by_something_that_does_not_tell_its_name():

@@ -95,7 +95,7 @@ class Crew:
     def _start_one(self, group: Plan, local_rank: int, node_path: Path) -> Worker:
         me, request = group.members[group.node_index], self.job.request
         rank = me.first_rank + local_rank
-        worker = Worker(rank=rank, local_rank=local_rank, node=me.name, folder=node_path, cell=Cell.create())
+        worker = Worker(rank=rank, node=me.name, folder=node_path, cell=Cell.create())
         own = rank_settings(group, local_rank, error_file=worker.path("error.json").absolute())
         settings = [*self.settings, *own]
         command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]

@@ -91,7 +91,7 @@ class Loop:
                 self._acceptor.attach(
                     self._selector,
                     on_peer=self._let_join,
-                    on_rejected=lambda _: None,
+                    on_rejected=lambda *_: None,
                     say=self._crew.say,
                     refuses=lambda: agent.refuses(time.monotonic()),
                 )
@@ -263,8 +263,7 @@ class Loop:
         self._end_search()
         self._hear(line)
         self._feed(events.Found(now_s=time.monotonic(), leader=leader))
-        if line.has_unread:
-            self._listen()
+        self._listen()  # what came together with the Welcome
 
     def _become_leader(self, effect: events.Lead | None) -> Connection:
         """Lead the job from now on, and return this agent's line to its leader, which is a socket pair."""

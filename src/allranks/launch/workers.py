@@ -93,7 +93,6 @@ class Worker:
     """One training process, one rank."""
 
     rank: int
-    local_rank: int
     node: str
     folder: Path
     """For its files."""
@@ -166,7 +165,6 @@ class Worker:
         """Return how it ended; `found` has further fields."""
         return WorkerEnd(
             rank=self.rank,
-            local_rank=self.local_rank,
             node=self.node,
             exit_code=exit_code,
             ended_by_us=self.told_to_end and exit_code != 0,

@@ -243,8 +243,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """How long the agent had been running when it joined."""
     came_by: str | None = None
     """Address and port at which this agent found the leader; None on the leader."""
-    silent_hints: tuple[str, ...] = ()
-    """Addresses of the leader that did not answer this agent before: `192.168.20.15:29500 (leader.json: no answer)`."""
     test_ports: TestPorts | None = None
     """None if this node is not tested: a job on one machine."""
     agent_port: int = 0

@@ -95,32 +95,30 @@ class Attendance:
         next_s = self._mesh.advance(time.monotonic()) if self._mesh else None
         if answer is None:
             self._answer()
-        if self._connection.has_unread:
-            return answer, 0.0
         return answer, TICK_S if next_s is None else next_s
 
     def _listen(self) -> Plan | Goodbye | None:
-        try:
-            messages = self._connection.receive(at_most=1)  # what follows the Plan is the agent's
-            self._connection.flush()
-        except (ConnectionError, WireError) as exc:
-            raise NodeFaultError(f"the leader disconnected before the job started: {exc}") from exc
-        now_s = time.monotonic()
-        if messages:
-            self._heard_s = now_s
-        elif now_s - self._heard_s > self._patience_s:
-            raise NodeFaultError(
-                f"the leader at {self._connection.peer} sent nothing for {self._patience_s:.0f} s; it may be stopped"
-            )
-        for message in messages:
-            match message:
-                case Refused():
-                    raise WireError(f"the leader rejected this node: {message.reason}")
-                case Plan() | Goodbye():
-                    return message
-                case Test():
-                    self._begin(message)
-        return None
+        while True:
+            try:
+                messages = self._connection.receive(at_most=1)  # what follows the Plan is the agent's
+                self._connection.flush()
+            except (ConnectionError, WireError) as exc:
+                raise NodeFaultError(f"the leader disconnected before the job started: {exc}") from exc
+            now_s = time.monotonic()
+            if messages:
+                self._heard_s = now_s
+            elif now_s - self._heard_s > self._patience_s:
+                who, silent_s = self._connection.peer, self._patience_s
+                raise NodeFaultError(f"the leader at {who} sent nothing for {silent_s:.0f} s; it may be stopped")
+            match messages:
+                case []:
+                    return None
+                case [Refused(reason=reason)]:
+                    raise WireError(f"the leader rejected this node: {reason}")
+                case [Plan() | Goodbye() as answer]:
+                    return answer
+                case [Test() as test]:
+                    self._begin(test)
 
     def _begin(self, test: Test) -> None:
         self._test, self._due_s = test, time.monotonic() + test.within_s

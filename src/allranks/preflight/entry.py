@@ -40,14 +40,14 @@ from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place
-from allranks.report.rundir import EventWriter
+from allranks.report.rundir import EventWriter, write_whole
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
 from allranks.wire.leader import (
+    ANNOUNCEMENT,
     PORTS_TRIED,
     Announcement,
     Hint,
-    announce,
     bind_port,
     collect_hints,
     read_announcement,
@@ -368,8 +368,8 @@ def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
         port=port,
         side_port=side_port,
     )
-    with contextlib.suppress(OSError):  # the others have the scheduler's names, or know this agent
-        announce(applicant.run_dir.path, announcement)
+    # Where it cannot be written: the others have the scheduler's names, or know this agent.
+    write_whole(applicant.run_dir.path / ANNOUNCEMENT, msgspec.json.encode(announcement))
 
 
 def _without_unmade(facts: Facts) -> Facts:

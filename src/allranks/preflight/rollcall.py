@@ -20,7 +20,7 @@ import functools
 import secrets
 import selectors
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
 
@@ -41,9 +41,8 @@ from allranks.preflight.second_look import (
     plan_rate_look,
 )
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
-from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
-from allranks.wire.connection import Connection
-from allranks.wire.frames import encode_frame
+from allranks.wire.accept import Acceptor, Reject, turn_away
+from allranks.wire.connection import Connection, encode_frame
 from allranks.wire.protocol import Goodbye, Test, Tested, own_age_s
 
 NAME_AFTER_S = 3.0
@@ -54,7 +53,7 @@ be queueing at a file server with others behind it."""
 TICK_S = 0.25
 MAX_SUMMARY = 1000
 FAREWELL_S = 2.0
-"""Time allowed to deliver the verdict to slow agents."""
+"""Time allowed to deliver the last message to slow agents."""
 ANSWER_S = 1.0
 """Between the deadline of the tests and the one for the report."""
 MAX_STRANGERS = 32
@@ -196,12 +195,11 @@ class RollCall:
         peer.expect_alive_within(self._terms.gone_s)
         self._on_event("joined", node=card.host, pid=card.pid, peer=peer.peer, age_s=card.age_s)
 
-    def _note_rejected(self, rejected: Rejected) -> None:
-        self._on_event("stranger", peer=rejected.host, reason=rejected.text)
-        if rejected.why in (Reject.LEFT, Reject.SILENT, Reject.CROWDED, Reject.OTHER_JOB):
-            return  # agents of other jobs look for their leader here, too
-        cause = "AR404" if rejected.why is Reject.EARLIER_ATTEMPT else "AR406"
-        self._note_stranger(Stranger(cause, rejected.host, rejected.text), rejected.text)
+    def _note_rejected(self, why: Reject, host: str, text: str) -> None:
+        self._on_event("stranger", peer=host, reason=text)
+        cause = {Reject.EARLIER_ATTEMPT: "AR404", Reject.FOREIGN: "AR406"}.get(why)
+        if cause is not None:  # agents of other jobs look for their leader here, too
+            self._note_stranger(Stranger(cause, host, text), text)
 
     def _note_stranger(self, stranger: Stranger, line: str) -> None:
         if sum(each.cause == stranger.cause for each in self._strangers) < MAX_STRANGERS:
@@ -366,12 +364,17 @@ def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:
     for peer in peers.values():
         with contextlib.suppress(ConnectionError):
             peer.send_frame(frame)
+    close_when_sent(peers.values())
+
+
+def close_when_sent(peers: Collection[Connection]) -> None:
+    """Give slow agents a moment to receive their last message, and close the connections."""
     deadline_s = time.monotonic() + FAREWELL_S
-    waiting = [peer for peer in peers.values() if _is_unsent(peer)]
+    waiting = [peer for peer in peers if _is_unsent(peer)]
     while waiting and time.monotonic() < deadline_s:
         time.sleep(0.01)
         waiting = [peer for peer in waiting if _is_unsent(peer)]
-    for peer in peers.values():
+    for peer in peers:
         peer.close()
 
 

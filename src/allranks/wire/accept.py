@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import secrets
 import selectors
 import socket
 import time
@@ -24,15 +25,14 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from functools import partial
 
-from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import WireError
-from allranks.wire.connection import Connection
-from allranks.wire.frames import MAX_FRAME_BYTES, MAX_JOIN_BYTES
+from allranks.wire.connection import MAX_FRAME_BYTES, MAX_JOIN_BYTES, MAX_SHOWN, Connection, describe_version
 from allranks.wire.protocol import (
     HANDSHAKE_S,
+    NONCE_BYTES,
     PROTOCOL,
     Hello,
     Join,
@@ -42,10 +42,8 @@ from allranks.wire.protocol import (
     as_one_line,
     plain_address,
 )
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, fresh_nonce, is_munge_proof
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, is_munge_proof
 
-MAX_SHOWN = 64
-"""Maximum number of characters printed of a foreign peer's name, job and version."""
 MAX_PENDING = 512
 """Connections at a time whose peers are not known yet; agents need some milliseconds each."""
 MAX_PENDING_PER_ADDRESS = 128
@@ -62,31 +60,15 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 class Reject(StrEnum):
     """Why a peer was rejected."""
 
-    LEFT = "left"
-    """It disconnected before it identified itself, as a port check or an agent of another job does."""
+    ELSEWHERE = "elsewhere"
+    """It is on its way to another leader, or to none, as a port check is; it may try again."""
     SILENT = "silent"
-    """It did not identify itself in time."""
+    """It did not identify itself in time; it may try again."""
     CROWDED = "crowded"
     """Its address has too many connections that did not identify themselves."""
-    OTHER_JOB = "other-job"
     EARLIER_ATTEMPT = "earlier-attempt"
-    OTHER_SECRET = "other-secret"  # noqa: S105
-    OTHER_VERSION = "other-version"
-    NOT_LEADING = "not-leading"
-    """It has lost its leader, and this agent is not the next one; it may try again."""
-    GARBAGE = "garbage"
-
-
-_MAY_TRY_AGAIN = (Reject.OTHER_JOB, Reject.SILENT, Reject.NOT_LEADING)
-
-
-class Rejected(NamedTuple):
-    """A peer that does not belong to this job, and was disconnected."""
-
-    why: Reject
-    host: str
-    """The peer's host name, if it sent one, else its address."""
-    text: str
+    FOREIGN = "foreign"
+    """It has another secret or another version, or it is no agent."""
 
 
 @dataclass(slots=True)
@@ -95,9 +77,9 @@ class _Pending:
 
     nonce: bytes
     deadline_s: float
-    join: Join | None = None
-    """What it has said."""
-    check: Future[Welcome | None] | None = None
+    host: str
+    """Its name, once it has sent one, else its address."""
+    check: tuple[Join, Future[Welcome | None]] | None = None
     """Of its credential; nothing more is read."""
 
 
@@ -115,18 +97,18 @@ class Acceptor:
         self._pending: dict[Connection, _Pending] = {}
         self._crowded: set[str] = set()
         """Addresses whose connections were closed for their number; said once."""
-        self._resume_s: float | None = None
-        """Until then nothing is accepted; None: the selector watches the listener."""
+        self._resume_s = 0.0
+        """Nothing is accepted before."""
         self._is_told = False
         self._munge: ThreadPoolExecutor | None = None
-        self._selector: selectors.BaseSelector | None = None
+        self._selector: selectors.BaseSelector = selectors.SelectSelector()  # not attached: nobody waits for it
 
     def attach(
         self,
         selector: selectors.BaseSelector,
         *,
         on_peer: Callable[[Connection, Card], None],
-        on_rejected: Callable[[Rejected], None],
+        on_rejected: Callable[[Reject, str, str], None],
         say: Callable[[str], None],
         refuses: Callable[[], str] = str,
     ) -> None:
@@ -134,39 +116,38 @@ class Acceptor:
 
         Args:
             on_peer: gets each authenticated agent; the connection is the caller's.
-            on_rejected: gets each peer that was disconnected.
+            on_rejected: gets of each peer that was disconnected why, its host name (if it sent none, its address), and
+                a line that says it.
             say: prints one line.
             refuses: returns why nobody is accepted now, an empty text if somebody is.
         """
         self._selector, self._on_peer, self._on_rejected, self._say = selector, on_peer, on_rejected, say
         self._refuses = refuses
-        self._resume_s = None
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def turn(self, now_s: float) -> None:
         """Answer the peers whose credential is checked, reject those that are overdue, accept again after a pause."""
         for peer, pending in list(self._pending.items()):
-            if pending.join is not None and pending.check is not None and pending.check.done():
-                self._answer(peer, pending.join, pending.check.result())
+            if pending.check is not None and pending.check[1].done():
+                self._answer(peer, pending.check[0], pending.check[1].result())
             elif pending.deadline_s < now_s:
                 what = f"it did not identify itself within {HANDSHAKE_S:.0f} s"
                 if pending.check is not None:
                     what = f"munge has not checked its credential within {HANDSHAKE_S + LEADERS_MUNGE_S:.0f} s"
                 self._reject(peer, Reject.SILENT, what)
-        if self._resume_s is not None and now_s >= self._resume_s and len(self._pending) < MAX_PENDING:
-            self._resume_s = None
-            if self._selector is not None:
-                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        is_paused = self._listener not in self._selector.get_map()
+        if is_paused and now_s >= self._resume_s and len(self._pending) < MAX_PENDING:
+            self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def detach(self) -> None:
         """Disconnect all peers that are not known yet, and let the selector go; the listener stays open."""
         for peer in list(self._pending):
             self._end(peer)
-        if self._selector is not None and self._resume_s is None:
+        if self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
         if self._munge is not None:
             self._munge.shutdown(wait=False, cancel_futures=True)
-        self._munge, self._selector = None, None
+        self._munge, self._selector = None, selectors.SelectSelector()
 
     def close(self) -> None:
         """Disconnect all peers that are not known yet, and close the listener."""
@@ -175,105 +156,92 @@ class Acceptor:
 
     def _accept(self, _: object) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
-            if not self._accept_one(time.monotonic()):
+            if len(self._pending) >= MAX_PENDING:
+                self._selector.unregister(self._listener)
                 return
+            try:
+                sock, address = self._listener.accept()
+            except OSError as exc:
+                if exc.errno in _NO_ROOM:
+                    self._pause(exc)
+                return  # else there is none, or it left between the selector and us
+            host = plain_address(address[0])
+            if sum(peer.peer == host for peer in self._pending) >= MAX_PENDING_PER_ADDRESS:
+                sock.close()
+                if host not in self._crowded:
+                    self._crowded.add(host)
+                    text = f"{host} has {MAX_PENDING_PER_ADDRESS} connections that did not identify themselves"
+                    self._on_rejected(Reject.CROWDED, host, f"{text}; further ones are closed")
+                continue
+            peer, nonce = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES), secrets.token_bytes(NONCE_BYTES)
+            try:
+                peer.send(Hello(job=self.job, nonce=nonce))
+            except ConnectionError:
+                peer.close()
+                continue
+            self._pending[peer] = _Pending(nonce, time.monotonic() + HANDSHAKE_S, host)
+            self._selector.register(peer, selectors.EVENT_READ, partial(self._receive, peer))
 
-    def _accept_one(self, now_s: float) -> bool:
-        """Take the next connection in the kernel's queue; return whether there was one."""
-        if len(self._pending) >= MAX_PENDING:
-            self._pause(now_s)
-            return False
-        try:
-            sock, address = self._listener.accept()
-        except OSError as exc:
-            if exc.errno in _NO_ROOM:
-                self._pause(now_s + PAUSE_S)
-                if not self._is_told:
-                    self._is_told = True
-                    fix = "; in the batch script: ulimit -n $(ulimit -Hn)" if exc.errno == errno.EMFILE else ""
-                    self._say(f"the leader cannot accept agents: {exc.strerror}; it tries again every {PAUSE_S} s{fix}")
-            return False  # else there is none, or it left between the selector and us
-        host = plain_address(address[0])
-        if sum(peer.peer == host for peer in self._pending) >= MAX_PENDING_PER_ADDRESS:
-            sock.close()
-            if host not in self._crowded:
-                self._crowded.add(host)
-                text = f"{host} has {MAX_PENDING_PER_ADDRESS} connections that did not identify themselves"
-                self._on_rejected(Rejected(Reject.CROWDED, host, f"{text}; further ones are closed"))
-            return True
-        peer = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES)
-        nonce = fresh_nonce()
-        try:
-            peer.send(Hello(protocol=PROTOCOL, version=__version__, job=self.job, nonce=nonce))
-        except ConnectionError:
-            peer.close()
-            return True
-        self._pending[peer] = _Pending(nonce, now_s + HANDSHAKE_S)
-        assert self._selector is not None
-        self._selector.register(peer, selectors.EVENT_READ, lambda _: self._receive(peer))
-        return True
-
-    def _pause(self, until_s: float) -> None:
-        assert self._selector is not None
-        self._resume_s = until_s
+    def _pause(self, exc: OSError) -> None:
+        self._resume_s = time.monotonic() + PAUSE_S
         self._selector.unregister(self._listener)
+        if not self._is_told:
+            self._is_told = True
+            fix = "; in the batch script: ulimit -n $(ulimit -Hn)" if exc.errno == errno.EMFILE else ""
+            self._say(f"the leader cannot accept agents: {exc.strerror}; it tries again every {PAUSE_S} s{fix}")
 
-    def _receive(self, peer: Connection) -> None:
-        if (pending := self._pending.get(peer)) is None:
+    def _receive(self, peer: Connection, _: object) -> None:
+        if peer not in self._pending:
             return  # disconnected in the same turn
         try:
             messages = peer.receive(at_most=1)
         except ConnectionError as exc:
-            self._reject(peer, Reject.LEFT, str(exc))
+            self._reject(peer, Reject.ELSEWHERE, str(exc))
             return
         except WireError as exc:
-            self._reject(peer, Reject.GARBAGE, f"it sent {as_one_line(str(exc))}")
+            self._reject(peer, Reject.FOREIGN, f"it sent {as_one_line(str(exc))}")
             return
         match messages:
             case [Knock()]:
                 self._end(peer)
             case [Join() as join]:
-                pending.join = join
-                self._examine(peer, pending, join)
+                self._examine(peer, join)
             case [message]:
-                self._reject(peer, Reject.GARBAGE, f"it sent {type(message).__name__}, expected Join")
+                self._reject(peer, Reject.FOREIGN, f"it sent {type(message).__name__}, expected Join")
 
-    def _examine(self, peer: Connection, pending: _Pending, join: Join) -> None:
+    def _examine(self, peer: Connection, join: Join) -> None:
+        pending = self._pending[peer]
+        pending.host = as_one_line(join.card.host, at_most=MAX_SHOWN)
+        check = partial(answer_join, self.secret, join, leader_nonce=pending.nonce)
         # Order matters: a newer protocol may differ in everything but its first fields.
         if join.protocol != PROTOCOL:
-            version = as_one_line(join.version, at_most=MAX_SHOWN)
-            why = (
-                f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
-                f"(protocol {PROTOCOL}); install the same version on all nodes"
-            )
-            self._reject(peer, Reject.OTHER_VERSION, why)
+            self._reject(peer, Reject.FOREIGN, f"it sent {describe_version(join)}")
         elif join.job != self.job:
             job = as_one_line(join.job, at_most=MAX_SHOWN)
-            self._reject(peer, Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self.job}")
+            self._reject(peer, Reject.ELSEWHERE, f"it belongs to job {job}, this is job {self.job}")
         elif not is_munge_proof(join.proof):
-            self._answer(peer, join, answer_join(self.secret, join, leader_nonce=pending.nonce))
+            self._answer(peer, join, check())
         else:  # a thread checks the credential: it asks munged twice, which may hang
-            assert self._selector is not None
             self._selector.unregister(peer)
             self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
             pending.deadline_s += LEADERS_MUNGE_S
-            pending.check = self._munge.submit(answer_join, self.secret, join, leader_nonce=pending.nonce)
+            pending.check = join, self._munge.submit(check)
 
     def _answer(self, peer: Connection, join: Join, welcome: Welcome | None) -> None:
         """Accept a peer that belongs to this job, or reject it."""
         if welcome is None:
             why = f"it does not know this job's secret (the leader's comes from {self.secret.source})"
-            self._reject(peer, Reject.OTHER_SECRET, why)
+            self._reject(peer, Reject.FOREIGN, why)
         elif join.attempt is not None and join.attempt != self.attempt:
-            why = f"it belongs to attempt {join.attempt}, this is attempt {self.attempt}; it is left over from an "
-            self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}earlier one")
+            why = f"it belongs to attempt {join.attempt}, this is attempt {self.attempt}"
+            self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}; it is left over from an earlier one")
         elif reason := self._refuses():
-            self._reject(peer, Reject.NOT_LEADING, reason)
+            self._reject(peer, Reject.ELSEWHERE, reason)
         else:
             try:
                 peer.send(welcome)
             except ConnectionError as exc:
-                self._reject(peer, Reject.LEFT, str(exc))
+                self._reject(peer, Reject.ELSEWHERE, str(exc))
                 return
             self._forget(peer)
             peer.max_frame_bytes = MAX_FRAME_BYTES
@@ -281,10 +249,9 @@ class Acceptor:
 
     def _reject(self, peer: Connection, why: Reject, reason: str) -> None:
         """Tell a peer why it is disconnected; an agent of another job, or a slow one, may try again."""
-        join = self._forget(peer).join
-        turn_away(peer, reason, is_final=why not in _MAY_TRY_AGAIN)
-        host = as_one_line(join.card.host, at_most=MAX_SHOWN) if join is not None else peer.peer
-        self._on_rejected(Rejected(why, host, f"{peer.peer} was rejected: {reason}"))
+        host = self._forget(peer).host
+        turn_away(peer, reason, is_final=why in (Reject.EARLIER_ATTEMPT, Reject.FOREIGN))
+        self._on_rejected(why, host, f"{peer.peer} was rejected: {reason}")
 
     def _end(self, peer: Connection) -> None:
         self._forget(peer)
@@ -292,7 +259,7 @@ class Acceptor:
 
     def _forget(self, peer: Connection) -> _Pending:
         pending = self._pending.pop(peer)
-        if pending.check is None and self._selector is not None:
+        if pending.check is None:
             self._selector.unregister(peer)
         return pending
 

@@ -1,11 +1,56 @@
-"""Non-blocking frames of wire.protocol over one TCP connection."""
+"""One TCP connection between two agents: how a message becomes bytes, and bytes become a message. Nothing blocks.
+
+A connection carries frames. A frame is a 4-byte big-endian length and that many bytes of MessagePack, one message
+each. A frame longer than MAX_FRAME_BYTES (before the leader knows the agent: MAX_JOIN_BYTES) ends the connection.
+
+A Plan names all nodes and goes to all nodes. So what is the same for all of them is encoded and compressed once, and
+the node's own index is sent beside it. A Join is compressed, too: to an eighth, since GPUs and ports are alike.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import struct
+import zlib
+from typing import Union
 
-from allranks.wire.frames import LENGTH, MAX_FRAME_BYTES, decode_frames, encode_frame
-from allranks.wire.protocol import Message, plain_address
+import msgspec
+
+from allranks import __version__
+from allranks.model.beat import NodeBeat, drop_unsound
+from allranks.model.errors import WireError
+from allranks.model.membership import Member
+from allranks.wire.protocol import PROTOCOL, Beat, Join, Message, Plan, as_one_line, plain_address
+
+MAX_FRAME_BYTES = 4 << 20
+MAX_JOIN_BYTES = 512 << 10
+"""Of all that an agent sends before it is known, and of its Join once it is decompressed. The card of a node with 8
+GPUs and 10 RDMA ports has 26 kB; with as many GPUs, ports, variables and files as a card may hold, 242 kB."""
+MAX_SHOWN = 64
+"""Maximum number of characters printed of a foreign peer's name, job and version."""
+LENGTH = struct.Struct(">I")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+class _PackedPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+    """A Plan as it is sent."""
+
+    node_index: int
+    common: bytes
+    """_Common as MessagePack, compressed (RFC 1950)."""
+
+
+_Common = tuple[Plan, list[tuple[str, int, int | None, str | None]]]
+"""The Plan of node 0 without its members, and a row for each: name, workers, first rank (None: the rank after the last
+one of the row before), host (None: the name). Rows that are so alike compress to a third."""
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message | _PackedPlan] = msgspec.msgpack.Decoder(
+    Union[(*(kind for kind in Message.__subclasses__() if kind is not Plan), _PackedPlan)]
+)
+_common_decoder: msgspec.msgpack.Decoder[_Common] = msgspec.msgpack.Decoder(_Common)
+_packed: tuple[Plan, bytes] | None = None
+"""The last Plan that was sent, with its common part: the leader sends the Plans of all nodes one after another."""
 
 
 class Connection:
@@ -37,21 +82,12 @@ class Connection:
     @property
     def peer_address(self) -> str:
         """The other side's address; empty for an agent and its leader in one process."""
-        if self.sock.family == socket.AF_UNIX:
-            return ""
-        return plain_address(str(self.sock.getpeername()[0]))
+        return plain_address(str(self.sock.getpeername()[0])) if self.sock.family != socket.AF_UNIX else ""
 
     @property
     def has_unsent(self) -> bool:
         """Whether bytes are queued that the kernel has not taken yet."""
         return bool(self._unsent)
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether a complete message is buffered, which the selector does not report."""
-        if len(self._received) < LENGTH.size:
-            return False
-        return len(self._received) >= LENGTH.size + int(LENGTH.unpack_from(self._received)[0])
 
     def send(self, message: Message) -> None:
         """Queue a message and write what the kernel takes now."""
@@ -113,3 +149,114 @@ class Connection:
     def close(self) -> None:
         """Close the socket; safe to call twice."""
         self.sock.close()
+
+
+def encode_frame(message: Message) -> bytes:
+    """Return a message as one frame.
+
+    Raises:
+        WireError: the message is longer than MAX_FRAME_BYTES.
+    """
+    payload = _encoder.encode(_pack(message) if isinstance(message, Plan) else message)
+    if isinstance(message, Join):
+        payload = zlib.compress(payload, level=1)  # the best level takes twice as long, and 4 % off
+    if len(payload) > MAX_FRAME_BYTES:
+        raise WireError(f"a {type(message).__name__} of {len(payload)} bytes is longer than {MAX_FRAME_BYTES}")
+    return LENGTH.pack(len(payload)) + payload
+
+
+def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: int = MAX_FRAME_BYTES) -> list[Message]:
+    """Take complete frames out of the buffer, all or `at_most`; an incomplete one stays in it.
+
+    Raises:
+        WireError: the bytes are no frames of ours.
+    """
+    messages: list[Message] = []
+    while len(buffer) >= LENGTH.size and (at_most is None or len(messages) < at_most):
+        (length,) = LENGTH.unpack_from(buffer)
+        if length > max_bytes:
+            raise WireError(f"a frame of {length} bytes, more than {max_bytes}: the peer is not allranks")
+        if len(buffer) < LENGTH.size + length:
+            break
+        payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
+        del buffer[: LENGTH.size + length]
+        try:
+            if payload.startswith(b"x"):  # RFC 1950; the map of a message begins otherwise
+                payload = _inflate(payload, "a Join", MAX_JOIN_BYTES)
+            messages.append(_decode(payload))
+        except _UNREADABLE as exc:
+            what = _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
+            raise WireError(what) from exc
+    return messages
+
+
+def _decode(payload: bytes) -> Message:
+    try:
+        message = _decoder.decode(payload)
+        return _unpack(message) if isinstance(message, _PackedPlan) else message
+    except msgspec.ValidationError:  # of a Beat, what is sound counts
+        told = msgspec.msgpack.decode(payload)
+        if not isinstance(told, dict) or "node" not in told:
+            raise
+        drop_unsound(told["node"], NodeBeat)
+        return msgspec.convert(told, Beat)
+
+
+def _pack(plan: Plan) -> _PackedPlan:
+    global _packed
+    if _packed is None or msgspec.structs.replace(_packed[0], node_index=plan.node_index) != plan:
+        ends = [0, *(each.first_rank + each.num_workers for each in plan.members)]
+        rows = [
+            (each.name, each.num_workers, _unless(end, each.first_rank), _unless(each.name, each.host))
+            for each, end in zip(plan.members, ends, strict=False)
+        ]
+        common = msgspec.structs.replace(plan, members=(), node_index=0), rows  # a _Common
+        _packed = plan, zlib.compress(_encoder.encode(common))
+    return _PackedPlan(node_index=plan.node_index, common=_packed[1])
+
+
+def _unless(usual: object, value: object) -> object:
+    return None if value == usual else value
+
+
+def _unpack(packed: _PackedPlan) -> Plan:
+    plan, rows = _common_decoder.decode(_inflate(packed.common, "a Plan", MAX_FRAME_BYTES))
+    members, end = [], 0
+    for name, num_workers, first_rank, host in rows:
+        first_rank = end if first_rank is None else first_rank
+        end = first_rank + num_workers
+        host = name if host is None else host
+        members.append(Member(name=name, first_rank=first_rank, num_workers=num_workers, host=host))
+    return msgspec.structs.replace(plan, members=tuple(members), node_index=packed.node_index)
+
+
+def _inflate(data: bytes, what: str, max_bytes: int) -> bytes:
+    inflating = zlib.decompressobj()
+    try:
+        payload = inflating.decompress(data, max_bytes)
+    except zlib.error as exc:
+        raise msgspec.DecodeError(f"{what} that cannot be decompressed: {exc}") from exc
+    if not inflating.eof:
+        raise msgspec.DecodeError(f"{what} of more than {max_bytes} bytes, or a truncated one")
+    return payload
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What Hello and Join of every version begin with."""
+
+    protocol: int
+    version: str
+
+
+def _describe_foreign_frame(payload: bytes) -> str | None:
+    """Name the version of a Hello or Join that this version cannot read."""
+    with contextlib.suppress(*_UNREADABLE):
+        head = msgspec.msgpack.decode(payload, type=_Head)
+        return describe_version(head) if head.protocol != PROTOCOL else None
+    return None
+
+
+def describe_version(head: _Head | Join) -> str:
+    """Say that a message is of another version of the protocol."""
+    what = f"a message of allranks {as_one_line(head.version, at_most=MAX_SHOWN)} (protocol {head.protocol})"
+    return f"{what}, here is {__version__} (protocol {PROTOCOL}); install the same version on all nodes"

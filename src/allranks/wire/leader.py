@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -81,13 +80,6 @@ def _listen(port: int) -> socket.socket:
         if exc.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
             raise
     return socket.create_server(("0.0.0.0", port), backlog=4096)
-
-
-def announce(directory: Path, announcement: Announcement) -> None:
-    """Write the leader's address into the run directory, atomically."""
-    draft = directory / f".{ANNOUNCEMENT}.{os.getpid()}"
-    draft.write_bytes(msgspec.json.encode(announcement))
-    draft.replace(directory / ANNOUNCEMENT)
 
 
 def read_announcement(directory: Path) -> Announcement | None:

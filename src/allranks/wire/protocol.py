@@ -1,4 +1,4 @@
-"""The protocol: what two agents say to each other (wire.frames: as which bytes). Who speaks when:
+"""The protocol: what two agents say to each other (wire.connection: as which bytes). Who speaks when:
 
     leader                                     agent
     Hello   version, job, nonce          -->
@@ -25,9 +25,6 @@ hears nothing but Pings until the next generation's Plan. An agent that has lost
 leader's side port and at those of its possible successors; its card says which generation it has, and it tells again
 what it has told of that generation. Whoever does not lead answers Refused, which is not final.
 
-Whoever only wants to know whether the leader's port answers (a pair test, a drill) reads the Hello, says Knock and is
-let go without a word.
-
 The leader speaks first because the port it listens on is handed to torch's TCPStore later, and a TCPStore waits for
 its client: whoever connects and hears no Hello within HANDSHAKE_S has not found a leader. Hello and Join never change
 their first two fields, so that two versions can name each other. `proof` is an HMAC-SHA256 with the job's key over the
@@ -46,6 +43,7 @@ from pathlib import Path
 
 import msgspec
 
+from allranks import __version__
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card, Place
 from allranks.model.finding import Verdict
@@ -55,6 +53,7 @@ from allranks.model.past import Past
 
 PROTOCOL = 8
 HANDSHAKE_S = 2.0
+NONCE_BYTES = 16
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=str.lower):
@@ -65,7 +64,6 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     """How one worker ended, as its agent saw it."""
 
     rank: int
-    local_rank: int
     node: str
     exit_code: int
     """As subprocess has it: negative is a signal."""
@@ -88,8 +86,8 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
 class Hello(Message, frozen=True, kw_only=True):
     """The leader's first words."""
 
-    protocol: int
-    version: str
+    protocol: int = PROTOCOL
+    version: str = __version__
     job: str
     nonce: bytes
 
@@ -97,8 +95,8 @@ class Hello(Message, frozen=True, kw_only=True):
 class Join(Message, frozen=True, kw_only=True):
     """An agent asks to be let in."""
 
-    protocol: int
-    version: str
+    protocol: int = PROTOCOL
+    version: str = __version__
     job: str
     attempt: int | None
     nonce: bytes
@@ -121,7 +119,7 @@ class Refused(Message, frozen=True, kw_only=True):
 
 
 class Knock(Message, frozen=True, kw_only=True):
-    """Nothing but a look whether this port answers."""
+    """After the Hello: this was only a look whether the port answers (a pair test, a drill). There is no answer."""
 
 
 class Test(Message, frozen=True, kw_only=True):

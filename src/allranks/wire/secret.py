@@ -20,7 +20,7 @@ import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -29,22 +29,17 @@ from allranks.model.errors import SetupError
 from allranks.wire.protocol import Join, Message, Welcome
 
 SECRET_VARIABLE = "ALLRANKS_SECRET"  # noqa: S105  (a name, not a secret)
-NONCE_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Secret:
     """The job's key and its source. Never printed."""
 
-    key: bytes
+    key: bytes = field(repr=False)
     """Empty: munge credentials stand for one."""
     source: str
-    munge_socket: str | None = None
+    munge_socket: str | None = field(default=None, repr=False)
     """Where munged listens, if not where it usually does."""
-
-    def __repr__(self) -> str:
-        """Without the key."""
-        return f"Secret(source={self.source!r})"
 
 
 def secret_from_env(env: Mapping[str, str]) -> Secret | None:
@@ -118,11 +113,6 @@ def read_secret_file(path: Path) -> Secret | None:
             f"{path}: owner {status.st_uid}, mode {status.st_mode & 0o777:o}; expected owner {os.geteuid()}, mode 0600"
         )
     return Secret(key.encode(), str(path))
-
-
-def fresh_nonce() -> bytes:
-    """Return random bytes that are used only once."""
-    return secrets.token_bytes(NONCE_BYTES)
 
 
 def prove_join(secret: Secret, join: Join, *, leader_nonce: bytes) -> Join:

@@ -5,8 +5,8 @@
 
 Hosts are tried in threads of their own, STAGGER_S apart in the order of the hints, so that a path that drops packets, a
 silent program or a slow name service (glibc waits 5 s for a DNS server, and asks twice) delays nothing. Each address of
-a name counts as a host; the ports of one host are tried one after another. Handshakes are made one at a time, since the
-leader accepts an agent once. All threads end soon after the search.
+a name counts as a host; the ports of one host are tried one after another. One Join is said at a time, since the leader
+accepts an agent once. All threads end soon after the search.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import select
 import socket
 import threading
@@ -24,14 +25,12 @@ from typing import Any
 
 import msgspec
 
-from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import Exit, NodeFaultError, WireError
-from allranks.wire.connection import Connection
-from allranks.wire.frames import MAX_JOIN_BYTES
+from allranks.wire.connection import MAX_JOIN_BYTES, Connection
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Hello, Join, Message, Refused, as_one_line, own_age_s
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome, prove_join
+from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, Hello, Join, Message, Refused, as_one_line, own_age_s
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, is_welcome, prove_join
 
 CONNECT_S = 1.0
 """Seconds for a hint to accept a connection before its host is given up for this time."""
@@ -40,7 +39,7 @@ STAGGER_S = 0.2
 SPARE_BYTES = 8 << 10
 """Of a Join, beside the card: names, version, proof."""
 SILENT_S = 0.5
-"""Seconds without an answer after which a path is reported to the leader as silent."""
+"""Seconds without an answer after which the silence is what people are told of."""
 LOOKUP_S = 5.0
 """Deadline of a name lookup; then it is given up, and a new one begins."""
 MAX_LOOKUPS = 4
@@ -49,7 +48,6 @@ PAUSE_S = 0.1
 """Seconds between two rounds, each of which tries all hosts that are not being tried."""
 TICK_S = 0.05
 """Seconds after the end of the search in which a thread that waits for a socket notices it."""
-SAYS_NOTHING = "a program listens there but sends nothing"
 _Address = tuple[int, tuple[Any, ...]]
 """Its family, and what connect(2) wants."""
 
@@ -61,7 +59,7 @@ class Search:
         hints: called in each round, since an announcement may appear; a group is one host, its ports in order.
         attempt: number of the job's start, if the agent knows it.
         secret: called when a leader has sent Hello; returns None while the key does not exist.
-        card: the report of this node; silent paths are added to it.
+        card: the report of this node.
     """
 
     def __init__(
@@ -77,12 +75,15 @@ class Search:
         self._found: Future[tuple[Connection, Hint]] = Future()
         """Done: the search is over."""
         self._obstacle = ""
-        self._silent: dict[str, str] = {}
         self._unresolved: dict[str, str] = {}
         """Host names without an address so far, and why."""
-        self._running: set[tuple[Hint, ...]] = set()
-        """Hosts that are being tried."""
+        self._addresses: dict[str, list[_Address]] = {}
+        """Of host names, from the last lookup that has answered."""
+        self._asked_s: dict[str, float] = {}
+        """Host names whose lookup has not answered, and since when."""
         self._free_lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
+        self._calls: dict[tuple[Any, ...], threading.Thread] = {}
+        """A function with its arguments, and the thread that makes this call, or has made it."""
         self._handshake = threading.Lock()
         self._begin(self._go_round)
 
@@ -153,114 +154,88 @@ class Search:
         thread.start()
         return thread
 
+    def _try(self, *call: Any) -> None:
+        """Make a call in a thread, unless it is being made, and give it STAGGER_S before the next one."""
+        with self._handshake:  # nothing is tried beside a leader that has answered
+            if call in self._calls and self._calls[call].is_alive():
+                return
+            thread = self._calls[call] = self._begin(*call)
+        thread.join(STAGGER_S)
+
     def _go_round(self) -> None:
         while not self._found.done():
             for group in map(tuple, self._hints()):
-                if group and group not in self._running:
-                    with self._handshake:  # nothing is tried beside a leader that has answered
-                        self._running.add(group)
-                    self._begin(self._try_host, group).join(STAGGER_S)
+                addresses = self._look_up(group[0]) if group else []
+                for family, address in addresses:
+                    at = f" at {address[0]}" if len(addresses) > 1 else ""
+                    self._try(self._try_ports, group, family, address, at)
             time.sleep(PAUSE_S)
 
-    def _try_host(self, group: tuple[Hint, ...]) -> None:
-        """Try all addresses of a host."""
-        host = group[0].host
-        addresses: list[_Address] = []
-        try:
-            addresses = self._look_up(group[0])
-            self._unresolved.pop(host, None)
-        except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
-            why = getattr(exc, "strerror", None) or exc
-            self._unresolved[host] = f"{group[0]} ({group[0].source}): {host} does not resolve on this node: {why}"
-        threads = []
-        for family, address in addresses:
-            at = f" at {address[0]}" if len(addresses) > 1 else ""
-            threads.append(self._begin(self._try_ports, group, family, address, at))
-            threads[-1].join(STAGGER_S)
-        for thread in threads:
-            thread.join()
-        self._running.discard(group)
-
     def _look_up(self, hint: Hint) -> list[_Address]:
-        """Return all addresses of a host in the order of preference (RFC 6724); none while other lookups hang."""
-        host, answer, began_s = hint.host, Future[list[_Address]](), time.monotonic()
+        """Return the addresses of a host in the order of preference (RFC 6724), as far as they are known; ask again."""
         with contextlib.suppress(OSError, UnicodeError):
-            return _addresses(host, socket.AI_NUMERICHOST)
+            return _find_addresses(hint.host, socket.AI_NUMERICHOST)
+        now_s = time.monotonic()
+        waited_s = now_s - self._asked_s.setdefault(hint.host, now_s)
+        if waited_s >= SILENT_S:
+            why = f"the name lookup of {hint.host} has not answered for {waited_s:.0f} s"
+            advice = "; check DNS on this node" if waited_s > LOOKUP_S else ""
+            self._unresolved[hint.host] = f"{hint} ({hint.source}): {why}{advice}"
+        self._try(self._ask, hint, waited_s // LOOKUP_S)  # another call where the last one is given up
+        return self._addresses.get(hint.host, [])
+
+    def _ask(self, hint: Hint, _: float) -> None:
+        """Ask the name service, unless other lookups hang."""
         if not self._free_lookups.acquire(blocking=False):
-            return []
-
-        def look() -> None:
-            try:
-                answer.set_result(_addresses(host))
-            except Exception as exc:
-                answer.set_exception(exc)
-            finally:
-                self._free_lookups.release()
-
-        self._begin(look)
-        while not self._found.done() and (waited_s := time.monotonic() - began_s) < LOOKUP_S:
-            if waited_s >= SILENT_S:
-                why = f"the name lookup of {host} has not answered for {waited_s:.0f} s"
-                self._unresolved[host] = f"{hint} ({hint.source}): {why}"
-            with contextlib.suppress(TimeoutError):
-                return answer.result(SILENT_S)
-        raise TimeoutError(f"the name lookup has not answered within {LOOKUP_S:.0f} s; check DNS on this node")
+            return
+        try:
+            self._addresses[hint.host] = _find_addresses(hint.host)
+            self._unresolved.pop(hint.host, None)
+        except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
+            why = f"{hint.host} does not resolve on this node: {getattr(exc, 'strerror', None) or exc}"
+            self._unresolved[hint.host] = f"{hint} ({hint.source}): {why}"
+        finally:
+            self._asked_s.pop(hint.host, None)
+            self._free_lookups.release()
 
     def _try_ports(self, group: tuple[Hint, ...], family: int, address: tuple[Any, ...], at: str) -> None:
         """Try the ports of one address, until one leads to the leader or none answers."""
         for hint in group:
-            if self._found.done():
-                return
+            path = f"{hint}{at} ({hint.source})"
             with contextlib.ExitStack() as on_failure:
                 try:
-                    sock = on_failure.enter_context(socket.socket(family, socket.SOCK_STREAM))
-                    self._connect(sock, (address[0], hint.port, *address[2:]), hint, at)
+                    connection = Connection(socket.socket(family, socket.SOCK_STREAM), peer="it")
+                    on_failure.callback(connection.close)
+                    self._connect(connection, (address[0], hint.port, *address[2:]), path)
+                    hello = self._hear(connection, path)  # the leader speaks first
                     with self._handshake:
                         if not self._found.done():
-                            self._found.set_result((self._shake_hands(sock, hint), hint))
+                            self._join(connection, hello, hint, path)
+                            self._found.set_result((connection, hint))
                             on_failure.pop_all()
                     return
                 except OSError as exc:
-                    self._note(hint, exc.strerror.lower() if exc.strerror else str(exc), at)
+                    self._obstacle = f"{path}: {exc.strerror.lower() if exc.strerror else exc}"
                     # A refusal is an answer: other ports of the host are worth a try. Silence is not.
-                    if not isinstance(exc, ConnectionError):
+                    if self._found.done() or not isinstance(exc, ConnectionError):
                         return
 
-    def _connect(self, sock: socket.socket, address: tuple[Any, ...], hint: Hint, at: str) -> None:
-        """Connect, and wait until the other side has sent something.
-
-        Raises:
-            ConnectionError: the host answers, but no leader does.
-            OSError: the host does not answer.
-        """
-        who = f"{hint}{at}"
-        sock.setblocking(False)
-        error = sock.connect_ex(address)
+    def _connect(self, connection: Connection, address: tuple[Any, ...], path: str) -> None:
+        """Connect; a ConnectionError is an answer of the host, another OSError is none."""
+        error = connection.sock.connect_ex(address)
         if error == errno.EINPROGRESS:
-            if self._is_ready(sock, select.POLLOUT, SILENT_S):
-                self._silent.pop(who, None)
-            else:
-                self._silent[who] = f"{who} ({hint.source}: no answer)"
-                self._note(hint, "no answer", at)
-                if not self._is_ready(sock, select.POLLOUT, CONNECT_S - SILENT_S):
-                    raise TimeoutError(f"no answer within {CONNECT_S:.1f} s")
-            error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            self._await(connection, select.POLLOUT, CONNECT_S, path, TimeoutError("no answer"))
+            error = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
-        if not self._is_ready(sock, select.POLLIN, SILENT_S):  # the leader speaks first
-            self._note(hint, SAYS_NOTHING, at)
-            if not self._is_ready(sock, select.POLLIN, HANDSHAKE_S - SILENT_S):
-                raise ConnectionError(SAYS_NOTHING)
 
-    def _shake_hands(self, sock: socket.socket, hint: Hint) -> Connection:
-        """Return the connection to the leader of this job.
+    def _join(self, connection: Connection, hello: Message, hint: Hint, path: str) -> None:
+        """Let both sides prove that they belong to this job.
 
         Raises:
-            WireError: it refused this agent.
+            WireError: the leader refused this agent.
             ConnectionError: it is another one, or none.
         """
-        connection = Connection(sock, peer="it")
-        hello = self._hear(connection, HANDSHAKE_S)
         if not isinstance(hello, Hello):
             raise ConnectionError("the program there is not an allranks leader")
         if hello.job != self._job:
@@ -268,19 +243,10 @@ class Search:
         key = self._secret()  # only now: the leader wrote it before it said Hello
         if key is None:
             raise ConnectionError("the run directory does not have the job's secret yet")
-        card = msgspec.structs.replace(
-            self._card, came_by=str(hint), silent_hints=tuple(self._silent.values()), age_s=own_age_s()
-        )
-        join = Join(
-            protocol=PROTOCOL,
-            version=__version__,
-            job=self._job,
-            attempt=self._attempt,
-            nonce=fresh_nonce(),
-            card=_bounded(card),
-        )
+        card = msgspec.structs.replace(self._card, came_by=str(hint), age_s=own_age_s())
+        join = Join(job=self._job, attempt=self._attempt, nonce=secrets.token_bytes(NONCE_BYTES), card=_bounded(card))
         connection.send(prove_join(key, join, leader_nonce=hello.nonce))
-        answer = self._hear(connection, HANDSHAKE_S + (0.0 if key.key else LEADERS_MUNGE_S))
+        answer = self._hear(connection, path, munge_s=0.0 if key.key else LEADERS_MUNGE_S)
         if isinstance(answer, Refused):
             reason = as_one_line(answer.reason)
             if answer.is_final:
@@ -289,10 +255,10 @@ class Search:
         if not is_welcome(key, answer, join, leader_nonce=hello.nonce):
             raise ConnectionError("it does not know this job's secret")
         connection.peer = str(hint)
-        return connection
 
-    def _hear(self, connection: Connection, within_s: float) -> Message:
-        until_s = time.monotonic() + within_s
+    def _hear(self, connection: Connection, path: str, *, munge_s: float = 0.0) -> Message:
+        until_s = time.monotonic() + HANDSHAKE_S + munge_s
+        silent = ConnectionError("a program listens there but sends nothing")
         while True:
             connection.flush()
             try:
@@ -301,21 +267,23 @@ class Search:
             except WireError as exc:
                 raise ConnectionError(as_one_line(str(exc))) from exc
             events = select.POLLIN | (select.POLLOUT if connection.has_unsent else 0)
-            if not self._is_ready(connection.sock, events, until_s - time.monotonic()):
-                raise ConnectionError(SAYS_NOTHING)
+            self._await(connection, events, until_s - time.monotonic(), path, silent)
 
-    def _is_ready(self, sock: socket.socket, events: int, within_s: float) -> bool:
-        """Wait for a socket; False: it was not ready within the time, or the search is over."""
+    def _await(self, connection: Connection, events: int, within_s: float, path: str, silent: OSError) -> None:
+        """Wait for a socket.
+
+        Raises:
+            OSError: `silent`; it was not ready within the time, or the search is over.
+        """
         poll = select.poll()
-        poll.register(sock, events)
-        until_s = time.monotonic() + within_s
+        poll.register(connection, events)
+        began_s = time.monotonic()
         while not poll.poll(1000 * TICK_S):
-            if self._found.done() or time.monotonic() >= until_s:
-                return False
-        return True
-
-    def _note(self, hint: Hint, obstacle: str, at: str = "") -> None:
-        self._obstacle = f"{hint}{at} ({hint.source}): {obstacle}"
+            waited_s = time.monotonic() - began_s
+            if waited_s >= SILENT_S:
+                self._obstacle = f"{path}: {silent}"
+            if self._found.done() or waited_s >= within_s:
+                raise silent
 
 
 def _bounded(card: Card) -> Card:
@@ -328,6 +296,6 @@ def _bounded(card: Card) -> Card:
     return Card(**{name: getattr(card, name) for name in kept}, problem=problem, problem_exit=Exit.SETUP)
 
 
-def _addresses(host: str, flags: int = 0) -> list[_Address]:
+def _find_addresses(host: str, flags: int = 0) -> list[_Address]:
     answers = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in answers))

@@ -147,16 +147,12 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def failed(rank: int, *, age_s: float, clock_s: float) -> Ended:
-    end = WorkerEnd(
-        rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}"
-    )
+    end = WorkerEnd(rank=rank, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}")
     return Ended(end=end, age_s=age_s)
 
 
 def exited(rank: int, *, generation: int = 0, is_finished: bool = False) -> Ended:
-    end = WorkerEnd(
-        rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=0, time_s=0.0, is_finished=is_finished
-    )
+    end = WorkerEnd(rank=rank, node=f"node{rank + 1:02}", exit_code=0, time_s=0.0, is_finished=is_finished)
     return Ended(end=end, age_s=0.0, generation=generation)
 
 

@@ -74,7 +74,7 @@ class Job:
         for index in (0, 1):
             ranks = (RankBeat(rank=index, pid=1, step=step),)
             self.tell(index, Beat(node=NodeBeat(node_index=index, generation=0, ranks=ranks)))
-        end = WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=-signal.SIGSEGV, time_s=0.0)
+        end = WorkerEnd(rank=1, node="n1", exit_code=-signal.SIGSEGV, time_s=0.0)
         self.tell(1, Ended(end=end, age_s=0.0))
         self.wait(3.0)
         assert self.sent(Stop, to=0)
@@ -214,7 +214,7 @@ def test_an_agent_that_does_not_report_is_disconnected_and_the_leaders_own_never
 
 
 def exited(rank: int) -> Ended:
-    end = WorkerEnd(rank=rank, local_rank=0, node=f"n{rank}", exit_code=0, time_s=0.0)
+    end = WorkerEnd(rank=rank, node=f"n{rank}", exit_code=0, time_s=0.0)
     return Ended(end=end, age_s=0.0, generation=1)
 
 
@@ -248,7 +248,7 @@ def test_who_joins_a_job_that_is_over_is_rejected():
 def test_a_worker_of_an_earlier_generation_says_nothing_of_the_new_one():
     job = Job()
     job.stop(is_one_lost=False)
-    end = WorkerEnd(rank=0, local_rank=0, node="n0", exit_code=1, time_s=0.0, message="ValueError")
+    end = WorkerEnd(rank=0, node="n0", exit_code=1, time_s=0.0, message="ValueError")
     job.tell(0, Ended(end=end, age_s=0.0, generation=0))
     for rank in (0, 1):
         job.tell(rank, exited(rank))

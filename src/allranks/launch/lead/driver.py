@@ -34,16 +34,15 @@ from allranks.launch.rendezvous import Rendezvous
 from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.finding import Finding
+from allranks.preflight.rollcall import close_when_sent
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
-from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
+from allranks.wire.accept import Acceptor, Reject, turn_away
 from allranks.wire.connection import Connection
 
 TOLD_AGAIN_S = 60.0
 """How often the same host is reported as rejected for the same reason."""
-FAREWELL_S = 2.0
-"""Time allowed to deliver the last message to slow agents."""
 
 
 @dataclass(slots=True)
@@ -106,14 +105,7 @@ class LeaderDriver:
 
     def close(self) -> None:
         """Give slow agents a moment to receive their last message, and close all connections."""
-        deadline_s = time.monotonic() + FAREWELL_S
-        while time.monotonic() < deadline_s and any(each.has_unsent for each in self.connections.values()):
-            for connection in self.connections.values():
-                with contextlib.suppress(ConnectionError):
-                    connection.flush()
-            time.sleep(0.01)
-        for connection in self.connections.values():
-            connection.close()
+        close_when_sent(self.connections.values())
         if self.acceptor is not None:
             self.acceptor.close()
         if self.reviver is not None:
@@ -163,8 +155,7 @@ class LeaderDriver:
 
     def _watch(self, node: int, connection: Connection) -> None:
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._listen(node, connection))
-        if connection.has_unread:
-            self._listen(node, connection)
+        self._listen(node, connection)  # what came together with the Join
 
     def _listen(self, node: int, connection: Connection) -> None:
         if self.connections.get(node) is not connection:
@@ -192,12 +183,12 @@ class LeaderDriver:
         self._joining[peer.fileno()] = peer
         self._feed(events.Joined(now_s=time.monotonic(), connection=peer.fileno(), card=card, address=peer.peer))
 
-    def _tell_rejected(self, rejected: Rejected) -> None:
-        now_s, key = time.monotonic(), (rejected.host, rejected.why)
+    def _tell_rejected(self, why: Reject, host: str, text: str) -> None:
+        now_s, key = time.monotonic(), (host, why)
         self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TOLD_AGAIN_S}
-        if rejected.why is not Reject.SILENT and key not in self._told_s:
+        if why is not Reject.SILENT and key not in self._told_s:
             self._told_s[key] = now_s
-            self.say(rejected.text)
+            self.say(text)
 
 
 def appoint_leader(

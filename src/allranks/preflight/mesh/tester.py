@@ -47,7 +47,7 @@ from allranks.preflight.mesh.dial import Address, Dialer, LargeEcho, describe_er
 from allranks.preflight.mesh.echo import Echo
 from allranks.preflight.mesh.loop import Loop
 from allranks.preflight.mesh.ping import COMMON_MTU, Ping, PingSocket
-from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.connection import decode_frames, encode_frame
 from allranks.wire.protocol import Hello, Knock, Test
 
 MAX_SOCKETS = 576
