@@ -41,8 +41,7 @@ sys.exit(max(child.wait() for child in children))
 SINFO = """\
 #!/bin/sh
 case "$*" in
-  *%P*) echo "gpu"; echo "main*" ;;
-  *%G*) printf 'n1 gpu:a100:4(S:0-1)\\nn2 gpu:4\\n' ;;
+  *%G*) printf 'gpu n1 gpu:a100:4(S:0-1)\\nmain* n1 gpu:a100:4(S:0-1)\\nmain* n2 gpu:4\\n' ;;
   *"-p nope"*) ;;
   *) printf 'n1\\037idle\\037none\\nn2\\037idle\\037none\\nn3\\037drained\\037bad NIC\\n' ;;
 esac

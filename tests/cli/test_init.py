@@ -11,7 +11,7 @@ from fake_srun import FakeStep
 
 from allranks.config.file import parse_cluster, read_cluster
 from allranks.launch.check.describe import Surroundings, describe_cluster, reasons_of
-from allranks.launch.check.where import parse_default_partition
+from allranks.launch.check.where import parse_sinfo
 from allranks.model.card import Card, Facts, Gpu, Interface, RdmaPort
 from allranks.preflight.networks import choose_network
 from allranks.report.toml import render_toml
@@ -240,8 +240,8 @@ def test_without_a_common_network_names_lead() -> None:
 
 
 def test_the_default_partition_has_a_star() -> None:
-    assert parse_default_partition("gpu\nmain*\n") == "main"
-    assert parse_default_partition("gpu\n") is None
+    assert parse_sinfo("gpu n1 (null)\nmain* n1 (null)\n")[0] == "main"
+    assert parse_sinfo("gpu n1 (null)\n")[0] is None
 
 
 def test_this_machine_alone(allranks: Allranks, tmp_path: Path) -> None:

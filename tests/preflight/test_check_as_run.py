@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from allranks.causes.catalogue import all_causes
 from allranks.causes.cause import Cause
 from allranks.host.node import NodeFacts
 from allranks.launch.check.outcome import checks, choose_checks, judge_check
-from allranks.launch.check.step import Held, NoRunDir, hold_alone, look_here
+from allranks.launch.check.step import NOWHERE, Held, hold_alone, look_here
 from allranks.launch.plan import Request, plan_job
 from allranks.launch.rendezvous import apply
 from allranks.model.card import Facts, Gid, Gpu, Interface, Place, RdmaPort
@@ -26,6 +27,7 @@ from allranks.model.finding import Finding, Severity
 from allranks.model.identity import world_from_env
 from allranks.preflight.entry import Called, Entry
 from allranks.preflight.judge import Observations, judge
+from allranks.report.rundir import RunDir
 
 LO = Interface("lo", ("127.0.0.1",), is_up=True, networks=("127.0.0.0/8",), kind="loopback")
 ETH = Interface("eno1", ("10.1.0.3",), is_up=True, networks=("10.1.0.0/16",))
@@ -119,8 +121,9 @@ def run_says(cluster: Cluster, node: NodeFacts, read: Facts) -> tuple[tuple[Find
     request = Request(command=("train.py",), num_workers="gpu" if node.num_gpus else None)
     try:
         plan = plan_job(request, world_from_env({}), cluster, node, job="j", origin={})
-        applicant = apply(plan, NoRunDir("j"), {}, problem=plan.problem, facts=lambda: read, check_signals=lambda: None)
-        with Entry(applicant) as entry:
+        run_dir = RunDir(NOWHERE, "j")
+        applicant = apply(plan, run_dir, {}, problem=plan.problem, facts=lambda: read, check_signals=lambda: None)
+        with Entry(replace(applicant, is_slurm=True)) as entry:  # there it makes no directory that is not shared
             called = entry.take_part()
     except AllranksError as exc:
         return (exc.finding,) if exc.finding else (), exc.exit_code

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -333,9 +332,6 @@ def _serve() -> None:
     from allranks.launch.check.step import ORDER_VARIABLE, Order, serve
     from allranks.launch.srun import decode
 
-    def stop(signum: int, frame: object) -> None:
-        raise StoppedBySignal(signum)
-
     try:
         order = decode(os.environ.pop(ORDER_VARIABLE, ""), Order | PairOrder)
     except ValueError as exc:
@@ -343,7 +339,6 @@ def _serve() -> None:
     if isinstance(order, Order):
         serve(order, os.environ)
     else:
-        signal.signal(signal.SIGTERM, stop)
         serve_pairs(order, os.environ)
 
 

@@ -87,14 +87,20 @@ def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
     """Return the nodes to examine, and what SLURM says about them."""
     from allranks.host.slurm_site import Site, read_site
     from allranks.launch.check.describe import Surroundings
-    from allranks.launch.check.where import find_default_partition, read_promised_gpus
+    from allranks.launch.check.where import ask_sinfo
 
     if not (asked.is_any or os.environ.get("SLURM_JOB_ID")) and shutil.which("sinfo") is None:
         return None, _nothing_around()
     in_job = os.environ.get("SLURM_JOB_ID")
     partition, reason = asked.partition, "given by --partition"
+    default, promised = None, dict[str, int]()
+    try:
+        default, promised = ask_sinfo(os.environ)
+    except AllranksError:
+        if partition is None and not in_job:
+            raise
     if partition is None:
-        found = os.environ.get("SLURM_JOB_PARTITION") if in_job else find_default_partition(os.environ)
+        found = os.environ.get("SLURM_JOB_PARTITION") if in_job else default
         partition, reason = found, "partition of the job that this ran in" if in_job else "SLURM's default"
     if not asked.is_any and not in_job:
         if partition is None:
@@ -102,7 +108,6 @@ def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
                 "init: SLURM has no default partition; give one with --partition, or nodes with --nodelist"
             )
         asked = replace(asked, partition=partition)
-    promised = read_promised_gpus(os.environ)
     place = find_place(asked, os.environ, verb="init")
     assert place is not None
     if asked.gpus_per_node is None and not in_job:

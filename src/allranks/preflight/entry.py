@@ -272,6 +272,8 @@ class Entry:
     def _make_run_dir(self) -> AllranksError | None:
         """Make the job's directory; where that fails the others must hear it, or they would wait for this node."""
         mine = self.applicant
+        if mine.is_slurm and not mine.shares_run_dir:
+            return None  # a check that must leave nothing behind, or that found no place to write
         try:
             mine.run_dir.create()
             mine.run_dir.create_attempt(mine.attempt)

@@ -7,8 +7,8 @@ Phases, each with its own deadline:
 3 the pairs run in rounds; each node reports each result at once                            at most PAIR_S each
 4 whatever is left of the step is ended
 
-The nodes use the port of the roll call, because firewalls let it through. A child that hangs is killed with its process
-group. A node that sent nothing has no reports; the reports of its partners count.
+The nodes use the port of the roll call, because firewalls let it through. A child that hangs is killed with the process
+of its pair. A node that sent nothing has no reports; the reports of its partners count.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
@@ -212,10 +210,8 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     send(node, "here")
     command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")]
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(
-        command, env=dict(env), stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True
-    ) as child:
-        killer = threading.Timer(order.deadline_s, _kill, [child])
+    with subprocess.Popen(command, env=dict(env), stdin=pipe, stdout=pipe, stderr=nowhere) as child:
+        killer = threading.Timer(order.deadline_s, child.kill)
         killer.start()
         try:
             assert child.stdin is not None
@@ -227,13 +223,7 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
             send(node, "done")
         finally:
             killer.cancel()
-            _kill(child)
-
-
-def _kill(child: subprocess.Popen[bytes]) -> None:
-    """Kill the child and the process of its current pair."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
+            child.kill()  # and the kernel the process of its pair, which asked for it (PR_SET_PDEATHSIG)
 
 
 def work_of(order: PairOrder, node: str) -> dict[str, Any]:

@@ -67,6 +67,7 @@ SILENCE_S = 30.0
 """From the end of the roll call's own wait to its document: the pair tests and two repetitions."""
 LATE_CARD_S = 3.0
 """For the node report of a node that answered and found no leader, after the leader's document has arrived."""
+NOWHERE = Path("/nonexistent")
 STEP_MINUTES = 5
 """SLURM ends the step itself if this process is killed."""
 # Settings that the user made for srun; all other SLURM_ variables may belong to an outer job.
@@ -243,19 +244,6 @@ def _describe_wait(heard: Heard, place: Place, waited_s: float) -> str:
 # --- A member's side
 
 
-class NoRunDir(RunDir):
-    """A run directory that writes nothing, for places that cannot or must not be written."""
-
-    def __init__(self, job: str) -> None:
-        super().__init__(Path("/nonexistent"), job)
-
-    def create(self) -> None:
-        """Do nothing."""
-
-    def create_attempt(self, attempt: int | None) -> None:
-        """Do nothing."""
-
-
 def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
     """Examine this machine only: no port, no other node."""
     return hold_alone(cluster, read_facts(env), read_card_facts(cluster.worker_env(env)))
@@ -293,7 +281,7 @@ def take_part(
     directory = Path(order.directory)
     # A directory that the leader creates here would be left behind.
     is_shared = bool(order.directory) and (world.rank != 0 or directory.is_dir())
-    run_dir = RunDir(directory, plan.job) if is_shared else NoRunDir(plan.job)
+    run_dir = RunDir(directory if is_shared else NOWHERE, plan.job)
     applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
     # A check has no earlier attempt.
     applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)

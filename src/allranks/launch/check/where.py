@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from allranks.host.slurm import NodeState
 from allranks.host.slurm_command import run_slurm, words_of
-from allranks.model.errors import AllranksError, SetupError, UsageError
+from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.report.text import count_of
 
@@ -110,48 +110,29 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
     )
 
 
-def find_default_partition(env: Mapping[str, str]) -> str | None:
-    """Return SLURM's default partition; None if there is none.
+def ask_sinfo(env: Mapping[str, str]) -> tuple[str | None, dict[str, int]]:
+    """Return SLURM's default partition, None if there is none, and how many GPUs it configures per node.
 
     Raises:
         UsageError: SLURM refuses.
         SetupError: SLURM does not answer, or this machine belongs to no cluster.
     """
-    answer = run_slurm("sinfo", "--noheader", "--format=%P", env=env, deadline_s=SINFO_S)
+    answer = run_slurm("sinfo", "--noheader", "--Node", "--format=%P %N %G", env=env, deadline_s=SINFO_S)
     if answer.returncode != 0:
         raise UsageError(f"sinfo: {words_of(answer)}; to examine only this machine: --standalone")
-    return parse_default_partition(answer.stdout)
+    return parse_sinfo(answer.stdout)
 
 
-def parse_default_partition(text: str) -> str | None:
-    """Read `sinfo -o %P`: the default one ends with `*`.
+def parse_sinfo(text: str) -> tuple[str | None, dict[str, int]]:
+    """Read `sinfo -N -o '%P %N %G'`: the default partition ends with `*`; there are types, sockets, other resources.
 
-    >>> parse_default_partition("gpu\\nmain*\\n")
-    'main'
+    >>> parse_sinfo("gpu n1 gpu:a100:4(S:0-1),gpu:t4:2,nic:1\\nmain* n2 (null)\\n")
+    ('main', {'n1': 6, 'n2': 0})
     """
-    return next((line.strip()[:-1] for line in text.splitlines() if line.strip().endswith("*")), None)
-
-
-def read_promised_gpus(env: Mapping[str, str]) -> dict[str, int]:
-    """Return how many GPUs SLURM configures per node; empty if it does not say."""
-    try:
-        answer = run_slurm("sinfo", "--noheader", "--Node", "--format=%N %G", env=env, deadline_s=SINFO_S)
-    except SetupError:
-        return {}
-    return parse_promised_gpus(answer.stdout) if answer.returncode == 0 else {}
-
-
-def parse_promised_gpus(text: str) -> dict[str, int]:
-    """Read `sinfo -N -o '%N %G'`, with types, sockets and other resources in it.
-
-    >>> parse_promised_gpus("n1 gpu:a100:4(S:0-1),gpu:t4:2,nic:1\\nn2 (null)\\n")
-    {'n1': 6, 'n2': 0}
-    """
-    return {
-        name: sum(int(n) for n in re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", resources.strip()))
-        for name, _, resources in (line.strip().partition(" ") for line in text.splitlines())
-        if name
-    }
+    rows = [line.split(maxsplit=2) for line in text.splitlines() if len(line.split()) > 2]
+    counts = {name: re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", resources) for _, name, resources in rows}
+    default = next((partition[:-1] for partition, *_ in rows if partition.endswith("*")), None)
+    return default, {name: sum(map(int, found)) for name, found in counts.items()}
 
 
 def _expand(asked: Asked, *, verb: str) -> tuple[str, ...]:
