@@ -135,6 +135,8 @@ def plan_job(
     if num_nodes == 1:  # with several, the leader sees them all
         choose_backend(wanted_backend, [(facts.host, num_workers, facts.num_gpus)])
 
+    master = world.master if world.is_placed else None
+    point = (request.endpoint.host, request.endpoint.port) if request.endpoint else master
     port, source = _port(request, world, cluster, origin)
     settings.append(Setting("port", str(port), "preferred; the leader takes the next free one if it is in use", source))
     return JobPlan(
@@ -142,7 +144,7 @@ def plan_job(
         cluster=cluster,
         facts=facts,
         request=request,
-        job=_job_name(request, world, job, num_nodes=num_nodes),
+        job=world.name_job(request.rdzv_id, point=point if num_nodes > 1 else None, otherwise=job),
         node_index=node_index,
         min_nodes=min_nodes,
         num_nodes=num_nodes,
@@ -316,18 +318,3 @@ def _guesses(world: World, cluster: Cluster, port: int) -> tuple[Hint, ...]:
         if first is not None and first.address:
             hints.append(Hint(first.address, port, "cluster.toml"))
     return tuple(hints)
-
-
-def _job_name(request: Request, world: World, job: str, *, num_nodes: int) -> str:
-    if world.launcher is Launcher.SLURM and world.job_id is not None:
-        # Steps of one job must not meet; the first one keeps the plain name.
-        return world.job_id if world.step_id in (None, "0") else f"{world.job_id}.{world.step_id}"
-    if request.rdzv_id:
-        return request.rdzv_id
-    if world.is_placed and world.job_id is not None:
-        return world.job_id
-    if num_nodes > 1 and request.endpoint:
-        return f"{request.endpoint.host}-{request.endpoint.port}"
-    if num_nodes > 1 and world.is_placed and world.master:
-        return f"{world.master[0]}-{world.master[1] or 0}"
-    return job
