@@ -8,9 +8,9 @@ The leader decides what depends on other nodes (ranks, backend), with `assign_ra
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 
@@ -19,7 +19,7 @@ from allranks.host.node import NodeFacts
 from allranks.model.claims.table import row_of
 from allranks.model.cluster import Backend, Cluster, GuardTable
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
-from allranks.model.membership import Member
+from allranks.model.membership import Member, name_hosts
 from allranks.model.setting import Setting
 from allranks.model.world import Launcher, Level, World
 from allranks.preflight.datapath import DataPath, data_path_of_cluster, list_nics
@@ -199,14 +199,12 @@ def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
     Args:
         cards: per node its host name and its number of workers. Two agents on a host become `host.0` and `host.1`.
     """
-    counts, twins = Counter(host for host, _ in cards), Counter[str]()
-    members, first = [], 0
-    for host, num_workers in cards:
-        name = f"{host}.{twins[host]}" if counts[host] > 1 else host
-        twins[host] += 1
-        members.append(Member(name=name, first_rank=first, num_workers=num_workers, host=host))
-        first += num_workers
-    return tuple(members)
+    firsts = accumulate((num_workers for _, num_workers in cards), initial=0)
+    named = zip(name_hosts([host for host, _ in cards]), firsts, cards, strict=False)  # one more of `firsts`: the end
+    return tuple(
+        Member(name=name, first_rank=first, num_workers=num_workers, host=host)
+        for name, first, (host, num_workers) in named
+    )
 
 
 def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
