@@ -8,9 +8,9 @@ The leader decides what depends on other nodes (ranks, backend), with `assign_ra
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import msgspec
 
@@ -19,7 +19,7 @@ from allranks.host.node import NodeFacts
 from allranks.model.claims.table import row_of
 from allranks.model.cluster import Backend, Cluster, GuardTable
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
-from allranks.model.membership import Member
+from allranks.model.membership import Member, name_hosts
 from allranks.model.setting import Setting
 from allranks.model.world import Launcher, Level, World
 from allranks.preflight.datapath import DataPath, data_path_of_cluster, list_nics
@@ -135,6 +135,8 @@ def plan_job(
     if num_nodes == 1:  # with several, the leader sees them all
         choose_backend(wanted_backend, [(facts.host, num_workers, facts.num_gpus)])
 
+    master = world.master if world.is_placed else None
+    point = (request.endpoint.host, request.endpoint.port) if request.endpoint else master
     port, source = _port(request, world, cluster, origin)
     settings.append(Setting("port", str(port), "preferred; the leader takes the next free one if it is in use", source))
     return JobPlan(
@@ -142,7 +144,7 @@ def plan_job(
         cluster=cluster,
         facts=facts,
         request=request,
-        job=_job_name(request, world, job, num_nodes=num_nodes),
+        job=world.name_job(request.rdzv_id, point=point if num_nodes > 1 else None, otherwise=job),
         node_index=node_index,
         min_nodes=min_nodes,
         num_nodes=num_nodes,
@@ -197,14 +199,12 @@ def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
     Args:
         cards: per node its host name and its number of workers. Two agents on a host become `host.0` and `host.1`.
     """
-    counts, twins = Counter(host for host, _ in cards), Counter[str]()
-    members, first = [], 0
-    for host, num_workers in cards:
-        name = f"{host}.{twins[host]}" if counts[host] > 1 else host
-        twins[host] += 1
-        members.append(Member(name=name, first_rank=first, num_workers=num_workers, host=host))
-        first += num_workers
-    return tuple(members)
+    firsts = accumulate((num_workers for _, num_workers in cards), initial=0)
+    named = zip(name_hosts([host for host, _ in cards]), firsts, cards, strict=False)  # one more of `firsts`: the end
+    return tuple(
+        Member(name=name, first_rank=first, num_workers=num_workers, host=host)
+        for name, first, (host, num_workers) in named
+    )
 
 
 def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
@@ -316,18 +316,3 @@ def _guesses(world: World, cluster: Cluster, port: int) -> tuple[Hint, ...]:
         if first is not None and first.address:
             hints.append(Hint(first.address, port, "cluster.toml"))
     return tuple(hints)
-
-
-def _job_name(request: Request, world: World, job: str, *, num_nodes: int) -> str:
-    if world.launcher is Launcher.SLURM and world.job_id is not None:
-        # Steps of one job must not meet; the first one keeps the plain name.
-        return world.job_id if world.step_id in (None, "0") else f"{world.job_id}.{world.step_id}"
-    if request.rdzv_id:
-        return request.rdzv_id
-    if world.is_placed and world.job_id is not None:
-        return world.job_id
-    if num_nodes > 1 and request.endpoint:
-        return f"{request.endpoint.host}-{request.endpoint.port}"
-    if num_nodes > 1 and world.is_placed and world.master:
-        return f"{world.master[0]}-{world.master[1] or 0}"
-    return job

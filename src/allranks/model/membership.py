@@ -11,8 +11,10 @@ data, as ALLRANKS_MEMBERS, the key of a group, and the writer's options.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import NamedTuple
 
 import msgspec
@@ -95,6 +97,25 @@ class Membership:
 
 ALONE = Membership()
 """A world of one."""
+
+
+def name_hosts(hosts: Sequence[str]) -> list[str]:
+    """Return a name for the node of each agent: its host, with a number where several agents share one.
+
+    >>> name_hosts(["a", "b", "a", "a.0"])
+    ['a.1', 'b', 'a.2', 'a.0']
+    """
+    counts = Counter(hosts)
+    taken = {host for host, times in counts.items() if times == 1}
+    twins: dict[str, Iterator[int]] = {}
+    named = []
+    for host in hosts:
+        name = host
+        while counts[host] > 1 and (name == host or name in taken):
+            name = f"{host}.{next(twins.setdefault(host, count()))}"
+        taken.add(name)
+        named.append(name)
+    return named
 
 
 def format_members(members: Iterable[Member]) -> str:

@@ -84,6 +84,15 @@ class World:
         """Whether this process is the whole job, unless it starts others."""
         return self.launcher is Launcher.NONE or (self.level is Level.NODE and self.num_nodes == 1)
 
+    def name_job(self, given: str | None, *, point: tuple[str, int | None] | None, otherwise: str) -> str:
+        """Return the job's name, the same on all its nodes: SLURM's, with the step if it is not the first, since steps
+        of one job must not meet; else the given one, the launcher's, or the point where the nodes meet."""
+        if self.launcher is Launcher.SLURM and self.job_id is not None:
+            return self.job_id if self.step_id in (None, "0") else f"{self.job_id}.{self.step_id}"
+        if given or (self.is_placed and self.job_id is not None):
+            return given or str(self.job_id)
+        return f"{point[0]}-{point[1] or 0}" if point else otherwise
+
     def source_of(self, name: str) -> str:
         """Return the variable that a value comes from."""
         return next((setting.source for setting in self.settings if setting.name == name), name)

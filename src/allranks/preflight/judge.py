@@ -7,10 +7,8 @@ have one reason, the more basic one stays: a node whose interface is down is not
 from __future__ import annotations
 
 import traceback
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -21,6 +19,7 @@ from allranks.model.card import Card
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import fold_hosts
+from allranks.model.membership import name_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.compare import compare_values, values_of
 from allranks.preflight.links import judge_pairs
@@ -136,18 +135,8 @@ def is_compared(cause: type[Cause]) -> bool:
 
 def name_nodes(cards: Mapping[int, Card]) -> dict[int, str]:
     """Return a name for each node: its host, with a number where two agents share one."""
-    hosts = {index: cards[index].host for index in sorted(cards)}
-    counts = Counter(hosts.values())
-    taken = {host for host, count in counts.items() if count == 1}
-    twins: dict[str, Iterator[int]] = {}
-    named: dict[int, str] = {}
-    for index, host in hosts.items():
-        name = host
-        while counts[host] > 1 and (name == host or name in taken):
-            name = f"{host}.{next(twins.setdefault(host, count()))}"
-        taken.add(name)
-        named[index] = name
-    return named
+    indices = sorted(cards)
+    return dict(zip(indices, name_hosts([cards[index].host for index in indices]), strict=True))
 
 
 class _Found(NamedTuple):

@@ -22,18 +22,13 @@ from allranks.model.errors import HostlistError, SetupError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.model.setting import Setting
-from allranks.model.world import Launcher, World
+from allranks.model.world import World
 from allranks.wire.protocol import Plan
 
 
 def job_name(world: World) -> str:
-    """Return the job's name, the same on all ranks: SLURM's, with the step if it is not the first; else their place."""
-    if world.launcher is Launcher.SLURM and world.job_id is not None:
-        return world.job_id if world.step_id in (None, "0") else f"{world.job_id}.{world.step_id}"
-    if world.is_placed and world.job_id is not None:
-        return world.job_id
-    point = world.master or ("local", None)
-    return f"{point[0]}-{point[1] or 0}"
+    """Return the job's name, the same on all ranks."""
+    return world.name_job(None, point=world.master, otherwise="local-0")
 
 
 def hosts_of_ranks(world: World, env: Mapping[str, str]) -> tuple[str, ...]:

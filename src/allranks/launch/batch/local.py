@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from allranks.causes.catalogue import find_cause
+from allranks.host.node import name_of
 from allranks.host.slurm import JobState
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
@@ -101,8 +102,7 @@ def note_cancel(run_dir: Path) -> None:
 def _state_of(run: Run) -> str:
     if run.verdict is not None:
         return "COMPLETED" if run.verdict.exit_code == 0 else "CANCELLED" if run.verdict.ended_by else "FAILED"
-    here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    if run.pid is None or run.nodes[:1] != (here,):
+    if run.pid is None or run.nodes[:1] != (name_of(os.environ),):
         return "UNKNOWN"
     return "RUNNING" if _is_agent(run.pid, run.started_s or 0.0) else "LOST"
 

@@ -119,9 +119,8 @@ def render_sbatch(
             handed_on=options.handed_on,
         )
     except jinja2.TemplateNotFound as exc:  # also an OSError
-        raise UsageError(
-            f'{template}: no template {exc.name!r}; expected {{% extends "allranks/job.sh.j2" %}}'
-        ) from exc
+        expected = '{% extends "allranks/job.sh.j2" %}'
+        raise UsageError(f"{template}: no template {exc.name!r}; expected {expected}") from exc
     except jinja2.TemplateError as exc:
         line = f":{exc.lineno}" if isinstance(exc, jinja2.TemplateSyntaxError) else ""
         raise UsageError(f"{template}{line}: {exc.message}") from exc

@@ -79,14 +79,7 @@ def check_script(script: str) -> None:
         SetupError: there is no bash.
     """
     try:
-        answer = subprocess.run(
-            ["bash", "-n"],
-            input=script,
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        answer = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True, timeout=30, check=False)
     except FileNotFoundError as exc:
         raise SetupError("bash: not found on this machine; SLURM runs batch scripts with it") from exc
     if answer.returncode != 0:
