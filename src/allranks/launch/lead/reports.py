@@ -271,8 +271,6 @@ class Reports:
     def _lose(self, index: int, reason: str, now_s: float) -> None:
         """A node is lost."""
         members = self._members
-        if index not in members.nodes and index not in members.away:
-            return
         name = members.name_of(index)
         self._suspect(index, reason, now_s)
         members.remove(index)
