@@ -16,7 +16,7 @@ import signal
 
 import msgspec
 
-from allranks.guard.judged import Judged
+from allranks.guard.judged import Judged, name_fault
 from allranks.guard.presence import NOT_COME
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
@@ -319,6 +319,7 @@ class Leader(Reports):
     def _await_capacity(self, now_s: float) -> None:
         until_s, num_nodes, terms = self._capacity_until_s, len(self._members.nodes), self._terms
         assert until_s is not None
+        here = f"only {num_nodes} of at least {terms.min_nodes} nodes"
         if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
         elif not self._members.have_majority() and not self._members.away:
@@ -326,11 +327,14 @@ class Leader(Reports):
         elif num_nodes >= terms.min_nodes:
             self._look(now_s)
         elif now_s >= until_s:
-            below = outcome.below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self.checkpoint)
-            self._give_up(Exit.NODE_FAULT, below)
+            at = self.checkpoint
+            last = "there is no checkpoint" if at is None else f"the last checkpoint is at step {at}"
+            self._give_up(Exit.NODE_FAULT, name_fault("AR608", f"{here} for {terms.capacity_s:.0f} s; {last}"))
         elif now_s >= self._next_notice_s:
             self._next_notice_s = now_s + course.NOTICE_S
-            self._say(outcome.describe_pause(num_nodes, terms.min_nodes, until_s - now_s, terms.capacity_s))
+            minutes, seconds = divmod(int(until_s - now_s), 60)
+            left = f"{minutes}:{seconds:02d} left (--capacity-timeout {terms.capacity_s:.0f})"
+            self._say(f"paused: {here}; waiting for capacity, {left}")
 
     def _give_up(self, exit_code: int, *findings: Finding) -> None:
         self._pronounce(findings)

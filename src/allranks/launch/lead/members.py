@@ -100,10 +100,6 @@ class Members:
         """A node's name: as it is connected, or as the Plan has it."""
         return self.nodes[index].name if index in self.nodes else self.group.get(index, f"node {index}")
 
-    def takes_part(self, index: int) -> bool:
-        """Whether a node is among those that are here: asked for each message of it."""
-        return index in self.nodes and self.nodes[index].state is not State.WAITING
-
     def remove(self, index: int) -> None:
         """A node's agent is gone for good."""
         self.nodes.pop(index, None)
@@ -173,9 +169,5 @@ def has_majority(here: Collection[int], electors: Iterable[Sequence[int]]) -> bo
         here: nodes whose agents follow one leader, its own included, by their index in the job.
         electors: the nodes of each generation, its leader's first.
     """
-    return all(_weight(here, nodes) > len(nodes) for nodes in electors)
-
-
-def _weight(here: Collection[int], nodes: Sequence[int]) -> int:
-    """Two for each member that is here, and one more for the leader; the sum of all is 2 n + 1."""
-    return 2 * sum(node in here for node in nodes) + (nodes[0] in here if nodes else 0)
+    # Two for each member that is here, and one more for the leader; the sum of all is 2 n + 1.
+    return all(2 * sum(node in here for node in nodes) + (nodes[0] in here) > len(nodes) for nodes in electors)

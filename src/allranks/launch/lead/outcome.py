@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from allranks.guard.judged import Judged, name_fault
 from allranks.launch.plan import count_of
-from allranks.model.finding import Finding, Verdict
+from allranks.model.finding import Verdict
 from allranks.model.hostlist import fold_hosts
 
 
@@ -16,13 +16,6 @@ def loop_of(judged: Judged, step: int | None) -> Judged:
     first = judged.findings[0]
     what = f"the same crash happened again at step {step} after a restart: {first.cause}: {first.message}"
     return replace(judged, findings=(name_fault("AR509", what, node=first.node, ranks=first.ranks), *judged.findings))
-
-
-def below_minimum(num_nodes: int, min_nodes: int, waited_s: float, checkpoint: int | None) -> Finding:
-    """Return the finding that too few nodes are left, and none joined in time."""
-    last = "there is no checkpoint" if checkpoint is None else f"the last checkpoint is at step {checkpoint}"
-    what = f"only {num_nodes} of at least {min_nodes} nodes for {waited_s:.0f} s; {last}"
-    return name_fault("AR608", what)
 
 
 def describe_restart(
@@ -48,13 +41,6 @@ def describe_restart(
     left = f" without {fold_hosts(without)}" if without else ""
     more = count_of(num_left, "more restart")
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"
-
-
-def describe_pause(num_nodes: int, min_nodes: int, left_s: float, capacity_s: float) -> str:
-    """`paused: only 3 of at least 4 nodes; waiting for capacity, 9:40 left (--capacity-timeout 600)`."""
-    left = f"{int(left_s) // 60}:{int(left_s) % 60:02d}"
-    here = f"only {num_nodes} of at least {min_nodes} nodes"
-    return f"paused: {here}; waiting for capacity, {left} left (--capacity-timeout {capacity_s:.0f})"
 
 
 def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step: int | None) -> str:

@@ -171,10 +171,11 @@ class Reports:
     # Messages
 
     def _hear(self, index: int, message: Message, now_s: float) -> None:
-        name, this = self._members.nodes[index].name, self._generation
+        node, this = self._members.nodes[index], self._generation
+        name, takes_part = node.name, node.state is not State.WAITING
         match message:
             case protocol.Beat():
-                if message.node.generation == this.number and self._members.takes_part(index):
+                if message.node.generation == this.number and takes_part:
                     self._guard.hear(message, now_s)
                     self.steps |= {rank.rank: rank.step for rank in message.node.ranks if rank.step is not None}
                     self._note_checkpoints(*(rank.checkpoint for rank in message.node.ranks))
@@ -195,8 +196,8 @@ class Reports:
                 self._record("interrupted", signum=signum, node=name)
                 self._take(signum, now_s)
             case protocol.Stopped():
-                if message.generation == this.number and self._members.takes_part(index):
-                    self._members.nodes[index].state = State.STOPPED
+                if message.generation == this.number and takes_part:
+                    node.state = State.STOPPED
             case _:
                 self._do(events.Disconnect(node=index))
                 self._lose(index, f"it sent {type(message).__name__}, which is not a message of an agent", now_s)
@@ -268,8 +269,6 @@ class Reports:
     def _lose(self, index: int, reason: str, now_s: float) -> None:
         """A node is lost."""
         members = self._members
-        if index not in members.nodes and index not in members.away:
-            return
         name = members.name_of(index)
         self._suspect(index, reason, now_s)
         members.remove(index)
