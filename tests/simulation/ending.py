@@ -101,7 +101,7 @@ class Ends(Network):
         if agent.is_leader_lost and agent.interrupted_by is None:
             self._look_for_others(
                 process,
-                LEADER_WRITES_S,
+                LEADER_WRITES_S if life.is_slurm else None,
                 lambda: self._leave(process, Exit.OK if life.max_restarts or self._has_ended_well(process) else code),
                 lambda: self._go_back(process),
             )
@@ -150,10 +150,10 @@ class Ends(Network):
         self.look_whether_done()
 
     def _look_for_others(
-        self: World, process: Process, more_s: float, if_so: Callable[[], None], if_not: Callable[[], None]
+        self: World, process: Process, more_s: float | None, if_so: Callable[[], None], if_not: Callable[[], None]
     ) -> None:
         """Whether the run directory says, within some seconds, that the job has a leader elsewhere."""
-        until_s = self.now_s + TERMS.gone_s + more_s
+        until_s = self.now_s + (0.0 if more_s is None else TERMS.gone_s + more_s)
 
         def look() -> None:
             if process.signalled:

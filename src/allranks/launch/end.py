@@ -110,7 +110,8 @@ class End:
             can_restart = self.plan.request.max_restarts > 0
             if self.scheduler is not None:  # else it is said
                 say(f"ended: {goodbye.summary}")
-            if self._is_led_elsewhere(LEADER_WRITES_S):
+            # Without SLURM nothing is requeued: only a job that has ended already matters.
+            if self._is_led_elsewhere(LEADER_WRITES_S if self.scheduler is not None else None):
                 say(f"the job goes on without {self.name}, or has ended; see the leader's output for its verdict")
                 return self._leave() if can_restart or self._has_ended_well() else goodbye.exit_code
             if self.scheduler is not None and can_restart and not self.inbox.received:
@@ -147,10 +148,14 @@ class End:
         """Whether another leader has ended the job with 0; this agent did not hear it."""
         return self.run_dir.count_events("ended", exit_code=0, is_cut_off=False) > 0
 
-    def _is_led_elsewhere(self, more_s: float) -> bool:
-        """Whether the run directory says, within some seconds, that others go on with the job, or have ended it."""
+    def _is_led_elsewhere(self, more_s: float | None) -> bool:
+        """Whether the run directory says that others go on with the job, or have ended it.
+
+        Args:
+            more_s: seconds to wait for that, beyond those in which a lost node is noticed; None: it says so now.
+        """
         agent, count = self.agent, self.run_dir.count_events
-        deadline_s = time.monotonic() + self.plan.guard.gone_s + more_s
+        deadline_s = time.monotonic() + (0.0 if more_s is None else self.plan.guard.gone_s + more_s)
         while not self.inbox.received:
             is_given_up = self.leader is None and count("node_lost", node=self.name) > self._times_lost
             if is_given_up or is_led_elsewhere(count, agent.plan.generation, agent.leader_name):

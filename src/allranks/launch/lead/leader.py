@@ -201,8 +201,8 @@ class Leader(Reports):
         own, this, running = self._terms.own, self._generation, self._members.running
         assert this.decision is not None
         is_end = self.interrupted_by is not None or self.is_leaving or not this.decision.restarts
-        # Who is away may come back, and hear how the job has ended.
-        if (running or (is_end and self._members.away)) and now_s < self._deadline_s:
+        # Who is away may come back: to go on, or to hear how the job has ended.
+        if (running or self._members.away) and now_s < self._deadline_s:
             return
         self._lose_away(now_s, nodes=running)
         for index in self._members.running:
