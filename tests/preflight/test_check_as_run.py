@@ -24,7 +24,8 @@ from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Severity
 from allranks.model.identity import world_from_env
-from allranks.preflight.entry import Called, Entry
+from allranks.preflight.called import Called
+from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations, judge
 
 LO = Interface("lo", ("127.0.0.1",), is_up=True, networks=("127.0.0.0/8",), kind="loopback")

@@ -1,6 +1,6 @@
 """What an agent does when its job is over for it: show the rest, write and print the verdict, requeue the job, exit.
 
-    end = End(agent, loop, plan, rendezvous, run_dir, scheduler, inbox, env)
+    end = End(loop)
     ...
     exit_code = end.settle(goodbye)
 
@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,16 +23,13 @@ import msgspec
 
 from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
-from allranks.launch.agent import Agent
 from allranks.launch.console import Console
-from allranks.launch.crew import Crew
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_success
 from allranks.launch.loop import Loop
-from allranks.launch.plan import JobPlan, count_of
+from allranks.launch.plan import count_of
 from allranks.launch.queue import ending
 from allranks.launch.queue.scheduler import Scheduler
-from allranks.launch.rendezvous import Rendezvous
 from allranks.launch.succession import SEEK_S, is_led_elsewhere
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Finding, Verdict
@@ -58,42 +54,28 @@ SHOW_S = 60.0
 SHOW_INTERRUPTED_S = 2.0
 
 
-@dataclass(slots=True)
 class End:
     """The end of one agent's part of a job."""
 
-    agent: Agent
-    loop: Loop
-    plan: JobPlan
-    rendezvous: Rendezvous
-    run_dir: RunDir
-    scheduler: Scheduler | None
-    inbox: SignalInbox
-    env: Mapping[str, str]
-    started_s: float = field(default_factory=time.monotonic)
-    _times_lost: int = 0
-
-    def __post_init__(self) -> None:
-        if self.agent.plan.generation:  # it may be back from that
-            self._times_lost = self.run_dir.count_events("node_lost", node=self.name)
-
-    @property
-    def name(self) -> str:
-        """Of this node."""
-        return self.agent.plan.members[self.agent.plan.node_index].name
+    def __init__(self, loop: Loop) -> None:
+        crew, self.agent, self.loop, self.inbox = loop.crew, loop.agent, loop, loop.inbox
+        self.plan, self.run_dir, self.env = crew.job, crew.run_dir, crew.env
+        self.started_s = time.monotonic()
+        group = loop.rendezvous.group  # of a later generation: it may be back from a loss
+        self._times_lost = self.run_dir.count_events("node_lost", node=loop.name) if group.generation else 0
 
     @property
     def leader(self) -> Leader | None:
         """The one in this process."""
         return self.loop.driver.leader if self.loop.driver is not None else None
 
-    def kill_now(self, crew: Crew) -> None:
+    def kill_now(self) -> None:
         """A second Ctrl-C: end everything at once, and say how the job ended; nobody else could later."""
-        crew.kill()
+        self.loop.crew.kill()
         if self.leader is not None:
             exit_code = exit_for_signal(signal.SIGINT)
             interrupted = Verdict(job=self.plan.job, attempt=self.run_dir.attempt, exit_code=exit_code)
-            self.run_dir.write_verdict(interrupted, node=self.name)
+            self.run_dir.write_verdict(interrupted, node=self.loop.name)
 
     def settle(self, goodbye: Goodbye) -> int:
         """Say and write how the job ended, do what follows, and return the exit code."""
@@ -101,37 +83,37 @@ class End:
         if leader is not None and leader.has_resigned:
             return Exit.OK
         if goodbye.is_cut_off and self._is_led_elsewhere(SEEK_S):
-            say(f"the other nodes go on with the job; {self.name} leaves it")
+            say(f"the other nodes go on with the job; {self.loop.name} leaves it")
             return self._leave()
         if leader is not None and leader.verdict is not None:
             self._pronounce(leader, leader.verdict)
         self._say(goodbye)
-        if self.scheduler is None:
+        if self.loop.scheduler is None:
             return goodbye.exit_code
         if self.agent.is_leader_lost and self.agent.interrupted_by is None:  # a cancelled job is never requeued
             say(f"ended: {goodbye.summary}")
             if self._is_led_elsewhere(LEADER_WRITES_S):
-                say(f"the job goes on without {self.name}; see the leader's output for its verdict")
+                say(f"the job goes on without {self.loop.name}; see the leader's output for its verdict")
                 return self._leave() if self.plan.request.max_restarts else goodbye.exit_code
             if self.plan.request.max_restarts and not self.inbox.received:
-                return self.scheduler.requeue([self.agent.leader_name], cause="AR012 node-failure")
+                return self.loop.scheduler.requeue([self.agent.leader_name], cause="AR012 node-failure")
         if leader is None:
             return goodbye.exit_code
-        exit_code = self._queue_again(goodbye, leader, self.scheduler)
+        exit_code = self._queue_again(goodbye, leader, self.loop.scheduler)
         if leader.unresponsive:
             end_step(self.env)
         return exit_code
 
     def _pronounce(self, leader: Leader, verdict: Verdict) -> None:
-        warnings = self.rendezvous.warnings
+        warnings = self.loop.rendezvous.warnings
         whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *warnings))
         is_quiet = leader.is_said or leader.interrupted_by is not None
         said = len(whole.findings) if is_quiet else len(warnings)
-        pronounce(whole, self.run_dir, node=self.name, already_said=said)
+        pronounce(whole, self.run_dir, node=self.loop.name, already_said=said)
 
     def _say(self, goodbye: Goodbye) -> None:
         """The last line on this terminal."""
-        leader, files = self.leader, self.run_dir.node_path(self.name)
+        leader, files = self.leader, self.run_dir.node_path(self.loop.name)
         took_s = time.monotonic() - self.started_s
         if self.inbox.received:
             signum = signal.Signals(self.inbox.received[0]).name
@@ -140,7 +122,7 @@ class End:
             say(f"ended: {goodbye.summary}; the full report is on {self.agent.leader_name}")
         elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
             script, where = Path(self.plan.request.command[0]).name, str(self.run_dir.attempt_path)
-            num_restarts = self.agent.plan.generation - self.rendezvous.group.generation
+            num_restarts = self.agent.plan.generation - self.loop.rendezvous.group.generation
             say(describe_success(script, self.agent.plan.world_size, took_s, num_restarts, where=where))
 
     def _is_led_elsewhere(self, more_s: float) -> bool:
@@ -148,7 +130,7 @@ class End:
         agent, count = self.agent, self.run_dir.count_events
         deadline_s = time.monotonic() + self.plan.guard.gone_s + more_s
         while not self.inbox.received:
-            is_given_up = self.leader is None and count("node_lost", node=self.name) > self._times_lost
+            is_given_up = self.leader is None and count("node_lost", node=self.loop.name) > self._times_lost
             of, is_cut_off = (agent.plan.generation, agent.leader_name), not agent.is_leader_lost
             if is_given_up or is_led_elsewhere(count, *of, is_cut_off=is_cut_off):
                 return True
@@ -164,7 +146,7 @@ class End:
         limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`). Both variables: srun(1).
         """
         host, port = self.env.get("SLURM_LAUNCH_NODE_IPADDR", ""), self.env.get("SLURM_STEP_LAUNCHER_PORT", "")
-        if self.scheduler is None or not host or not port.isdecimal() or answers(host, int(port), within_s=1.0):
+        if self.loop.scheduler is None or not host or not port.isdecimal() or answers(host, int(port), within_s=1.0):
             return Exit.OK
         say(f"waiting at most {WAY_BACK_S:.0f} s until {host} can be reached: srun runs there, and would wait forever")
         deadline_s = time.monotonic() + WAY_BACK_S
