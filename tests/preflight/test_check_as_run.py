@@ -120,7 +120,7 @@ def run_says(cluster: Cluster, node: NodeFacts, read: Facts) -> tuple[tuple[Find
     request = Request(command=("train.py",), num_workers="gpu" if node.num_gpus else None)
     try:
         plan = plan_job(request, world_from_env({}), cluster, node, job="j", origin={})
-        applicant = apply(plan, NoRunDir("j"), {}, problem=plan.problem, facts=lambda: read, check_signals=lambda: None)
+        applicant = apply(plan, NoRunDir("j"), {}, facts=lambda: read, check_signals=lambda: None)
         with Entry(applicant) as entry:
             called = entry.take_part()
     except AllranksError as exc:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,8 +33,9 @@ from allranks.launch.succession import SEEK_S, is_led_elsewhere
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import Launcher
+from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir
-from allranks.report.text import Style, render_findings, say
+from allranks.report.text import say
 from allranks.wire.protocol import Goodbye
 
 if TYPE_CHECKING:
@@ -86,7 +86,10 @@ class End:
             say(f"the other nodes go on with the job; {self.loop.name} leaves it")
             return self._leave()
         if leader is not None and leader.verdict is not None:
-            self._pronounce(leader, leader.verdict)
+            findings = leader.verdict.findings
+            whole = msgspec.structs.replace(leader.verdict, findings=(*findings, *self.loop.rendezvous.warnings))
+            is_quiet = leader.is_said or leader.interrupted_by is not None
+            pronounce(whole, self.run_dir, node=self.loop.name, shown=() if is_quiet else findings)
         self._say(goodbye)
         if self.loop.scheduler is None:
             return goodbye.exit_code
@@ -103,13 +106,6 @@ class End:
         if leader.unresponsive:
             end_step(self.env)
         return exit_code
-
-    def _pronounce(self, leader: Leader, verdict: Verdict) -> None:
-        warnings = self.loop.rendezvous.warnings
-        whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *warnings))
-        is_quiet = leader.is_said or leader.interrupted_by is not None
-        said = len(whole.findings) if is_quiet else len(warnings)
-        pronounce(whole, self.run_dir, node=self.loop.name, already_said=said)
 
     def _say(self, goodbye: Goodbye) -> None:
         """The last line on this terminal."""
@@ -194,17 +190,12 @@ def end_step(env: Mapping[str, str]) -> None:
         cancel_job(f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}")
 
 
-def pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
-    """Write the verdict, print the findings not yet printed, and return its exit code."""
+def pronounce(
+    verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, shown: Sequence[Finding] | None = None
+) -> None:
+    """Write the verdict, and print these findings, or all."""
     run_dir.attempt = verdict.attempt
     run_dir.write_verdict(verdict, node=node)
     if is_spoken:
         run_dir.add_event("ended", exit_code=verdict.exit_code, leader=node)
-        print_findings(verdict.findings[: len(verdict.findings) - already_said])
-    return verdict.exit_code
-
-
-def print_findings(findings: Sequence[Finding]) -> None:
-    """Print findings on stderr."""
-    if findings:
-        print("\n" + render_findings(findings, Style.of(sys.stderr)), file=sys.stderr, flush=True)
+        print_findings(verdict.findings if shown is None else shown)

@@ -25,7 +25,7 @@ from allranks.host.node import begin_card_facts
 from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.crew import Crew
-from allranks.launch.end import READER_S, End, end_step, print_findings, pronounce, show_rest
+from allranks.launch.end import READER_S, End, end_step, pronounce, show_rest
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
@@ -41,6 +41,7 @@ from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.ranks import describe_group
+from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import fold_ranks, say
 from allranks.wire.protocol import Goodbye
@@ -113,7 +114,7 @@ def _run_phases(crew: Crew) -> int:
         names=[*plan.node_names[:1], *([request.endpoint.host] if request.endpoint else [])],
         script_path=Path(request.command[0]) if is_script else None,
     )
-    applicant = apply(plan, crew.run_dir, env, problem=plan.problem, facts=facts, check_signals=inbox.check)
+    applicant = apply(plan, crew.run_dir, env, facts=facts, check_signals=inbox.check)
     history = History(restarts_left=request.max_restarts, retries_errors=request.retries_errors)
     try:
         rendezvous = take_part(applicant, past=Past(history=history))
@@ -123,9 +124,7 @@ def _run_phases(crew: Crew) -> int:
         return _do_not_begin(exc, crew, applicant)
     if isinstance(rendezvous, Goodbye):
         return _do_not_begin(rendezvous, crew, applicant)
-    if rendezvous.warnings:
-        print_findings(rendezvous.warnings)
-        print(file=sys.stderr, flush=True)
+    print_findings(rendezvous.warnings, after="\n")
     return _run_workers(crew, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
 
 

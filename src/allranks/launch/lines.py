@@ -37,12 +37,20 @@ class Lines(Driver):
         """Speak to a node over this connection from now on; call `listen` for what has come over it before."""
         self.end(node)
         self.connections[node] = connection
-        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._listen(node, connection))
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self.listen(node))
 
     def listen(self, node: int) -> None:
         """Take in what has come from a node."""
-        if (connection := self.connections.get(node)) is not None:
-            self._listen(node, connection)
+        if (connection := self.connections.get(node)) is None:
+            return  # disconnected in the same turn
+        try:
+            messages = connection.receive()
+            connection.flush()
+        except (ConnectionError, WireError) as exc:
+            self._lose(node, str(exc))
+            return
+        for message in messages:
+            self.feed(events.Heard(now_s=time.monotonic(), node=node, message=message))
 
     def join(self, peer: Connection, card: Card) -> None:
         """An agent has connected, and proven that it belongs to the job."""
@@ -74,18 +82,6 @@ class Lines(Driver):
                 self.end(node)
             case _:
                 self._do_else(effect)
-
-    def _listen(self, node: int, connection: Connection) -> None:
-        if self.connections.get(node) is not connection:
-            return  # disconnected in the same turn
-        try:
-            messages = connection.receive()
-            connection.flush()
-        except (ConnectionError, WireError) as exc:
-            self._lose(node, str(exc))
-            return
-        for message in messages:
-            self.feed(events.Heard(now_s=time.monotonic(), node=node, message=message))
 
     def _lose(self, node: int, reason: str) -> None:
         self.end(node)

@@ -70,7 +70,6 @@ class Loop:
         self._selector = selectors.DefaultSelector()
         self._lines = Lines(self.agent.step, self._carry_out, self._selector)
         self._feed = self._lines.feed
-        self._listener: socket.socket | None = None
         self._num_ended = 0
         self._pulse = Pulse(time.monotonic())
         self._plan_to_start: Plan | None = None
@@ -117,8 +116,8 @@ class Loop:
                 self._acceptor.close()
             self._lines.close()
             self._selector.close()
-            if self._listener is not None:
-                self._listener.close()
+            if self.rendezvous.listener is not None:
+                self.rendezvous.listener.close()
 
     def _turn(self) -> None:
         """Wait for something to happen, handle it, show new output, do what is due."""
@@ -153,8 +152,7 @@ class Loop:
         crew = self.crew
         match effect:
             case events.Seek(contacts=contacts):
-                self._end_search()
-                self._search = self._seek(contacts)
+                self._seek(contacts)
             case events.Reject(connection=number):
                 self._lines.joined.pop(number).close()
             case events.Lead():
@@ -178,7 +176,9 @@ class Loop:
             case events.Mute():
                 crew.console.mute("err")
             case events.Sweep():
-                left = crew.sweep(SWEEP_GRACE_S, spared=self.driver.started_pids if self.driver is not None else ())
+                # Processes that bring nodes back are descendants of this one, but no workers' left-overs.
+                revivals = self.driver.reviver if self.driver is not None else None
+                left = crew.sweep(SWEEP_GRACE_S, spared=revivals.pids if revivals is not None else ())
                 self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
 
     def _start_when_ready(self) -> None:
@@ -189,8 +189,7 @@ class Loop:
         self._plan_to_start = None
         self.crew.start(plan)
         now_s, generation = time.monotonic(), plan.generation
-        watched = self.crew.watched
-        self._watch.begin(generation, watched, now_s, node_index=plan.node_index, num_nodes=len(plan.members))
+        self._watch.begin(generation, self.crew.watched, now_s, node_index=plan.node_index, num_nodes=len(plan.members))
         self._pulse = Pulse(now_s)
         pids = {worker.rank: worker.pid for worker in self.crew.still_running if worker.pid is not None}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
@@ -239,7 +238,7 @@ class Loop:
         here, there = socket.socketpair()
         crew, rendezvous, own = self.crew, self.rendezvous, self.agent.node
         connections = {own: Connection(there, peer=self.name)}
-        group, cards, listener = rendezvous.group, rendezvous.cards, rendezvous.listener
+        group, cards = rendezvous.group, rendezvous.cards
         if lead is None:
             connections |= rendezvous.peers
         else:
@@ -248,14 +247,14 @@ class Loop:
             for index, number in lead.connections.items():
                 connections[index] = self._lines.joined.pop(number)
                 connections[index].expect_alive_within(crew.job.guard.gone_s)
-            group, listener = lead.plan, bind_port(crew.job.port)
+            group, rendezvous.listener = lead.plan, bind_port(crew.job.port)
             cards = {own: msgspec.structs.replace(rendezvous.card, generation=group.generation), **lead.cards}
+        listener = rendezvous.listener
         assert listener is not None
         port = int(listener.getsockname()[1])
         self.driver = appoint_leader(
             crew, rendezvous, self.scheduler, connections, group=group, cards=cards, own=own, store_port=port
         )
-        self._listener = listener
         if crew.env.get("ALLRANKS_HOOK") != "0" and crew.job.request.container is None:
             crew.store_fd = listener.fileno()
         else:
@@ -287,8 +286,9 @@ class Loop:
             line.expect_alive_within(self.crew.job.guard.gone_s)
             self._follow(line, hint.node)
 
-    def _seek(self, contacts: Sequence[Contact]) -> Search:
+    def _seek(self, contacts: Sequence[Contact]) -> None:
         """Begin to look for a leader at these agents."""
+        self._end_search()
         assert self._acceptor is not None
         own, agent = self._acceptor, self.agent
         card = msgspec.structs.replace(self.rendezvous.card, node_index=agent.node, generation=agent.plan.generation)
@@ -297,7 +297,7 @@ class Loop:
             for each in contacts
             for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
         ]
-        return Search(lambda: hints, job=own.job, attempt=own.attempt, secret=lambda: own.secret, card=card)
+        self._search = Search(lambda: hints, job=own.job, attempt=own.attempt, secret=lambda: own.secret, card=card)
 
     def _end_search(self) -> None:
         if self._search is not None:

@@ -9,7 +9,6 @@ from allranks.launch.plan import JobPlan
 from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.model.card import Facts
 from allranks.model.claims.table import row_of
-from allranks.model.errors import AllranksError
 from allranks.model.past import Past
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
@@ -27,12 +26,15 @@ def take_part(applicant: Applicant, *, past: Past) -> Rendezvous | Goodbye:
     Raises:
         AllranksError: it could not begin.
     """
+    # The job can go on without this node, but not where its srun runs here: the step ends with it.
+    own = {address for interface in applicant.interfaces for address in interface.addresses}
+    has_srun = applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") in own
 
     def make_plans(called: Called) -> dict[int, Plan]:
         return make_group(
             called.cards,
             addresses=called.addresses,
-            can_change_leader=_outlives_its_leader(applicant),
+            can_change_leader=not has_srun,
             past=past,
             wanted_backend=applicant.wanted_backend,
             attempt=applicant.run_dir.attempt,
@@ -51,7 +53,6 @@ def apply(
     run_dir: RunDir,
     env: Mapping[str, str],
     *,
-    problem: AllranksError | None,
     facts: Callable[[], Facts],
     check_signals: Callable[[], None],
 ) -> Applicant:
@@ -89,13 +90,7 @@ def apply(
         ignored=frozenset(plan.request.ignored),
         run_dir=run_dir,
         env=env,
-        problem=problem,
+        problem=plan.problem,
         facts=facts,
         check_signals=check_signals,
     )
-
-
-def _outlives_its_leader(applicant: Applicant) -> bool:
-    """Whether the job can go on without this node: not where its srun runs here, since the step ends with it."""
-    own = {address for interface in applicant.interfaces for address in interface.addresses}
-    return applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") not in own

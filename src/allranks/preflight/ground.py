@@ -95,8 +95,7 @@ def hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, run_root
             say(answer.summary)
             raise SessionError(answer.summary, exit_code=answer.exit_code)
         raise pronounce(answer.verdict, run_dir, world, node=facts.host, is_speaker=world.rank == 0)
-    if answer.warnings:
-        print_findings(answer.warnings)
+    print_findings(answer.warnings, after="\n")
     interface = answer.interface
     settings = settings_of(world, answer.group, loaded, interface=interface, env=env)
     if world.rank == 0:

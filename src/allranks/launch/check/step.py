@@ -294,7 +294,7 @@ def take_part(
     # A directory that the leader creates here would be left behind.
     is_shared = bool(order.directory) and (world.rank != 0 or directory.is_dir())
     run_dir = RunDir(directory, plan.job) if is_shared else NoRunDir(plan.job)
-    applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
+    applicant = apply(plan, run_dir, env, facts=read, check_signals=check_signals)
     # A check has no earlier attempt.
     applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)
     try:

@@ -22,7 +22,6 @@ import msgspec
 from allranks.guard.verdict import Guard
 from allranks.launch import events
 from allranks.launch.crew import Crew
-from allranks.launch.end import print_findings
 from allranks.launch.events import Effect, Event
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
@@ -33,8 +32,9 @@ from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals, own_command
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.model.card import Card
-from allranks.model.finding import Finding
 from allranks.preflight.called import Rendezvous
+from allranks.preflight.rollcall import deliver
+from allranks.report.refusal import print_findings
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
 from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
@@ -43,8 +43,6 @@ from allranks.wire.protocol import Plan
 
 TOLD_AGAIN_S = 60.0
 """How often the same host is reported as rejected for the same reason."""
-FAREWELL_S = 2.0
-"""Time allowed to deliver the last message to slow agents."""
 
 
 @dataclass(slots=True)
@@ -61,7 +59,6 @@ class LeaderDriver:
     checkpoints: Path
     """Where `allranks.session()` saves."""
     say: Callable[[str], None]
-    show: Callable[[Sequence[Finding]], None]
     on_event: Callable[..., None]
     """Writes to events.jsonl."""
     on_signal: Callable[..., ending.Decision]
@@ -97,20 +94,9 @@ class LeaderDriver:
         for text in self.reviver.turn(now_s) if self.reviver is not None else ():
             self.say(text)
 
-    @property
-    def started_pids(self) -> list[int]:
-        """Of the processes that bring nodes back: they are descendants of this process, but no workers' left-overs."""
-        return self.reviver.pids if self.reviver is not None else []
-
     def close(self) -> None:
         """Give slow agents a moment to receive their last message, and close all connections."""
-        deadline_s = time.monotonic() + FAREWELL_S
-        connections = self._lines.connections.values()
-        while time.monotonic() < deadline_s and any(each.has_unsent for each in connections):
-            for connection in connections:
-                with contextlib.suppress(ConnectionError):
-                    connection.flush()
-            time.sleep(0.01)
+        deliver(self._lines.connections.values())
         self._lines.close()
         if self.acceptor is not None:
             self.acceptor.close()
@@ -131,7 +117,7 @@ class LeaderDriver:
             case events.Say(text=text):
                 self.say(text)
             case events.Show(findings=findings):
-                self.show(findings)
+                print_findings(findings)
             case events.Record(event=event, fields=fields):
                 self.on_event(event, **fields)
             case events.ExpectBack(node=node, name=name):
@@ -206,27 +192,22 @@ def appoint_leader(
     if acceptor is not None and scheduler is not None and request.max_restarts:
         log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
         reviver = Revivals(own_command(), job=scheduler.job, env=crew.env, log=log, patience_s=request.capacity_s)
-    follows = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout); "
-    follows += f"allranks stack {plan.job} shows all ranks"
+    # Said once, with the first line about a slow rank.
+    end = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout)"
+    hint = [f"{end}; allranks stack {plan.job} shows all ranks"]
+    tell = lambda line: say(f"{line}; {hint.pop()}" if hint and line.startswith("slow: ") else line)  # noqa: E731
     return LeaderDriver(
         leader,
         connections,
         acceptor=acceptor,
         gone_s=plan.guard.gone_s,
         checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
-        say=_add_to_first("slow: ", follows),
-        show=print_findings,
+        say=tell,
         on_event=run_dir.add_event,
         on_signal=scheduler.decide if scheduler is not None else partial(ending.decide, job=None),
         reviver=reviver,
         node_names=plan.node_names,
     )
-
-
-def _add_to_first(start: str, follows: str) -> Callable[[str], None]:
-    """Return a `say` that says more with the first line that has this start."""
-    left = [follows]
-    return lambda line: say(f"{line}; {left.pop()}" if left and line.startswith(start) else line)
 
 
 def find_checkpoint(directory: Path) -> int | None:
