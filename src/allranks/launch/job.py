@@ -155,8 +155,7 @@ def _do_not_begin(why: Goodbye | AllranksError, crew: Crew, applicant: Applicant
 
 def _run_workers(crew: Crew, rendezvous: Rendezvous, inbox: SignalInbox, *, roll_call_s: float) -> int:
     plan, run_dir, group = crew.job, crew.run_dir, rendezvous.group
-    me, is_slurm = group.members[group.node_index], rendezvous.applicant.is_slurm
-    crew.interface = rendezvous.interface
+    me, crew.interface = group.members[group.node_index], rendezvous.interface
     names = [member.name for member in group.members]
     if rendezvous.leader is None:
         command = describe_command(crew.command, crew.env)
@@ -173,11 +172,8 @@ def _run_workers(crew: Crew, rendezvous: Rendezvous, inbox: SignalInbox, *, roll
         ranks = fold_ranks(range(me.first_rank, me.first_rank + me.num_workers))
         leads = f"{names[0]} leads and prints the report"
         say(f"{ranks} of {group.world_size} on {me.name}; {leads}; logs in {run_dir.node_path(me.name)}")
-    scheduler = None
-    if is_slurm:
-        scheduler = Scheduler.of(
-            crew.env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say
-        )
+    env = crew.env if rendezvous.applicant.is_slurm else {}  # another launcher's job is not requeued
+    scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
     loop = Loop(crew, rendezvous, inbox=inbox, scheduler=scheduler)
     end = End(loop)
     inbox.kill_now = end.kill_now

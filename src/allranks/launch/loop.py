@@ -271,7 +271,10 @@ class Loop:
         """Do what is due while the leader is lost."""
         if self._acceptor is not None:
             self._acceptor.turn(now_s)
-        for number in [number for number, connection in self._lines.joined.items() if _has_ended(connection)]:
+        ended = select.poll()  # not the selector: what they have sent stays unread until this agent leads
+        for number in self._lines.joined:
+            ended.register(number, select.POLLRDHUP)
+        for number, _ in ended.poll(0):
             self._lines.joined.pop(number).close()
             self._feed(events.Withdrew(now_s=now_s, connection=number))
         try:
@@ -303,13 +306,6 @@ class Loop:
         if self._search is not None:
             self._search.stop()
             self._search = None
-
-
-def _has_ended(connection: Connection) -> bool:
-    """Whether the other side has closed a connection, which may still hold messages that nobody has read."""
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    return bool(poll.poll(0))
 
 
 class Pulse:
