@@ -16,7 +16,7 @@ from allranks.model.card import Card
 from allranks.model.errors import AllranksError, NodeFaultError
 from allranks.model.finding import Finding, Verdict
 from allranks.preflight.applicant import Applicant
-from allranks.preflight.judge import Judgement, Observations
+from allranks.preflight.judge import Judgement, Observations, name_nodes
 from allranks.preflight.networks import advise_network
 from allranks.preflight.rollcall import stop
 from allranks.wire.accept import Acceptor
@@ -111,19 +111,17 @@ class Called:
             name: says a finding in the caller's words for those that take part.
             lets_go: whether nobody needs these connections from here, or may come late.
         """
-        verdict, own_address = self.verdict, self._own_address
+        verdict, own_address, seat = self.verdict, self._own_address, 0
         plans: Mapping[int, Plan] = {}
         why: AllranksError | None = None
-        lost = ""
         try:
             if not verdict.exit_code:
                 plans = make_plans(self)
                 for seat, peer in self.peers.items():
-                    lost = self.cards[seat].host
                     peer.send(plans[seat])
                 deadline_s = time.monotonic() + HAND_OVER_S
-                for seat, peer in self.peers.items() if lets_go else ():
-                    lost = self.cards[seat].host
+                for seat in self.peers if lets_go else ():
+                    peer = self.peers[seat]
                     while peer.has_unsent:
                         if time.monotonic() > deadline_s:
                             raise ConnectionError("it does not read")
@@ -131,13 +129,13 @@ class Called:
                         peer.flush()
                     peer.close()
         except ConnectionError as exc:
-            what = f"it joined, then disconnected: {exc}"
-            why = NodeFaultError(what, finding=find_cause("AR512").find(failed(what=what), node=lost))
+            why = NodeFaultError(f"it joined, then disconnected: {exc}")
         except AllranksError as exc:
-            why = exc
+            why, seat = exc, 0
         if why is not None:
-            findings = (why.finding,) if why.finding else ()
-            verdict = msgspec.structs.replace(verdict, exit_code=why.exit_code, findings=findings)
+            at = name_nodes(self.cards)[seat]
+            finding = why.finding or find_cause("AR512").find(failed(what=str(why)), node=at)
+            verdict = msgspec.structs.replace(verdict, exit_code=why.exit_code, findings=(finding,))
         verdict = msgspec.structs.replace(verdict, findings=tuple(map(name, verdict.findings)))
         if self.acceptor is not None and (lets_go or verdict.exit_code):
             self.acceptor.close()
