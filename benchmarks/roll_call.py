@@ -348,7 +348,7 @@ def lead_for(
     )
     driver = LeaderDriver(
         leader, {0: Connection(ours, peer="own"), **peers}, acceptor=None, gone_s=settings.gone_s,
-        checkpoints=Path("/"), say=print, show=print, on_event=lambda *_, **__: None, on_signal=lambda *_: None,
+        checkpoints=Path("/"), say=print, on_event=lambda *_, **__: None, on_signal=lambda *_: None,
     )  # fmt: skip
     selector = selectors.DefaultSelector()
     driver.attach(selector)

@@ -25,7 +25,8 @@ from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Severity
 from allranks.model.identity import world_from_env
-from allranks.preflight.entry import Called, Entry
+from allranks.preflight.called import Called
+from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations, judge
 from allranks.report.rundir import RunDir
 
@@ -122,7 +123,7 @@ def run_says(cluster: Cluster, node: NodeFacts, read: Facts) -> tuple[tuple[Find
     try:
         plan = plan_job(request, world_from_env({}), cluster, node, job="j", origin={})
         run_dir = RunDir(NOWHERE, "j")
-        applicant = apply(plan, run_dir, {}, problem=plan.problem, facts=lambda: read, check_signals=lambda: None)
+        applicant = apply(plan, run_dir, {}, facts=lambda: read, check_signals=lambda: None)
         with Entry(replace(applicant, is_slurm=True)) as entry:  # there it makes no directory that is not shared
             called = entry.take_part()
     except AllranksError as exc:

@@ -23,7 +23,8 @@ from allranks.model.cluster import GuardTable
 from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, UsageError
 from allranks.model.finding import Verdict
 from allranks.preflight.applicant import Applicant
-from allranks.preflight.entry import Called, Entry, Followed
+from allranks.preflight.called import Called, Rendezvous
+from allranks.preflight.entry import Entry
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir, write_whole
 from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
@@ -71,7 +72,7 @@ class Node(threading.Thread):
     def __init__(self, mine: Applicant) -> None:
         super().__init__(daemon=True)
         self.mine = mine
-        self.came: Called | Followed | None = None
+        self.came: Called | Rendezvous | Goodbye | None = None
         self.verdict: Verdict | None = None
         self.error: Exception | None = None
         self.start()
@@ -84,15 +85,14 @@ class Node(threading.Thread):
             self.error = exc
             return
         if isinstance(self.came, Called):
-            self.verdict = self.came.verdict(self.mine)
+            self.verdict = self.came.verdict
             stop(self.came.peers, self.verdict, group=self.came.group)
             self.came.listener.close()
             if self.came.acceptor is not None:
                 self.came.acceptor.close()
         else:
-            assert isinstance(self.came.answer, Goodbye)
-            self.verdict = self.came.answer.verdict
-            self.came.leader.close()
+            assert isinstance(self.came, Goodbye)
+            self.verdict = self.came.verdict
 
 
 def hold(*nodes: Node) -> None:
@@ -105,7 +105,7 @@ def test_three_nodes_meet_by_the_announcement(tmp_path):
     nodes = [Node(applicant(tmp_path, index)) for index in (2, 1, 0)]
     hold(*nodes)
     assert [node.error for node in nodes] == [None] * 3
-    assert [type(node.came) for node in nodes] == [Followed, Followed, Called]
+    assert [type(node.came) for node in nodes] == [Goodbye, Goodbye, Called]
     assert nodes[0].verdict == nodes[1].verdict == nodes[2].verdict
     assert nodes[2].verdict.findings == ()
     called = nodes[2].came
@@ -215,7 +215,7 @@ def test_of_two_agents_on_the_endpoints_machine_one_leads(tmp_path):
     nodes = [Node(by_endpoint(tmp_path, port)) for _ in range(2)]
     hold(*nodes)
     assert [node.error for node in nodes] == [None, None]
-    assert {type(node.came) for node in nodes} == {Called, Followed}
+    assert {type(node.came) for node in nodes} == {Called, Goodbye}
     assert nodes[0].verdict == nodes[1].verdict
 
 

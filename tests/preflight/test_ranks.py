@@ -151,4 +151,4 @@ def test_a_rank_gets_what_an_agent_would_give_it_and_keeps_what_the_user_set() -
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "NCCL_SOCKET_IFNAME": "=ens1",
     }
-    assert describe_group(world, group, loaded, interface="ens1") == "3 ranks on 2 nodes (n[1-2]), gloo over ens1"
+    assert describe_group(group, ["n1", "n2"], "ens1") == "3 ranks on 2 nodes (n[1-2]), gloo over ens1"

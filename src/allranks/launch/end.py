@@ -1,6 +1,6 @@
 """What an agent does when its job is over for it: show the rest, write and print the verdict, requeue the job, exit.
 
-    end = End(agent, loop, plan, rendezvous, run_dir, scheduler, inbox, env)
+    end = End(loop)
     ...
     exit_code = end.settle(goodbye)
 
@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,22 +22,21 @@ import msgspec
 
 from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
-from allranks.launch.agent import Agent
 from allranks.launch.console import Console
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_success
 from allranks.launch.loop import Loop
-from allranks.launch.plan import JobPlan, count_of
+from allranks.launch.plan import count_of
 from allranks.launch.queue.ending import goes_back
 from allranks.launch.queue.scheduler import Scheduler
-from allranks.launch.rendezvous import Rendezvous
 from allranks.launch.succession import SEEK_S, is_led_elsewhere
 from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import Launcher
+from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir
-from allranks.report.text import Style, render_findings, say
+from allranks.report.text import say
 from allranks.wire.protocol import Goodbye
 
 if TYPE_CHECKING:
@@ -58,29 +55,15 @@ SHOW_S = 60.0
 SHOW_INTERRUPTED_S = 2.0
 
 
-@dataclass(slots=True)
 class End:
     """The end of one agent's part of a job."""
 
-    agent: Agent
-    loop: Loop
-    plan: JobPlan
-    rendezvous: Rendezvous
-    run_dir: RunDir
-    scheduler: Scheduler | None
-    inbox: SignalInbox
-    env: Mapping[str, str]
-    started_s: float = field(default_factory=time.monotonic)
-    _times_lost: int = 0
-
-    def __post_init__(self) -> None:
-        if self.agent.plan.generation:  # it may be back from that
-            self._times_lost = self.run_dir.count_events("node_lost", node=self.name)
-
-    @property
-    def name(self) -> str:
-        """Of this node."""
-        return self.agent.plan.members[self.agent.plan.node_index].name
+    def __init__(self, loop: Loop) -> None:
+        crew, self.agent, self.loop, self.inbox = loop.crew, loop.agent, loop, loop.inbox
+        self.plan, self.run_dir, self.env = crew.job, crew.run_dir, crew.env
+        self.started_s = time.monotonic()
+        group = loop.rendezvous.group  # of a later generation: it may be back from a loss
+        self._times_lost = self.run_dir.count_events("node_lost", node=loop.name) if group.generation else 0
 
     @property
     def leader(self) -> Leader | None:
@@ -93,46 +76,43 @@ class End:
         if self.leader is not None:
             exit_code = exit_for_signal(signal.SIGINT)
             interrupted = Verdict(job=self.plan.job, attempt=self.run_dir.attempt, exit_code=exit_code)
-            self.run_dir.write_verdict(interrupted, node=self.name)
+            self.run_dir.write_verdict(interrupted, node=self.loop.name)
 
     def settle(self, goodbye: Goodbye) -> int:
         """Say and write how the job ended, do what follows, and return the exit code."""
-        leader = self.leader
+        leader, scheduler = self.leader, self.loop.scheduler
         if leader is not None and leader.has_resigned:
             return Exit.OK
         if goodbye.is_cut_off and self._is_led_elsewhere(SEEK_S):
-            say(f"the other nodes go on with the job; {self.name} leaves it")
+            say(f"the other nodes go on with the job; {self.loop.name} leaves it")
             return self._leave()
         if leader is not None and leader.verdict is not None:
-            self._pronounce(leader, leader.verdict, is_cut_off=goodbye.is_cut_off)
+            findings = leader.verdict.findings
+            whole = msgspec.structs.replace(leader.verdict, findings=(*findings, *self.loop.rendezvous.warnings))
+            is_quiet = leader.is_said or leader.interrupted_by is not None
+            shown, is_cut_off = () if is_quiet else findings, goodbye.is_cut_off
+            pronounce(whole, self.run_dir, node=self.loop.name, shown=shown, is_cut_off=is_cut_off)
         self._say(goodbye)
         if self.agent.is_leader_lost and self.agent.interrupted_by is None:  # a cancelled job is never requeued
             can_restart = self.plan.request.max_restarts > 0
-            if self.scheduler is not None:  # else it is said
+            if scheduler is not None:  # else it is said
                 say(f"ended: {goodbye.summary}")
             # Without SLURM nothing is requeued: only a job that has ended already matters.
-            if self._is_led_elsewhere(LEADER_WRITES_S if self.scheduler is not None else None):
-                say(f"the job goes on without {self.name}, or has ended; see the leader's output for its verdict")
+            if self._is_led_elsewhere(LEADER_WRITES_S if scheduler is not None else None):
+                say(f"the job goes on without {self.loop.name}, or has ended; see the leader's output for its verdict")
                 return self._leave() if can_restart or self._has_ended_well() else goodbye.exit_code
-            if self.scheduler is not None and can_restart and not self.inbox.received:
-                return self.scheduler.requeue([self.agent.leader_name], cause="AR012 node-failure")
-        if leader is None or self.scheduler is None:
+            if scheduler is not None and can_restart and not self.inbox.received:
+                return scheduler.requeue([self.agent.leader_name], cause="AR012 node-failure")
+        if leader is None or scheduler is None:
             return goodbye.exit_code
-        exit_code = self._queue_again(goodbye, leader, self.scheduler)
+        exit_code = self._queue_again(goodbye, leader, scheduler)
         if leader.unresponsive:
             end_step(self.env)
         return exit_code
 
-    def _pronounce(self, leader: Leader, verdict: Verdict, *, is_cut_off: bool) -> None:
-        warnings = self.rendezvous.warnings
-        whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *warnings))
-        is_quiet = leader.is_said or leader.interrupted_by is not None
-        said = len(whole.findings) if is_quiet else len(warnings)
-        pronounce(whole, self.run_dir, node=self.name, already_said=said, is_cut_off=is_cut_off)
-
     def _say(self, goodbye: Goodbye) -> None:
         """The last line on this terminal."""
-        leader, files = self.leader, self.run_dir.node_path(self.name)
+        leader, files = self.leader, self.run_dir.node_path(self.loop.name)
         took_s = time.monotonic() - self.started_s
         if self.inbox.received:
             signum = signal.Signals(self.inbox.received[0]).name
@@ -141,7 +121,7 @@ class End:
             say(f"ended: {goodbye.summary}; the full report is on {self.agent.leader_name}")
         elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
             script, where = Path(self.plan.request.command[0]).name, str(self.run_dir.attempt_path)
-            num_restarts = self.agent.plan.generation - self.rendezvous.group.generation
+            num_restarts = self.agent.plan.generation - self.loop.rendezvous.group.generation
             say(describe_success(script, self.agent.plan.world_size, took_s, num_restarts, where=where))
 
     def _has_ended_well(self) -> bool:
@@ -157,7 +137,7 @@ class End:
         agent, count = self.agent, self.run_dir.count_events
         deadline_s = time.monotonic() + (0.0 if more_s is None else self.plan.guard.gone_s + more_s)
         while not self.inbox.received:
-            is_given_up = self.leader is None and count("node_lost", node=self.name) > self._times_lost
+            is_given_up = self.leader is None and count("node_lost", node=self.loop.name) > self._times_lost
             if is_given_up or is_led_elsewhere(count, agent.plan.generation, agent.leader_name):
                 return True
             if time.monotonic() >= deadline_s:  # after a last look
@@ -172,7 +152,7 @@ class End:
         limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`). Both variables: srun(1).
         """
         host, port = self.env.get("SLURM_LAUNCH_NODE_IPADDR", ""), self.env.get("SLURM_STEP_LAUNCHER_PORT", "")
-        if self.scheduler is None or not host or not port.isdecimal() or answers(host, int(port), within_s=1.0):
+        if self.loop.scheduler is None or not host or not port.isdecimal() or answers(host, int(port), within_s=1.0):
             return Exit.OK
         say(f"waiting at most {WAY_BACK_S:.0f} s until {host} can be reached: srun runs there, and would wait forever")
         deadline_s = time.monotonic() + WAY_BACK_S
@@ -222,19 +202,12 @@ def pronounce(
     *,
     node: str,
     is_spoken: bool = True,
-    already_said: int = 0,
+    shown: Sequence[Finding] | None = None,
     is_cut_off: bool = False,
-) -> int:
-    """Write the verdict, print the findings not yet printed, and return its exit code."""
+) -> None:
+    """Write the verdict, and print these findings, or all."""
     run_dir.attempt = verdict.attempt
     run_dir.write_verdict(verdict, node=node)
     if is_spoken:
         run_dir.add_event("ended", exit_code=verdict.exit_code, leader=node, is_cut_off=is_cut_off)
-        print_findings(verdict.findings[: len(verdict.findings) - already_said])
-    return verdict.exit_code
-
-
-def print_findings(findings: Sequence[Finding]) -> None:
-    """Print findings on stderr."""
-    if findings:
-        print("\n" + render_findings(findings, Style.of(sys.stderr)), file=sys.stderr, flush=True)
+        print_findings(verdict.findings if shown is None else shown)

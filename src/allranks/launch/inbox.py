@@ -18,7 +18,6 @@ class SignalInbox:
         self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.received: list[int] = []
         """Stop signals, in their order."""
-        self._untaken: list[int] = []
         self.kill_now: Callable[[], None] = lambda: None
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, SAVE_SIGNAL):
@@ -29,7 +28,6 @@ class SignalInbox:
         if signum == signal.SIGINT and signal.SIGINT in self.received:
             self.kill_now()
             os._exit(exit_for_signal(signum))
-        self._untaken.append(signum)
         if signum != SAVE_SIGNAL:
             self.received.append(signum)
 
@@ -37,12 +35,11 @@ class SignalInbox:
         """For a selector."""
         return self._reader
 
-    def take(self) -> list[int]:
-        """Return the signals since the last call; the selector waits for the next one."""
+    def take(self) -> bytes:
+        """Return the signals since the last call, one a byte; the selector waits for the next one."""
         with contextlib.suppress(BlockingIOError):
-            os.read(self._reader, 64)
-        taken, self._untaken = self._untaken, []
-        return taken
+            return os.read(self._reader, 64)
+        return b""
 
     def check(self) -> None:
         """Between two steps of a longer wait.

@@ -11,26 +11,32 @@ import select
 import selectors
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from allranks.guard.watch import Watch
 from allranks.launch import events
 from allranks.launch.agent import Agent, Phase
 from allranks.launch.crew import Crew
-from allranks.launch.events import GRACE_S, Driver, Effect
+from allranks.launch.events import GRACE_S, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
-from allranks.launch.rendezvous import Rendezvous
+from allranks.launch.lines import Lines
+from allranks.launch.plan import LOOPBACK
+from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.succession import has_ended
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
-from allranks.model.card import Card
-from allranks.model.errors import AllranksError, WireError
+from allranks.model.errors import AllranksError
+from allranks.preflight.called import Rendezvous
+from allranks.preflight.entry import announce_leader
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Ended, Goodbye, Order, Plan, Try
+from allranks.wire.leader import Hint, bind_port
+from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Try
 from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
-    from allranks.guard.watch import Watch
     from allranks.launch.lead.driver import LeaderDriver
 
 PUMP_S = 0.05
@@ -45,94 +51,88 @@ SWEEP_GRACE_S = 0.5
 
 
 class Loop:
-    """Drives an agent until its job is over.
+    """Drives this node's agent until its job is over, and the leader, where it is this one.
 
     Args:
-        rendezvous: the connection to the leader, and how to find another one.
-        watch: makes what this node tells of its workers.
-        gone_s: a silent connection to another leader ends after this time.
-        lead: makes this agent the leader, with connections to all agents, by node, its own included; from the first
-            generation on with None, else with what the agent knows of the job.
+        rendezvous: the group, and the connections to it; they are this loop's.
+        scheduler: the leader asks it; None outside of SLURM.
     """
 
-    def __init__(
-        self,
-        agent: Agent,
-        crew: Crew,
-        rendezvous: Rendezvous,
-        *,
-        inbox: SignalInbox,
-        watch: Watch,
-        gone_s: float,
-        lead: Callable[[events.Lead | None, Mapping[int, Connection]], LeaderDriver],
-    ) -> None:
-        self._agent, self._crew, self._inbox, self._watch = agent, crew, inbox, watch
-        self._line, self._acceptor, self._seek = rendezvous.leader, rendezvous.acceptor, rendezvous.seek
-        self._gone_s, self._lead = gone_s, lead
-        self._search: Search | None = None
-        self._joined: dict[int, Connection] = {}
-        """Agents that have lost the leader, too, by the descriptor of their connection."""
+    def __init__(self, crew: Crew, rendezvous: Rendezvous, *, inbox: SignalInbox, scheduler: Scheduler | None) -> None:
+        self.crew, self.rendezvous, self.inbox, self.scheduler = crew, rendezvous, inbox, scheduler
+        self.agent = Agent(rendezvous.group, now_s=time.monotonic())
         self.driver: LeaderDriver | None = None
         """Of the leader, where this agent leads."""
-        self._feed = Driver(agent.step, self._carry_out).feed
+        plan, address = crew.job, rendezvous.own_address or LOOPBACK
+        data_address = plan.data_path.address if plan.data_path else address
+        self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
+        self._acceptor = rendezvous.acceptor
+        self._search: Search | None = None
         self._selector = selectors.DefaultSelector()
+        self._lines = Lines(self.agent.step, self._carry_out, self._selector)
+        self._feed = self._lines.feed
         self._num_ended = 0
         self._pulse = Pulse(time.monotonic())
         self._plan_to_start: Plan | None = None
         """While its workers wait for the standby."""
 
+    @property
+    def name(self) -> str:
+        """Of this node."""
+        return self.agent.plan.members[self.agent.plan.node_index].name
+
     def run(self) -> Goodbye:
         """Go through all generations of the job and return the leader's last word."""
-        agent = self._agent
-        self._selector.register(self._inbox, selectors.EVENT_READ, lambda _: None)  # each turn takes the signals
+        agent = self.agent
+        self._selector.register(self.inbox, selectors.EVENT_READ, lambda _: None)  # each turn takes the signals
         try:
-            self._hear(self._line or self._become_leader(None))
+            self._lines.add(0, self.rendezvous.leader or self._lead())
             if self.driver is None and self._acceptor is not None:
                 self._acceptor.attach(
                     self._selector,
-                    on_peer=self._let_join,
+                    on_peer=self._lines.join,
                     on_rejected=lambda *_: None,
-                    say=self._crew.say,
+                    say=self.crew.say,
                     refuses=lambda: agent.refuses(time.monotonic()),
                 )
             self._feed(events.Due(now_s=time.monotonic()))
-            self._listen()  # what came together with the Plan
+            self._lines.listen(0)  # what came together with the Plan
             while agent.phase is not Phase.GONE:
                 self._turn()
                 if self.driver is not None:
                     self.driver.turn(time.monotonic())
                 else:
                     self._look_for_leader(time.monotonic())
-            wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S, self._crew.say)
+            wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S, self.crew.say)
             assert agent.goodbye is not None
             return agent.goodbye
         finally:
-            self._crew.close()
+            self.crew.close()
             self._watch.close()
             self._end_search()
-            for connection in self._joined.values():
-                connection.close()
             if self.driver is not None:
                 self.driver.close()
             elif self._acceptor is not None:
                 self._acceptor.close()
-            self._disconnect()
+            self._lines.close()
             self._selector.close()
+            if self.rendezvous.listener is not None:
+                self.rendezvous.listener.close()
 
     def _turn(self) -> None:
         """Wait for something to happen, handle it, show new output, do what is due."""
-        agent = self._agent
+        agent = self.agent
         self._handle_ready(PUMP_S if self._plan_to_start is None else STANDBY_POLL_S)
         while self._handle_ready(0.0):  # the leader in this process hears of all ends before it judges one of them
             pass
         now_s = time.monotonic()
-        for signum in self._inbox.take():
+        for signum in self.inbox.take():
             self._feed(events.Signalled(now_s=now_s, signum=signum))
-        silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
-        if silent_s is not None and self.driver and self._crew.still_running and agent.phase is Phase.WATCHING:
+        silent_s = self._pulse.turn(now_s, has_news=self.crew.console.pump())
+        if silent_s is not None and self.driver and self.crew.still_running and agent.phase is Phase.WATCHING:
             size, step = agent.plan.world_size, self.driver.leader.furthest
-            self._crew.say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
-        reap_orphans(self._crew.workers)
+            self.crew.say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
+        reap_orphans(self.crew.workers)
         self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
         has_workers = self._plan_to_start is None and agent.phase is not Phase.GONE
@@ -149,27 +149,18 @@ class Loop:
     # Effects
 
     def _carry_out(self, effect: Effect) -> None:
-        crew = self._crew
+        crew = self.crew
         match effect:
-            case events.Send(message=message):
-                if self._line is not None:
-                    try:
-                        self._line.send(message)
-                    except ConnectionError as exc:
-                        self._lose(str(exc))
-            case events.Disconnect():
-                self._disconnect()
             case events.Seek(contacts=contacts):
-                self._end_search()
-                self._search = self._seek(contacts, self._agent)
+                self._seek(contacts)
             case events.Reject(connection=number):
-                self._joined.pop(number).close()
+                self._lines.joined.pop(number).close()
             case events.Lead(joined=joined) if has_ended(crew.run_dir.count_events):
                 for each in joined.values():
-                    self._joined.pop(each.connection).close()
+                    self._lines.joined.pop(each.connection).close()
                 self._feed(events.NotFound(now_s=time.monotonic(), reason="the job has ended"))
             case events.Lead():
-                self._follow(self._become_leader(effect), self._agent.node)
+                self._follow(self._lead(effect), self.agent.node)
             case events.Say(text=text):
                 crew.say(text)
             case events.Start(plan=plan):
@@ -182,34 +173,33 @@ class Loop:
             case events.PassOn(order=Try() as order):
                 self._watch.order(order, time.monotonic())
             case events.KeepEvidence():
-                plan = self._agent.plan
-                directory = crew.run_dir.node_path(plan.members[plan.node_index].name)
-                self._watch.keep(directory, within_s=KEEP_S)
+                self._watch.keep(crew.run_dir.node_path(self.name), within_s=KEEP_S)
                 crew.console.drop_tracebacks()
             case events.PrepareStandby():
                 crew.prepare_standby()
             case events.Mute():
                 crew.console.mute("err")
             case events.Sweep():
-                left = crew.sweep(SWEEP_GRACE_S, spared=self.driver.started_pids if self.driver is not None else ())
+                # Processes that bring nodes back are descendants of this one, but no workers' left-overs.
+                revivals = self.driver.reviver if self.driver is not None else None
+                left = crew.sweep(SWEEP_GRACE_S, spared=revivals.pids if revivals is not None else ())
                 self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
 
     def _start_when_ready(self) -> None:
         """Start the workers of a plan; wait for `import torch` in the standby, unless they are to be ended anyway."""
-        plan, standby = self._plan_to_start, self._crew.standby
-        if plan is None or (standby is not None and standby.is_importing and self._agent.ending is None):
+        plan, standby = self._plan_to_start, self.crew.standby
+        if plan is None or (standby is not None and standby.is_importing and self.agent.ending is None):
             return
         self._plan_to_start = None
-        self._crew.start(plan)
+        self.crew.start(plan)
         now_s, generation = time.monotonic(), plan.generation
-        watched = self._crew.watched
-        self._watch.begin(generation, watched, now_s, node_index=plan.node_index, num_nodes=len(plan.members))
+        self._watch.begin(generation, self.crew.watched, now_s, node_index=plan.node_index, num_nodes=len(plan.members))
         self._pulse = Pulse(now_s)
-        pids = {worker.rank: worker.pid for worker in self._crew.still_running if worker.pid is not None}
+        pids = {worker.rank: worker.pid for worker in self.crew.still_running if worker.pid is not None}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.
         self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
-        for worker in self._crew.workers:
+        for worker in self.crew.workers:
             report = functools.partial(self._report, worker, generation)
             if worker.end is None:
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, report)
@@ -228,57 +218,53 @@ class Loop:
         ended = Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
         self._feed(events.WorkerEnded(now_s=now_s, ended=ended))
 
-    # The connection to the leader
-
-    def _hear(self, line: Connection) -> None:
-        """Speak to the leader over this connection from now on."""
-        self._line = line
-        self._selector.register(line, selectors.EVENT_READ, lambda _: self._listen())
-
-    def _listen(self) -> None:
-        if self._line is None:
-            return
-        try:
-            messages = self._line.receive()
-            self._line.flush()
-        except (ConnectionError, WireError) as exc:
-            self._lose(str(exc))
-            return
-        for message in messages:
-            self._feed(events.Heard(now_s=time.monotonic(), message=message))
-
-    def _lose(self, reason: str) -> None:
-        self._disconnect()
-        self._feed(events.Lost(now_s=time.monotonic(), reason=reason))
-
-    def _disconnect(self) -> None:
-        if self._line is not None:
-            self._selector.unregister(self._line)
-            self._line.close()
-            self._line = None
+    # The leader
 
     def _follow(self, line: Connection, leader: int) -> None:
         """Speak to another leader, or to the same one over another connection, from now on."""
-        self._disconnect()
         self._end_search()
-        self._hear(line)
+        self._lines.add(0, line)
         self._feed(events.Found(now_s=time.monotonic(), leader=leader))
-        self._listen()  # what came together with the Welcome
+        self._lines.listen(0)
 
-    def _become_leader(self, effect: events.Lead | None) -> Connection:
-        """Lead the job from now on, and return this agent's line to its leader, which is a socket pair."""
+    def _lead(self, lead: events.Lead | None = None) -> Connection:
+        """Lead the job from now on, and return this agent's line to its leader, which is a socket pair.
+
+        Args:
+            lead: what the agent knows of a job that another one has led; None: the job begins.
+        """
+        # Here, since only a leader's node needs all that the leader needs.
+        from allranks.launch.lead.driver import appoint_leader
+
         here, there = socket.socketpair()
-        node, name = self._agent.node, self._agent.plan.members[self._agent.plan.node_index].name
-        connections = {node: Connection(there, peer=name)}
-        if effect is not None:
+        crew, rendezvous, own = self.crew, self.rendezvous, self.agent.node
+        connections = {own: Connection(there, peer=self.name)}
+        group, cards = rendezvous.group, rendezvous.cards
+        if lead is None:
+            connections |= rendezvous.peers
+        else:
             assert self._acceptor is not None
             self._acceptor.detach()
-            for index, joined in effect.joined.items():
-                connections[index] = self._joined.pop(joined.connection)
-                connections[index].expect_alive_within(self._gone_s)
-        self.driver = self._lead(effect, connections)
+            group, rendezvous.listener = lead.plan, bind_port(crew.job.port)
+            cards = {own: msgspec.structs.replace(rendezvous.card, generation=group.generation)}
+            for index, joined in lead.joined.items():
+                cards[index], connections[index] = joined.card, self._lines.joined.pop(joined.connection)
+                connections[index].expect_alive_within(crew.job.guard.gone_s)
+        listener = rendezvous.listener
+        assert listener is not None
+        port = int(listener.getsockname()[1])
+        self.driver = appoint_leader(
+            crew, rendezvous, self.scheduler, connections, group=group, cards=cards, own=own, store_port=port
+        )
+        if crew.env.get("ALLRANKS_HOOK") != "0" and crew.job.request.container is None:
+            crew.store_fd = listener.fileno()
+        else:
+            listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
+        if lead is not None:
+            announce_leader(rendezvous.applicant, port, side_port=rendezvous.card.agent_port)
+            self.driver.leader.take_over(lead.lost, time.monotonic(), has_resigned=lead.has_resigned)
         self.driver.attach(self._selector)
-        return Connection(here, peer=name)
+        return Connection(here, peer=self.name)
 
     # Without a leader
 
@@ -286,8 +272,11 @@ class Loop:
         """Do what is due while the leader is lost."""
         if self._acceptor is not None:
             self._acceptor.turn(now_s)
-        for number in [number for number, connection in self._joined.items() if _has_ended(connection)]:
-            self._joined.pop(number).close()
+        ended = select.poll()  # not the selector: what they have sent stays unread until this agent leads
+        for number in self._lines.joined:
+            ended.register(number, select.POLLRDHUP)
+        for number, _ in ended.poll(0):
+            self._lines.joined.pop(number).close()
             self._feed(events.Withdrew(now_s=now_s, connection=number))
         try:
             found = self._search.poll() if self._search is not None else None
@@ -298,25 +287,26 @@ class Loop:
         if found is not None:
             self._search = None
             line, hint = found
-            line.expect_alive_within(self._gone_s)
+            line.expect_alive_within(self.crew.job.guard.gone_s)
             self._follow(line, hint.node)
+
+    def _seek(self, contacts: Sequence[Contact]) -> None:
+        """Begin to look for a leader at these agents."""
+        self._end_search()
+        assert self._acceptor is not None
+        own, agent = self._acceptor, self.agent
+        card = msgspec.structs.replace(self.rendezvous.card, node_index=agent.node, generation=agent.plan.generation)
+        hints = [
+            [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]
+            for each in contacts
+            for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
+        ]
+        self._search = Search(lambda: hints, job=own.job, attempt=own.attempt, secret=lambda: own.secret, card=card)
 
     def _end_search(self) -> None:
         if self._search is not None:
             self._search.stop()
             self._search = None
-
-    def _let_join(self, peer: Connection, card: Card) -> None:
-        self._joined[peer.fileno()] = peer
-        now_s, address = time.monotonic(), peer.peer_address
-        self._feed(events.Joined(now_s=now_s, connection=peer.fileno(), card=card, address=address))
-
-
-def _has_ended(connection: Connection) -> bool:
-    """Whether the other side has closed a connection, which may still hold messages that nobody has read."""
-    poll = select.poll()
-    poll.register(connection, select.POLLRDHUP)
-    return bool(poll.poll(0))
 
 
 class Pulse:

@@ -1,24 +1,74 @@
-"""What came of a roll call, for the node that led it and for the others. Data, with the connections that stay open."""
+"""What came of a roll call: its leader gives out places in the group, or the verdict why the job does not begin."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
+import msgspec
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import failed
+from allranks.host.net import find_interface_of
 from allranks.model.card import Card
-from allranks.model.finding import Verdict
+from allranks.model.errors import AllranksError, NodeFaultError
+from allranks.model.finding import Finding, Verdict
 from allranks.preflight.applicant import Applicant
-from allranks.preflight.judge import Judgement, Observations
+from allranks.preflight.judge import Judgement, Observations, name_nodes
+from allranks.preflight.networks import advise_network
+from allranks.preflight.rollcall import stop
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
 from allranks.wire.protocol import Goodbye, Plan
+
+HAND_OVER_S = 5.0
+"""How long the plans may take to leave for slow ranks."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Rendezvous:
+    """The group as this node found it, and its connections to the others, which are the caller's."""
+
+    group: Plan
+    applicant: Applicant
+    card: Card
+    """This node's."""
+    own_address: str | None
+    """This node's, on the network on which the nodes found each other; None: there is no other node."""
+    leader: Connection | None = None
+    """None: this node leads."""
+    peers: dict[int, Connection] = field(default_factory=dict)
+    """On the leader, the others by seat."""
+    cards: Mapping[int, Card] = field(default_factory=dict)
+    """On the leader, by seat: the node's place in the job, which it keeps."""
+    listener: socket.socket | None = None
+    """The leader's: rank 0's store listens on it."""
+    acceptor: Acceptor | None = None
+    """On several nodes: where agents come in while the job runs, on the leader, and on the others if it is lost."""
+    warnings: tuple[Finding, ...] = ()
+    """On the leader: what the roll call found that stops nobody."""
+
+    @property
+    def interface(self) -> str | None:
+        """Carries gradients here: without a path of its own, data takes the one of this connection, which works."""
+        mine, address = self.applicant, self.own_address
+        nic = find_interface_of(address, mine.interfaces) if address is not None else None
+        return mine.data_interface or (nic.name if nic else None)
+
+    @property
+    def advice(self) -> str | None:
+        """On the leader: which network data should take, where nobody chose one."""
+        taken, cards = self.own_address, list(self.cards.values())
+        return advise_network(cards, taken) if taken is not None and self.applicant.data_interface is None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called:
     """A roll call that was held, as its leader has it. The connections and the listener are the caller's."""
 
+    applicant: Applicant
     judgement: Judgement
     observations: Observations
     cards: Mapping[int, Card]
@@ -39,25 +89,72 @@ class Called:
     @property
     def addresses(self) -> dict[int, str]:
         """Where each node is reached by the others, on the network on which the agents found each other."""
-        own = next((peer.own_address for peer in self.peers.values()), "")
-        return {0: own} | {index: peer.peer_address for index, peer in self.peers.items()}
+        return {0: self._own_address or ""} | {index: peer.peer_address for index, peer in self.peers.items()}
 
-    def verdict(self, applicant: Applicant) -> Verdict:
+    @property
+    def verdict(self) -> Verdict:
         """What the roll call came to."""
-        return Verdict(
-            job=applicant.job,
-            attempt=applicant.run_dir.attempt,
-            exit_code=self.judgement.exit_code,
-            findings=self.judgement.findings,
+        attempt, judged = self.applicant.run_dir.attempt, self.judgement
+        return Verdict(job=self.applicant.job, attempt=attempt, exit_code=judged.exit_code, findings=judged.findings)
+
+    def give_out(
+        self,
+        make_plans: Callable[[Called], Mapping[int, Plan]],
+        *,
+        name: Callable[[Finding], Finding] = lambda finding: finding,
+        lets_go: bool = False,
+    ) -> Rendezvous | Goodbye:
+        """Tell everybody its place in the group, or the verdict.
+
+        Args:
+            make_plans: returns everybody's place, by seat.
+            name: says a finding in the caller's words for those that take part.
+            lets_go: whether nobody needs these connections from here, or may come late.
+        """
+        verdict, own_address, seat = self.verdict, self._own_address, 0
+        plans: Mapping[int, Plan] = {}
+        why: AllranksError | None = None
+        try:
+            if not verdict.exit_code:
+                plans = make_plans(self)
+                for seat, peer in self.peers.items():
+                    peer.send(plans[seat])
+                deadline_s = time.monotonic() + HAND_OVER_S
+                for seat in self.peers if lets_go else ():
+                    peer = self.peers[seat]
+                    while peer.has_unsent:
+                        if time.monotonic() > deadline_s:
+                            raise ConnectionError("it does not read")
+                        time.sleep(0.001)
+                        peer.flush()
+                    peer.close()
+        except ConnectionError as exc:
+            why = NodeFaultError(f"it joined, then disconnected: {exc}")
+        except AllranksError as exc:
+            why, seat = exc, 0
+        if why is not None:
+            at = name_nodes(self.cards)[seat]
+            finding = why.finding or find_cause("AR512").find(failed(what=str(why)), node=at)
+            verdict = msgspec.structs.replace(verdict, exit_code=why.exit_code, findings=(finding,))
+        verdict = msgspec.structs.replace(verdict, findings=tuple(map(name, verdict.findings)))
+        if self.acceptor is not None and (lets_go or verdict.exit_code):
+            self.acceptor.close()
+        if verdict.exit_code:
+            stop(self.peers, verdict, group=self.group)
+            self.listener.close()
+            return Goodbye(exit_code=verdict.exit_code, summary="the job does not start", verdict=verdict)
+        return Rendezvous(
+            group=plans[0],
+            applicant=self.applicant,
+            card=self.cards[0],
+            own_address=own_address,
+            peers=self.peers,
+            cards=self.cards,
+            listener=self.listener,
+            acceptor=self.acceptor,
+            warnings=verdict.findings,
         )
 
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """A roll call that the leader ended with an answer; the connection and the acceptor are the caller's."""
-
-    answer: Plan | Goodbye
-    leader: Connection
-    card: Card
-    acceptor: Acceptor | None = None
-    """Accepts agents that have lost the leader; not attached yet. None: nobody can succeed it."""
+    @property
+    def _own_address(self) -> str | None:
+        return next((peer.own_address for peer in self.peers.values()), None)

@@ -35,7 +35,7 @@ from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
-from allranks.preflight.called import Called, Followed
+from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
@@ -52,7 +52,7 @@ from allranks.wire.leader import (
     collect_hints,
     read_announcement,
 )
-from allranks.wire.protocol import Plan, as_utf8
+from allranks.wire.protocol import Goodbye, as_utf8
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,
@@ -101,7 +101,7 @@ class Entry:
         if self._side is not None:
             self._side.close()
 
-    def take_part(self) -> Called | Followed:
+    def take_part(self) -> Called | Rendezvous | Goodbye:
         """Lead or follow, as the node index says.
 
         Raises:
@@ -142,7 +142,7 @@ class Entry:
             on_failure.pop_all()
             return called
 
-    def follow(self, *, patience_s: float) -> Followed:
+    def follow(self, *, patience_s: float) -> Rendezvous | Goodbye:
         """Find the leader, and answer what it asks until it says go or stop.
 
         Raises:
@@ -178,19 +178,28 @@ class Entry:
             patience_s=PATIENCE_JOINS * mine.guard.join_s,
             check_signals=mine.check_signals,
         ).wait()
-        if isinstance(answer, Plan):
-            mine.run_dir.attempt = answer.attempt
-        elif answer.verdict is not None:
-            mine.run_dir.attempt = answer.verdict.attempt
-            answer = msgspec.structs.replace(answer, verdict=msgspec.structs.replace(answer.verdict, job=mine.job))
+        if isinstance(answer, Goodbye):
+            connection.close()
+            if answer.verdict is not None:
+                mine.run_dir.attempt = answer.verdict.attempt
+                answer = msgspec.structs.replace(answer, verdict=msgspec.structs.replace(answer.verdict, job=mine.job))
+            return answer
+        mine.run_dir.attempt = answer.attempt
         acceptor = None
-        if self._side is not None and isinstance(answer, Plan):
+        if self._side is not None:
             side, self._side = self._side, None
             secret = self._with_munge(self._followers_secret() or OPEN_GROUP)
             acceptor = Acceptor(side, job=self.group, attempt=answer.attempt, secret=secret)
-        return Followed(answer, connection, card, acceptor)
+        return Rendezvous(
+            group=answer,
+            applicant=mine,
+            card=card,
+            own_address=connection.own_address,
+            leader=connection,
+            acceptor=acceptor,
+        )
 
-    def _lead_or_follow(self, endpoint: Hint) -> Called | Followed:
+    def _lead_or_follow(self, endpoint: Hint) -> Called | Rendezvous | Goodbye:
         # Several agents on the endpoint's machine and no --node-rank: whoever gets the port leads, the others join it.
         first = self.applicant.port
         last = min(first + PORTS_TRIED - 1, 65535)
@@ -222,6 +231,7 @@ class Entry:
         if mine.is_alone:
             seen = Observations(cards={0: card})
             return Called(
+                applicant=mine,
                 judgement=judge(seen, terms),
                 observations=seen,
                 cards={0: card},
@@ -259,6 +269,7 @@ class Entry:
         peers = call.roster.peers
         any_peer = next(iter(peers.values()), None)
         return Called(
+            applicant=mine,
             judgement=judgement,
             observations=call.observations,
             cards=call.roster.cards,

@@ -95,11 +95,15 @@ def hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, run_root
             say(answer.summary)
             raise SessionError(answer.summary, exit_code=answer.exit_code)
         raise pronounce(answer.verdict, run_dir, world, node=facts.host, is_speaker=world.rank == 0)
-    if answer.warnings:
-        print_findings(answer.warnings)
-    settings = settings_of(world, answer.group, loaded, interface=answer.interface, env=env)
+    print_findings(answer.warnings, after="\n")
+    interface = answer.interface
+    settings = settings_of(world, answer.group, loaded, interface=interface, env=env)
     if world.rank == 0:
-        group = describe_group(world, answer.group, loaded, interface=answer.interface)
+        if advice := answer.advice:
+            say(f"note: {advice}")
+        hosts = list(dict.fromkeys(member.host for member in answer.group.members))
+        network = interface if world.num_nodes == 1 else loaded.cluster.network.data or interface
+        group = describe_group(answer.group, hosts, network)
         say(f"{group}; roll call {time.time() - started_s:.1f} s; verdicts in {run_dir.attempt_path}")
     if world.local_rank == 0:
         run_dir.create_node(facts.host)

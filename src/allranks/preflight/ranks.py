@@ -23,6 +23,7 @@ from allranks.model.finding import Finding
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.model.setting import Setting
 from allranks.model.world import World
+from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
 
 
@@ -157,14 +158,11 @@ def settings_of(
     return [Setting(name, str(value), reason=why, source=source) for name, (value, why, source) in values.items()]
 
 
-def describe_group(world: World, group: Plan, loaded: LoadedCluster, *, interface: str | None) -> str:
+def describe_group(group: Plan, names: Sequence[str], network: str | None) -> str:
     """`16 ranks on 2 nodes (node[01-02]), nccl over 192.168.20.0/24`."""
-    hosts = list(dict.fromkeys(member.host for member in group.members))
-    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes ({fold_hosts(hosts)})"
-    network = interface if world.num_nodes == 1 else loaded.cluster.network.data or interface
+    where = names[0] if len(names) == 1 else f"{len(names)} nodes ({fold_hosts(names)})"
     over = f" over {network}" if network else ""
-    ranks = f"{world.world_size} rank{'s' * (world.world_size != 1)}"
-    return f"{ranks} on {where}, {group.backend}{over}"
+    return f"{count_of(group.world_size, 'rank')} on {where}, {group.backend}{over}"
 
 
 def _name_gpu(card: Card, local_rank: int) -> str | None:

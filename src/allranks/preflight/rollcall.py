@@ -20,7 +20,7 @@ import functools
 import secrets
 import selectors
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -364,18 +364,18 @@ def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:
     for peer in peers.values():
         with contextlib.suppress(ConnectionError):
             peer.send_frame(frame)
-    close_when_sent(peers.values())
+    deliver(peers.values())
+    for peer in peers.values():
+        peer.close()
 
 
-def close_when_sent(peers: Collection[Connection]) -> None:
-    """Give slow agents a moment to receive their last message, and close the connections."""
+def deliver(peers: Iterable[Connection]) -> None:
+    """Give slow agents a moment to receive their last message."""
     deadline_s = time.monotonic() + FAREWELL_S
     waiting = [peer for peer in peers if _is_unsent(peer)]
     while waiting and time.monotonic() < deadline_s:
         time.sleep(0.01)
         waiting = [peer for peer in waiting if _is_unsent(peer)]
-    for peer in peers:
-        peer.close()
 
 
 def _is_unsent(peer: Connection) -> bool:

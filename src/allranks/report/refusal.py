@@ -34,7 +34,7 @@ def pronounce(verdict: Verdict, run_dir: RunDir, world: World, *, node: str, is_
         run_dir.write_verdict(verdict, node=node)
     if is_speaker:
         run_dir.add_event("ended", exit_code=verdict.exit_code)
-        print_findings(verdict.findings)
+        print_findings(verdict.findings, after="\n")
     culprit = verdict.findings[0]
     return SessionError(
         f"{culprit.cause}: {culprit.node + ': ' if culprit.node else ''}{culprit.message}",
@@ -47,7 +47,7 @@ def refuse(exc: AllranksError) -> SessionError:
     """Print why this process cannot begin, in full in one process per node, and return it as an error."""
     is_first = all(os.environ.get(name, "0") == "0" for name in ("SLURM_LOCALID", "LOCAL_RANK"))
     if exc.finding is not None and is_first:
-        print_findings((exc.finding,))
+        print_findings((exc.finding,), after="\n")
     else:
         cause = f"{exc.finding.cause}: " if exc.finding else ""
         print(f"error: {cause}{exc}", file=sys.stderr, flush=True)
@@ -55,6 +55,7 @@ def refuse(exc: AllranksError) -> SessionError:
     return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
 
 
-def print_findings(findings: Sequence[Finding]) -> None:
-    """Print findings on standard error."""
-    print("\n" + render_findings(findings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
+def print_findings(findings: Sequence[Finding], *, after: str = "") -> None:
+    """Print findings on standard error, if there are any, and this text after them."""
+    if findings:
+        print("\n" + render_findings(findings, Style.of(sys.stderr)) + after, file=sys.stderr, flush=True)

@@ -94,7 +94,6 @@ class Job:
             gone_s=3.0,
             checkpoints=checkpoints,
             say=self.lines.append,
-            show=lambda _: None,
             on_event=lambda *_, **__: None,
             on_signal=lambda *_, **__: SAVE,
         )

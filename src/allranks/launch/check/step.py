@@ -50,7 +50,7 @@ from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal, UsageError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 from allranks.model.world import World
-from allranks.preflight.called import Followed
+from allranks.preflight.called import Called
 from allranks.preflight.datapath import data_path_of_cluster
 from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations
@@ -282,7 +282,7 @@ def take_part(
     # A directory that the leader creates here would be left behind.
     is_shared = bool(order.directory) and (world.rank != 0 or directory.is_dir())
     run_dir = RunDir(directory if is_shared else NOWHERE, plan.job)
-    applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
+    applicant = apply(plan, run_dir, env, facts=read, check_signals=check_signals)
     # A check has no earlier attempt.
     applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)
     try:
@@ -293,10 +293,9 @@ def take_part(
     except AllranksError as exc:
         card = hold_alone(cluster, facts, read()).seen.cards[0]
         return with_problem(msgspec.structs.replace(card, node_index=plan.node_index), exc)
-    if isinstance(called, Followed):
-        called.leader.close()
-        assert isinstance(called.answer, Goodbye)
-        return called.answer
+    if not isinstance(called, Called):
+        assert isinstance(called, Goodbye)
+        return called
     if called.acceptor is not None:
         called.acceptor.close()
     with called.listener:
