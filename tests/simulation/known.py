@@ -87,7 +87,7 @@ KNOWN: dict[str, Life] = {
         max_restarts=2,
         is_slurm=True,
     ),
-    "away-members-are-waited-for-before-the-next-generation": Life(
+    "away-members-are-left-behind": Life(
         seed=13624,
         num_nodes=3,
         num_steps=4,
@@ -98,10 +98,11 @@ KNOWN: dict[str, Life] = {
         max_restarts=4,
         answer_s=1.3,
     ),
-    "a-cut-off-leader-may-have-left": Life(
+    "late-successor-calls-the-leader-killed": Life(
         seed=16677,
         num_nodes=3,
         num_steps=6,
+        start_s=1.0,
         faults=(
             Fault(at_s=7.0, kind=Kind.NODE_IS_CUT_OFF, node=1, for_s=16.0),
             Fault(at_s=7.0, kind=Kind.NODE_IS_CUT_OFF, node=2, for_s=8.0),
@@ -144,7 +145,7 @@ KNOWN: dict[str, Life] = {
         ),
         turn_s=0.27661930477010965,
     ),
-    "a-node-that-was-given-up-comes-back-while-its-generation-runs": Life(
+    "given-up-for-good": Life(
         seed=33826,
         num_nodes=2,
         num_steps=11,
@@ -153,5 +154,14 @@ KNOWN: dict[str, Life] = {
             Fault(at_s=5.0, kind=Kind.LINE_ENDS, node=1, after_s=1.4924393709829686),
         ),
         max_restarts=4,
+    ),
+    "left-out-without-a-record": Life(
+        seed=84248,
+        num_nodes=4,
+        num_steps=11,
+        faults=(Fault(at_s=4.0, kind=Kind.PARTITION, node=3, for_s=2.4, others=(0, 1, 4)),),
+        max_restarts=1,
+        is_slurm=True,
+        turn_s=0.4279779022349589,
     ),
 }

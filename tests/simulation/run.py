@@ -16,8 +16,10 @@ import multiprocessing
 import sys
 import time
 from dataclasses import dataclass
+from itertools import chain
 
 from .invariants import Violation
+from .known import KNOWN
 from .lives import Life, draw
 from .mutants import CORES, Cores, Mutant, load, read_mutants
 from .shrink import as_literal, rule_of, shrink
@@ -66,12 +68,16 @@ def live_block(first: int) -> Tally:
 
 
 def find(mutant: Mutant) -> tuple[int | None, str]:
-    """Return the first seed at which a mutant is found, and by what; None: in none of MOST_LIVES."""
+    """Return the first seed at which a mutant is found, and by what; None: in none of MOST_LIVES.
+
+    Some rules are so rarely needed that only a life beyond these has shown it: that one is in known.py, and tried last.
+    """
     cores = load(mutant)
-    for seed in range(MOST_LIVES):
-        _, broken = live(draw(seed), cores)
+    lives = map(draw, range(MOST_LIVES))
+    for life in chain(lives, [KNOWN[mutant.name]] if mutant.name in KNOWN else []):
+        _, broken = live(life, cores)
         if broken:
-            return seed, broken
+            return life.seed, broken
     return None, ""
 
 
