@@ -42,11 +42,11 @@ from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
-from allranks.launch.lead.recovery import History
 from allranks.launch.loop import PUMP_S
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding, Verdict
+from allranks.model.past import History, Past
 from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import judge
 from allranks.preflight.look import FULL_UP_TO, plan_first_look
@@ -338,14 +338,13 @@ def lead_for(
     """Lead the job for so long while all nodes say how they are; return what that costs."""
     settings = GuardTable().for_nodes(len(cards))
     terms = CourseTerms(
-        job="benchmark", attempt=0, wanted_backend="nccl", store_address="127.0.0.1", store_port=29500,
-        num_nodes=len(cards), min_nodes=len(cards), max_restarts=0, capacity_s=60.0,
+        job="benchmark", wanted_backend="nccl", store_address="127.0.0.1", store_port=29500,
+        num_nodes=len(cards), min_nodes=len(cards), capacity_s=60.0,
     )  # fmt: skip
     ours, theirs = socket.socketpair()
     nodes = {index: Node(card=card, name=card.host, address=address_of(index)) for index, card in cards.items()}
-    leader = Leader(
-        terms, guard=Guard(settings), history=History(restarts_left=0), nodes=nodes, plans=plans, now_s=time.monotonic()
-    )
+    past = Past(history=History(restarts_left=0))
+    leader = Leader(terms, guard=Guard(settings), past=past, nodes=nodes, plan=plans[0], now_s=time.monotonic())
     driver = LeaderDriver(
         leader, {0: Connection(ours, peer="own"), **peers}, acceptor=None, gone_s=settings.gone_s,
         checkpoints=Path("/"), say=print, on_event=lambda *_, **__: None, on_signal=lambda *_: None,
