@@ -164,4 +164,17 @@ KNOWN: dict[str, Life] = {
         is_slurm=True,
         turn_s=0.4279779022349589,
     ),
+    "away-members-are-waited-for-while-ranks-stop": Life(
+        seed=153337,
+        num_nodes=5,
+        num_steps=12,
+        faults=(
+            Fault(at_s=11.8, kind=Kind.NODE_DIES, node=2),
+            Fault(at_s=15.6, kind=Kind.LINE_ENDS, node=0, after_s=1.312171193449444),
+        ),
+        max_restarts=4,
+        sweep_s=1.3,
+        start_s=0.6,
+        turn_s=0.31199512804760654,
+    ),
 }
