@@ -111,7 +111,7 @@ class Ends(Network):
             self._leave(process, code)
 
     def _has_ended_well(self: World, process: Process) -> bool:
-        return self.count_events(process.node, "ended", exit_code=0, is_cut_off=False) > 0
+        return self.cores.has_ended(partial(self.count_events, process.node), exit_code=0)
 
     def _go_back(self: World, process: Process) -> None:
         """Nobody else goes on with the job, as far as this agent knows."""

@@ -145,6 +145,6 @@ def is_led_elsewhere(count_events: Callable[..., int], generation: int, leader: 
     return is_passed_over or others("restarting", generation=generation + 1)
 
 
-def has_ended(count_events: Callable[..., int]) -> bool:
-    """Whether the job has ended; what a leader that was cut off writes is not the job's end."""
-    return count_events("ended", is_cut_off=False) > 0
+def has_ended(count_events: Callable[..., int], **fields: int) -> bool:
+    """Whether the job has ended so; what a leader that was cut off writes is not the job's end."""
+    return count_events("ended", is_cut_off=False, **fields) > 0

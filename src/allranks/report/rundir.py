@@ -25,7 +25,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 
@@ -192,14 +192,24 @@ class RunDir:
         with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("a") as file:
             file.write(lines)
 
-    def count_events(self, event: str, **fields: object) -> int:
-        """Return the number of matching lines in events.jsonl; 0 if it cannot be read."""
-        wanted, found = {"event": event, **fields}.items(), 0
+    def read_events(self) -> list[dict[str, Any]]:
+        """Return the lines of events.jsonl; none if it cannot be read."""
+        told = []
         with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("rb") as file:
             for line in file:
                 with contextlib.suppress(ValueError):  # its last line may be half written
-                    found += wanted <= json.loads(line).items()
-        return found
+                    told.append(json.loads(line))
+        return told
+
+    def count_events(self, event: str, **fields: object) -> int:
+        """Return the number of lines in events.jsonl with this name and these fields."""
+        return count_in(self.read_events(), event, **fields)
+
+
+def count_in(told: Iterable[Mapping[str, Any]], event: str, **fields: object) -> int:
+    """Return the number of events with this name and these fields."""
+    wanted = {"event": event, **fields}.items()
+    return sum(wanted <= each.items() for each in told)
 
 
 def read_shared_members(value: str) -> str:
