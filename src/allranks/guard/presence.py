@@ -120,14 +120,13 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     if any(each.seen.refused for _, each in tried) and first != NOT_COME:
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
-        more = {"evidence": [first, *told], "fix": fix}
-        has_slept = scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s
+        seen, unsure = [first, *told], {}
+        if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
+            seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
         if has_slept or UNLED in first:
             what = "the node's agent ended while no leader ran: it was killed, or gave up"
-            slept = [f"the leader's agent did not run for {scene.slept_s:.0f} s"] if has_slept else []
-            more |= {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
-            more["evidence"] = [first, *told, *slept]
-        return scene.fault("AR012", what, *node.ranks, **more)
+            unsure = {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
+        return scene.fault("AR012", what, *node.ranks, evidence=seen, fix=fix, **unsure)
     is_late = is_lost or silent_s >= gone_s
     if tried and not any(each.seen.connects for _, each in tried):
         tried_networks = {each.seen.network for _, each in tried}
@@ -151,9 +150,9 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         what += "its machine answers, and all other ranks have finished"
         fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
         return scene.fault("AR010", what, *node.ranks, evidence=[first, *told], fix=fix, confidence=Confidence.LIKELY)
-    has_stopped = scene.moved_s + scene.settings.hang_s <= now_s
-    is_waited_for = is_lost or has_stopped or _is_waited_for(scene, node, now_s)
-    if is_late and mute_s >= patience_s and is_waited_for and first != NOT_COME:
+    is_still = scene.moved_s + scene.settings.hang_s <= now_s
+    is_needed = is_lost or is_still or _is_waited_for(scene, node, now_s)
+    if is_late and mute_s >= patience_s and is_needed and first != NOT_COME:
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
         what = what if tried else "the node's agent is gone, and no other node could test its machine"
         return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], confidence=Confidence.LIKELY)

@@ -200,7 +200,6 @@ class Leader(Reports):
     def _await_stopped(self, now_s: float) -> None:
         own, this, running = self._terms.own, self._generation, self._members.running
         assert this.decision is not None
-        is_end = self.interrupted_by is not None or self.is_leaving or not this.decision.restarts
         # Who is away may come back: to go on, or to hear how the job has ended.
         if (running or self._members.away) and now_s < self._deadline_s:
             return
@@ -213,13 +212,13 @@ class Leader(Reports):
         if own in self._members.running:
             if now_s < self._deadline_s + course.OWN_STOPPED_S:
                 return
-            this.decision, is_end = Decision(exit_code=Exit.NODE_FAULT), True
+            this.decision = Decision(exit_code=Exit.NODE_FAULT)
         if this.judged is not None and not this.judged.is_final:
             this.judged = self._guard.judge(now_s) or this.judged  # ends that came late may name the culprit
             self._pronounce(this.judged.findings)
         if this.decision.note:
             self._say(this.decision.note)
-        if is_end:
+        if self.interrupted_by is not None or self.is_leaving or not this.decision.restarts:
             self._conclude()
         elif not self._members.have_majority(without=this.without):
             self._give_way()
