@@ -47,7 +47,6 @@ PR_SET_PDEATHSIG = 1
 
 def main() -> None:
     """Run the pairs that standard input lists."""
-    _die_with_parent()
     order = json.load(sys.stdin)
     began_s = time.monotonic()
     try:
@@ -70,10 +69,12 @@ def main() -> None:
         _tell({"matmul_s": said.get("matmul_s", []), "what": said.get("what", "")})
 
 
-def _die_with_parent() -> None:
+def _die_with(parent: int) -> None:
     """SLURM kills who started us, and not us: where it tracks processes by their group."""
     with contextlib.suppress(OSError, AttributeError):  # every wait has its deadline, so it ends all the same
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died between fork and prctl
+        os._exit(1)
 
 
 def _tell(words: dict[str, Any]) -> None:
@@ -87,11 +88,12 @@ def _one_line(exc: BaseException) -> str:
 def _in_a_process(work: Any, *, arrive_by_s: float, pair_s: float) -> dict[str, Any]:
     """Return what a forked process said, or that it had to be killed."""
     reader, writer = os.pipe()
+    own = os.getpid()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            _die_with_parent()
+            _die_with(own)
             os.close(reader)
             with os.fdopen(writer, "w", buffering=1) as pipe:
                 work(pipe)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -28,6 +29,7 @@ import msgspec
 
 import allranks.join
 from allranks.host.node import name_of
+from allranks.host.signals import die_with_parent
 from allranks.launch.check.step import start_members
 from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
@@ -210,7 +212,10 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     send(node, "here")
     command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")]
     pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, env=dict(env), stdin=pipe, stdout=pipe, stderr=nowhere) as child:
+    dies_with_us = die_with_parent(signal.SIGKILL)
+    with subprocess.Popen(
+        command, env=dict(env), stdin=pipe, stdout=pipe, stderr=nowhere, preexec_fn=dies_with_us
+    ) as child:
         killer = threading.Timer(order.deadline_s, child.kill)
         killer.start()
         try:
