@@ -76,9 +76,12 @@ def one_verdict(world: World) -> str:
 def _has_ended_unseen(world: World) -> bool:
     """Whether somebody led on when the job had ended, and could not know: the last word and the line did not arrive."""
     ends = [each for each in world.recorded if each.event == "ended" and not each.fields["is_cut_off"]]
-    first = min(ends, key=lambda end: end.at_s)
-    later = [lead for lead in world.leads if lead.node != first.node]
-    return any(world.blind & {first.node, lead.node} or lead.begun_s < first.at_s + world.life.seen_s for lead in later)
+    if not ends:
+        return False
+    first, *later = sorted(ends, key=lambda end: end.at_s)
+    seen_s, others = first.at_s + world.life.seen_s, {end.node for end in later} - {first.node}
+    led = [lead for lead in world.leads if lead.node in others]
+    return any(world.blind & {first.node, lead.node} or lead.begun_s < seen_s for lead in led)
 
 
 def requeued_once(world: World) -> str:
