@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch import events
 from allranks.launch.end import LEADER_WRITES_S
-from allranks.launch.succession import SEEK_S
+from allranks.launch.succession import SEEK_S, find_events
 from allranks.model.errors import Exit
 
 from . import dialing
@@ -54,16 +53,16 @@ class Ends(Network):
         """A node's process writes an event."""
         self.recorded.append(Recorded(self.now_s, node, event, dict(fields)))
 
-    def count_events(self: World, node: int, event: str, /, **values: Any) -> int:
-        """Count what a node can read."""
+    def read_events(self: World, node: int) -> list[dict[str, Any]]:
+        """Return what a node can read."""
         if node in self.blind:
-            return 0
+            return []
         seen_by_s = self.now_s - self.life.seen_s
-        return sum(
-            (each.at_s <= seen_by_s or each.node == node) and each.node not in self.blind - {node}
+        return [
+            {"event": each.event, **each.fields}
             for each in self.recorded
-            if each.event == event and all(each.fields.get(name) == value for name, value in values.items())
-        )
+            if (each.at_s <= seen_by_s or each.node == node) and each.node not in self.blind - {node}
+        ]
 
     # The end
 
@@ -111,7 +110,7 @@ class Ends(Network):
             self._leave(process, code)
 
     def _has_ended_well(self: World, process: Process) -> bool:
-        return self.cores.has_ended(partial(self.count_events, process.node), exit_code=0)
+        return self.cores.has_ended(self.read_events(process.node), exit_code=0)
 
     def _go_back(self: World, process: Process) -> None:
         """Nobody else goes on with the job, as far as this agent knows."""
@@ -169,9 +168,10 @@ class Ends(Network):
 
     def _is_led_elsewhere(self: World, process: Process) -> bool:
         node, agent = process.node, process.agent
-        count = partial(self.count_events, node)
-        is_given_up = process.lead is None and count("node_lost", node=f"n{node}") > process.times_lost
-        return is_given_up or self.cores.is_led_elsewhere(count, agent.plan.generation, agent.leader_name)
+        told = self.read_events(node)
+        times_lost = len(find_events(told, "node_lost", node=f"n{node}"))
+        is_given_up = process.lead is None and times_lost > process.times_lost
+        return is_given_up or self.cores.is_led_elsewhere(told, agent.plan.generation, agent.leader_name)
 
     # New processes
 

@@ -7,12 +7,12 @@ raises nothing: it returns what broke it, or an empty text.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch import events
 from allranks.launch.events import GRACE_S
 from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, RETURN_S, STOPPED_S
+from allranks.launch.succession import find_events
 from allranks.model.finding import Confidence, Severity
 from allranks.model.hostlist import expand_hosts
 from allranks.wire.protocol import Beat, Ended, Goodbye, Order, Ping, Plan, Stop, Stopped
@@ -278,8 +278,8 @@ def check_requeue(world: World, process: Process) -> None:
         raise Violation(f"A job that was cancelled is never requeued. Here: n{process.node}, {process.signalled}")
     if process.node in world.blind:
         return
-    count = partial(world.count_events, process.node, "ended", exit_code=0, is_cut_off=False)
-    if count() > count(leader=f"n{process.node}"):
+    ends = find_events(world.read_events(process.node), "ended", exit_code=0, is_cut_off=False)
+    if any(each["leader"] != f"n{process.node}" for each in ends):
         raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, and it has ended with 0")
     for lead in world.leads:
         is_known = lead.node not in world.blind and world.now_s - lead.begun_s > world.life.seen_s

@@ -177,4 +177,31 @@ KNOWN: dict[str, Life] = {
         start_s=0.6,
         turn_s=0.31199512804760654,
     ),
+    "a-given-up-member-comes-back-before-it-began": Life(
+        seed=199033,
+        num_nodes=3,
+        num_steps=4,
+        faults=(
+            Fault(at_s=1.0, kind=Kind.LINE_ENDS, node=-1, on="stop", after_s=1.741625568166623),
+            Fault(at_s=1.0, kind=Kind.WORKER_CRASHES, node=1),
+            Fault(at_s=4.0, kind=Kind.AGENT_STOPS, node=0, for_s=2.0),
+        ),
+        max_restarts=3,
+        start_s=1.0,
+        turn_s=0.39123154826694356,
+    ),
+    "others-go-on-two-generations-later": Life(
+        seed=206972,
+        num_nodes=5,
+        num_steps=12,
+        faults=(
+            Fault(at_s=0.5, kind=Kind.PARTITION, node=1, others=(0, 3, 4)),
+            Fault(at_s=13.0, kind=Kind.PARTITION, node=3, for_s=2.0, others=(1,)),
+            Fault(at_s=16.0, kind=Kind.ONE_WAY, node=0),
+        ),
+        max_restarts=2,
+        is_slurm=True,
+        turn_s=0.4250066967084395,
+        is_blind_when_cut=True,
+    ),
 }

@@ -17,6 +17,7 @@ import msgspec
 
 from allranks.launch import events
 from allranks.launch.lead.group import make_group
+from allranks.launch.succession import find_events
 from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.finding import Finding
@@ -160,7 +161,7 @@ class World(Ends, Strikes):
     def _add_process(self, node: int) -> Process:
         process = Process(node, len(self.processes) + 1)
         process.turn = functools.partial(self._turn, process)
-        process.times_lost = self.count_events(node, "node_lost", node=f"n{node}")
+        process.times_lost = len(find_events(self.read_events(node), "node_lost", node=f"n{node}"))
         self.processes.append(process)
         self.current[node] = process
         return process
@@ -261,7 +262,7 @@ class World(Ends, Strikes):
                 dialing.seek(self, process, contacts)
             case events.Reject(connection=number):
                 self._end_line(process.joined.pop(number), by_host=True)
-            case events.Lead(joined=joined) if self.cores.has_ended(functools.partial(self.count_events, node)):
+            case events.Lead(joined=joined) if self.cores.has_ended(self.read_events(node)):
                 for each in joined.values():
                     self._end_line(process.joined.pop(each.connection), by_host=True)
                 self._feed_agent(process, events.NotFound(now_s=self.now_s, reason="the job has ended"))

@@ -15,7 +15,6 @@ import contextlib
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,13 +29,13 @@ from allranks.launch.loop import Loop
 from allranks.launch.plan import count_of
 from allranks.launch.queue.ending import goes_back
 from allranks.launch.queue.scheduler import Scheduler
-from allranks.launch.succession import SEEK_S, has_ended, is_led_elsewhere
+from allranks.launch.succession import SEEK_S, find_events, has_ended, is_led_elsewhere
 from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import Launcher
 from allranks.report.refusal import print_findings
-from allranks.report.rundir import RunDir, count_in
+from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.wire.protocol import Goodbye
 
@@ -64,7 +63,8 @@ class End:
         self.plan, self.run_dir, self.env = crew.job, crew.run_dir, crew.env
         self.started_s = time.monotonic()
         group = loop.rendezvous.group  # of a later generation: it may be back from a loss
-        self._times_lost = self.run_dir.count_events("node_lost", node=loop.name) if group.generation else 0
+        losses = find_events(self.run_dir.read_events(), "node_lost", node=loop.name)
+        self._times_lost = len(losses) if group.generation else 0
 
     @property
     def leader(self) -> Leader | None:
@@ -127,7 +127,7 @@ class End:
 
     def _has_ended_well(self) -> bool:
         """Whether another leader has ended the job with 0; this agent did not hear it."""
-        return has_ended(self.run_dir.count_events, exit_code=0)
+        return has_ended(self.run_dir.read_events(), exit_code=0)
 
     def _is_led_elsewhere(self, more_s: float | None) -> bool:
         """Whether the run directory says that others go on with the job, or have ended it.
@@ -138,9 +138,10 @@ class End:
         agent = self.agent
         deadline_s = time.monotonic() + (0.0 if more_s is None else self.plan.guard.gone_s + more_s)
         while not self.inbox.received:
-            count = partial(count_in, self.run_dir.read_events())  # read once a look
-            is_given_up = self.leader is None and count("node_lost", node=self.loop.name) > self._times_lost
-            if is_given_up or is_led_elsewhere(count, agent.plan.generation, agent.leader_name):
+            told = self.run_dir.read_events()
+            times_lost = len(find_events(told, "node_lost", node=self.loop.name))
+            is_given_up = self.leader is None and times_lost > self._times_lost
+            if is_given_up or is_led_elsewhere(told, agent.plan.generation, agent.leader_name):
                 return True
             if time.monotonic() >= deadline_s:  # after a last look
                 break

@@ -155,7 +155,7 @@ class Loop:
                 self._seek(contacts)
             case events.Reject(connection=number):
                 self._lines.joined.pop(number).close()
-            case events.Lead(joined=joined) if has_ended(crew.run_dir.count_events):
+            case events.Lead(joined=joined) if has_ended(crew.run_dir.read_events()):
                 for each in joined.values():
                     self._lines.joined.pop(each.connection).close()
                 self._feed(events.NotFound(now_s=time.monotonic(), reason="the job has ended"))

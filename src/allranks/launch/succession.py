@@ -13,8 +13,9 @@ An agent that found no leader, and all that a cut-off leader has led, ask the ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from allranks.guard.presence import UNLED
 from allranks.launch import events
@@ -125,26 +126,31 @@ class Succession:
         return (self.plan.nodes,) if is_confirmed else (*self.plan.electors, self.plan.nodes)
 
 
-def is_led_elsewhere(count_events: Callable[..., int], generation: int, leader: str) -> bool:
+def is_led_elsewhere(told: Sequence[Mapping[str, Any]], generation: int, leader: str) -> bool:
     """Whether events.jsonl says that another leader goes on with the job, or that the job has ended.
 
     Args:
-        count_events: counts the events of a name whose fields have these values.
+        told: its lines.
         generation: the last one of the agent that asks.
         leader: name of the node that has led it.
     """
-
-    def others(event: str, **fields: int) -> bool:
-        return count_events(event, **fields) > count_events(event, **fields, leader=leader)
-
-    if has_ended(count_events) or others("took_over", generation=generation):
-        return True
+    began = max((at for at, each in enumerate(told) if find_events([each], "took_over", leader=leader)), default=0)
+    others = [each for each in told[began:] if each.get("leader") != leader]
+    led = [each["generation"] for each in find_events(others, "took_over")]
+    begun = [each["generation"] for each in find_events(others, "restarting")]
     # A generation whose Plan the others did not get: they go on from the one before.
-    is_own = count_events("restarting", generation=generation, leader=leader) > 0
-    is_passed_over = is_own and count_events("took_over", generation=generation - 1, after=leader) > 0
-    return is_passed_over or others("restarting", generation=generation + 1)
+    is_own = find_events(told, "restarting", generation=generation, leader=leader)
+    is_passed_over = is_own and find_events(others, "took_over", generation=generation - 1, after=leader)
+    is_left_behind = max(led, default=-1) >= generation or max(begun, default=-1) > generation
+    return bool(has_ended(told) or is_passed_over or is_left_behind)
 
 
-def has_ended(count_events: Callable[..., int], **fields: int) -> bool:
+def has_ended(told: Sequence[Mapping[str, Any]], **fields: int) -> bool:
     """Whether the job has ended so; what a leader that was cut off writes is not the job's end."""
-    return count_events("ended", is_cut_off=False, **fields) > 0
+    return bool(find_events(told, "ended", is_cut_off=False, **fields))
+
+
+def find_events(told: Sequence[Mapping[str, Any]], event: str, **fields: object) -> list[Mapping[str, Any]]:
+    """Return the lines of events.jsonl with this name and these fields."""
+    wanted = {"event": event, **fields}.items()
+    return [each for each in told if wanted <= each.items()]

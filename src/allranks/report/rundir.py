@@ -201,16 +201,6 @@ class RunDir:
                     told.append(json.loads(line))
         return told
 
-    def count_events(self, event: str, **fields: object) -> int:
-        """Return the number of lines in events.jsonl with this name and these fields."""
-        return count_in(self.read_events(), event, **fields)
-
-
-def count_in(told: Iterable[Mapping[str, Any]], event: str, **fields: object) -> int:
-    """Return the number of events with this name and these fields."""
-    wanted = {"event": event, **fields}.items()
-    return sum(wanted <= each.items() for each in told)
-
 
 def read_shared_members(value: str) -> str:
     """Return the members that ALLRANKS_MEMBERS names; nothing where its file cannot be read."""

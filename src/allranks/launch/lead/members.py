@@ -144,7 +144,7 @@ class Members:
         elif (
             before is not None
             or card.generation not in (generation, generation - 1)
-            or (away is None and not (may_return and index in self._begun and card.generation == generation))
+            or (away is None and not (may_return and index in self.group and card.generation == generation))
         ):
             return None
         self.away.pop(index, None)
