@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend
+from allranks.launch.plan import JobPlan, assign_ranks, choose_backend
 from allranks.model.cluster import Backend
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
+from allranks.preflight.datapath import LOOPBACK
 from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
 from allranks.wire.secret import SECRET_VARIABLE

@@ -1,7 +1,7 @@
 """The five phases of a job, from the view of one agent.
 
 Phase 1  who am I            identity, this machine, cluster.toml -> JobPlan             (launch.plan)
-Phase 2  roll call           the leader binds the port, the others connect to it; all    (launch.rendezvous)
+Phase 2  roll call           the leader binds the port, the others connect to it; all    (preflight.entry)
                              nodes are alike and reachable, or one verdict says why not  (preflight.rollcall)
 Phase 3  start               environment of every worker, with reasons                   (launch.crew, .environment)
 Phase 4  watch               agents report, the leader asks the guard, and restarts      (launch.agent, .lead)
@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -27,22 +28,24 @@ from allranks.launch import container
 from allranks.launch.crew import Crew
 from allranks.launch.end import READER_S, End, end_step, pronounce, show_rest
 from allranks.launch.inbox import SignalInbox
+from allranks.launch.lead.group import make_group
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
+from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
-from allranks.launch.rendezvous import apply, take_part
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
 from allranks.model.past import History, Past
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
-from allranks.preflight.called import Rendezvous
+from allranks.preflight.called import Called, Rendezvous
+from allranks.preflight.entry import Entry
 from allranks.preflight.ranks import describe_group
 from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import fold_ranks, say
-from allranks.wire.protocol import Goodbye
+from allranks.wire.protocol import Goodbye, Plan
 
 
 def worker_command(request: Request) -> list[str]:
@@ -112,10 +115,23 @@ def _run_phases(crew: Crew) -> int:
         names=[*plan.node_names[:1], *([request.endpoint.host] if request.endpoint else [])],
         script_path=Path(request.command[0]) if is_script else None,
     )
-    applicant = apply(plan, crew.run_dir, env, facts=facts, check_signals=inbox.check)
+    applicant = Applicant(
+        plan=plan,
+        is_back=BACK_VARIABLE in env,
+        shares_run_dir=plan.is_slurm,
+        has_successors=True,
+        run_dir=crew.run_dir,
+        env=env,
+        card_facts=facts,
+        check_signals=inbox.check,
+    )
+    # How often workers are started again: every possible leader must know it.
     history = History(restarts_left=request.max_restarts, retries_errors=request.retries_errors)
     try:
-        rendezvous = take_part(applicant, past=Past(history=history))
+        with Entry(applicant) as entry:
+            rendezvous = entry.take_part()
+        if isinstance(rendezvous, Called):
+            rendezvous = rendezvous.give_out(partial(_make_plans, past=Past(history=history)))
     except AllranksError as exc:
         if exc.finding is None:
             raise
@@ -126,9 +142,27 @@ def _run_phases(crew: Crew) -> int:
     return _run_workers(crew, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
 
 
+def _make_plans(called: Called, *, past: Past) -> dict[int, Plan]:
+    applicant = called.applicant
+    # The job can go on without this node, but not where its srun runs here: the step ends with it.
+    own = {address for interface in applicant.plan.facts.interfaces for address in interface.addresses}
+    return make_group(
+        called.cards,
+        can_change_leader=applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") not in own,
+        addresses=called.addresses,
+        wanted_backend=applicant.plan.wanted_backend,
+        past=past,
+        attempt=applicant.run_dir.attempt,
+        store_address=called.store_address,
+        store_port=called.port,
+        max_restarts=past.history.restarts_left,
+    )
+
+
 def _do_not_begin(why: Goodbye | AllranksError, crew: Crew, applicant: Applicant) -> int:
     """Write and print why the job does not begin: the verdict of all, or what this agent found out alone."""
-    run_dir, node, is_slurm = crew.run_dir, applicant.host, applicant.is_slurm
+    plan, run_dir = crew.job, crew.run_dir
+    node, is_slurm = plan.facts.host, plan.is_slurm
     if isinstance(why, Goodbye):
         if why.verdict is None or not why.verdict.findings:
             if not is_slurm or not why.summary:
@@ -136,11 +170,11 @@ def _do_not_begin(why: Goodbye | AllranksError, crew: Crew, applicant: Applicant
             return why.exit_code
         verdict, is_in_charge = why.verdict, applicant.leads
         # In a SLURM step all terminals are one, and the first task speaks for all.
-        pronounce(verdict, run_dir, node=node, is_spoken=not is_slurm or applicant.node_index == 0)
+        pronounce(verdict, run_dir, node=node, is_spoken=not is_slurm or plan.node_index == 0)
     else:
         assert why.finding is not None
-        run_dir.attempt = applicant.attempt or run_dir.attempt
-        verdict = Verdict(job=applicant.job, attempt=run_dir.attempt, exit_code=why.exit_code, findings=(why.finding,))
+        run_dir.attempt = plan.attempt or run_dir.attempt
+        verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=why.exit_code, findings=(why.finding,))
         # Of several agents without a leader, one prints for all.
         is_in_charge = run_dir.write_verdict(verdict, node=node, is_of_all=applicant.leads)
         if is_in_charge or not is_slurm:
@@ -166,11 +200,11 @@ def _run_workers(crew: Crew, rendezvous: Rendezvous, inbox: SignalInbox, *, roll
         say(f"{describe_group(group, names, network)}{called}; logs in {run_dir.attempt_path}")
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
             say(words)
-    elif plan.world.launcher is Launcher.NONE:  # started by hand, on a terminal of its own
+    elif plan.launcher is Launcher.NONE:  # started by hand, on a terminal of its own
         ranks = fold_ranks(range(me.first_rank, me.first_rank + me.num_workers))
         leads = f"{names[0]} leads and prints the report"
         say(f"{ranks} of {group.world_size} on {me.name}; {leads}; logs in {run_dir.node_path(me.name)}")
-    job = own_job(crew.env) if plan.world.launcher is Launcher.SLURM else None  # another launcher's is not requeued
+    job = own_job(crew.env) if plan.is_slurm else None  # another launcher's is not requeued
     scheduler = Scheduler(job, crew.env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
     loop = Loop(crew, rendezvous, inbox=inbox, scheduler=scheduler)
     end = End(loop)

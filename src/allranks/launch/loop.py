@@ -24,12 +24,12 @@ from allranks.launch.events import GRACE_S, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
-from allranks.launch.plan import LOOPBACK
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.succession import has_ended
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.errors import AllranksError
 from allranks.preflight.called import Rendezvous
+from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.entry import announce_leader
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port

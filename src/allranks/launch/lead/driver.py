@@ -27,12 +27,12 @@ from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
 from allranks.launch.lines import Lines
-from allranks.launch.plan import LOOPBACK
 from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.model.card import Card
 from allranks.preflight.called import Rendezvous
+from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.rollcall import deliver
 from allranks.report.refusal import print_findings
 from allranks.report.text import say
