@@ -59,8 +59,8 @@ class End:
     """The end of one agent's part of a job."""
 
     def __init__(self, loop: Loop) -> None:
-        crew, self.agent, self.loop, self.inbox = loop.crew, loop.agent, loop, loop.inbox
-        self.plan, self.run_dir, self.env = crew.job, crew.run_dir, crew.env
+        workers, self.agent, self.loop, self.inbox = loop.workers, loop.agent, loop, loop.inbox
+        self.plan, self.run_dir, self.env = workers.job, workers.run_dir, workers.env
         self.started_s = time.monotonic()
         group = loop.rendezvous.group  # of a later generation: it may be back from a loss
         losses = find_events(self.run_dir.read_events(), "node_lost", node=loop.name)

@@ -3,7 +3,7 @@
 Phase 1  who am I            identity, this machine, cluster.toml -> JobPlan             (launch.plan)
 Phase 2  roll call           the leader binds the port, the others connect to it; all    (preflight.entry)
                              nodes are alike and reachable, or one verdict says why not  (preflight.rollcall)
-Phase 3  start               environment of every worker, with reasons                   (launch.crew, .environment)
+Phase 3  start               environment of every worker, with reasons                   (launch.worker_group)
 Phase 4  watch               agents report, the leader asks the guard, and restarts      (launch.agent, .lead)
                              the workers if that cures the fault
 Phase 5  say                 one verdict on the leader's terminal, the same exit code everywhere (launch.end)
@@ -25,7 +25,6 @@ from pathlib import Path
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
-from allranks.launch.crew import Crew
 from allranks.launch.end import READER_S, End, end_step, pronounce, show_rest
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.group import make_group
@@ -33,6 +32,7 @@ from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
 from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
+from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
@@ -94,19 +94,19 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
         command = worker_command(plan.request)
     except AllranksError as exc:
         plan = replace(plan, problem=plan.problem or exc)
-    crew = Crew(job=plan, command=command, run_dir=RunDir(log_dir, plan.job), hidden=hidden, env=env, say=say)
-    err = crew.console.screen["err"]
+    workers = WorkerGroup(job=plan, command=command, run_dir=RunDir(log_dir, plan.job), hidden=hidden, env=env)
+    err = workers.console.screen["err"]
     with contextlib.redirect_stderr(err.as_text()):
         try:
-            crew.begin_standby()
-            return _run_phases(crew)
+            workers.begin_standby()
+            return _run_phases(workers)
         finally:
-            crew.end_standby()
+            workers.end_standby()
             err.drain(patience_s=READER_S)
 
 
-def _run_phases(crew: Crew) -> int:
-    inbox, plan, env, started_s = SignalInbox(), crew.job, crew.env, time.monotonic()
+def _run_phases(workers: WorkerGroup) -> int:
+    inbox, plan, env, started_s = SignalInbox(), workers.job, workers.env, time.monotonic()
     request = plan.request
     become_subreaper()
     is_script = request.command and not (request.is_module or request.no_python)
@@ -120,7 +120,7 @@ def _run_phases(crew: Crew) -> int:
         is_back=BACK_VARIABLE in env,
         shares_run_dir=plan.is_slurm,
         has_successors=True,
-        run_dir=crew.run_dir,
+        run_dir=workers.run_dir,
         env=env,
         card_facts=facts,
         check_signals=inbox.check,
@@ -135,11 +135,11 @@ def _run_phases(crew: Crew) -> int:
     except AllranksError as exc:
         if exc.finding is None:
             raise
-        return _do_not_begin(exc, crew, applicant)
+        return _do_not_begin(exc, workers, applicant)
     if isinstance(rendezvous, Goodbye):
-        return _do_not_begin(rendezvous, crew, applicant)
+        return _do_not_begin(rendezvous, workers, applicant)
     print_findings(rendezvous.warnings, after="\n")
-    return _run_workers(crew, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
+    return _run_workers(workers, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
 
 
 def _make_plans(called: Called, *, past: Past) -> dict[int, Plan]:
@@ -159,9 +159,9 @@ def _make_plans(called: Called, *, past: Past) -> dict[int, Plan]:
     )
 
 
-def _do_not_begin(why: Goodbye | AllranksError, crew: Crew, applicant: Applicant) -> int:
+def _do_not_begin(why: Goodbye | AllranksError, workers: WorkerGroup, applicant: Applicant) -> int:
     """Write and print why the job does not begin: the verdict of all, or what this agent found out alone."""
-    plan, run_dir = crew.job, crew.run_dir
+    plan, run_dir = workers.job, workers.run_dir
     node, is_slurm = plan.facts.host, plan.is_slurm
     if isinstance(why, Goodbye):
         if why.verdict is None or not why.verdict.findings:
@@ -181,21 +181,21 @@ def _do_not_begin(why: Goodbye | AllranksError, crew: Crew, applicant: Applicant
             print_findings(verdict.findings)
     has_silent_task = any(finding.cause.startswith("AR001 ") for finding in verdict.findings)
     if is_in_charge and is_slurm and has_silent_task:  # it hangs, and never joined
-        end_step(crew.env)
+        end_step(workers.env)
     return verdict.exit_code
 
 
-def _run_workers(crew: Crew, rendezvous: Rendezvous, inbox: SignalInbox, *, roll_call_s: float) -> int:
-    plan, run_dir, group = crew.job, crew.run_dir, rendezvous.group
-    me, crew.interface = group.members[group.node_index], rendezvous.interface
+def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbox, *, roll_call_s: float) -> int:
+    plan, run_dir, group = workers.job, workers.run_dir, rendezvous.group
+    me, workers.interface = group.members[group.node_index], rendezvous.interface
     names = [member.name for member in group.members]
     if rendezvous.leader is None:
-        command = describe_command(crew.command, crew.env)
+        command = describe_command(workers.command, workers.env)
         run_dir.add_event("started", generation=0, job=plan.job, command=command, members=names, pid=os.getpid())
         for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):
             say(f"note: {note}")
         # Nodes may call the same network by other names.
-        network = crew.interface if plan.num_nodes == 1 else plan.cluster.network.data or crew.interface
+        network = workers.interface if plan.num_nodes == 1 else plan.cluster.network.data or workers.interface
         called = "" if plan.num_nodes == 1 else f"; roll call {roll_call_s:.1f} s"
         say(f"{describe_group(group, names, network)}{called}; logs in {run_dir.attempt_path}")
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
@@ -204,13 +204,13 @@ def _run_workers(crew: Crew, rendezvous: Rendezvous, inbox: SignalInbox, *, roll
         ranks = fold_ranks(range(me.first_rank, me.first_rank + me.num_workers))
         leads = f"{names[0]} leads and prints the report"
         say(f"{ranks} of {group.world_size} on {me.name}; {leads}; logs in {run_dir.node_path(me.name)}")
-    job = own_job(crew.env) if plan.is_slurm else None  # another launcher's is not requeued
-    scheduler = Scheduler(job, crew.env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
-    loop = Loop(crew, rendezvous, inbox=inbox, scheduler=scheduler)
+    job = own_job(workers.env) if plan.is_slurm else None  # another launcher's is not requeued
+    scheduler = Scheduler(job, workers.env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
+    loop = Loop(workers, rendezvous, inbox=inbox, scheduler=scheduler)
     end = End(loop)
     inbox.kill_now = end.kill_now
     try:
         goodbye = loop.run()
     finally:
-        show_rest(crew.console, inbox, run_dir.node_path(me.name))
+        show_rest(workers.console, inbox, run_dir.node_path(me.name))
     return end.settle(goodbye)

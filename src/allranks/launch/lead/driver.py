@@ -21,7 +21,6 @@ import msgspec
 
 from allranks.guard.verdict import Guard
 from allranks.launch import events
-from allranks.launch.crew import Crew
 from allranks.launch.events import Effect, Event
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
@@ -30,6 +29,7 @@ from allranks.launch.lines import Lines
 from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals
 from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.worker_group import WorkerGroup
 from allranks.model.card import Card
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
@@ -143,7 +143,7 @@ class LeaderDriver:
 
 
 def appoint_leader(
-    crew: Crew,
+    workers: WorkerGroup,
     rendezvous: Rendezvous,
     scheduler: Scheduler | None,
     connections: Mapping[int, Connection],
@@ -163,7 +163,7 @@ def appoint_leader(
         own: index of this node in the job.
         store_port: where rank 0 of the next generations has its store.
     """
-    plan, run_dir, request, acceptor = crew.job, crew.run_dir, crew.job.request, rendezvous.acceptor
+    plan, run_dir, request, acceptor = workers.job, workers.run_dir, workers.job.request, rendezvous.acceptor
     own_address = rendezvous.own_address or LOOPBACK
     assert group.past is not None
     leader = Leader(
@@ -190,7 +190,7 @@ def appoint_leader(
     reviver = None
     if acceptor is not None and scheduler is not None and request.max_restarts:
         log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
-        reviver = Revivals(env=crew.env, log=log, patience_s=request.capacity_s)
+        reviver = Revivals(env=workers.env, log=log, patience_s=request.capacity_s)
     # Said once, with the first line about a slow rank.
     end = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout)"
     hint = [f"{end}; allranks stack {plan.job} shows all ranks"]
