@@ -25,7 +25,7 @@ from pathlib import Path
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
-from allranks.launch.end import READER_S, End, end_step, pronounce, show_rest
+from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.group import make_group
 from allranks.launch.loop import Loop
@@ -169,8 +169,11 @@ def _do_not_begin(why: Goodbye | AllranksError, workers: WorkerGroup, applicant:
                 say(why.summary)
             return why.exit_code
         verdict, is_in_charge = why.verdict, applicant.leads
+        run_dir.write_verdict(verdict, node=node)
         # In a SLURM step all terminals are one, and the first task speaks for all.
-        pronounce(verdict, run_dir, node=node, is_spoken=not is_slurm or plan.node_index == 0)
+        if not is_slurm or plan.node_index == 0:
+            run_dir.add_event("ended", exit_code=verdict.exit_code, leader=node, is_cut_off=False)
+            print_findings(verdict.findings)
     else:
         assert why.finding is not None
         run_dir.attempt = plan.attempt or run_dir.attempt
@@ -207,10 +210,9 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     job = own_job(workers.env) if plan.is_slurm else None  # another launcher's is not requeued
     scheduler = Scheduler(job, workers.env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
     loop = Loop(workers, rendezvous, inbox=inbox, scheduler=scheduler)
-    end = End(loop)
-    inbox.kill_now = end.kill_now
+    inbox.kill_now = partial(kill_now, loop)
     try:
         goodbye = loop.run()
     finally:
         show_rest(workers.console, inbox, run_dir.node_path(me.name))
-    return end.settle(goodbye)
+    return settle(loop, goodbye)

@@ -24,7 +24,7 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
 from allranks.launch.queue.scheduler import Scheduler
-from allranks.launch.succession import has_ended
+from allranks.launch.succession import find_events, has_ended
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.errors import AllranksError
@@ -39,6 +39,7 @@ from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
     from allranks.launch.lead.driver import LeaderDriver
+    from allranks.launch.lead.leader import Leader
 
 PUMP_S = 0.05
 """How often new output is shown."""
@@ -66,6 +67,10 @@ class Loop:
         self.agent = Agent(rendezvous.group, now_s=time.monotonic())
         self.driver: LeaderDriver | None = None
         """Of the leader, where this agent leads."""
+        self.began_s = time.monotonic()
+        losses = find_events(workers.run_dir.read_events(), "node_lost", node=self.name)
+        self.times_lost = len(losses) if rendezvous.group.generation else 0
+        """Before this agent began: in a later generation it may be back from a loss."""
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
         data_address = plan.data_path.address if plan.data_path else address
         self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
@@ -78,6 +83,11 @@ class Loop:
         self._pulse = Pulse(time.monotonic())
         self._plan_to_start: Plan | None = None
         """While its workers wait for the standby."""
+
+    @property
+    def leader(self) -> Leader | None:
+        """The one in this process."""
+        return self.driver.leader if self.driver is not None else None
 
     @property
     def name(self) -> str:
@@ -132,8 +142,8 @@ class Loop:
         for signum in self.inbox.take():
             self._feed(events.Signalled(now_s=now_s, signum=signum))
         silent_s = self._pulse.turn(now_s, has_news=self.workers.console.pump())
-        if silent_s is not None and self.driver and self.workers.still_running and agent.phase is Phase.WATCHING:
-            size, step = agent.plan.world_size, self.driver.leader.furthest
+        if silent_s is not None and self.leader and self.workers.still_running and agent.phase is Phase.WATCHING:
+            size, step = agent.plan.world_size, self.leader.furthest
             say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
         reap_orphans(self.workers.processes)
         self._start_when_ready()
