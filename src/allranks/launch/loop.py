@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -74,7 +75,6 @@ class Loop:
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
         data_address = plan.data_path.address if plan.data_path else address
         self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
-        self._acceptor = rendezvous.acceptor
         self._search: Search | None = None
         self._selector = selectors.DefaultSelector()
         self._lines = Lines(self.agent.step, self._carry_out, self._selector)
@@ -96,12 +96,12 @@ class Loop:
 
     def run(self) -> Goodbye:
         """Go through all generations of the job and return the leader's last word."""
-        agent = self.agent
+        agent, acceptor = self.agent, self.rendezvous.acceptor
         self._selector.register(self.inbox, selectors.EVENT_READ, lambda _: None)  # each turn takes the signals
         try:
             self._lines.add(0, self.rendezvous.leader or self._lead())
-            if self.driver is None and self._acceptor is not None:
-                self._acceptor.attach(
+            if self.driver is None and acceptor is not None:
+                acceptor.attach(
                     self._selector,
                     on_peer=self._lines.join,
                     on_rejected=lambda *_: None,
@@ -125,8 +125,8 @@ class Loop:
             self._end_search()
             if self.driver is not None:
                 self.driver.close()
-            elif self._acceptor is not None:
-                self._acceptor.close()
+            elif acceptor is not None:
+                acceptor.close()
             self._lines.close()
             self._selector.close()
             if self.rendezvous.listener is not None:
@@ -249,26 +249,20 @@ class Loop:
         # Here, since only a leader's node needs all that the leader needs.
         from allranks.launch.lead.driver import appoint_leader
 
-        here, there = socket.socketpair()
-        workers, rendezvous, own = self.workers, self.rendezvous, self.agent.node
-        connections = {own: Connection(there, peer=self.name)}
-        group, cards = rendezvous.group, rendezvous.cards
-        if lead is None:
-            connections |= rendezvous.peers
-        else:
-            assert self._acceptor is not None
-            self._acceptor.detach()
-            group, rendezvous.listener = lead.plan, bind_port(workers.job.port)
-            cards = {own: msgspec.structs.replace(rendezvous.card, generation=group.generation)}
+        workers, rendezvous = self.workers, self.rendezvous
+        if lead is not None:
+            assert rendezvous.acceptor is not None
+            rendezvous.acceptor.detach()
+            rendezvous.listener, peers = bind_port(workers.job.port), {}
+            cards = {self.agent.node: msgspec.structs.replace(rendezvous.card, generation=lead.plan.generation)}
             for index, joined in lead.joined.items():
-                cards[index], connections[index] = joined.card, self._lines.joined.pop(joined.connection)
-                connections[index].expect_alive_within(workers.job.guard.gone_s)
+                cards[index], peers[index] = joined.card, self._lines.joined.pop(joined.connection)
+                peers[index].expect_alive_within(workers.job.guard.gone_s)
+            rendezvous = replace(rendezvous, group=lead.plan, cards=cards, peers=peers)
         listener = rendezvous.listener
         assert listener is not None
         port = int(listener.getsockname()[1])
-        self.driver = appoint_leader(
-            workers, rendezvous, self.scheduler, connections, group=group, cards=cards, own=own, store_port=port
-        )
+        self.driver = appoint_leader(workers, rendezvous, self.scheduler, store_port=port)
         if workers.env.get("ALLRANKS_HOOK") != "0" and workers.job.request.container is None:
             workers.store_fd = listener.fileno()
         else:
@@ -276,15 +270,16 @@ class Loop:
         if lead is not None:
             announce_leader(rendezvous.applicant, port, side_port=rendezvous.card.agent_port)
             self.driver.leader.take_over(lead.lost, time.monotonic(), has_resigned=lead.has_resigned)
-        self.driver.attach(self._selector)
+        here, there = socket.socketpair()
+        self.driver.attach(self._selector, {self.agent.node: Connection(there, peer=self.name), **rendezvous.peers})
         return Connection(here, peer=self.name)
 
     # Without a leader
 
     def _look_for_leader(self, now_s: float) -> None:
         """Do what is due while the leader is lost."""
-        if self._acceptor is not None:
-            self._acceptor.turn(now_s)
+        if self.rendezvous.acceptor is not None:
+            self.rendezvous.acceptor.turn(now_s)
         ended = select.poll()  # not the selector: what they have sent stays unread until this agent leads
         for number in self._lines.joined:
             ended.register(number, select.POLLRDHUP)
@@ -306,8 +301,8 @@ class Loop:
     def _seek(self, contacts: Sequence[Contact]) -> None:
         """Begin to look for a leader at these agents."""
         self._end_search()
-        assert self._acceptor is not None
-        own, agent = self._acceptor, self.agent
+        own, agent = self.rendezvous.acceptor, self.agent
+        assert own is not None
         card = msgspec.structs.replace(self.rendezvous.card, node_index=agent.node, generation=agent.plan.generation)
         hints = [
             [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]

@@ -89,7 +89,6 @@ class Job:
             self.agents.append(Connection(others, peer="the leader"))
         self.driver = LeaderDriver(
             self.leader,
-            connections,
             acceptor=Acceptor(self.listener, job="train", attempt=0, secret=KEY),
             gone_s=3.0,
             checkpoints=checkpoints,
@@ -97,7 +96,7 @@ class Job:
             on_event=lambda *_, **__: None,
             on_signal=lambda *_, **__: SAVE,
         )
-        self.driver.attach(self.selector)
+        self.driver.attach(self.selector, connections)
 
     def tell(self, index: int, message: Message) -> None:
         self.agents[index].send(message)

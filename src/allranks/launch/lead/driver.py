@@ -30,7 +30,6 @@ from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.worker_group import WorkerGroup
-from allranks.model.card import Card
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.rollcall import deliver
@@ -39,7 +38,6 @@ from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
 from allranks.wire.accept import Acceptor, Reject, turn_away
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Plan
 
 TOLD_AGAIN_S = 60.0
 """How often the same host is reported as rejected for the same reason."""
@@ -50,8 +48,6 @@ class LeaderDriver:
     """Owns the connections to all agents, and the side port."""
 
     leader: Leader
-    connections: Mapping[int, Connection]
-    """To all agents that are here at first, by their index in the job."""
     acceptor: Acceptor | None
     """Accepts the agents that join while the job runs; None: nobody is accepted."""
     gone_s: float
@@ -72,12 +68,16 @@ class LeaderDriver:
     _answers: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
     _lines: Lines = field(init=False)
 
-    def attach(self, selector: selectors.BaseSelector) -> None:
-        """Let the agent's selector watch all connections; it calls `key.data(fileobj)`."""
+    def attach(self, selector: selectors.BaseSelector, connections: Mapping[int, Connection]) -> None:
+        """Let the agent's selector watch all connections; it calls `key.data(fileobj)`.
+
+        Args:
+            connections: to all agents that are here at first, by their index in the job.
+        """
         self._lines = Lines(self.leader.step, self._carry_out, selector)
-        for node, connection in self.connections.items():
+        for node, connection in connections.items():
             self._lines.add(node, connection)
-        for node in self.connections:
+        for node in connections:
             self._lines.listen(node)
         if self.acceptor is not None:
             self.acceptor.attach(selector, on_peer=self._lines.join, on_rejected=self._tell_rejected, say=self.say)
@@ -146,25 +146,18 @@ def appoint_leader(
     workers: WorkerGroup,
     rendezvous: Rendezvous,
     scheduler: Scheduler | None,
-    connections: Mapping[int, Connection],
     *,
-    group: Plan,
-    cards: Mapping[int, Card],
-    own: int,
     store_port: int,
 ) -> LeaderDriver:
     """Return the driver of a leader: of the first generation, or of one that another leader has begun.
 
     Args:
-        rendezvous: this agent's, after the roll call.
-        connections: to the agent in this process, and to the others, by their index in the job.
-        group: the generation that runs.
-        cards: of all that are here, by their index in the job.
-        own: index of this node in the job.
+        rendezvous: the generation that runs, and the agents that are here.
         store_port: where rank 0 of the next generations has its store.
     """
     plan, run_dir, request, acceptor = workers.job, workers.run_dir, workers.job.request, rendezvous.acceptor
-    own_address = rendezvous.own_address or LOOPBACK
+    group, own_address = rendezvous.group, rendezvous.own_address or LOOPBACK
+    addresses = {index: peer.peer_address for index, peer in rendezvous.peers.items()}
     assert group.past is not None
     leader = Leader(
         Terms(
@@ -176,13 +169,13 @@ def appoint_leader(
             min_nodes=plan.min_nodes,
             capacity_s=request.capacity_s,
             can_change_leader=len(group.successors) > 1,
-            own=own,
+            own=group.nodes[group.node_index],
         ),
         guard=Guard(plan.guard, job=plan.job),
         past=group.past,
         nodes={
-            index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)
-            for index, card in cards.items()
+            index: Node(card=card, name=card.host, address=addresses.get(index) or own_address)
+            for index, card in rendezvous.cards.items()
         },
         plan=group,
         now_s=time.monotonic(),
@@ -197,7 +190,6 @@ def appoint_leader(
     tell = lambda line: say(f"{line}; {hint.pop()}" if hint and line.startswith("slow: ") else line)  # noqa: E731
     return LeaderDriver(
         leader,
-        connections,
         acceptor=acceptor,
         gone_s=plan.guard.gone_s,
         checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
