@@ -32,7 +32,6 @@ from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.refusal import print_findings
-from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.wire.protocol import Goodbye
 
@@ -73,13 +72,14 @@ def settle(loop: Loop, goodbye: Goodbye) -> int:
         # Without SLURM nothing is requeued: only a job that has ended already matters.
         if _is_led_elsewhere(loop, plan.guard.gone_s + LEADER_WRITES_S if scheduler is not None else 0.0):
             say(f"the job goes on without {loop.name}, or has ended; see the leader's output for its verdict")
-            return _leave(loop) if can_restart or _has_ended_well(run_dir) else goodbye.exit_code
+            return _leave(loop) if can_restart or has_ended(run_dir.read_events(), exit_code=0) else goodbye.exit_code
         if scheduler is not None and can_restart and not loop.inbox.received:
             return scheduler.requeue([agent.leader_name], cause="AR012 node-failure")
     if leader is None or scheduler is None:
         return goodbye.exit_code
     stopped_by = leader.interrupted_by or next(iter(loop.inbox.received), None)
-    has_restarts = can_restart and not leader.is_finished and not _has_ended_well(run_dir)
+    # Another leader may have ended the job with 0, and this agent did not hear it.
+    has_restarts = can_restart and not leader.is_finished and not has_ended(run_dir.read_events(), exit_code=0)
     exit_code, has_saved = goodbye.exit_code, leader.is_to_requeue
     if goes_back(exit_code, is_to_requeue=has_saved, interrupted_by=stopped_by, has_restarts=has_restarts):
         cause = leader.verdict.findings[0].cause if leader.verdict and leader.verdict.findings else ""
@@ -106,11 +106,6 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
         script, where = Path(plan.request.command[0]).name, str(run_dir.attempt_path)
         num_restarts = agent.plan.generation - loop.rendezvous.group.generation
         say(describe_success(script, agent.plan.world_size, took_s, num_restarts, where=where))
-
-
-def _has_ended_well(run_dir: RunDir) -> bool:
-    """Whether another leader has ended the job with 0; this agent did not hear it."""
-    return has_ended(run_dir.read_events(), exit_code=0)
 
 
 def _is_led_elsewhere(loop: Loop, within_s: float) -> bool:

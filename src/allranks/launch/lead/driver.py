@@ -131,8 +131,7 @@ class LeaderDriver:
 
     def _answer_later(self, look: Callable[[], Event]) -> None:
         """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
-        run = lambda: self._answers.put(look())  # noqa: E731
-        threading.Thread(target=run, name="allranks-leader-look", daemon=True).start()
+        threading.Thread(target=lambda: self._answers.put(look()), name="allranks-leader-look", daemon=True).start()
 
     def _tell_rejected(self, why: Reject, host: str, text: str) -> None:
         now_s, key = time.monotonic(), (host, why)
