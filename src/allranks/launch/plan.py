@@ -2,7 +2,7 @@
 
     request (flags) + World (who am I) + Cluster (cluster.toml) + NodeFacts (this machine)  ->  JobPlan
 
-The leader decides what depends on other nodes (ranks, backend), with `assign_ranks` and `choose_backend`.
+The leader decides what depends on other nodes: ranks (launch.lead.group), and the backend, with `choose_backend`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import msgspec
 
@@ -19,7 +18,6 @@ from allranks.host.node import NodeFacts
 from allranks.model.claims.table import row_of
 from allranks.model.cluster import Backend, Cluster
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
-from allranks.model.membership import Member, name_hosts
 from allranks.model.setting import Setting
 from allranks.model.world import Launcher, Level, World
 from allranks.preflight.applicant import NodePlan
@@ -175,20 +173,6 @@ def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[
             advice = f"--nproc-per-node {num_gpus} or --backend gloo" if num_gpus else "--backend gloo"
             raise SetupError(f"backend nccl needs a GPU for each rank, but {what}; use {advice}")
     return "nccl", "every rank has a GPU of its own"
-
-
-def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
-    """Give every node its name and its ranks, in the order of the nodes.
-
-    Args:
-        cards: per node its host name and its number of workers. Two agents on a host become `host.0` and `host.1`.
-    """
-    firsts = accumulate((num_workers for _, num_workers in cards), initial=0)
-    named = zip(name_hosts([host for host, _ in cards]), firsts, cards, strict=False)  # one more of `firsts`: the end
-    return tuple(
-        Member(name=name, first_rank=first, num_workers=num_workers, host=host)
-        for name, first, (host, num_workers) in named
-    )
 
 
 def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
