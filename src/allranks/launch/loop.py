@@ -112,6 +112,8 @@ class Loop:
             self._lines.listen(0)  # what came together with the Plan
             while agent.phase is not Phase.GONE:
                 self._turn()
+                if acceptor is not None:
+                    acceptor.turn(time.monotonic())
                 if self.driver is not None:
                     self.driver.turn(time.monotonic())
                 else:
@@ -125,7 +127,7 @@ class Loop:
             self._end_search()
             if self.driver is not None:
                 self.driver.close()
-            elif acceptor is not None:
+            if acceptor is not None:
                 acceptor.close()
             self._lines.close()
             self._selector.close()
@@ -271,15 +273,14 @@ class Loop:
             announce_leader(rendezvous.applicant, port, side_port=rendezvous.card.agent_port)
             self.driver.leader.take_over(lead.lost, time.monotonic(), has_resigned=lead.has_resigned)
         here, there = socket.socketpair()
-        self.driver.attach(self._selector, {self.agent.node: Connection(there, peer=self.name), **rendezvous.peers})
+        connections = {self.agent.node: Connection(there, peer=self.name), **rendezvous.peers}
+        self.driver.attach(self._selector, connections, rendezvous.acceptor)
         return Connection(here, peer=self.name)
 
     # Without a leader
 
     def _look_for_leader(self, now_s: float) -> None:
         """Do what is due while the leader is lost."""
-        if self.rendezvous.acceptor is not None:
-            self.rendezvous.acceptor.turn(now_s)
         ended = select.poll()  # not the selector: what they have sent stays unread until this agent leads
         for number in self._lines.joined:
             ended.register(number, select.POLLRDHUP)

@@ -45,13 +45,11 @@ TOLD_AGAIN_S = 60.0
 
 @dataclass(slots=True)
 class LeaderDriver:
-    """Owns the connections to all agents, and the side port."""
+    """Owns the connections to all agents."""
 
     leader: Leader
-    acceptor: Acceptor | None
-    """Accepts the agents that join while the job runs; None: nobody is accepted."""
     gone_s: float
-    """A silent connection of such an agent ends after this time."""
+    """A silent connection of an agent that joins while the job runs ends after this time."""
     checkpoints: Path
     """Where `allranks.session()` saves."""
     say: Callable[[str], None]
@@ -68,27 +66,27 @@ class LeaderDriver:
     _answers: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
     _lines: Lines = field(init=False)
 
-    def attach(self, selector: selectors.BaseSelector, connections: Mapping[int, Connection]) -> None:
+    def attach(
+        self, selector: selectors.BaseSelector, connections: Mapping[int, Connection], acceptor: Acceptor | None
+    ) -> None:
         """Let the agent's selector watch all connections; it calls `key.data(fileobj)`.
 
         Args:
             connections: to all agents that are here at first, by their index in the job.
+            acceptor: the caller's, for agents that join while the job runs; None: nobody is accepted.
         """
         self._lines = Lines(self.leader.step, self._carry_out, selector)
         for node, connection in connections.items():
             self._lines.add(node, connection)
         for node in connections:
             self._lines.listen(node)
-        if self.acceptor is not None:
-            self.acceptor.attach(selector, on_peer=self._lines.join, on_rejected=self._tell_rejected, say=self.say)
+        if acceptor is not None:
+            acceptor.attach(selector, on_peer=self._lines.join, on_rejected=self._tell_rejected, say=self.say)
 
     def turn(self, now_s: float) -> None:
         """Do what is due; the agent's loop calls it between two waits."""
-        if self.acceptor is not None:
-            self.acceptor.turn(now_s)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._lines.feed(msgspec.structs.replace(self._answers.get_nowait(), now_s=now_s))
+        while not self._answers.empty():
+            self._lines.feed(msgspec.structs.replace(self._answers.get(), now_s=now_s))
         self._lines.feed(events.Due(now_s=now_s))
         for text in self.reviver.turn(now_s) if self.reviver is not None else ():
             self.say(text)
@@ -97,8 +95,6 @@ class LeaderDriver:
         """Give slow agents a moment to receive their last message, and close all connections."""
         deliver(self._lines.connections.values())
         self._lines.close()
-        if self.acceptor is not None:
-            self.acceptor.close()
         if self.reviver is not None:
             self.reviver.close()
 
@@ -154,7 +150,7 @@ def appoint_leader(
         rendezvous: the generation that runs, and the agents that are here.
         store_port: where rank 0 of the next generations has its store.
     """
-    plan, run_dir, request, acceptor = workers.job, workers.run_dir, workers.job.request, rendezvous.acceptor
+    plan, run_dir, request = workers.job, workers.run_dir, workers.job.request
     group, own_address = rendezvous.group, rendezvous.own_address or LOOPBACK
     addresses = {index: peer.peer_address for index, peer in rendezvous.peers.items()}
     assert group.past is not None
@@ -180,7 +176,7 @@ def appoint_leader(
         now_s=time.monotonic(),
     )
     reviver = None
-    if acceptor is not None and scheduler is not None and request.max_restarts:
+    if rendezvous.acceptor is not None and scheduler is not None and request.max_restarts:
         log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
         reviver = Revivals(env=workers.env, log=log, patience_s=request.capacity_s)
     # Said once, with the first line about a slow rank.
@@ -189,7 +185,6 @@ def appoint_leader(
     tell = lambda line: say(f"{line}; {hint.pop()}" if hint and line.startswith("slow: ") else line)  # noqa: E731
     return LeaderDriver(
         leader,
-        acceptor=acceptor,
         gone_s=plan.guard.gone_s,
         checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
         say=tell,
