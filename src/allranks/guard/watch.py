@@ -27,7 +27,8 @@ from allranks.host.oom import OomWatch
 from allranks.host.sockets import SocketWatch
 from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
-from allranks.wire.protocol import Try, plain_address
+from allranks.model.text import plain_address
+from allranks.wire.protocol import Try
 
 TOLD_STALL_S = 0.5
 """A connection is told of when nothing was acknowledged for so long."""

@@ -33,6 +33,7 @@ from allranks.model.card import Card, Facts, Place
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
+from allranks.model.text import as_utf8
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
@@ -52,7 +53,7 @@ from allranks.wire.leader import (
     collect_hints,
     read_announcement,
 )
-from allranks.wire.protocol import Goodbye, as_utf8
+from allranks.wire.protocol import Goodbye
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,

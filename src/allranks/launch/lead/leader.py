@@ -105,7 +105,7 @@ class Leader(Reports):
             self._ask(meant.ending, meant.line, signum=signum if signum == SAVE_SIGNAL else 0, until_s=until_s)
         else:
             self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
-            if this.decision is not None and this.decision.restarts:
+            if this.decision.restarts:
                 this.asked = meant.ending
 
     # Running
@@ -199,7 +199,6 @@ class Leader(Reports):
 
     def _await_stopped(self, now_s: float) -> None:
         own, this, running = self._terms.own, self._generation, self._members.running
-        assert this.decision is not None
         # Who is away may come back: to go on, or to hear how the job has ended.
         if (running or self._members.away) and now_s < self._deadline_s:
             return
@@ -220,11 +219,11 @@ class Leader(Reports):
             self._say(this.decision.note)
         if self.interrupted_by is not None or self.is_leaving or not this.decision.restarts:
             self._conclude()
-        elif not self._members.have_majority(without=this.without):
+        elif not self._members.have_majority(without=this.decision.without):
             self._give_way()
         else:
-            self._leave_out(this.without)
-            if own in this.without:
+            self._leave_out(this.decision.without)
+            if own in this.decision.without:
                 self._resign()
             else:
                 self._look(now_s)
@@ -337,15 +336,15 @@ class Leader(Reports):
 
     def _give_up(self, exit_code: int, *findings: Finding) -> None:
         self._pronounce(findings)
-        self._generation.judged, self._generation.decision = Judged(findings=findings, exit_code=exit_code), None
+        self._generation.judged = Judged(findings=findings, exit_code=exit_code)
+        self._generation.decision = Decision(exit_code=exit_code)
         self._conclude()
 
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
         this, terms = self._generation, self._terms
         self.is_to_requeue = self.is_leaving and this.asked is Ending.SAVE_AND_REQUEUE
-        is_loop = this.decision is not None and this.decision.is_crash_loop and self.interrupted_by is None
-        if is_loop and this.judged is not None:
+        if this.decision.is_crash_loop and this.judged is not None and self.interrupted_by is None:
             this.judged = outcome.loop_of(this.judged, self._history.crashes[-1].step)
             self._pronounce(this.judged.findings[:1])
         exit_code, findings = self._outcome()
@@ -362,9 +361,9 @@ class Leader(Reports):
         if self.interrupted_by is not None:
             return exit_for_signal(self.interrupted_by), ()
         if judged is None:
-            return int(Exit.OK if self._guard.is_all_well else (decision and decision.exit_code) or Exit.UNKNOWN), ()
-        decides = decision is not None and (not decision.restarts or self.is_to_requeue)
-        return decision.exit_code if decision and decides else judged.exit_code, judged.findings
+            return int(Exit.OK if self._guard.is_all_well else decision.exit_code or Exit.UNKNOWN), ()
+        decides = not decision.restarts or self.is_to_requeue
+        return decision.exit_code if decides else judged.exit_code, judged.findings
 
     def _tell_end(self, joined: events.Joined) -> None:
         """An agent connects when the job is over: one that had workers of it hears how it ended."""
