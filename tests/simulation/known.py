@@ -204,4 +204,12 @@ KNOWN: dict[str, Life] = {
         turn_s=0.4250066967084395,
         is_blind_when_cut=True,
     ),
+    "a-cut-off-leader-takes-late-ones-along": Life(
+        seed=611680,
+        num_nodes=4,
+        num_steps=2,
+        faults=(Fault(at_s=1.3, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=6.0),),
+        max_restarts=2,
+        turn_s=0.32852703175074077,
+    ),
 }

@@ -353,7 +353,9 @@ class Leader(Reports):
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
         is_cut_off = not (self._guard.is_all_well or self._members.have_majority())
         self._goodbye = Goodbye(exit_code=exit_code, summary=outcome.summarize(self.verdict), is_cut_off=is_cut_off)
-        self._send(self._goodbye, self._members.nodes)
+        self._send(self._goodbye, self._members.here)
+        for index, node in self._members.waiting.items():
+            self._part(index, node.card.generation)
 
     def _outcome(self) -> tuple[int, tuple[Finding, ...]]:
         """Return the job's exit code, and the findings that explain it."""
@@ -373,7 +375,12 @@ class Leader(Reports):
             self._do(events.Reject(connection=number, reason="the job is over"))
         else:
             self._do(events.Accept(connection=number, node=node))
-            if self._goodbye.is_cut_off and len(self._members.group) > 2:  # it looks on: the others may go on with it
-                self._do(events.Disconnect(node=node))
-            else:
-                self._send(self._goodbye, [node])
+            self._part(node, joined.card.generation)
+
+    def _part(self, index: int, generation: int) -> None:
+        """Tell a node that is no member how the job ended; where the others may go on with it, it looks for them."""
+        assert self._goodbye is not None
+        if self._goodbye.is_cut_off and generation >= 0 and len(self._members.group) > 2:
+            self._do(events.Disconnect(node=index))
+        else:
+            self._send(self._goodbye, [index])
