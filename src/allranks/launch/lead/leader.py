@@ -139,7 +139,7 @@ class Leader(Reports):
 
     def _judge(self, now_s: float) -> None:
         signum, this = self.interrupted_by, self._generation
-        if signum is not None and this.asked is None and (this.is_cut_short or not self._unanswered):
+        if signum is not None and this.asked is None and (this.is_cut_short or signum not in self._unanswered):
             self._stop(Decision(), now_s, signum=signum)
         elif self._guard.is_all_well:
             self._stop(Decision(restarts=this.asked is Ending.SAVE_AND_GROW and not self.is_finished), now_s)
