@@ -8,7 +8,7 @@ import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -148,7 +148,8 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     allranks submit --array 0-2 --dry-run train.py
     allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends only the wait: the job continues
     """
-    from allranks.launch.batch.submit import SBATCH_ARGUMENTS, check_script, lines_to_follow
+    from allranks.host.slurm import JOB_ENVIRONMENT
+    from allranks.launch.batch.submit import check_script
     from allranks.launch.batch.submit import submit as submit_job
 
     text, options, names = _render(flags)
@@ -158,7 +159,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     if dry_run:
         check_script(text)
         click.echo(text, nl=False)
-        say(f"submit would run: sbatch --parsable {' '.join(SBATCH_ARGUMENTS)} < this script")
+        say(f"submit would run: sbatch --parsable {JOB_ENVIRONMENT} < this script")
         say(f"the job's environment: {' '.join(sorted(env))}")
         _note_withheld(withheld)
         _try(text, env)
@@ -171,7 +172,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
 
         click.echo(msgspec.json.encode(submission))
     else:
-        _tell(submission, lines_to_follow(submission))
+        _tell(submission)
         _note_withheld(withheld)
         if submission.waits_for and (not is_waiting or submission.cannot_start):
             say(
@@ -187,11 +188,17 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     return _wait(submission.job, Path(options.chdir or ".", flags["log_dir"]), as_json=as_json)
 
 
-def _tell(submission: Submission, lines: Sequence[str]) -> None:
-    when = f", expected to start {submission.trial.start} on {submission.trial.nodes}" if submission.trial.start else ""
-    click.echo(f"job {submission.job} submitted{when}")
-    for line in lines:
-        click.echo(f"  {line}")
+def _tell(submission: Submission) -> None:
+    """Print the job's id, and the commands to follow it."""
+    job, trial = submission.job, submission.trial
+    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {shlex.quote(submission.log_dir)}"
+    files = [file if "*" in file else shlex.quote(file) for file in (submission.output, submission.error) if file]
+    click.echo(f"job {job} submitted" + (f", expected to start {trial.start} on {trial.nodes}" if trial.start else ""))
+    click.echo(f"  allranks status{log_dir} {job}")
+    click.echo(f"  allranks logs{log_dir} -f {job}")
+    click.echo(f"  squeue -j {job}")
+    click.echo(f"  tail -F {' '.join(files)}")
+    click.echo(f"  allranks cancel {job}")
 
 
 def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
@@ -296,12 +303,11 @@ def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: 
 
 def _try(text: str, env: dict[str, str]) -> None:
     from allranks.host.slurm import try_script
-    from allranks.launch.batch.submit import SBATCH_ARGUMENTS
 
     if shutil.which("sbatch") is None:
         say("SLURM did not check the script: this machine has no sbatch")
         return
-    trial = try_script(text, SBATCH_ARGUMENTS, env=env)
+    trial = try_script(text, env=env)
     when = (
         f"would start it {trial.start} on {trial.nodes}" if trial.start else f"would not start it now: {trial.not_now}"
     )

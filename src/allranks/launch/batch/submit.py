@@ -13,7 +13,6 @@ import contextlib
 import os
 import re
 import secrets
-import shlex
 import shutil
 import subprocess
 import time
@@ -31,9 +30,6 @@ from allranks.model.hostlist import fold_hosts
 from allranks.report.rundir import as_file_name, point_latest
 from allranks.wire.secret import SECRET_VARIABLE
 
-SBATCH_ARGUMENTS = ("--export=ALL",)
-"""`ALL` means the short environment that `submission_env` makes. A list of names would make
-slurmd run a login shell of the user on the node (`--get-user-env`), and would apply to every srun of the script."""
 STARTS_SOON_S = 2.0
 NEVER_STARTS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows or has in service",
@@ -97,7 +93,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         SetupError: SLURM is not there, does not answer, or refuses.
     """
     check_script(script)
-    trial = try_script(script, SBATCH_ARGUMENTS, env=env)
+    trial = try_script(script, env=env)
     root = Path(options.chdir or ".") / log_dir
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -105,7 +101,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         raise UsageError(f"{root}: {exc.strerror}; choose another directory with --log-dir") from exc
     runs = {path.name for path in root.iterdir()}
     outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207
-    job = submit_script(script, SBATCH_ARGUMENTS, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
+    job = submit_script(script, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
     path = root / as_file_name(job)
     problem, set_aside = "", ""
     try:
@@ -170,20 +166,6 @@ def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
 
     name = re.sub(r"%(\d*)(.?)", fill, pattern)
     return str(Path(options.chdir or "", name))
-
-
-def lines_to_follow(submission: Submission) -> list[str]:
-    """Return the commands to follow a job."""
-    job = submission.job
-    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {shlex.quote(submission.log_dir)}"
-    files = [file if "*" in file else shlex.quote(file) for file in (submission.output, submission.error) if file]
-    return [
-        f"allranks status{log_dir} {job}",
-        f"allranks logs{log_dir} -f {job}",
-        f"squeue -j {job}",
-        f"tail -F {' '.join(files)}",
-        f"allranks cancel {job}",
-    ]
 
 
 def describe_unavailable(job: JobState) -> str:
