@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -18,12 +19,11 @@ import click
 from allranks.cli import complete
 from allranks.cli.context import load_cluster
 from allranks.cli.options import json_option
-from allranks.cli.request import REQUEST_FLAGS, make_request
+from allranks.cli.request import REQUEST_FLAGS, make_request, parse_nnodes
 from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
 from allranks.launch.batch.script import (
     SbatchOptions,
-    nodes_of,
     parse_env,
     refuse_secret_values,
     render_sbatch,
@@ -240,6 +240,26 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
     refuse_secret_values([*command, *values.values(), *flags["more"], *of_sbatch], os.environ)
     text = render_sbatch(options, command, more=flags["more"], env=values, template=flags["template"])
     return text, options, names
+
+
+def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
+    """Return the value of `--nodes` for the run's `--nnodes`: SLURM must start as many agents as the run accepts.
+
+    >>> nodes_of(None, "2:4"), nodes_of("3", "2:4")
+    ('2-4', '3')
+
+    Raises:
+        UsageError: the two contradict each other.
+    """
+    if nnodes is None:
+        return nodes
+    low, high = parse_nnodes(nnodes)
+    if nodes is None:
+        return f"{low}-{high}" if low < high else str(low)
+    asked = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", nodes)  # sbatch judges other notations itself
+    if asked and not low <= int(asked[1]) <= int(asked[2] or asked[1]) <= high:
+        raise UsageError(f"--nodes {nodes} and --nnodes {nnodes} contradict each other; give one of them")
+    return nodes
 
 
 def _flags_for_run(flags: dict[str, Any]) -> list[str]:

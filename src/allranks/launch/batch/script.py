@@ -147,27 +147,6 @@ def _directives(options: SbatchOptions) -> Iterator[str]:
             yield f"{flag}={quote_for_sbatch(flag, str(value))}"
 
 
-def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
-    """Return the value of `--nodes` for the run's `--nnodes`: SLURM must start as many agents as the run accepts.
-
-    >>> nodes_of(None, "2:4"), nodes_of("3", "2:4")
-    ('2-4', '3')
-
-    Raises:
-        UsageError: the two contradict each other.
-    """
-    if nnodes is None:
-        return nodes
-    if nodes is None:
-        low, _, high = nnodes.partition(":")
-        return f"{low}-{high}" if high and high != low else low
-    ranges = [re.fullmatch(r"([0-9]+)(?:[-:]([0-9]+))?", text) for text in (nnodes, nodes)]
-    wanted, asked = [(int(found[1]), int(found[2] or found[1])) if found else (0, 0) for found in ranges]
-    if all(ranges) and not wanted[0] <= asked[0] <= asked[1] <= wanted[1]:  # sbatch judges other notations itself
-        raise UsageError(f"--nodes {nodes} and --nnodes {nnodes} contradict each other; give one of them")
-    return nodes
-
-
 def quote_for_sbatch(flag: str, value: str) -> str:
     r"""Quote a value for a `#SBATCH` line: between double quotes, with `\` before `"` and `\`.
 
