@@ -226,6 +226,7 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
         job_name=options.job_name or as_file_name(Path(flags["script"]).stem),
         partition=options.partition or slurm.partition,
         time=options.time or slurm.time,
+        output="slurm-%A_%a.out" if options.array and not _is_said("output") else options.output,
     )
     run_flags = {name: flags[name] for name in REQUEST_FLAGS if name in flags}
     make_request((flags["script"], *flags["arguments"]), **run_flags)  # reject here what the nodes would reject

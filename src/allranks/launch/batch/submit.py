@@ -116,7 +116,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         job=job,
         log_dir=str(log_dir),
         run_dir=str(path),
-        output=expand_pattern(options.output_pattern, job, options),
+        output=expand_pattern(options.output, job, options),
         error=expand_pattern(options.error, job, options) if options.error else "",
         trial=trial,
         waits_for=waits_for,
@@ -148,7 +148,7 @@ def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], 
 
 def _outputs(options: SbatchOptions) -> list[str]:
     """Return the patterns of output files that have the job's id in their names; others are meant to be shared."""
-    named = [pattern for pattern in (options.output_pattern, options.error) if pattern]
+    named = [pattern for pattern in (options.output, options.error) if pattern]
     return [each for each in named if expand_pattern(each, "1", options) != expand_pattern(each, "2", options)]
 
 
