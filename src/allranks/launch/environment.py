@@ -141,9 +141,7 @@ def provisional_group(plan: JobPlan) -> Plan:
     """
     names = plan.node_names or (plan.facts.host,) * plan.num_nodes
     members = assign_ranks([(name, plan.num_workers) for name in names])
-    backend, reason = choose_backend(
-        plan.wanted_backend, [(m.name, m.num_workers, plan.facts.num_gpus) for m in members]
-    )
+    backend, reason = choose_backend(plan.wanted_backend, [(members[0].name, plan.num_workers, plan.facts.num_gpus)])
     return Plan(
         members=members,
         node_index=plan.node_index or 0,
