@@ -50,11 +50,6 @@ class Steps:
         self._rest: dict[int, bytes] = {}
         self._parts: dict[tuple[str, str], dict[int, str]] = {}
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing more can come."""
-        return not self._selector.get_map()
-
     def listen(
         self,
         take: Callable[[Parcel], None],
@@ -77,7 +72,7 @@ class Steps:
         """
         began_s = last_s = time.monotonic()
         patience_s, notice_s = first_s, NOTICE_AFTER_S
-        while not self.has_ended and not is_complete():
+        while self._selector.get_map() and not is_complete():  # without streams, nothing more can come
             check_signals()
             now_s = time.monotonic()
             if now_s > last_s + patience_s:
