@@ -99,7 +99,6 @@ def render_sbatch(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=True,
     )
     environment.filters["quote"] = shlex.quote
     try:
