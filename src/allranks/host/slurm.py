@@ -139,6 +139,22 @@ def submit_script(script: str, *, env: Mapping[str, str]) -> str:
     return parse_job_id(answer.stdout)
 
 
+def fill_pattern(pattern: str, known: Mapping[str, str]) -> str:
+    """Return the name of a file that a pattern of `--output` means, with `*` for each part that is not known.
+
+    >>> fill_pattern("%x-%5j%%.out", {"j": "12"})
+    '*-00012%.out'
+
+    Source: sbatch(1) and srun(1), "filename pattern", SLURM 25.05.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        value = "%" if found[2] == "%" else known.get(found[2]) or "*"
+        return value.zfill(int(found[1] or 0)) if value.isdecimal() else value
+
+    return re.sub(r"%(\d*)(.?)", fill, pattern)
+
+
 def parse_trial(text: str) -> Trial:
     """`Job 1 to start at 2026-11-21T03:16:17 using 2 processors on nodes node[01-02] in partition main`."""
     match = re.search(r"Job \S+ to start at (\S+)(?:.* on (?:nodes )?(\S+))?", text)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from allranks.host.slurm import JobState, Trial, find_jobs, list_nodes, submit_script, try_script
+from allranks.host.slurm import JobState, Trial, fill_pattern, find_jobs, list_nodes, submit_script, try_script
 from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
@@ -148,19 +148,9 @@ def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], 
 
 
 def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
-    """Return the file that a pattern of sbatch names, with `*` for parts that are not known yet.
-
-    >>> expand_pattern("gloo_%j.out", "12", SbatchOptions())
-    'gloo_12.out'
-    """
-    known = {"%": "%", "A": job, "x": options.job_name or "*", "j": "*" if options.array else job}
-
-    def fill(found: re.Match[str]) -> str:
-        value = known.get(found[2], "*")
-        return value.zfill(int(found[1] or 0)) if value.isdecimal() else value  # `%5j` pads with zeros
-
-    name = re.sub(r"%(\d*)(.?)", fill, pattern)
-    return str(Path(options.chdir or "", name))
+    """Return the file that a pattern of sbatch names, with `*` for parts that are not known yet."""
+    known = {"A": job, "j": "" if options.array else job, "x": options.job_name or ""}
+    return str(Path(options.chdir or "", fill_pattern(pattern, known)))
 
 
 def describe_unavailable(job: JobState) -> str:
