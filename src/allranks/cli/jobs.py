@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
@@ -309,16 +310,16 @@ def _note_withheld(names: list[str]) -> None:
 
 
 def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: bool = False) -> None:
-    """Print how the options, and this site, limit requeue and saving; nothing if SLURM does not answer."""
+    """Print how the options limit requeue and saving, and how this site does, unless it is known or does not answer."""
     from allranks.host.slurm_site import read_partition, read_site
     from allranks.launch.batch.submit import limits
 
-    try:
-        rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None
-        lines = limits(read_site(env=env), rules, options, is_site_known=is_site_known)
-    except AllranksError:
-        return
-    for line in lines:
+    site = rules = None
+    if not is_site_known:
+        with contextlib.suppress(AllranksError):
+            rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None
+            site = read_site(env=env)
+    for line in limits(site, rules, options):
         say(f"note: {line}")
 
 

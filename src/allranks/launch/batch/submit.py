@@ -186,17 +186,14 @@ def _why_not_now(job: str) -> tuple[str, str]:
 # --- What may keep it from resuming -----------------------------------------------------------------------------------
 
 
-def limits(
-    site: Site, rules: PartitionRules | None, options: SbatchOptions, *, is_site_known: bool = False
-) -> Iterator[str]:
+def limits(site: Site | None, rules: PartitionRules | None, options: SbatchOptions) -> Iterator[str]:
     """Yield a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none.
 
-    Args:
-        is_site_known: leave out what is the same for every job of this site.
+    Without `site`, only the job's own options count.
     """
     if not options.requeue:
         yield "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
-    limit_s = parse_time_limit_s(options.time) if options.time else None
+    limit_s = parse_time_limit_s(options.time or "")
     warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
     before_s = int(warned[1] or EARLY_S) if warned else 0
     if limit_s and before_s and limit_s <= before_s + EARLY_S:
@@ -204,7 +201,7 @@ def limits(
             f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
             f"up to {EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
         )
-    if is_site_known:
+    if site is None:
         return
     if options.requeue and site.requeues is False:
         yield (
