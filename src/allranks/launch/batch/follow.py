@@ -97,13 +97,11 @@ def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
         report = JobReport(job=run.id, slurm=None, run_dir=str(run.path), attempt=run.attempt, verdict=run.verdict)
         return [replace(report, local=look_at_run(run))]
     no_slurm: NoSlurmError | None = None
-    jobs: tuple[JobState, ...] = ()
     try:
-        jobs = find_jobs(job) or find_old_jobs(job)
+        if jobs := find_jobs(job) or find_old_jobs(job):
+            return [_report(each, log_dir) for each in jobs]
     except NoSlurmError as exc:
         no_slurm = exc
-    if jobs:
-        return [_report(each, log_dir) for each in jobs]
     ids = [job, *(path.name for path in sort_by_number(log_dir.glob(f"{job}_*")))]
     forgotten = [_report(JobState(id=each, state=""), log_dir, no_slurm=str(no_slurm or "")) for each in ids]
     known = [report for report in forgotten if report.attempt is not None]
