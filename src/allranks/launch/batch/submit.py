@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from glob import glob
 from pathlib import Path
 
 from allranks.host.slurm import JobState, Trial, fill_pattern, find_jobs, list_nodes, submit_script, try_script
@@ -99,12 +100,12 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     except OSError as exc:
         raise UsageError(f"{root}: {exc.strerror}; choose another directory with --log-dir") from exc
     runs = {path.name for path in root.iterdir()}
-    began_s = time.time()
+    outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207
     job = submit_script(script, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
     path = root / as_file_name(job)
     problem, set_aside = "", ""
     try:
-        set_aside = _set_aside(job, options, root, runs=runs, began_s=began_s)
+        set_aside = _set_aside(job, options, root, runs=runs, outputs=outputs)
         path.mkdir(exist_ok=True)
         (path / "submission.sh").write_text(script)
         point_latest(root, path.name)
@@ -125,11 +126,11 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     )
 
 
-def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], began_s: float) -> str:
+def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], outputs: set[str]) -> str:
     """Rename the run directories of an older job with this id, and move its output; return the new name.
 
     Ids begin again in a cluster that was installed anew, and after MaxJobId. `runs` were in the log directory before
-    the submission, which began at `began_s`.
+    the submission, and `outputs` could be the job's own output files, but were there before.
     """
     old = sorted(each for each in runs if re.fullmatch(rf"{re.escape(as_file_name(job))}(_\d+)?", each))
     if not old:
@@ -138,13 +139,17 @@ def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], 
     for each in old:
         aside = root / f"{each}-until-{ended:%Y%m%d-%H%M%S}"
         (root / each).rename(aside)
-    for pattern in filter(None, (options.output, options.error)):
-        path = Path(expand_pattern(pattern, job, options))
-        is_shared = path == Path(expand_pattern(pattern, "", options))  # its name has no id
-        if path.is_file() and path.stat().st_mtime < began_s and not is_shared:
-            shutil.copy2(path, aside / path.name)
-            os.truncate(path, 0)  # the new job may have opened it already, to append: it keeps its file
+    for path in sorted(outputs.intersection(expand_pattern(pattern, job, options) for pattern in _outputs(options))):
+        if Path(path).is_file():  # the new job may have opened it already, to append: it keeps its file
+            shutil.copy2(path, aside / Path(path).name)
+            os.truncate(path, 0)
     return str(aside)
+
+
+def _outputs(options: SbatchOptions) -> list[str]:
+    """Return the patterns of output files that have the job's id in their names; others are meant to be shared."""
+    named = [pattern for pattern in (options.output, options.error) if pattern]
+    return [each for each in named if expand_pattern(each, "1", options) != expand_pattern(each, "2", options)]
 
 
 def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
