@@ -13,10 +13,9 @@ from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allranks.cli.jobs import RUN_FLAGS, render, submit, words_of
+from allranks.cli.jobs import RUN_FLAGS, nodes_of, render, submit, words_of
 from allranks.cli.options import Duration
 from allranks.cli.run import run
-from allranks.launch.batch.script import nodes_of
 from allranks.model.errors import UsageError
 
 TEXTS = st.sampled_from(["x", "a b", "it's", "--foo", "-m", "False", "$HOME", "\N{SNOWMAN}", "a\nb", "#", '"'])

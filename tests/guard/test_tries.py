@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from allranks.guard.tries import Door, Tries
+from allranks.guard.tries import Listener, Tries
 from allranks.model.beat import TrySeen
 from allranks.wire.protocol import Try, TryTarget
 
@@ -26,31 +26,31 @@ def try_it(port: int, *, address: str = "127.0.0.1", network: str = "data", with
 
 
 @pytest.fixture
-def door():
-    door = Door("127.0.0.1")
-    yield door
-    door.close()
+def listener():
+    listener = Listener("127.0.0.1")
+    yield listener
+    listener.close()
 
 
-def test_a_door_that_nobody_reads_acknowledges(door):
-    seen = try_it(door.port)
+def test_a_listener_that_nobody_reads_acknowledges(listener):
+    seen = try_it(listener.port)
     assert (seen.target, seen.network) == (3, "data")
     assert (seen.connects, seen.refused, seen.carries) == (True, False, True)
     assert seen.age_s < 9.0
 
 
-def test_a_door_of_a_stopped_agent_answers_many_tries(door):
-    for _ in range(20):  # nobody calls door.turn()
-        assert try_it(door.port).carries
+def test_a_listener_of_a_stopped_agent_answers_many_tries(listener):
+    for _ in range(20):  # nobody calls listener.turn()
+        assert try_it(listener.port).carries
 
 
-def test_a_door_lets_go_of_what_came(door):
+def test_a_listener_lets_go_of_what_came(listener):
     for _ in range(3):
-        try_it(door.port)
-    door.turn(100.0)
-    assert len(door._held) == 3
-    door.turn(111.0)
-    assert door._held == []
+        try_it(listener.port)
+    listener.turn(100.0)
+    assert len(listener._held) == 3
+    listener.turn(111.0)
+    assert listener._held == []
 
 
 def test_nobody_listens_is_an_answer():
@@ -100,9 +100,9 @@ def test_a_target_that_makes_no_sense_is_an_error_and_no_crash(address, port):
     assert seen.error
 
 
-def test_results_grow_old_and_are_forgotten(door):
+def test_results_grow_old_and_are_forgotten(listener):
     tries = Tries()
-    target = TryTarget(node_index=1, network="data", address="127.0.0.1", port=door.port)
+    target = TryTarget(node_index=1, network="data", address="127.0.0.1", port=listener.port)
     tries.begin(Try(targets=(target,), within_s=1.0), 100.0)
     for _ in range(50):
         tries.turn(100.5)

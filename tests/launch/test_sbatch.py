@@ -168,10 +168,6 @@ def test_two_agents_a_node_are_refused_with_the_right_flag() -> None:
         render_sbatch(SbatchOptions(ntasks_per_node=4), COMMAND)
 
 
-def test_the_output_of_an_array_has_a_file_a_task() -> None:
-    assert "#SBATCH --output=slurm-%A_%a.out\n" in render_sbatch(SbatchOptions(array="0-2"), COMMAND)
-
-
 def template(folder: Path, text: str) -> Path:
     path = folder / "mine.j2"
     path.write_text(text)

@@ -215,6 +215,7 @@ def test_a_script_that_is_not_there_is_said_before_anything_is_submitted(slurm: 
 
 def test_an_array_has_a_file_a_task(slurm: FakeSlurm, allranks: Allranks) -> None:
     assert "  tail -F slurm-12_*.out\n" in allranks("submit", "--array", "0-2", "train.py").stdout
+    assert "#SBATCH --output=slurm-%A_%a.out\n" in str(slurm.calls("sbatch")[-1]["stdin"])
 
 
 def test_json_has_what_programs_need(slurm: FakeSlurm, allranks: Allranks) -> None:

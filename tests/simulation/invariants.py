@@ -130,7 +130,7 @@ def who_is_waited_for_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -
     for each in effects:
         if isinstance(each, events.Say) and each.text.startswith("paused: only"):
             lead.noticed_s = lead.world.now_s
-        if isinstance(each, events.Disconnect) and lead.verdict is None:
+        if isinstance(each, events.Disconnect) and lead.leader.verdict is None:
             name, has_left = f"n{each.node}", any(_is_left_out(other, each.node) for other in effects)
             told = [other.fields.get("node") for other in effects if isinstance(other, events.Record)]
             if name not in told and not has_left:

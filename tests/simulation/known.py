@@ -6,7 +6,7 @@ of a mutant finds it. `make simulate` prints such a life where a rule falls.
 
 from __future__ import annotations
 
-from .lives import Fault, Kind, Life
+from .lives import FOREVER_S, Fault, Kind, Life
 
 KNOWN: dict[str, Life] = {
     "end-of-an-old-worker-counts": Life(
@@ -203,5 +203,24 @@ KNOWN: dict[str, Life] = {
         is_slurm=True,
         turn_s=0.4250066967084395,
         is_blind_when_cut=True,
+    ),
+    "a-cut-off-leader-takes-late-ones-along": Life(
+        seed=611680,
+        num_nodes=4,
+        num_steps=2,
+        faults=(Fault(at_s=1.3, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=6.0),),
+        max_restarts=2,
+        turn_s=0.32852703175074077,
+    ),
+    "a-second-signal-prolongs-the-wait": Life(
+        seed=641411,
+        num_nodes=2,
+        num_steps=7,
+        faults=(
+            Fault(at_s=5.0, kind=Kind.SIGNAL, node=1, signum=15),
+            Fault(at_s=7.0, kind=Kind.AGENT_STOPS, node=1),
+            Fault(at_s=9.0, kind=Kind.SIGNAL, node=0, signum=2),
+        ),
+        answer_s=FOREVER_S,
     ),
 }

@@ -47,7 +47,6 @@ from allranks.wire.protocol import (
     TryTarget,
     Welcome,
     WorkerEnd,
-    as_one_line,
 )
 from cards import make_card
 
@@ -612,20 +611,3 @@ def test_messages_are_taken_one_by_one(pair):
     wait_readable(far)
     assert far.receive(at_most=1) == [Stopped()]
     assert far.receive(at_most=1) == [Goodbye(exit_code=0, summary="")]
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("node02", "node02"),
-        ("", ""),
-        ("a\nb\tc", r"a\nb\tc"),
-        ("\x1b[2J\x07", r"\x1b[2J\x07"),
-        ("\u202enode", r"\u202enode"),
-        ("caf\u00e9 \u65e5", "caf\u00e9 \u65e5"),
-        ("x" * 500, "x" * 297 + "..."),
-        ("\x1b" * 500, r"\x1b" * 74 + "\\..."),
-    ],
-)
-def test_what_strangers_say_becomes_one_short_line(text, line):
-    assert as_one_line(text) == line

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
+import re
 import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,12 +20,11 @@ import click
 from allranks.cli import complete
 from allranks.cli.context import load_cluster
 from allranks.cli.options import json_option
-from allranks.cli.request import REQUEST_FLAGS, make_request
+from allranks.cli.request import REQUEST_FLAGS, make_request, parse_nnodes
 from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
 from allranks.launch.batch.script import (
     SbatchOptions,
-    nodes_of,
     parse_env,
     refuse_secret_values,
     render_sbatch,
@@ -148,7 +149,8 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     allranks submit --array 0-2 --dry-run train.py
     allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends only the wait: the job continues
     """
-    from allranks.launch.batch.submit import SBATCH_ARGUMENTS, check_script, lines_to_follow
+    from allranks.host.slurm import JOB_ENVIRONMENT
+    from allranks.launch.batch.submit import check_script
     from allranks.launch.batch.submit import submit as submit_job
 
     text, options, names = _render(flags)
@@ -158,7 +160,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     if dry_run:
         check_script(text)
         click.echo(text, nl=False)
-        say(f"submit would run: sbatch --parsable {' '.join(SBATCH_ARGUMENTS)} < this script")
+        say(f"submit would run: sbatch --parsable {JOB_ENVIRONMENT} < this script")
         say(f"the job's environment: {' '.join(sorted(env))}")
         _note_withheld(withheld)
         _try(text, env)
@@ -171,7 +173,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
 
         click.echo(msgspec.json.encode(submission))
     else:
-        _tell(submission, lines_to_follow(submission))
+        _tell(submission)
         _note_withheld(withheld)
         if submission.waits_for and (not is_waiting or submission.cannot_start):
             say(
@@ -187,11 +189,17 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     return _wait(submission.job, Path(options.chdir or ".", flags["log_dir"]), as_json=as_json)
 
 
-def _tell(submission: Submission, lines: Sequence[str]) -> None:
-    when = f", expected to start {submission.trial.start} on {submission.trial.nodes}" if submission.trial.start else ""
-    click.echo(f"job {submission.job} submitted{when}")
-    for line in lines:
-        click.echo(f"  {line}")
+def _tell(submission: Submission) -> None:
+    """Print the job's id, and the commands to follow it."""
+    job, trial = submission.job, submission.trial
+    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {shlex.quote(submission.log_dir)}"
+    files = [file if "*" in file else shlex.quote(file) for file in (submission.output, submission.error) if file]
+    click.echo(f"job {job} submitted" + (f", expected to start {trial.start} on {trial.nodes}" if trial.start else ""))
+    click.echo(f"  allranks status{log_dir} {job}")
+    click.echo(f"  allranks logs{log_dir} -f {job}")
+    click.echo(f"  squeue -j {job}")
+    click.echo(f"  tail -F {' '.join(files)}")
+    click.echo(f"  allranks cancel {job}")
 
 
 def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
@@ -219,6 +227,7 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
         job_name=options.job_name or as_file_name(Path(flags["script"]).stem),
         partition=options.partition or slurm.partition,
         time=options.time or slurm.time,
+        output="slurm-%A_%a.out" if options.array and not _is_said("output") else options.output,
     )
     run_flags = {name: flags[name] for name in REQUEST_FLAGS if name in flags}
     make_request((flags["script"], *flags["arguments"]), **run_flags)  # reject here what the nodes would reject
@@ -233,6 +242,26 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
     refuse_secret_values([*command, *values.values(), *flags["more"], *of_sbatch], os.environ)
     text = render_sbatch(options, command, more=flags["more"], env=values, template=flags["template"])
     return text, options, names
+
+
+def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
+    """Return the value of `--nodes` for the run's `--nnodes`: SLURM must start as many agents as the run accepts.
+
+    >>> nodes_of(None, "2:4"), nodes_of("3", "2:4")
+    ('2-4', '3')
+
+    Raises:
+        UsageError: the two contradict each other.
+    """
+    if nnodes is None:
+        return nodes
+    low, high = parse_nnodes(nnodes)
+    if nodes is None:
+        return f"{low}-{high}" if low < high else str(low)
+    asked = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", nodes)  # sbatch judges other notations itself
+    if asked and not low <= int(asked[1]) <= int(asked[2] or asked[1]) <= high:
+        raise UsageError(f"--nodes {nodes} and --nnodes {nnodes} contradict each other; give one of them")
+    return nodes
 
 
 def _flags_for_run(flags: dict[str, Any]) -> list[str]:
@@ -281,27 +310,26 @@ def _note_withheld(names: list[str]) -> None:
 
 
 def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: bool = False) -> None:
-    """Print how the options, and this site, limit requeue and saving; nothing if SLURM does not answer."""
+    """Print how the options limit requeue and saving, and how this site does, unless it is known or does not answer."""
     from allranks.host.slurm_site import read_partition, read_site
     from allranks.launch.batch.submit import limits
 
-    try:
-        rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None
-        lines = limits(read_site(env=env), rules, options, is_site_known=is_site_known)
-    except AllranksError:
-        return
-    for line in lines:
+    site = rules = None
+    if not is_site_known:
+        with contextlib.suppress(AllranksError):
+            rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None
+            site = read_site(env=env)
+    for line in limits(site, rules, options):
         say(f"note: {line}")
 
 
 def _try(text: str, env: dict[str, str]) -> None:
     from allranks.host.slurm import try_script
-    from allranks.launch.batch.submit import SBATCH_ARGUMENTS
 
     if shutil.which("sbatch") is None:
         say("SLURM did not check the script: this machine has no sbatch")
         return
-    trial = try_script(text, SBATCH_ARGUMENTS, env=env)
+    trial = try_script(text, env=env)
     when = (
         f"would start it {trial.start} on {trial.nodes}" if trial.start else f"would not start it now: {trial.not_now}"
     )

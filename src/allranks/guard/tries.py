@@ -1,6 +1,6 @@
 """Can this machine reach another one: do small packets pass, do full-sized ones? Kernel to kernel.
 
-    door = Door("192.168.20.13")                     # what others try; nobody reads from it
+    listener = Listener("192.168.20.13")                     # what others try; nobody reads from it
     tries = Tries(own_data_address="192.168.20.13")
     tries.begin(order, now_s)                        # wire.protocol.Try
     tries.turn(now_s)                                # often; never waits
@@ -33,14 +33,14 @@ PASSED_BYTES = 2 << 10
 BACKLOG = 1024
 """Tries wait there while the agent is stopped or starved."""
 HELD_S = 10.0
-"""How long the door keeps a try's connection: longer than any try lasts."""
+"""How long the listener keeps a try's connection: longer than any try lasts."""
 TOLD_S = 30.0
 """How long a result is told."""
 MAX_TRIES = 4096
 _UNREACHABLE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN})
 
 
-class Door:
+class Listener:
     """A listening socket that others try, at one address of this node; nothing that comes is read.
 
     Raises:
@@ -48,30 +48,30 @@ class Door:
     """
 
     def __init__(self, address: str) -> None:
-        self._listener = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._sock = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # Inherited by what is accepted: the kernel must be able to take all of a try without a reader.
-            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * PUSHED_BYTES)
-            self._listener.bind((address, 0))
-            self._listener.listen(BACKLOG)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * PUSHED_BYTES)
+            self._sock.bind((address, 0))
+            self._sock.listen(BACKLOG)
         except OSError:
-            self._listener.close()
+            self._sock.close()
             raise
-        self._listener.setblocking(False)
+        self._sock.setblocking(False)
         self._held: list[tuple[float, socket.socket]] = []
-        self.port = int(self._listener.getsockname()[1])
+        self.port = int(self._sock.getsockname()[1])
 
     def turn(self, now_s: float) -> None:
         """Make room for the next ones: a full backlog would look like a lost machine."""
         with contextlib.suppress(OSError):
             while len(self._held) < MAX_TRIES:
-                self._held.append((now_s, self._listener.accept()[0]))
+                self._held.append((now_s, self._sock.accept()[0]))
         while self._held and self._held[0][0] < now_s - HELD_S:
             self._held.pop(0)[1].close()
 
     def close(self) -> None:
         """Close it, and what came."""
-        self._listener.close()
+        self._sock.close()
         for _, accepted in self._held:
             accepted.close()
         self._held.clear()

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.guard.tries import Door, Tries
+from allranks.guard.tries import Listener, Tries
 from allranks.guard.worker import WatchedWorker
 from allranks.host.glance import Glance, render
 from allranks.host.net import read_interfaces
@@ -27,7 +27,8 @@ from allranks.host.oom import OomWatch
 from allranks.host.sockets import SocketWatch
 from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
-from allranks.wire.protocol import Try, plain_address
+from allranks.model.text import plain_address
+from allranks.wire.protocol import Try
 
 TOLD_STALL_S = 0.5
 """A connection is told of when nothing was acknowledged for so long."""
@@ -54,11 +55,11 @@ class Watch:
         data, control = plain_address(data_address), plain_address(control_address)
         self._addresses = _all_of_interface(data)
         self._tried_at = data, control
-        self._doors: dict[str, Door] = {}
+        self._listeners: dict[str, Listener] = {}
         """By address; none where that is not this machine's, and nobody can try it."""
         for address in dict.fromkeys(self._tried_at):
             with contextlib.suppress(OSError):
-                self._doors[address] = Door(address)
+                self._listeners[address] = Listener(address)
         self._tries = Tries(own_data_address=data)
         self._sockets = SocketWatch()
         self._oom_watch = OomWatch()
@@ -83,8 +84,8 @@ class Watch:
 
     def turn(self, now_s: float) -> NodeBeat | None:
         """Return a beat when one is due. Call it often (every 50 ms): tries go on in it, too."""
-        for door in self._doors.values():
-            door.turn(now_s)
+        for listener in self._listeners.values():
+            listener.turn(now_s)
         self._tries.turn(now_s)
         self._look_at_shm(now_s)
         if now_s < self._next_s:
@@ -96,7 +97,7 @@ class Watch:
         """Return how this node is now, due or not: after a worker's end, its last calls are in it."""
         ranks = tuple(worker.look() for worker in self._workers)
         self._last.update((rank.rank, rank) for rank in ranks)
-        data_port, control_port = (self._doors[at].port if at in self._doors else 0 for at in self._tried_at)
+        data_port, control_port = (self._listeners[at].port if at in self._listeners else 0 for at in self._tried_at)
         return NodeBeat(
             node_index=self._node_index,
             generation=self._generation,
@@ -138,8 +139,8 @@ class Watch:
         """Close the sockets of tries, and let go of the kernel's log."""
         self._oom_watch.close()
         self._tries.close()
-        for door in self._doors.values():
-            door.close()
+        for listener in self._listeners.values():
+            listener.close()
 
     def _links(self, now_s: float) -> tuple[LinkSeen, ...]:
         own_ports = self._tries.own_ports()

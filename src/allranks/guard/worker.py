@@ -34,7 +34,7 @@ from allranks.model.beat import (
     Word,
     drop_unsound,
 )
-from allranks.wire.protocol import as_one_line
+from allranks.model.text import as_one_line
 
 SILENT_S = 1.0
 """Five beats: whoever told nothing for so long is looked at from outside."""

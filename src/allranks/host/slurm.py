@@ -11,7 +11,7 @@ own local ones. Every call has a deadline, and what SLURM itself said is in ever
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,9 @@ FINISHED = frozenset({
 })  # fmt: skip
 _NOTHING = frozenset(("", "(null)", "None", "none", "N/A", "Unknown", "None assigned"))
 _FIELD = "\x1f"  # names, comments and reasons hold any printable character
+JOB_ENVIRONMENT = "--export=ALL"
+"""Option of sbatch: the job gets its whole environment. A list of names would make slurmd run a login shell of the user
+on the node (`--get-user-env`), and would apply to every srun of the script."""
 _NOT_NOW = ("configuration is not available", "nodes are busy", "not available (down")
 
 
@@ -106,7 +109,7 @@ class Trial:
 # --- Submitting -------------------------------------------------------------------------------------------------------
 
 
-def try_script(script: str, arguments: Sequence[str] = (), *, env: Mapping[str, str]) -> Trial:
+def try_script(script: str, *, env: Mapping[str, str]) -> Trial:
     """Ask whether SLURM would take the script; nothing is submitted.
 
     With a node down SLURM says the same as of a job that is too large for the cluster: `Trial.not_now`. Only a real
@@ -114,13 +117,12 @@ def try_script(script: str, arguments: Sequence[str] = (), *, env: Mapping[str, 
 
     Args:
         script: its text.
-        arguments: more options of sbatch.
         env: the environment of sbatch, which the job gets.
     Raises:
         UsageError: an option has a wrong value.
         SetupError: SLURM is not there, does not answer, or refuses.
     """
-    answer = run_slurm("sbatch", "--test-only", *arguments, env=env, stdin=script)
+    answer = run_slurm("sbatch", "--test-only", JOB_ENVIRONMENT, env=env, stdin=script)
     if answer.returncode == 0:
         return parse_trial(answer.stderr)
     words = words_of(answer)
@@ -129,12 +131,28 @@ def try_script(script: str, arguments: Sequence[str] = (), *, env: Mapping[str, 
     raise refusal_of("sbatch", words)
 
 
-def submit_script(script: str, arguments: Sequence[str] = (), *, env: Mapping[str, str]) -> str:
+def submit_script(script: str, *, env: Mapping[str, str]) -> str:
     """Submit a script and return the job's id; the arguments and errors are those of `try_script`."""
-    answer = run_slurm("sbatch", "--parsable", *arguments, env=env, stdin=script)
+    answer = run_slurm("sbatch", "--parsable", JOB_ENVIRONMENT, env=env, stdin=script)
     if answer.returncode != 0:
         raise refusal_of("sbatch", words_of(answer))
     return parse_job_id(answer.stdout)
+
+
+def fill_pattern(pattern: str, known: Mapping[str, str]) -> str:
+    """Return the name of a file that a pattern of `--output` means, with `*` for each part that is not known.
+
+    >>> fill_pattern("%x-%5j%%.out", {"j": "12"})
+    '*-00012%.out'
+
+    Source: sbatch(1) and srun(1), "filename pattern", SLURM 25.05.
+    """
+
+    def fill(found: re.Match[str]) -> str:
+        value = "%" if found[2] == "%" else known.get(found[2]) or "*"
+        return value.zfill(int(found[1] or 0)) if value.isdecimal() else value
+
+    return re.sub(r"%(\d*)(.?)", fill, pattern)
 
 
 def parse_trial(text: str) -> Trial:

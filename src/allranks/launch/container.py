@@ -44,14 +44,9 @@ def find_runtime(wanted: str | None) -> str:
 def enter(
     runtime: str, image: str, command: Sequence[str], env: Mapping[str, str], *, names: Sequence[str], has_gpus: bool
 ) -> tuple[list[str], dict[str, str]]:
-    """Return the command that runs a worker in the image, and the environment of that command.
+    """Return the command that runs a worker's command in the image, and the environment of that command.
 
-    The hook's directory and the working directory are mounted where they are.
-
-    Args:
-        command: the worker's, as it is inside.
-        env: the worker's.
-        names: variables to pass on.
+    The hook's directory and the working directory are mounted where they are; `names` are the variables to pass on.
     """
     hook_root, cwd = HOOK_PATH.parent, Path.cwd()
     if runtime == "enroot":

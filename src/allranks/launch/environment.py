@@ -127,12 +127,11 @@ def base_env(env: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, s
 def rank_settings(group: Plan, local_rank: int, *, error_file: Path) -> list[Setting]:
     """Return what one worker gets beyond `node_settings`."""
     rank = str(group.members[group.node_index].first_rank + local_rank)
-    why_file = "@record writes its traceback there"
     return [
-        Setting("RANK", rank, reason="first rank of this node plus local rank", source="allranks"),
-        Setting("ROLE_RANK", rank, reason="as torchrun sets it", source="allranks"),
-        Setting("LOCAL_RANK", str(local_rank), reason="index of the worker on this node", source="allranks"),
-        Setting("TORCHELASTIC_ERROR_FILE", str(error_file), reason=why_file, source="run dir"),
+        Setting("RANK", rank, "first rank of this node plus local rank", "allranks"),
+        Setting("ROLE_RANK", rank, "as torchrun sets it", "allranks"),
+        Setting("LOCAL_RANK", str(local_rank), "index of the worker on this node", "allranks"),
+        Setting("TORCHELASTIC_ERROR_FILE", str(error_file), "@record writes its traceback there", "run dir"),
     ]
 
 

@@ -50,11 +50,6 @@ class Steps:
         self._rest: dict[int, bytes] = {}
         self._parts: dict[tuple[str, str], dict[int, str]] = {}
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing more can come."""
-        return not self._selector.get_map()
-
     def listen(
         self,
         take: Callable[[Parcel], None],
@@ -75,12 +70,12 @@ class Steps:
             describe_wait: returns the line that is said after 2 s, 4 s, 8 s ..., given the seconds.
             check_signals: raises StoppedBySignal when somebody told this process to stop.
         """
-        began_s = last_s = time.monotonic()
-        patience_s, notice_s = first_s, NOTICE_AFTER_S
-        while not self.has_ended and not is_complete():
+        began_s = time.monotonic()
+        end_s, notice_s = began_s + first_s, NOTICE_AFTER_S
+        while self._selector.get_map() and not is_complete():  # without streams, nothing more can come
             check_signals()
             now_s = time.monotonic()
-            if now_s > last_s + patience_s:
+            if now_s > end_s:
                 return False
             if now_s > began_s + notice_s:
                 notice_s *= 2
@@ -88,7 +83,7 @@ class Steps:
             for parcel in self._parcels():
                 with contextlib.suppress(ValueError):  # from another version of allranks
                     take(parcel)
-                    patience_s, last_s = next_s, time.monotonic()
+                    end_s = time.monotonic() + next_s
         return True
 
     def _parcels(self) -> Iterator[Parcel]:

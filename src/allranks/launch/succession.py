@@ -99,12 +99,7 @@ class Succession:
         joined, self.joined = self.joined, {}
         unled_s = now_s - self.lost_s
         reason = self.reason if unled_s < UNLED_S else f"{self.reason}; {UNLED} {unled_s:.0f} s"
-        return events.Lead(
-            joined=joined,
-            plan=self.plan,
-            lost=(self.leader, reason),
-            has_resigned=self.has_resigned,
-        )
+        return events.Lead(joined=joined, plan=self.plan, lost=(self.leader, reason), has_resigned=self.has_resigned)
 
     def let_go(self, reason: str) -> list[Effect]:
         """Disconnect those that have joined: this agent does not lead."""

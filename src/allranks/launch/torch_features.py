@@ -12,12 +12,6 @@ import re
 from allranks.join.group import TESTED, is_tested
 from allranks.model.setting import Setting
 
-_NEW_IN_2_8 = (
-    ("flight recorder", "none for gloo", "the guard sees the collectives that Python code calls, but not those of DDP"),
-    ("kept port", "without libuv", "rank 0's store uses torch's older server, on the same port"),
-)
-"""What there is before this version, and what happens instead."""
-
 
 def describe(version: str) -> list[Setting]:
     """Return the version and what it lacks, as far as it was tried.
@@ -28,8 +22,11 @@ def describe(version: str) -> list[Setting]:
     reason = f"allranks was tested with {' to '.join(f'{major}.{minor}' for major, minor in TESTED)}"
     if not is_tested(version):
         reason += "; with this one the guard may see less"
+    settings = [Setting("torch", version, reason, source="installed package")]
     numbers = re.match(r"(\d+)\.(\d+)", version)
-    own = (int(numbers[1]), int(numbers[2])) if numbers else TESTED[1]
-    lacked = _NEW_IN_2_8 if own < (2, 8) else ()
-    lacks = [Setting(name, what, reason=instead, source=f"torch {version}") for name, what, instead in lacked]
-    return [Setting("torch", version, reason=reason, source="installed package"), *lacks]
+    if numbers and (int(numbers[1]), int(numbers[2])) < (2, 8):
+        instead = "the guard sees the collectives that Python code calls, but not those of DDP"
+        settings.append(Setting("flight recorder", "none for gloo", instead, source=f"torch {version}"))
+        instead = "rank 0's store uses torch's older server, on the same port"
+        settings.append(Setting("kept port", "without libuv", instead, source=f"torch {version}"))
+    return settings

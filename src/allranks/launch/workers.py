@@ -31,7 +31,8 @@ import psutil
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
-from allranks.wire.protocol import WorkerEnd, as_utf8
+from allranks.model.text import as_utf8
+from allranks.wire.protocol import WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""

@@ -34,6 +34,7 @@ from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
+from allranks.model.text import as_utf8
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
@@ -54,7 +55,7 @@ from allranks.wire.leader import (
     collect_hints,
     read_announcement,
 )
-from allranks.wire.protocol import Goodbye, as_utf8
+from allranks.wire.protocol import Goodbye
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,

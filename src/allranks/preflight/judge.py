@@ -21,11 +21,11 @@ from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import name_hosts
 from allranks.model.pair import PairResult
+from allranks.model.text import as_one_line
 from allranks.preflight.compare import compare_values, values_of
 from allranks.preflight.links import judge_pairs
 from allranks.preflight.untried import judge_untried
 from allranks.preflight.vet import vet_card
-from allranks.wire.protocol import as_one_line
 
 MAX_FINDINGS = 100
 """The first of them name the culprits; a node that differs in everything would fill pages."""

@@ -16,7 +16,8 @@ import msgspec
 from allranks.model.card import Card, Place, TestPorts
 from allranks.model.errors import Exit
 from allranks.model.pair import PairResult
-from allranks.wire.protocol import Tested, as_one_line
+from allranks.model.text import as_one_line
+from allranks.wire.protocol import Tested
 
 MAX_CARD_BYTES = 512 << 10
 """An honest card has some KiB, 64 at the most (model.card), and its interfaces, which may be hundreds."""

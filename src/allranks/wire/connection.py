@@ -21,7 +21,8 @@ from allranks import __version__
 from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.errors import WireError
 from allranks.model.membership import Member
-from allranks.wire.protocol import PROTOCOL, Beat, Join, Message, Plan, as_one_line, plain_address
+from allranks.model.text import as_one_line, plain_address
+from allranks.wire.protocol import PROTOCOL, Beat, Join, Message, Plan
 
 MAX_FRAME_BYTES = 4 << 20
 MAX_JOIN_BYTES = 512 << 10

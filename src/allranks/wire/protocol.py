@@ -298,11 +298,6 @@ class Goodbye(Message, frozen=True, kw_only=True):
     """The leader has lost the majority of the members, which may go on under another one."""
 
 
-def plain_address(address: str) -> str:
-    """Return an address as people write it: IPv4 out of its IPv6 clothes, without a scope."""
-    return address.removeprefix("::ffff:").partition("%")[0]
-
-
 def own_age_s() -> float | None:
     """Return for how many seconds this process has been running; None where /proc does not say."""
     try:
@@ -310,16 +305,3 @@ def own_age_s() -> float | None:
     except (OSError, ValueError, IndexError):
         return None
     return round(time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"), 3)
-
-
-def as_utf8(text: str) -> str:
-    """Return a text that can be encoded: bytes of a file name that are no UTF-8 become escapes."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def as_one_line(text: str, *, at_most: int = 300) -> str:
-    """Return what somebody else said as one short line that a terminal bears: control characters become escapes."""
-    shown = text[:at_most]
-    if not shown.isprintable():
-        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
-    return shown if max(len(shown), len(text)) <= at_most else f"{shown[: at_most - 3]}..."

@@ -27,9 +27,10 @@ import msgspec
 
 from allranks.model.card import Card
 from allranks.model.errors import Exit, NodeFaultError, WireError
+from allranks.model.text import as_one_line
 from allranks.wire.connection import MAX_JOIN_BYTES, Connection
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, Hello, Join, Message, Refused, as_one_line, own_age_s
+from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, Hello, Join, Message, Refused, own_age_s
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, is_welcome, prove_join
 
 CONNECT_S = 1.0

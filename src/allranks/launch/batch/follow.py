@@ -97,13 +97,11 @@ def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
         report = JobReport(job=run.id, slurm=None, run_dir=str(run.path), attempt=run.attempt, verdict=run.verdict)
         return [replace(report, local=look_at_run(run))]
     no_slurm: NoSlurmError | None = None
-    jobs: tuple[JobState, ...] = ()
     try:
-        jobs = find_jobs(job) or find_old_jobs(job)
+        if jobs := find_jobs(job) or find_old_jobs(job):
+            return [_report(each, log_dir) for each in jobs]
     except NoSlurmError as exc:
         no_slurm = exc
-    if jobs:
-        return [_report(each, log_dir) for each in jobs]
     ids = [job, *(path.name for path in sort_by_number(log_dir.glob(f"{job}_*")))]
     forgotten = [_report(JobState(id=each, state=""), log_dir, no_slurm=str(no_slurm or "")) for each in ids]
     known = [report for report in forgotten if report.attempt is not None]
@@ -287,31 +285,28 @@ def show_logs(
         UsageError: the job is unknown, or it has printed nothing.
     """
     console, shown, told = Console(), set[Path](), ""
-    looked_s, answered_s, ended_s = float("-inf"), time.monotonic(), None
+    answered_s, is_over = float("-inf"), False
     while True:
-        now_s = time.monotonic()
-        if now_s - looked_s >= LOOK_S or ended_s is not None:
-            looked_s = now_s
-            try:
-                reports, answered_s = report_job(job, log_dir=log_dir), now_s
-            except SetupError:
-                if not shown or now_s - answered_s > NO_ANSWER_S:
-                    raise
-            for file, stream, prefix in _files(reports, ranks):
-                if file not in shown:
-                    shown.add(file)
-                    console.follow(file, start=0, stream=stream, prefix=prefix)
-            waiting = next((r.slurm for r in reports if r.slurm is not None and r.slurm.is_pending), None)
-            if is_followed and waiting is not None and waiting.reason != told:
-                told = waiting.reason
-                say(f"job {waiting.id} waits" + (f": {told}" if told else ""))
-            if all(report.is_over for report in reports) and ended_s is None:
-                ended_s = now_s
-        if console.pump():
-            continue
-        if not is_followed or (ended_s is not None and now_s - ended_s >= LAST_WORDS_S):
+        try:
+            reports, answered_s = report_job(job, log_dir=log_dir), time.monotonic()
+        except SetupError:
+            if time.monotonic() - answered_s > NO_ANSWER_S:
+                raise
+        for file, stream, prefix in _files(reports, ranks):
+            if file not in shown:
+                shown.add(file)
+                console.follow(file, start=0, stream=stream, prefix=prefix)
+        was_over, is_over = is_over, all(report.is_over for report in reports)
+        if was_over or not is_followed:  # a job that has ended gets one more turn, for its last words
             break
-        time.sleep(POLL_S)
+        news = next((_describe_progress(r.slurm) for r in reports if r.slurm is not None and r.slurm.is_pending), "")
+        if news not in ("", told):
+            told = news
+            say(news)
+        end_s = time.monotonic() + (LAST_WORDS_S if is_over else LOOK_S)
+        while time.monotonic() < end_s:
+            if not console.pump():
+                time.sleep(POLL_S)
     console.close()
     if not shown:
         raise UsageError(_nothing_to_show(reports[0], ranks))

@@ -120,8 +120,7 @@ def _is_agent(pid: int, started_s: float) -> bool:
     """Whether this process started the run's ranks, and is not a later process with the same pid."""
     try:
         process = psutil.Process(pid)
-        is_old_enough: bool = process.create_time() <= started_s + _CLOCK_S
-        return is_old_enough and bool(process.status() != psutil.STATUS_ZOMBIE)
+        return bool(process.create_time() <= started_s + _CLOCK_S and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
         return False
 

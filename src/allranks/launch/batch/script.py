@@ -61,7 +61,8 @@ class SbatchOptions:
     mail_type: str | None = _option("Events that send a mail.", "BEGIN,END,FAIL")
     mail_user: str | None = _option("Address for mails.", "ADDRESS")
     chdir: str | None = _option("Working directory. [default: this one]", "DIR")
-    output: str | None = _option("File of the job's output. [default: slurm-%j.out]", "FILE")
+    # The default needs no directory: SLURM creates none, and a job that cannot open its output fails without a message.
+    output: str = _option("File of the job's output. [default: slurm-%j.out]", "FILE", "slurm-%j.out")
     error: str | None = _option("File of its standard error. [default: the output file]", "FILE")
     open_mode: str = _option(
         "Append to the output files after a requeue, or truncate them. [default: append]", "append|truncate", "append"
@@ -72,14 +73,6 @@ class SbatchOptions:
         """Signal that only the batch script gets, `USR1` of `B:USR1@120`; empty if SLURM signals the ranks."""
         match = re.fullmatch(r"R*B[BR]*:(\w+)(?:@\d+)?", self.signal)
         return match[1] if match else ""
-
-    @property
-    def output_pattern(self) -> str:
-        """SLURM's own default, written out so that readers of the script know where the output is.
-
-        It needs no directory: SLURM creates none, and a job whose output cannot be opened fails without a message.
-        """
-        return self.output or ("slurm-%A_%a.out" if self.array else "slurm-%j.out")
 
 
 def render_sbatch(
@@ -106,7 +99,6 @@ def render_sbatch(
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        keep_trailing_newline=True,
     )
     environment.filters["quote"] = shlex.quote
     try:
@@ -137,35 +129,12 @@ def _directives(options: SbatchOptions) -> Iterator[str]:
         )
     for each in fields(options):
         flag, value = "--" + each.name.replace("_", "-"), getattr(options, each.name)
-        if each.name == "output":
-            value = options.output_pattern
         if value is True:
             yield flag
         elif each.name == "requeue":
             yield "--no-requeue"
         elif value not in (None, False):
             yield f"{flag}={quote_for_sbatch(flag, str(value))}"
-
-
-def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
-    """Return the value of `--nodes` for the run's `--nnodes`: SLURM must start as many agents as the run accepts.
-
-    >>> nodes_of(None, "2:4"), nodes_of("3", "2:4")
-    ('2-4', '3')
-
-    Raises:
-        UsageError: the two contradict each other.
-    """
-    if nnodes is None:
-        return nodes
-    if nodes is None:
-        low, _, high = nnodes.partition(":")
-        return f"{low}-{high}" if high and high != low else low
-    ranges = [re.fullmatch(r"([0-9]+)(?:[-:]([0-9]+))?", text) for text in (nnodes, nodes)]
-    wanted, asked = [(int(found[1]), int(found[2] or found[1])) if found else (0, 0) for found in ranges]
-    if all(ranges) and not wanted[0] <= asked[0] <= asked[1] <= wanted[1]:  # sbatch judges other notations itself
-        raise UsageError(f"--nodes {nodes} and --nnodes {nnodes} contradict each other; give one of them")
-    return nodes
 
 
 def quote_for_sbatch(flag: str, value: str) -> str:

@@ -13,7 +13,6 @@ import contextlib
 import os
 import re
 import secrets
-import shlex
 import shutil
 import subprocess
 import time
@@ -23,7 +22,7 @@ from datetime import datetime
 from glob import glob
 from pathlib import Path
 
-from allranks.host.slurm import JobState, Trial, find_jobs, list_nodes, submit_script, try_script
+from allranks.host.slurm import JobState, Trial, fill_pattern, find_jobs, list_nodes, submit_script, try_script
 from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
@@ -31,9 +30,6 @@ from allranks.model.hostlist import fold_hosts
 from allranks.report.rundir import as_file_name, point_latest
 from allranks.wire.secret import SECRET_VARIABLE
 
-SBATCH_ARGUMENTS = ("--export=ALL",)
-"""`ALL` means the short environment that `submission_env` makes. A list of names would make
-slurmd run a login shell of the user on the node (`--get-user-env`), and would apply to every srun of the script."""
 STARTS_SOON_S = 2.0
 NEVER_STARTS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows or has in service",
@@ -97,7 +93,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         SetupError: SLURM is not there, does not answer, or refuses.
     """
     check_script(script)
-    trial = try_script(script, SBATCH_ARGUMENTS, env=env)
+    trial = try_script(script, env=env)
     root = Path(options.chdir or ".") / log_dir
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -105,7 +101,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         raise UsageError(f"{root}: {exc.strerror}; choose another directory with --log-dir") from exc
     runs = {path.name for path in root.iterdir()}
     outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207
-    job = submit_script(script, SBATCH_ARGUMENTS, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
+    job = submit_script(script, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
     path = root / as_file_name(job)
     problem, set_aside = "", ""
     try:
@@ -120,7 +116,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         job=job,
         log_dir=str(log_dir),
         run_dir=str(path),
-        output=expand_pattern(options.output_pattern, job, options),
+        output=expand_pattern(options.output, job, options),
         error=expand_pattern(options.error, job, options) if options.error else "",
         trial=trial,
         waits_for=waits_for,
@@ -152,38 +148,14 @@ def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], 
 
 def _outputs(options: SbatchOptions) -> list[str]:
     """Return the patterns of output files that have the job's id in their names; others are meant to be shared."""
-    named = [pattern for pattern in (options.output_pattern, options.error) if pattern]
+    named = [pattern for pattern in (options.output, options.error) if pattern]
     return [each for each in named if expand_pattern(each, "1", options) != expand_pattern(each, "2", options)]
 
 
 def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
-    """Return the file that a pattern of sbatch names, with `*` for parts that are not known yet.
-
-    >>> expand_pattern("gloo_%j.out", "12", SbatchOptions())
-    'gloo_12.out'
-    """
-    known = {"%": "%", "A": job, "x": options.job_name or "*", "j": "*" if options.array else job}
-
-    def fill(found: re.Match[str]) -> str:
-        value = known.get(found[2], "*")
-        return value.zfill(int(found[1] or 0)) if value.isdecimal() else value  # `%5j` pads with zeros
-
-    name = re.sub(r"%(\d*)(.?)", fill, pattern)
-    return str(Path(options.chdir or "", name))
-
-
-def lines_to_follow(submission: Submission) -> list[str]:
-    """Return the commands to follow a job."""
-    job = submission.job
-    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {shlex.quote(submission.log_dir)}"
-    files = [file if "*" in file else shlex.quote(file) for file in (submission.output, submission.error) if file]
-    return [
-        f"allranks status{log_dir} {job}",
-        f"allranks logs{log_dir} -f {job}",
-        f"squeue -j {job}",
-        f"tail -F {' '.join(files)}",
-        f"allranks cancel {job}",
-    ]
+    """Return the file that a pattern of sbatch names, with `*` for parts that are not known yet."""
+    known = {"A": job, "j": "" if options.array else job, "x": options.job_name or ""}
+    return str(Path(options.chdir or "", fill_pattern(pattern, known)))
 
 
 def describe_unavailable(job: JobState) -> str:
@@ -219,17 +191,14 @@ def _why_not_now(job: str) -> tuple[str, str]:
 # --- What may keep it from resuming -----------------------------------------------------------------------------------
 
 
-def limits(
-    site: Site, rules: PartitionRules | None, options: SbatchOptions, *, is_site_known: bool = False
-) -> Iterator[str]:
+def limits(site: Site | None, rules: PartitionRules | None, options: SbatchOptions) -> Iterator[str]:
     """Yield a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none.
 
-    Args:
-        is_site_known: leave out what is the same for every job of this site.
+    Without `site`, only the job's own options count.
     """
     if not options.requeue:
         yield "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
-    limit_s = parse_time_limit_s(options.time) if options.time else None
+    limit_s = parse_time_limit_s(options.time or "")
     warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
     before_s = int(warned[1] or EARLY_S) if warned else 0
     if limit_s and before_s and limit_s <= before_s + EARLY_S:
@@ -237,7 +206,7 @@ def limits(
             f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
             f"up to {EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
         )
-    if is_site_known:
+    if site is None:
         return
     if options.requeue and site.requeues is False:
         yield (

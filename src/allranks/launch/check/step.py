@@ -48,6 +48,7 @@ from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal, UsageError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.model.text import as_utf8
 from allranks.model.world import World
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called
@@ -57,7 +58,7 @@ from allranks.preflight.judge import Observations
 from allranks.preflight.rollcall import dismiss
 from allranks.report.rundir import RunDir
 from allranks.report.text import count_of, say
-from allranks.wire.protocol import Goodbye, as_utf8
+from allranks.wire.protocol import Goodbye
 from allranks.wire.secret import SECRET_VARIABLE
 
 ORDER_VARIABLE = "ALLRANKS_CHECK"

@@ -105,7 +105,7 @@ class Leader(Reports):
             self._ask(meant.ending, meant.line, signum=signum if signum == SAVE_SIGNAL else 0, until_s=until_s)
         else:
             self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
-            if this.decision is not None and this.decision.restarts:
+            if this.decision.restarts:
                 this.asked = meant.ending
 
     # Running
@@ -139,7 +139,7 @@ class Leader(Reports):
 
     def _judge(self, now_s: float) -> None:
         signum, this = self.interrupted_by, self._generation
-        if signum is not None and this.asked is None and (this.is_cut_short or not self._unanswered):
+        if signum is not None and this.asked is None and (this.is_cut_short or signum not in self._unanswered):
             self._stop(Decision(), now_s, signum=signum)
         elif self._guard.is_all_well:
             self._stop(Decision(restarts=this.asked is Ending.SAVE_AND_GROW and not self.is_finished), now_s)
@@ -199,7 +199,6 @@ class Leader(Reports):
 
     def _await_stopped(self, now_s: float) -> None:
         own, this, running = self._terms.own, self._generation, self._members.running
-        assert this.decision is not None
         # Who is away may come back: to go on, or to hear how the job has ended.
         if (running or self._members.away) and now_s < self._deadline_s:
             return
@@ -220,11 +219,11 @@ class Leader(Reports):
             self._say(this.decision.note)
         if self.interrupted_by is not None or self.is_leaving or not this.decision.restarts:
             self._conclude()
-        elif not self._members.have_majority(without=this.without):
+        elif not self._members.have_majority(without=this.decision.without):
             self._give_way()
         else:
-            self._leave_out(this.without)
-            if own in this.without:
+            self._leave_out(this.decision.without)
+            if own in this.decision.without:
                 self._resign()
             else:
                 self._look(now_s)
@@ -337,15 +336,15 @@ class Leader(Reports):
 
     def _give_up(self, exit_code: int, *findings: Finding) -> None:
         self._pronounce(findings)
-        self._generation.judged, self._generation.decision = Judged(findings=findings, exit_code=exit_code), None
+        self._generation.judged = Judged(findings=findings, exit_code=exit_code)
+        self._generation.decision = Decision(exit_code=exit_code)
         self._conclude()
 
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
         this, terms = self._generation, self._terms
         self.is_to_requeue = self.is_leaving and this.asked is Ending.SAVE_AND_REQUEUE
-        is_loop = this.decision is not None and this.decision.is_crash_loop and self.interrupted_by is None
-        if is_loop and this.judged is not None:
+        if this.decision.is_crash_loop and this.judged is not None and self.interrupted_by is None:
             this.judged = outcome.loop_of(this.judged, self._history.crashes[-1].step)
             self._pronounce(this.judged.findings[:1])
         exit_code, findings = self._outcome()
@@ -354,7 +353,9 @@ class Leader(Reports):
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
         is_cut_off = not (self._guard.is_all_well or self._members.have_majority())
         self._goodbye = Goodbye(exit_code=exit_code, summary=outcome.summarize(self.verdict), is_cut_off=is_cut_off)
-        self._send(self._goodbye, self._members.nodes)
+        self._send(self._goodbye, self._members.here)
+        for index, node in self._members.waiting.items():
+            self._part(index, node.card.generation)
 
     def _outcome(self) -> tuple[int, tuple[Finding, ...]]:
         """Return the job's exit code, and the findings that explain it."""
@@ -362,9 +363,9 @@ class Leader(Reports):
         if self.interrupted_by is not None:
             return exit_for_signal(self.interrupted_by), ()
         if judged is None:
-            return int(Exit.OK if self._guard.is_all_well else (decision and decision.exit_code) or Exit.UNKNOWN), ()
-        decides = decision is not None and (not decision.restarts or self.is_to_requeue)
-        return decision.exit_code if decision and decides else judged.exit_code, judged.findings
+            return int(Exit.OK if self._guard.is_all_well else decision.exit_code or Exit.UNKNOWN), ()
+        decides = not decision.restarts or self.is_to_requeue
+        return decision.exit_code if decides else judged.exit_code, judged.findings
 
     def _tell_end(self, joined: events.Joined) -> None:
         """An agent connects when the job is over: one that had workers of it hears how it ended."""
@@ -374,7 +375,12 @@ class Leader(Reports):
             self._do(events.Reject(connection=number, reason="the job is over"))
         else:
             self._do(events.Accept(connection=number, node=node))
-            if self._goodbye.is_cut_off and len(self._members.group) > 2:  # it looks on: the others may go on with it
-                self._do(events.Disconnect(node=node))
-            else:
-                self._send(self._goodbye, [node])
+            self._part(node, joined.card.generation)
+
+    def _part(self, index: int, generation: int) -> None:
+        """Tell a node that is no member how the job ended; where the others may go on with it, it looks for them."""
+        assert self._goodbye is not None
+        if self._goodbye.is_cut_off and generation >= 0 and len(self._members.group) > 2:
+            self._do(events.Disconnect(node=index))
+        else:
+            self._send(self._goodbye, [index])

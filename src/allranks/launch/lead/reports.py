@@ -35,7 +35,7 @@ class Generation:
     plan: Plan
     began_s: float
     judged: Judged | None = None
-    decision: Decision | None = None
+    decision: Decision = field(default_factory=Decision)
     asked: Ending | None = None
     """Why all ranks were ordered to save and leave; None: they were not, or they are ended without that."""
     asked_until_s: float | None = None
@@ -51,11 +51,6 @@ class Generation:
         """0, and one more after each restart."""
         return self.plan.generation
 
-    @property
-    def without(self) -> frozenset[int]:
-        """Nodes that are left out of the next generation."""
-        return self.decision.without if self.decision is not None else frozenset()
-
 
 class Reports:
     """A leader's knowledge of its job.
@@ -67,14 +62,7 @@ class Reports:
     """
 
     def __init__(
-        self,
-        terms: Terms,
-        *,
-        guard: Guard,
-        past: Past,
-        nodes: Mapping[int, Node],
-        plan: Plan,
-        now_s: float,
+        self, terms: Terms, *, guard: Guard, past: Past, nodes: Mapping[int, Node], plan: Plan, now_s: float
     ) -> None:
         self.phase = Phase.RUNNING
         self.verdict: Verdict | None = None
@@ -255,7 +243,7 @@ class Reports:
         if index in members.waiting:
             self._say(f"{members.name_of(index)} joined, then disconnected")
             members.remove(index)
-        elif index in self._generation.without:
+        elif index in self._generation.decision.without:
             self._lose(index, reason, lost.now_s)
         else:
             self._suspect(index, reason, lost.now_s)

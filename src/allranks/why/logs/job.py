@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from allranks.host.run import run_command
-from allranks.host.slurm import JobState, find_jobs, find_old_jobs
+from allranks.host.slurm import JobState, fill_pattern, find_jobs, find_old_jobs
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.rundir import as_file_name
 from allranks.why.logs.sources import Source, find_paths, identify, look_at
@@ -141,27 +141,13 @@ def expand_pattern(pattern: str, job: JobState) -> str:
     >>> expand_pattern("logs/%x_%A_%a.%t.out", JobState(id="12_3", name="train", state=""))
     'logs/train_12_3.*.out'
 
-    Source: sbatch(1) and srun(1), "filename pattern", SLURM 25.05. The raw id of an array's task is not known here.
+    The raw id of an array's task is not known here.
     """
     base, _, task = job.id.partition("_")
-    has_task, is_single = task.isdecimal(), base.isdecimal() and not task
-    known = {
-        "A": base if base.isdecimal() else None,
-        "a": task if has_task else None,
-        "j": base if is_single else None,
-        "x": job.name or None,
-        "u": job.user or None,
-        "%": "%",
-    }
-
-    def fill(mark: str) -> str:
-        value = known.get(mark[-1]) if mark.startswith("%") else None
-        if value is None:
-            return "*"
-        return glob.escape(value.zfill(int(mark[1:-1] or 0)) if value.isdecimal() else value)
-
-    parts = re.split(r"(%\d{0,2}[A-Za-z%]|\$\{\w+\}|\$\w+)", pattern)
-    return "".join(fill(part) if i % 2 else glob.escape(part) for i, part in enumerate(parts))
+    numbers = {"A": base, "a": task, "j": "" if task else base}
+    known = {mark: number for mark, number in numbers.items() if number.isdecimal()}
+    known |= {"x": glob.escape(job.name), "u": glob.escape(job.user)}
+    return fill_pattern(re.sub(r"\$(\{\w+\}|\w+)", "*", glob.escape(pattern)), known)
 
 
 def _usual_patterns(jobs: Iterable[JobState], job_id: str) -> list[str]:

@@ -1,0 +1,21 @@
+"""What other machines and programs say, as it can be sent and printed."""
+
+from __future__ import annotations
+
+
+def as_utf8(text: str) -> str:
+    """Return a text that can be encoded: bytes of a file name that are no UTF-8 become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def as_one_line(text: str, *, at_most: int = 300) -> str:
+    """Return what somebody else said as one short line that a terminal bears: control characters become escapes."""
+    shown = text[:at_most]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
+    return shown if max(len(shown), len(text)) <= at_most else f"{shown[: at_most - 3]}..."
+
+
+def plain_address(address: str) -> str:
+    """Return an address as people write it: IPv4 out of its IPv6 clothes, without a scope."""
+    return address.removeprefix("::ffff:").partition("%")[0]
