@@ -13,7 +13,6 @@ of its pair. A node that sent nothing has no reports; the reports of its partner
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import signal
@@ -113,8 +112,11 @@ class Meeting:
 
     @property
     def busbw_gb_s(self) -> float:
-        """Bus bandwidth in gigabytes (1e9) a second."""
-        return bus_bandwidth_gb_s(self.size_bytes, self.time_s, 2)
+        """Bus bandwidth in gigabytes (1e9) a second: between two ranks, every byte crosses the wire once.
+
+        Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth", AllReduce.
+        """
+        return self.size_bytes / self.time_s / 1e9
 
     @property
     def of_link(self) -> float | None:
@@ -137,25 +139,6 @@ def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
             link_gb_s = min(speeds[node] for node in pair) or None
             meetings.append(Meeting(backend, number, pair, ends, link_gb_s, size_bytes, time_s))
     return meetings
-
-
-def bus_bandwidth_gb_s(size_bytes: int, time_s: float, num_ranks: int) -> float:
-    """Bus bandwidth of an all-reduce, comparable across world sizes.
-
-    Every byte crosses the wire 2 (n - 1) / n times, whatever the algorithm: for two ranks once.
-
-    Args:
-        size_bytes: payload per rank, not the sum over ranks.
-        time_s: wall time of one call, on the slowest rank.
-    Returns:
-        Gigabytes (1e9) per second.
-    Raises:
-        ValueError: time_s is not positive.
-    Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth", AllReduce.
-    """
-    if time_s <= 0:
-        raise ValueError(f"an all-reduce that took {time_s} s: expected more than 0")
-    return size_bytes / time_s * 2 * (num_ranks - 1) / num_ranks / 1e9
 
 
 @dataclass(slots=True)
@@ -210,19 +193,15 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     check_one_agent_per_node(world_from_env(env))
     node = name_of(env)
     send(node, "here")
-    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")]
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py"), json.dumps(work_of(order, node))]
     dies_with_us = die_with_parent(signal.SIGKILL)
     with subprocess.Popen(
-        command, env=dict(env), stdin=pipe, stdout=pipe, stderr=nowhere, preexec_fn=dies_with_us
+        command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=dies_with_us
     ) as child:
         killer = threading.Timer(order.deadline_s, child.kill)
         killer.start()
         try:
-            assert child.stdin is not None
             assert child.stdout is not None
-            with contextlib.suppress(BrokenPipeError), child.stdin:
-                child.stdin.write(json.dumps(work_of(order, node)).encode())
             for line in child.stdout:
                 send(node, "pair", msgspec.Raw(line))
             send(node, "done")
@@ -232,7 +211,7 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
 
 
 def work_of(order: PairOrder, node: str) -> dict[str, Any]:
-    """Return the input of join/pair.py on one node: its pairs, in the order of the rounds. Pure."""
+    """Return the order of join/pair.py on one node: its pairs, in the order of the rounds. Pure."""
     work = [
         {
             "step": order.backends.index(each.backend) * len(order.rounds) + each.round,
