@@ -111,7 +111,7 @@ def check(
         from allranks.cli.checkpoints import check_checkpoints
 
         return check_checkpoints(checkpoints, as_json=as_json)
-    from allranks.launch.check.outcome import DEEP, choose_checks
+    from allranks.launch.check.outcome import choose_checks
     from allranks.launch.check.where import Asked
 
     wanted = choose_checks(_split(select), _split(ignore))
@@ -120,11 +120,11 @@ def check(
         return Exit.OK
     if is_exclude_list and (as_json or verbose):
         raise UsageError("--exclude-list prints only names of nodes: remove --json and --verbose")
-    if not is_deep and {cause.id for cause in wanted} <= set(DEEP):
+    if not is_deep and all(cause.deep for cause in wanted):
         raise UsageError(f"--select {wanted[0].id}: this check runs only with --deep")
     loaded = load_cluster(cluster_file)
     view = _View(
-        wanted=tuple(cause for cause in wanted if is_deep or cause.id not in DEEP),
+        wanted=tuple(cause for cause in wanted if is_deep or not cause.deep),
         ignored=_ids(ignore),
         is_exclude_list=is_exclude_list,
         is_verbose=verbose,

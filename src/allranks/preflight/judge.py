@@ -33,7 +33,7 @@ MAX_EVIDENCES = 24
 MAX_EVIDENCE = 4000
 MAX_TEXT = 1000
 """Characters of a message, a fix."""
-NOTHING = "nothing to compare"
+ALONE, NOTHING = "one node alone", "nothing to compare"
 """Why a comparison of nodes says nothing about one: no GPU, no RDMA device."""
 
 
@@ -245,9 +245,10 @@ class _Bench:
         compared = compare_values(cause, alike) if is_compared(cause) else None
         if surveyed is not None or compared is not None:
             found += [*(surveyed or ()), *(compared or ())]
+            passed = (Status.PASS, "") if surveyed is not None or len(cards) > 1 else (Status.SKIP, ALONE)
             for card in cards:
                 is_seen = surveyed is not None or card.host in alike
-                statuses.setdefault(card.host, (Status.PASS, "") if is_seen else (Status.SKIP, NOTHING))
+                statuses.setdefault(card.host, passed if is_seen else (Status.SKIP, NOTHING))
         # A check that breaks half-way has found nothing: all messages first.
         is_bad = (Status.FAIL, Status.WARN)
         notes = [cause.find(each).message if each.status in is_bad else each.note for _, each in found]

@@ -24,13 +24,13 @@ from statistics import median
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause, failed, warned
 from allranks.launch.check.collective import End, Meeting, PairOrder, Report, Told, list_meetings
-from allranks.launch.check.outcome import ALONE, Outcome, add_more
+from allranks.launch.check.outcome import Outcome, add_more
 from allranks.launch.check.step import Held
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
-from allranks.preflight.judge import name_nodes
+from allranks.preflight.judge import ALONE, name_nodes
 from allranks.preflight.matchings import matchings
 from allranks.preflight.networks import list_subnets
 

@@ -19,28 +19,9 @@ from allranks.launch.check.step import Held, name_at
 from allranks.model.errors import Exit, HostlistError, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import expand_hosts
-from allranks.preflight.judge import judge, name_nodes
+from allranks.preflight.judge import ALONE, judge, name_nodes
 from allranks.preflight.symptoms import has_tried_large, is_untried
 
-PRESENCE = {
-    "AR001": "by the roll call: a node does not answer",
-    "AR012": "by the roll call: a node answers, then disconnects",
-    "AR404": "by the roll call: a node belongs to an earlier attempt",
-    "AR217": "by the roll call: a node's own kernel blocks its connections",
-    "AR405": "by the roll call: a node joins twice",
-    "AR406": "by the roll call: a node does not belong to this check",
-    "AR512": "by the roll call: a node reports that it cannot take part",
-}
-"""What the roll call itself finds, without a probe: id -> how."""
-DEEP = {
-    "AR403": "by --deep: Gloo between pairs of nodes",
-    "AR416": "by --deep: NCCL between pairs of nodes",
-    "AR417": "by --deep: bandwidth of pairs of nodes, compared",
-}
-"""What only real collectives find: id -> how."""
-# Same words as in causes.catalogue.ways_to_find.
-ON_EACH_NODE, COMPARED = "on each node", "compared on all nodes"
-ALONE = "one node alone"
 _ALWAYS = frozenset(("AR001", "AR012", "AR512"))
 """Always included: without an answer of the node, no other check has a result."""
 _WORST_FIRST = (Status.FAIL, Status.CRASH, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
@@ -65,8 +46,11 @@ def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
     """Return every cause that a check can find, by id, and how: `on each node`, `between pairs of nodes`."""
     found = {}
     for cause in all_causes():
-        ways = [way for way in ways_to_find(cause) if way != "in logs"]
-        ways += [table[cause.id] for table in (PRESENCE, DEEP) if cause.id in table]
+        ways = [
+            f"{way}: {what.rstrip('.')}" if way.startswith("by ") else way
+            for way, what in ways_to_find(cause).items()
+            if way != "in logs"
+        ]
         if ways and not cause.is_outcome:
             found[cause.id] = (cause, tuple(ways))
     return found
@@ -113,7 +97,7 @@ def judge_check(
     terms = msgspec.structs.replace(held, ignored=frozenset(cause.id for cause in all_causes()) - looked_for)
     judgement = judge(held.seen, terms, causes=[cause for cause in wanted if cause.id in looked_for])
     names = name_nodes(held.seen.cards)
-    results = [_as_seen(result, held) for result in judgement.results]
+    results = [*judgement.results]
     for cause in (each for each in all_causes() if each.id in chosen):
         for index, name in names.items():
             cell = (Status.SKIP, skipped[cause.id]) if cause.id in skipped else _between_nodes(held, cause, index)
@@ -173,15 +157,6 @@ def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
     return names, left
 
 
-def _as_seen(result: Result, held: Held) -> Result:
-    """A pass counts only if something was examined: on a single node nothing is compared."""
-    ways = checks()[result.cause[:5]][1]
-    is_alone = held.num_nodes == 1 and COMPARED in ways and ON_EACH_NODE not in ways
-    if not is_alone or result.status is not Status.PASS:
-        return result
-    return msgspec.structs.replace(result, status=Status.SKIP, note=ALONE)
-
-
 def _named(finding: Finding) -> list[str]:
     """Return the nodes that a finding names; for a link, its text."""
     text = finding.node or ""
@@ -195,11 +170,11 @@ def _between_nodes(held: Held, cause: type[Cause], index: int) -> tuple[Status, 
     """Return a cell that no node report fills: whether a node answered, and what its pair tests showed."""
     if cause.id in _ALWAYS:
         return Status.PASS, ""
-    if cause.id not in PRESENCE and not cause.symptoms:
+    if not cause.roll_call and not cause.symptoms:
         return None
     if held.num_nodes == 1:
         return Status.SKIP, ALONE
-    if cause.id in PRESENCE:
+    if cause.roll_call:
         return Status.PASS, ""
     if held.seen.cards[index].problem is not None:
         return Status.SKIP, "the node cannot take part in the tests"
