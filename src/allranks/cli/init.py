@@ -85,20 +85,22 @@ def init(
 
 def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
     """Return the nodes to examine, and what SLURM says about them."""
+    from allranks.host.slurm import NodeState, list_nodes
     from allranks.host.slurm_site import Site, read_site
     from allranks.launch.check.describe import Surroundings
-    from allranks.launch.check.where import ask_sinfo
 
     if not (asked.is_any or os.environ.get("SLURM_JOB_ID")) and shutil.which("sinfo") is None:
         return None, _nothing_around()
     in_job = os.environ.get("SLURM_JOB_ID")
     partition, reason = asked.partition, "given by --partition"
-    default, promised = None, dict[str, int]()
+    nodes: tuple[NodeState, ...] = ()
     try:
-        default, promised = ask_sinfo(os.environ)
-    except AllranksError:
+        nodes = list_nodes()
+    except AllranksError as exc:
         if partition is None and not in_job:
-            raise
+            raise type(exc)(f"{exc}; to examine only this machine: --standalone") from exc
+    default = next((each[:-1] for node in nodes for each in node.partitions if each.endswith("*")), None)
+    promised = {node.name: node.num_gpus for node in nodes}
     if partition is None:
         found = os.environ.get("SLURM_JOB_PARTITION") if in_job else default
         partition, reason = found, "partition of the job that this ran in" if in_job else "SLURM's default"

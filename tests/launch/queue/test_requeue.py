@@ -63,7 +63,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def partition(slurm: FakeSlurm) -> FakeSlurm:
-    slurm.answer("sinfo", out="".join(f"{name}{F}mixed{F}none\n" for name in SIX))
+    slurm.answer("sinfo", out="".join(f"{name}{F}mixed{F}none{F}main*{F}(null)\n" for name in SIX))
     slurm.answer("scontrol", "show job 12", out=show_job(nodes="n[1-2]"))
     slurm.answer("scontrol", "requeue", out="")
     slurm.answer("scontrol", "update", out="")
