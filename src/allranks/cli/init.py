@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.check import find_place, look_at, node_options
+from allranks.cli.check import find_place, look_at, node_options, with_join
 from allranks.cli.options import json_option
 from allranks.config.file import parse_cluster
 from allranks.model.cluster import Cluster
@@ -61,7 +61,7 @@ def init(
     if standalone and asked.is_any:
         raise UsageError("init: --standalone examines only this machine: remove --nodes, --partition and --nodelist")
     place, around = (None, _nothing_around()) if standalone else _choose(asked)
-    held = look_at(place, Cluster(), join_s=join_s, queue_s=queue_s)
+    held = look_at(place, with_join(Cluster(), join_s), queue_s=queue_s)
     around = replace(around, silent=_silent(held), waited_s=join_s)
     cards = [held.seen.cards[index] for index in sorted(held.seen.cards)]
     title, tables = describe_cluster(cards, around)

@@ -55,9 +55,10 @@ from allranks.preflight.datapath import data_path_of_cluster
 from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations
 from allranks.preflight.rollcall import dismiss
+from allranks.preflight.roster import with_problem
 from allranks.report.rundir import RunDir
 from allranks.report.text import count_of, say
-from allranks.wire.protocol import Goodbye, as_utf8
+from allranks.wire.protocol import Goodbye
 from allranks.wire.secret import SECRET_VARIABLE
 
 ORDER_VARIABLE = "ALLRANKS_CHECK"
@@ -79,7 +80,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     """What the starter tells the members of a check."""
 
     cluster: Cluster
-    join_s: float
     directory: str = ""
     """Where the leader announces itself; its starter creates and removes it. Empty: it is found by name only."""
 
@@ -153,7 +153,7 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
         AllranksError: no node answered.
     """
     require_slurm("srun", env)
-    check_signals = SignalInbox().check
+    check_signals, join_s = SignalInbox().check, order.cluster.guard.join_s
     with announcement_directory(DIRECTORY_PREFIX + secrets.token_hex(8), Path.cwd, Path.home) as directory:
         order = msgspec.structs.replace(order, directory=directory)
         with start_members(place, order, env) as steps:
@@ -162,13 +162,13 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
                 heard.take,
                 is_complete=heard.is_complete,
                 first_s=queue_s,
-                next_s=order.join_s * 4 / 3 + SILENCE_S,
+                next_s=join_s * 4 / 3 + SILENCE_S,
                 describe_wait=lambda waited_s: _describe_wait(heard, place, waited_s),
                 say=say,
                 check_signals=check_signals,
             )
     if heard.here:
-        return sum_up(heard, place.num_nodes, waited_s=order.join_s)
+        return sum_up(heard, place.num_nodes, waited_s=join_s)
     if not is_answered:
         raise AllranksError(
             f"SLURM has not started {place.describe()} within {queue_s:.0f} s{heard.because}; "
@@ -270,9 +270,7 @@ def take_part(
         AllranksError: this is no task that can take part in a check.
     """
     check_one_agent_per_node(world)
-    check_signals = SignalInbox().check
-    guard = msgspec.structs.replace(order.cluster.guard, join_s=order.join_s)
-    cluster = msgspec.structs.replace(order.cluster, guard=guard)
+    check_signals, cluster = SignalInbox().check, order.cluster
     if world.num_nodes == 1:
         return look_here(cluster, env)
     facts = read_facts(env)
@@ -285,14 +283,13 @@ def take_part(
     applicant = apply(plan, run_dir, env, facts=read, check_signals=check_signals)
     # A check has no earlier attempt.
     applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)
-    try:
-        with Entry(applicant) as entry:
+    with Entry(applicant) as entry:
+        try:
             called = entry.take_part()
-    except StoppedBySignal:
-        raise
-    except AllranksError as exc:
-        card = hold_alone(cluster, facts, read()).seen.cards[0]
-        return with_problem(msgspec.structs.replace(card, node_index=plan.node_index), exc)
+        except StoppedBySignal:
+            raise
+        except AllranksError as exc:
+            return entry.card(problem=exc)
     if not isinstance(called, Called):
         assert isinstance(called, Goodbye)
         return called
@@ -355,13 +352,3 @@ def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:
         facts=read,
     )
     return Held(seen=Observations(cards={0: with_problem(card, problem)}), num_nodes=1, node_names=(facts.host,))
-
-
-def with_problem(card: Card, problem: AllranksError | None) -> Card:
-    """Return a node report with this reason why the node cannot take part; None: it can."""
-    return msgspec.structs.replace(
-        card,
-        problem=as_utf8(str(problem)) if problem else None,
-        problem_exit=problem.exit_code if problem else 0,
-        problem_finding=problem.finding if problem else None,
-    )
