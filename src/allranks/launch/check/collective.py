@@ -94,6 +94,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a matmul, one entry per GPU."""
 
 
+NO_REPORT = Report(status="failed", what="it did not finish the collective")
+
+
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """One pair in one round with one backend."""
@@ -101,8 +104,8 @@ class Meeting:
     backend: str
     round: int
     nodes: tuple[str, str]
-    ends: tuple[Report | None, ...]
-    """The reports of both nodes; None if one sent none."""
+    ends: tuple[Report, ...]
+    """The reports of both nodes."""
     link_gb_s: float | None
     """Speed of the slower of the two data interfaces; None if one of them reports no speed."""
     size_bytes: int
@@ -131,8 +134,8 @@ def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     meetings = []
     for backend, (number, pairs) in itertools.product(order.backends, enumerate(order.rounds)):
         for pair in pairs:
-            ends = tuple(said.get((backend, number, node)) for node in pair)
-            done = [each for each in ends if each and each.status == "ok" and each.payload_s]
+            ends = tuple(said.get((backend, number, node), NO_REPORT) for node in pair)
+            done = [each for each in ends if each.status == "ok" and each.payload_s]
             is_measured = len(done) == 2 and done[0].payload_bytes == done[1].payload_bytes
             size_bytes = done[0].payload_bytes if is_measured else 0
             time_s = max(each.payload_s or 0.0 for each in done) if is_measured else 0.0
