@@ -135,7 +135,7 @@ def _nothing_around() -> Surroundings:
 
 
 def _silent(held: Held) -> tuple[str, ...]:
-    from allranks.launch.check.step import name_at
+    from allranks.preflight.judge import name_at
 
     absent = sorted({*held.seen.missing, *held.seen.left} - set(held.seen.cards))
     return tuple(name_at(held.node_names, index) for index in absent)

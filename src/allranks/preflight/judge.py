@@ -133,6 +133,11 @@ def is_compared(cause: type[Cause]) -> bool:
     return cause.alike.__func__ is not Cause.alike.__func__  # type: ignore[attr-defined]
 
 
+def name_at(names: Sequence[str], index: int) -> str:
+    """Return the name of a node that has sent no card, as the scheduler has it."""
+    return names[index] if index < len(names) else f"node rank {index}"
+
+
 def name_nodes(cards: Mapping[int, Card]) -> dict[int, str]:
     """Return a name for each node: its host, with a number where two agents share one."""
     indices = sorted(cards)
@@ -270,11 +275,11 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
     here = f"{len(seen.cards)} of {terms.num_nodes} nodes joined"
     gone = [index for index in seen.missing if index not in seen.left]
     if gone:
-        missing = _name(gone, terms)
+        missing = [name_at(terms.node_names, index) for index in gone]
         outcome = failed(what=f"the node's agent did not join within {seen.waited_s:.0f} s; {here}")
         bench.add(silent_node, missing, outcome)
     for index, reason in seen.left.items():
-        node = names.get(index) or _name([index], terms)[0]
+        node = names.get(index) or name_at(terms.node_names, index)
         bench.add(left_node, (node,), failed(reason, what="the node's agent joined the roll call, then disconnected"))
     silent = [names[index] for index in sorted(seen.silent & set(names))]
     if silent:
@@ -283,12 +288,6 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
     for stranger in seen.strangers:
         what = f"the leader rejected {stranger.host}, which tried to join"
         bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))
-
-
-def _name(indices: Sequence[int], terms: JobTerms) -> tuple[str, ...]:
-    if terms.node_names:
-        return tuple(terms.node_names[index] for index in indices)
-    return tuple(f"node rank {index}" for index in indices)
 
 
 def _fold(nodes: Sequence[str]) -> str:

@@ -15,11 +15,11 @@ import msgspec
 
 from allranks.causes.catalogue import all_causes, select_causes, ways_to_find
 from allranks.causes.cause import Cause, Symptom
-from allranks.launch.check.step import Held, name_at
+from allranks.launch.check.step import Held
 from allranks.model.errors import Exit, HostlistError, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import expand_hosts
-from allranks.preflight.judge import ALONE, judge, name_nodes
+from allranks.preflight.judge import ALONE, judge, name_at, name_nodes
 from allranks.preflight.symptoms import has_tried_large, is_untried
 
 _ALWAYS = frozenset(("AR001", "AR012", "AR512"))
@@ -116,12 +116,7 @@ def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Fin
     # First what stops the job: a further check runs only without it.
     findings = (*findings, *outcome.findings)
     of_findings = [
-        Result(
-            cause=finding.cause,
-            node=node,
-            status=Status.WARN if finding.severity is Severity.WARN else Status.FAIL,
-            note=finding.message,
-        )
+        Result(cause=finding.cause, node=node, status=Status(finding.severity), note=finding.message)
         for finding in findings
         for node in _named(finding)
     ]
@@ -141,16 +136,13 @@ def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
 
     A link, a partition or an undecided culprit excludes no node: a person has to decide which end to exclude.
     """
-    excluded: set[str] = set()
-    left: list[str] = []
-    for finding in outcome.findings:
-        if finding.severity is not Severity.FAIL:
-            continue
-        named = _named(finding)
-        if finding.confidence is Confidence.UNDECIDED or not named or set(named) - set(outcome.nodes):
+    excluded, left = set[str](), list[str]()
+    for finding in (each for each in outcome.findings if each.severity is Severity.FAIL):
+        named = set(_named(finding))
+        if finding.confidence is Confidence.UNDECIDED or not named or not named <= set(outcome.nodes):
             left.append(f"{finding.cause} ({finding.node or 'no node'}) excludes no node: {finding.message}")
         else:
-            excluded |= set(named)
+            excluded |= named
     names = [node for node in outcome.nodes if node in excluded]
     if names and len(names) == len(outcome.nodes):
         left.append("all checked nodes are at fault: excluding nodes does not cure it")

@@ -53,7 +53,7 @@ from allranks.model.world import World
 from allranks.preflight.called import Called
 from allranks.preflight.datapath import data_path_of_cluster
 from allranks.preflight.entry import Entry
-from allranks.preflight.judge import Observations
+from allranks.preflight.judge import Observations, name_at
 from allranks.preflight.rollcall import dismiss
 from allranks.preflight.roster import with_problem
 from allranks.report.rundir import RunDir
@@ -93,11 +93,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     store_port: int | None = None
     ignored: frozenset[str] = frozenset()
     """Ids of causes that are not reported."""
-
-
-def name_at(names: Sequence[str], index: int) -> str:
-    """Return the name of a node that may not have reported it."""
-    return names[index] if index < len(names) else f"node rank {index}"
 
 
 @dataclass(slots=True)
