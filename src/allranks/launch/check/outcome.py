@@ -86,7 +86,6 @@ def judge_check(
     """Apply the known causes to the observations.
 
     Args:
-        held: node reports, pair tests, missing nodes.
         wanted: causes to check; missing nodes are always reported.
         ignored: ids that are not reported even then.
         skipped: id -> why it cannot be judged in this check.
@@ -160,11 +159,9 @@ def _named(finding: Finding) -> list[str]:
 
 def _between_nodes(held: Held, cause: type[Cause], index: int) -> tuple[Status, str] | None:
     """Return a cell that no node report fills: whether a node answered, and what its pair tests showed."""
-    if cause.id in _ALWAYS:
-        return Status.PASS, ""
     if not cause.roll_call and not cause.symptoms:
         return None
-    if held.num_nodes == 1:
+    if held.num_nodes == 1 and cause.id not in _ALWAYS:
         return Status.SKIP, ALONE
     if cause.roll_call:
         return Status.PASS, ""

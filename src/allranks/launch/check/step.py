@@ -276,8 +276,7 @@ def take_part(
     is_shared = bool(order.directory) and (world.rank != 0 or directory.is_dir())
     run_dir = RunDir(directory if is_shared else NOWHERE, plan.job)
     applicant = apply(plan, run_dir, env, facts=read, check_signals=check_signals)
-    # A check has no earlier attempt.
-    applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)
+    applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)  # a check has no earlier attempt
     with Entry(applicant) as entry:
         try:
             called = entry.take_part()

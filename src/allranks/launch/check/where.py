@@ -75,7 +75,6 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
     """Choose the nodes to request from SLURM: the named ones, else that number, else all idle nodes.
 
     Args:
-        verb: who asks, for messages.
         list_idle: the nodes of a partition; called where the flags name neither nodes nor their number.
     Raises:
         UsageError: flags contradict each other.
