@@ -30,21 +30,11 @@ from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
 from allranks.host.slurm_command import refuse_without_cluster, require_slurm
+from allranks.launch import srun
 from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.plan import Request, plan_job
 from allranks.launch.rendezvous import apply
-from allranks.launch.srun import (
-    Parcel,
-    Steps,
-    describe_missing,
-    encode,
-    run_steps,
-    send,
-    step_command,
-    step_env,
-    words_of,
-)
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal, UsageError
@@ -113,10 +103,10 @@ class Heard:
     @property
     def because(self) -> str:
         """SLURM's reason, behind a message; empty if it gave none."""
-        said = words_of(self.words)
+        said = srun.words_of(self.words)
         return f" (SLURM: {said})" if said else ""
 
-    def take(self, parcel: Parcel) -> None:
+    def take(self, parcel: srun.Parcel) -> None:
         """Take a document of the step."""
         match parcel.kind:
             case "here":
@@ -170,7 +160,7 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
             "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"
         )
     refuse_without_cluster("srun", "\n".join(heard.words))
-    said = words_of(heard.words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
+    said = srun.words_of(heard.words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
     is_usage = any(part in said.lower() for part in _USAGE)
     hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
     raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
@@ -178,9 +168,9 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
 
 def start_members(
     place: Place, order: msgspec.Struct, env: Mapping[str, str]
-) -> contextlib.AbstractContextManager[Steps]:
+) -> contextlib.AbstractContextManager[srun.Steps]:
     """Start a step with one member per node, which carries out the order; the members share a new key."""
-    command = step_command(
+    command = srun.step_command(
         place.num_nodes,
         # Beside steps that hold all resources.
         *((f"--jobid={place.job_id}", "--overlap", "--mem=0") if place.job_id else ("--job-name=allranks-check",)),
@@ -190,8 +180,8 @@ def start_members(
         verb=("check", "--member"),
         minutes=STEP_MINUTES,
     )
-    own = {ORDER_VARIABLE: encode(order), SECRET_VARIABLE: secrets.token_hex(32)}
-    return run_steps([command], step_env(env, kept=_KEPT) | own)
+    own = {ORDER_VARIABLE: srun.encode(order), SECRET_VARIABLE: secrets.token_hex(32)}
+    return srun.run_steps([command], srun.step_env(env, kept=_KEPT) | own)
 
 
 def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
@@ -232,7 +222,7 @@ def _describe_wait(heard: Heard, place: Place, waited_s: float) -> str:
         return f"still waiting for SLURM to start {place.describe()} after {waited_s:.0f} s{heard.because}"
     late = [name_at(heard.node_names, index) for index in range(place.num_nodes) if index not in heard.here]
     if late:
-        return describe_missing(late, place.num_nodes, waited_s)
+        return srun.describe_missing(late, place.num_nodes, waited_s)
     return f"still waiting for the roll call of {place.num_nodes} nodes after {waited_s:.0f} s"
 
 
@@ -247,10 +237,10 @@ def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
 def serve(order: Order, env: Mapping[str, str]) -> None:
     """Run on one node of a check that another process started, and send it the observations; raises as `take_part`."""
     world = world_from_env(env)
-    send(str(world.rank), "here", world.hosts)
+    srun.send(str(world.rank), "here", world.hosts)
     found = take_part(order, world, env)
     if not isinstance(found, Goodbye):
-        send(str(world.rank), "held" if isinstance(found, Held) else "card", found)
+        srun.send(str(world.rank), "held" if isinstance(found, Held) else "card", found)
 
 
 def take_part(

@@ -76,15 +76,13 @@ _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead"
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """All threads that are in the same place."""
+    """All threads that are in the same place; ranks and nodes without duplicates, in order."""
 
     role: Role
     thread: str
     """Name of the thread, empty for the main one."""
     ranks: list[int] = []
-    """Without duplicates, in order."""
     nodes: list[str] = []
-    """Without duplicates, in order."""
     pids: list[tuple[str, int]] = []
     """Node and process id of each member."""
     cpu_percent: list[int] = []
