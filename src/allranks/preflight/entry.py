@@ -40,7 +40,7 @@ from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
-from allranks.preflight.roster import Terms, with_place
+from allranks.preflight.roster import Terms, with_place, with_problem
 from allranks.report.rundir import EventWriter, write_whole
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
@@ -138,7 +138,7 @@ class Entry:
             problem = mine.problem or self._make_run_dir()
             nonce = self._write_nonce()
             place = self._look_at_run_dir() if mine.run_dir.path.is_dir() else None  # a check may have none
-            card = with_place(self._card(port_holder=holder, problem=problem), place)
+            card = with_place(self.card(port_holder=holder, problem=problem), place)
             called = self._call_roll(card, listener, nonce)
             on_failure.pop_all()
             return called
@@ -150,7 +150,7 @@ class Entry:
             AllranksError: there is no leader, or it refused this node.
         """
         mine, path = self.applicant, self.applicant.run_dir.path
-        card = self._card()
+        card = self.card()
         # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
         is_speaker = not mine.is_slurm or mine.node_index == 1
         try:
@@ -345,19 +345,16 @@ class Entry:
             return facts
         return msgspec.structs.replace(facts, limits=facts.limits | {"nofile": self._max_files})
 
-    def _card(self, *, port_holder: str | None = None, problem: AllranksError | None = None) -> Card:
+    def card(self, *, port_holder: str | None = None, problem: AllranksError | None = None) -> Card:
+        """Return the report of this node; with a problem, if there is one."""
         mine = self.applicant
-        problem = problem or mine.problem
-        return Card(
+        card = Card(
             host=mine.host,
             pid=os.getpid(),
             node_index=mine.node_index,
             num_workers=mine.num_workers,
             num_gpus=mine.num_gpus,
             num_promised_gpus=mine.num_promised_gpus,
-            problem=as_utf8(str(problem)) if problem else None,
-            problem_exit=problem.exit_code if problem else 0,
-            problem_finding=problem.finding if problem else None,
             data_interface=mine.data_interface,
             data_address=mine.data_address,
             endpoint=mine.endpoint.host if mine.endpoint else None,
@@ -370,6 +367,7 @@ class Entry:
             incarnation=self._incarnation,
             facts=self._facts,
         )
+        return with_problem(card, problem or mine.problem)
 
 
 def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
