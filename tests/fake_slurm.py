@@ -87,7 +87,10 @@ class FakeSlurm:
             path.chmod(0o755)
         self.answer("scontrol", out="", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
         self.answer("sacct", out="", err="Slurm accounting storage is disabled\n", code=1)
-        self.answer("sinfo", out="node01\x1fidle\x1fnone\nnode02\x1fdown*\x1fbad NIC, see T-12\n")
+        self.answer(
+            "sinfo",
+            out="node01\x1fidle\x1fnone\x1fmain*\x1f(null)\nnode02\x1fdown*\x1fbad NIC, see T-12\x1fmain*\x1f(null)\n",
+        )
         self.answer("squeue", out="")
         self.answer("scancel", out="")
         self.answer("sbatch", "--parsable", out="12\n")

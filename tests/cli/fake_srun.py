@@ -41,10 +41,12 @@ sys.exit(max(child.wait() for child in children))
 SINFO = """\
 #!/bin/sh
 case "$*" in
-  *%G*) printf 'gpu n1 gpu:a100:4(S:0-1)\\nmain* n1 gpu:a100:4(S:0-1)\\nmain* n2 gpu:4\\n' ;;
-  *"-p nope"*) ;;
-  *) printf 'n1\\037idle\\037none\\nn2\\037idle\\037none\\nn3\\037drained\\037bad NIC\\n' ;;
+  *"-p nope"*) exit ;;
 esac
+printf 'n1\\037idle\\037none\\037gpu\\037gpu:a100:4(S:0-1)\\n'
+printf 'n1\\037idle\\037none\\037main*\\037gpu:a100:4(S:0-1)\\n'
+printf 'n2\\037idle\\037none\\037main*\\037gpu:4\\n'
+printf 'n3\\037drained\\037bad NIC\\037main*\\037(null)\\n'
 """
 SCONTROL = "#!/bin/sh\necho 'ClusterName             = ada'\n"
 

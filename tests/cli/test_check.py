@@ -15,7 +15,7 @@ from fake_srun import FakeStep
 
 from allranks.launch.check.outcome import Outcome, checks, choose_checks, judge_check, nodes_to_exclude
 from allranks.launch.check.step import Heard, Held, sum_up
-from allranks.launch.check.where import Asked, choose_in_cluster, choose_in_job, parse_sinfo
+from allranks.launch.check.where import Asked, choose_in_cluster, choose_in_job
 from allranks.model.card import Card, Facts, Interface, TestPorts
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Status
@@ -278,11 +278,6 @@ def test_a_partition_alone_means_its_idle_nodes() -> None:
     place = choose_in_cluster(Asked(nodes=4, nodelist="n1", partition="main"), verb="check", list_idle=lambda _: ())
     assert (place.num_nodes, place.names, place.pinned, place.partition) == (4, (), ("n1",), "main")
     assert place.describe() == "4 nodes of partition main"
-
-
-def test_gpus_in_slurm_s_words() -> None:
-    text = "p n1 gpu:a100:4(S:0-1),gpu:t4:2,nic:1\np n2 (null)\np n3 gpu:8\np n4 shard:gpu:3\np n5 gpu:(S:0)\n"
-    assert parse_sinfo(text)[1] == {"n1": 6, "n2": 0, "n3": 8, "n4": 0, "n5": 0}
 
 
 def test_an_order_of_another_version_is_refused(allranks: Allranks) -> None:

@@ -11,7 +11,6 @@ from fake_srun import FakeStep
 
 from allranks.config.file import parse_cluster, read_cluster
 from allranks.launch.check.describe import Surroundings, describe_cluster, reasons_of
-from allranks.launch.check.where import parse_sinfo
 from allranks.model.card import Card, Facts, Gpu, Interface, RdmaPort
 from allranks.preflight.networks import choose_network
 from allranks.report.toml import render_toml
@@ -237,11 +236,6 @@ def test_without_a_common_network_names_lead() -> None:
     assert [(each.name, each.address, each.interface) for each in cluster.node][:2] == [
         ("n1", "10.1.1.1", "eth0"), ("n2", "10.1.2.1", "eth0"),
     ]  # fmt: skip
-
-
-def test_the_default_partition_has_a_star() -> None:
-    assert parse_sinfo("gpu n1 (null)\nmain* n1 (null)\n")[0] == "main"
-    assert parse_sinfo("gpu n1 (null)\n")[0] is None
 
 
 def test_this_machine_alone(allranks: Allranks, tmp_path: Path) -> None:

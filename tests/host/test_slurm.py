@@ -141,8 +141,24 @@ def test_accounting_cuts_states_and_adds_to_them(said: str, state: str, reason: 
 
 
 def test_a_node_in_two_partitions_is_one_node() -> None:
-    text = f"n1{F}idle{F}none\nn2{F}down*{F}bad NIC, see T-12\nn1{F}idle{F}none\n"
-    assert parse_sinfo(text) == (NodeState("n1", "idle", ""), NodeState("n2", "down*", "bad NIC, see T-12"))
+    text = "".join(
+        F.join(row) + "\n"
+        for row in (
+            ("n1", "idle", "none", "gpu", "gpu:a100:4(S:0-1),gpu:t4:2,nic:1"),
+            ("n2", "down*", "bad NIC, see T-12", "main*", "(null)"),
+            ("n1", "idle", "none", "main*", "gpu:a100:4(S:0-1),gpu:t4:2,nic:1"),
+        )
+    )
+    assert parse_sinfo(text) == (
+        NodeState("n1", "idle", "", ("gpu", "main*"), 6),
+        NodeState("n2", "down*", "bad NIC, see T-12", ("main*",)),
+    )
+
+
+@pytest.mark.parametrize(("resources", "num_gpus"), [("gpu:8", 8), ("shard:gpu:3", 0), ("gpu:(S:0)", 0)])
+def test_gpus_in_slurm_s_words(resources: str, num_gpus: int) -> None:
+    (node,) = parse_sinfo(F.join(("n1", "idle", "none", "main*", resources)))
+    assert node.num_gpus == num_gpus
 
 
 @pytest.mark.parametrize(

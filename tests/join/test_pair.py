@@ -32,19 +32,15 @@ def port() -> int:
 
 
 def start(*pairs: dict[str, Any], start_s: float = IMPORT_S, pair_s: float = 60.0, timeout_s: float = 30.0, **env: str):  # type: ignore[no-untyped-def]
-    process = subprocess.Popen(
-        [sys.executable, str(SCRIPT)],
+    order = json.dumps({"work": pairs, "start_s": start_s, "pair_s": pair_s, "timeout_s": timeout_s})
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), order],
         env=clean_env(os.environ, **env),
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
         start_new_session=True,
     )
-    assert process.stdin is not None
-    json.dump({"work": pairs, "start_s": start_s, "pair_s": pair_s, "timeout_s": timeout_s}, process.stdin)
-    process.stdin.close()
-    return process
 
 
 def pair(peer: str, *, rank: int, port: int, step: int = 0, interface: str = "lo") -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.check.collective import End, Meeting, PairOrder, Report, bus_bandwidth_gb_s, list_meetings
+from allranks.launch.check.collective import End, Meeting, PairOrder, Report, list_meetings
 from allranks.launch.check.deep import compare, describe_speed, find_slow
 from allranks.model.finding import Confidence, Severity
 from allranks.preflight.matchings import matchings
@@ -27,14 +27,8 @@ def carry(
     return compare(meetings)
 
 
-@pytest.mark.parametrize(("num_ranks", "busbw"), [(2, 1.0), (4, 1.5), (8, 1.75)])
-def test_bus_bandwidth_is_that_of_nccl_tests(num_ranks: int, busbw: float) -> None:
-    assert bus_bandwidth_gb_s(2 * GB, 2.0, num_ranks) == busbw
-
-
-def test_no_time_is_no_bandwidth() -> None:
-    with pytest.raises(ValueError, match="expected more than 0"):
-        bus_bandwidth_gb_s(GB, 0.0, 2)
+def test_bus_bandwidth_of_two_ranks_is_that_of_nccl_tests() -> None:
+    assert Meeting("gloo", 0, ("n1", "n2"), (), None, size_bytes=2 * GB, time_s=2.0).busbw_gb_s == 1.0
 
 
 NODE_3 = [("n3", Severity.FAIL, Confidence.LIKELY)]

@@ -240,7 +240,7 @@ def test_patterns_of_sbatch_are_filled_in(pattern: str, options: SbatchOptions, 
 def test_nodes_out_of_service_are_folded_by_reason(slurm: FakeSlurm, allranks: Allranks) -> None:
     nodes = [(f"n{i:02}", "down*", "Not responding") for i in (1, 2, 3)]
     nodes += [("n04", "drained", "disk"), ("n05", "idle", "none")]
-    slurm.answer("sinfo", out="".join("\x1f".join(node) + "\n" for node in nodes))
+    slurm.answer("sinfo", out="".join("\x1f".join((*node, "main*", "(null)")) + "\n" for node in nodes))
     slurm.answer("scontrol", out=show_job(state="PENDING", reason="Nodes_required_for_job_are_DOWN", nodes=""))
     assert "  nodes     n[01-03] down: Not responding; n04 drained: disk\n" in allranks("status", "12").stdout
 

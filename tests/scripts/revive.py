@@ -19,7 +19,7 @@ if world.node_index == 0:
     end_s = time.monotonic() + 100
     while not (where / "done").exists() and time.monotonic() < end_s:
         for path in where.glob("lost.*"):
-            revivals.expect(path.suffix[1:], seat=2)
+            revivals.expect(path.suffix[1:], node_index=2)
             path.unlink()
         for line in revivals.turn(time.monotonic()):
             print(line, flush=True)

@@ -94,6 +94,10 @@ def ways_to_find(cause: type[Cause]) -> dict[str, str]:
             ways[way] = (inspect.getdoc(hook) or "").partition("\n")[0]
     if cause.symptoms:
         ways["between pairs of nodes"] = f"{', or '.join(symptom.words for symptom in cause.symptoms)}."
+    if cause.roll_call:
+        ways["by the roll call"] = f"{cause.roll_call}."
+    if cause.deep:
+        ways["by --deep"] = f"{cause.deep}."
     if cause.signs:
         count = len(cause.signs)
         ways["in logs"] = f"{count} pattern{'s' if count > 1 else ''} of lines."

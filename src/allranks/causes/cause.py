@@ -17,7 +17,7 @@ A cause is looked for in up to four ways; each is a pure function of cards, so t
     alike(card)      what must be the same on all nodes: the majority is right, the odd nodes are the culprits
     survey(cards)    what only shows when the cards of all nodes lie side by side: the same name twice
     symptoms         how it shows between two nodes (preflight.mesh measures, preflight.blame names the culprit)
-and `signs` show it in logs and at run time (causes/sign.py).
+and `signs` show it in logs and at run time (causes/sign.py). `roll_call` and `deep` say what else of a check finds it.
 
 Outcomes (healthy, silent-hang, collective-timeout, user-code-error) are no causes: they have no probe, no fault and no
 fix (`is_outcome`).
@@ -117,6 +117,10 @@ class Cause:
     """75 where leaving the node out cures it, else 78."""
     is_outcome: ClassVar[bool] = False
     symptoms: ClassVar[tuple[Symptom, ...]] = ()
+    roll_call: ClassVar[str] = ""
+    """How the roll call itself finds it, without a look at cards: a node does not answer."""
+    deep: ClassVar[str] = ""
+    """Which real collectives find it (`allranks check --deep`)."""
     also: ClassVar[tuple[str, ...]] = ()
     """Ids of causes whose signs these lines may be, too."""
     signs: ClassVar[tuple[Sign, ...]] = ()

@@ -111,7 +111,7 @@ def check(
         from allranks.cli.checkpoints import check_checkpoints
 
         return check_checkpoints(checkpoints, as_json=as_json)
-    from allranks.launch.check.outcome import DEEP, choose_checks
+    from allranks.launch.check.outcome import choose_checks
     from allranks.launch.check.where import Asked
 
     wanted = choose_checks(_split(select), _split(ignore))
@@ -120,11 +120,11 @@ def check(
         return Exit.OK
     if is_exclude_list and (as_json or verbose):
         raise UsageError("--exclude-list prints only names of nodes: remove --json and --verbose")
-    if not is_deep and {cause.id for cause in wanted} <= set(DEEP):
+    if not is_deep and all(cause.deep for cause in wanted):
         raise UsageError(f"--select {wanted[0].id}: this check runs only with --deep")
     loaded = load_cluster(cluster_file)
     view = _View(
-        wanted=tuple(cause for cause in wanted if is_deep or cause.id not in DEEP),
+        wanted=tuple(cause for cause in wanted if is_deep or not cause.deep),
         ignored=_ids(ignore),
         is_exclude_list=is_exclude_list,
         is_verbose=verbose,
@@ -132,14 +132,15 @@ def check(
         data=loaded.cluster.network.data or ("cluster.toml" if loaded.cluster.node else ""),
         began_s=time.monotonic(),
     )
+    cluster = with_join(loaded.cluster, join_s)
     asked = Asked(**flags)
     world = world_from_env(os.environ, given=Given(is_alone=True))
     if world.launcher is Launcher.SLURM and not asked.is_any:
         if is_deep:
             raise UsageError("--deep starts its own job steps: run it in the allocation, without srun")
-        return _in_step(loaded.cluster, world, join_s=join_s, view=view)
+        return _in_step(cluster, world, view=view)
     place = find_place(asked, os.environ, verb="check")
-    held = look_at(place, loaded.cluster, join_s=join_s, queue_s=queue_s)
+    held = look_at(place, cluster, queue_s=queue_s)
     # A step that asked for no cores in particular has one.
     note = "this check requested only one core per node from SLURM"
     skipped = {"AR011": note} if place and place.job_id is None else {}
@@ -147,7 +148,7 @@ def check(
     if is_deep:
         from allranks.cli.deep import look_deeper
 
-        outcome = look_deeper(place, loaded.cluster, held, outcome, wanted=wanted, queue_s=queue_s)
+        outcome = look_deeper(place, cluster, held, outcome, wanted=wanted, queue_s=queue_s)
     view.show(outcome, held)
     return outcome.exit_code
 
@@ -186,7 +187,14 @@ def _ask(slurm: Callable[[], T]) -> T:
         raise UsageError(str(exc)) from exc
 
 
-def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: float) -> Held:
+def with_join(cluster: Cluster, join_s: float) -> Cluster:
+    """Return the cluster with another time to wait for each node."""
+    from msgspec.structs import replace
+
+    return replace(cluster, guard=replace(cluster.guard, join_s=join_s))
+
+
+def look_at(place: Place | None, cluster: Cluster, *, queue_s: float) -> Held:
     """Check nodes of the cluster, or this machine.
 
     Raises:
@@ -196,7 +204,7 @@ def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: fl
 
     if place is None:
         return look_here(cluster, os.environ)
-    return check_nodes(place, Order(cluster=cluster, join_s=join_s), queue_s=queue_s, env=os.environ)
+    return check_nodes(place, Order(cluster=cluster), queue_s=queue_s, env=os.environ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,7 +350,7 @@ def _serve() -> None:
         serve_pairs(order, os.environ)
 
 
-def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
+def _in_step(cluster: Cluster, world: World, *, view: _View) -> int:
     """Check the nodes of a step that the user started: every task takes part, the first one prints."""
     from allranks.launch.check.step import Order, step_directory, take_part
     from allranks.model.card import Card
@@ -355,7 +363,7 @@ def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> i
         return outcomes[0].exit_code
 
     with step_directory(world, os.environ) as (directory, env):
-        order = Order(cluster=cluster, join_s=join_s, directory=directory)
+        order = Order(cluster=cluster, directory=directory)
         found = take_part(order, world, env, judge=judge)
     if isinstance(found, Goodbye):
         return found.exit_code

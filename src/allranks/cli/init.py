@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.check import find_place, look_at, node_options
+from allranks.cli.check import find_place, look_at, node_options, with_join
 from allranks.cli.options import json_option
 from allranks.config.file import parse_cluster
 from allranks.model.cluster import Cluster
@@ -61,7 +61,7 @@ def init(
     if standalone and asked.is_any:
         raise UsageError("init: --standalone examines only this machine: remove --nodes, --partition and --nodelist")
     place, around = (None, _nothing_around()) if standalone else _choose(asked)
-    held = look_at(place, Cluster(), join_s=join_s, queue_s=queue_s)
+    held = look_at(place, with_join(Cluster(), join_s), queue_s=queue_s)
     around = replace(around, silent=_silent(held), waited_s=join_s)
     cards = [held.seen.cards[index] for index in sorted(held.seen.cards)]
     title, tables = describe_cluster(cards, around)
@@ -85,20 +85,22 @@ def init(
 
 def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
     """Return the nodes to examine, and what SLURM says about them."""
+    from allranks.host.slurm import NodeState, list_nodes
     from allranks.host.slurm_site import Site, read_site
     from allranks.launch.check.describe import Surroundings
-    from allranks.launch.check.where import ask_sinfo
 
     if not (asked.is_any or os.environ.get("SLURM_JOB_ID")) and shutil.which("sinfo") is None:
         return None, _nothing_around()
     in_job = os.environ.get("SLURM_JOB_ID")
     partition, reason = asked.partition, "given by --partition"
-    default, promised = None, dict[str, int]()
+    nodes: tuple[NodeState, ...] = ()
     try:
-        default, promised = ask_sinfo(os.environ)
-    except AllranksError:
+        nodes = list_nodes()
+    except AllranksError as exc:
         if partition is None and not in_job:
-            raise
+            raise type(exc)(f"{exc}; to examine only this machine: --standalone") from exc
+    default = next((each[:-1] for node in nodes for each in node.partitions if each.endswith("*")), None)
+    promised = {node.name: node.num_gpus for node in nodes}
     if partition is None:
         found = os.environ.get("SLURM_JOB_PARTITION") if in_job else default
         partition, reason = found, "partition of the job that this ran in" if in_job else "SLURM's default"
@@ -133,7 +135,7 @@ def _nothing_around() -> Surroundings:
 
 
 def _silent(held: Held) -> tuple[str, ...]:
-    from allranks.launch.check.step import name_at
+    from allranks.preflight.judge import name_at
 
     absent = sorted({*held.seen.missing, *held.seen.left} - set(held.seen.cards))
     return tuple(name_at(held.node_names, index) for index in absent)

@@ -89,6 +89,10 @@ class NodeState:
     name: str
     state: str
     reason: str
+    partitions: tuple[str, ...] = ()
+    """Of those that were asked for; the default one ends with `*`."""
+    num_gpus: int = 0
+    """As SLURM configures them."""
 
     @property
     def is_available(self) -> bool:
@@ -237,7 +241,7 @@ def list_nodes(*, nodes: str = "", partition: str = "") -> tuple[NodeState, ...]
         SetupError: SLURM is not there, or does not answer.
     """
     which = ("-n", nodes) if nodes else ("-p", partition) if partition else ()
-    answer = run_slurm("sinfo", "-h", "-N", "-o", f"%N{_FIELD}%T{_FIELD}%E", *which)
+    answer = run_slurm("sinfo", "-h", "-N", "-o", _FIELD.join(("%N", "%T", "%E", "%P", "%G")), *which)
     if answer.returncode != 0:
         raise refusal_of("sinfo", words_of(answer))
     return parse_sinfo(answer.stdout)
@@ -327,9 +331,13 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
 
 
 def parse_sinfo(text: str) -> tuple[NodeState, ...]:
-    """Read lines of `list_nodes`, a node in several partitions once."""
-    rows = {row[0]: NodeState(row[0], row[1], _said(row[2])) for row in _rows(text, 3)}
-    return tuple(rows.values())
+    """Read lines of `list_nodes`, a node in several partitions once; GPUs have types, sockets: `gpu:a100:4(S:0-1)`."""
+    nodes: dict[str, NodeState] = {}
+    for name, state, reason, partition, resources in _rows(text, 5):
+        partitions = (*nodes[name].partitions, partition) if name in nodes else (partition,)
+        counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", resources)
+        nodes[name] = NodeState(name, state, _said(reason), partitions, sum(map(int, counts)))
+    return tuple(nodes.values())
 
 
 def _full_id(fields: Mapping[str, str]) -> str:

@@ -1,6 +1,6 @@
 """Run collectives between this node and another one; `allranks check --deep` starts this file on each node, by path.
 
-    echo '{"node": "node01", "work": [...]}' | python pair.py        # one line of JSON for each pair, on stdout
+    python pair.py '{"work": [...], ...}'        # one line of JSON for each pair, on stdout
 
 The work is a list of pairs, this node's own, in the order of their steps: a round with one backend. For each of them,
 in a process of its own:
@@ -46,8 +46,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Run the pairs that standard input lists."""
-    order = json.load(sys.stdin)
+    """Run the pairs that the argument lists."""
+    order = json.loads(sys.argv[1])
     began_s = time.monotonic()
     try:
         import torch

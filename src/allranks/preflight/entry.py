@@ -34,7 +34,6 @@ from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
-from allranks.model.text import as_utf8
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
@@ -42,7 +41,7 @@ from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
-from allranks.preflight.roster import Terms, with_place
+from allranks.preflight.roster import Terms, with_place, with_problem
 from allranks.report.rundir import EventWriter, write_whole
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
@@ -140,7 +139,7 @@ class Entry:
             problem = plan.problem or self._make_run_dir()
             nonce = self._write_nonce()
             place = self._look_at_run_dir() if self.run_dir.path.is_dir() else None  # a check may have none
-            card = with_place(self._card(port_holder=holder, problem=problem), place)
+            card = with_place(self.card(port_holder=holder, problem=problem), place)
             called = self._call_roll(card, listener, nonce)
             on_failure.pop_all()
             return called
@@ -152,7 +151,7 @@ class Entry:
             AllranksError: there is no leader, or it refused this node.
         """
         plan = self.plan
-        card = self._card()
+        card = self.card()
         # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
         is_speaker = not plan.is_slurm or plan.node_index == 1
         try:
@@ -350,19 +349,16 @@ class Entry:
             return facts
         return msgspec.structs.replace(facts, limits=facts.limits | {"nofile": self._max_files})
 
-    def _card(self, *, port_holder: str | None = None, problem: AllranksError | None = None) -> Card:
+    def card(self, *, port_holder: str | None = None, problem: AllranksError | None = None) -> Card:
+        """Return the report of this node; with a problem, if there is one."""
         plan, facts, path = self.plan, self.plan.facts, self.plan.data_path
-        problem = problem or plan.problem
-        return Card(
+        card = Card(
             host=facts.host,
             pid=os.getpid(),
             node_index=plan.node_index,
             num_workers=plan.num_workers,
             num_gpus=facts.num_gpus,
             num_promised_gpus=facts.num_promised_gpus,
-            problem=as_utf8(str(problem)) if problem else None,
-            problem_exit=problem.exit_code if problem else 0,
-            problem_finding=problem.finding if problem else None,
             data_interface=path.interface if path else None,
             data_address=path.address if path else None,
             endpoint=plan.endpoint.host if plan.endpoint else None,
@@ -375,6 +371,7 @@ class Entry:
             incarnation=self._incarnation,
             facts=self._facts,
         )
+        return with_problem(card, problem or plan.problem)
 
 
 def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:

@@ -33,7 +33,7 @@ MAX_EVIDENCES = 24
 MAX_EVIDENCE = 4000
 MAX_TEXT = 1000
 """Characters of a message, a fix."""
-NOTHING = "nothing to compare"
+ALONE, NOTHING = "one node alone", "nothing to compare"
 """Why a comparison of nodes says nothing about one: no GPU, no RDMA device."""
 
 
@@ -131,6 +131,11 @@ def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] 
 def is_compared(cause: type[Cause]) -> bool:
     """Whether a cause says what must be alike on all nodes."""
     return cause.alike.__func__ is not Cause.alike.__func__  # type: ignore[attr-defined]
+
+
+def name_at(names: Sequence[str], index: int) -> str:
+    """Return the name of a node that has sent no card, as the scheduler has it."""
+    return names[index] if index < len(names) else f"node rank {index}"
 
 
 def name_nodes(cards: Mapping[int, Card]) -> dict[int, str]:
@@ -245,9 +250,10 @@ class _Bench:
         compared = compare_values(cause, alike) if is_compared(cause) else None
         if surveyed is not None or compared is not None:
             found += [*(surveyed or ()), *(compared or ())]
+            passed = (Status.PASS, "") if surveyed is not None or len(cards) > 1 else (Status.SKIP, ALONE)
             for card in cards:
                 is_seen = surveyed is not None or card.host in alike
-                statuses.setdefault(card.host, (Status.PASS, "") if is_seen else (Status.SKIP, NOTHING))
+                statuses.setdefault(card.host, passed if is_seen else (Status.SKIP, NOTHING))
         # A check that breaks half-way has found nothing: all messages first.
         is_bad = (Status.FAIL, Status.WARN)
         notes = [cause.find(each).message if each.status in is_bad else each.note for _, each in found]
@@ -269,11 +275,11 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
     here = f"{len(seen.cards)} of {terms.num_nodes} nodes joined"
     gone = [index for index in seen.missing if index not in seen.left]
     if gone:
-        missing = _name(gone, terms)
+        missing = [name_at(terms.node_names, index) for index in gone]
         outcome = failed(what=f"the node's agent did not join within {seen.waited_s:.0f} s; {here}")
         bench.add(silent_node, missing, outcome)
     for index, reason in seen.left.items():
-        node = names.get(index) or _name([index], terms)[0]
+        node = names.get(index) or name_at(terms.node_names, index)
         bench.add(left_node, (node,), failed(reason, what="the node's agent joined the roll call, then disconnected"))
     silent = [names[index] for index in sorted(seen.silent & set(names))]
     if silent:
@@ -282,12 +288,6 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
     for stranger in seen.strangers:
         what = f"the leader rejected {stranger.host}, which tried to join"
         bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))
-
-
-def _name(indices: Sequence[int], terms: JobTerms) -> tuple[str, ...]:
-    if terms.node_names:
-        return tuple(terms.node_names[index] for index in indices)
-    return tuple(f"node rank {index}" for index in indices)
 
 
 def _fold(nodes: Sequence[str]) -> str:

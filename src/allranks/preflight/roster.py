@@ -8,7 +8,9 @@ from typing import Any
 import msgspec
 
 from allranks.model.card import Card, Place
+from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
+from allranks.model.text import as_utf8
 from allranks.wire.connection import Connection
 
 
@@ -116,3 +118,13 @@ def with_place(card: Card, place: Place | None) -> Card:
         return card
     places = (*(each for each in card.facts.places if each.purpose != place.purpose), place)
     return msgspec.structs.replace(card, facts=msgspec.structs.replace(card.facts, places=places))
+
+
+def with_problem(card: Card, problem: AllranksError | None) -> Card:
+    """Return the card with this reason why the node cannot take part; None: it can."""
+    return msgspec.structs.replace(
+        card,
+        problem=as_utf8(str(problem)) if problem else None,
+        problem_exit=problem.exit_code if problem else 0,
+        problem_finding=problem.finding if problem else None,
+    )

@@ -34,7 +34,7 @@ def revive(tmp_path: Path, *, patience_s: float = 60.0, **env: str) -> Revivals:
         log=lambda _: tmp_path / "agent.out",
         patience_s=patience_s,
     )
-    revivals.expect("node03", seat=3)
+    revivals.expect("node03", node_index=3)
     return revivals
 
 
@@ -112,8 +112,8 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
         log=lambda node: tmp_path / f"{node}.out",
         patience_s=9,
     )
-    revivals.expect("node03", seat=3)
-    revivals.expect("node03", seat=3)
+    revivals.expect("node03", node_index=3)
+    revivals.expect("node03", node_index=3)
     assert revivals.turn(0.0) == [f"node03: its agent will be restarted when the node comes back; see {log}"]
     end_s = time.monotonic() + 10
     while not log.exists() or not log.read_text().endswith("t.py\n"):
@@ -131,7 +131,7 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
 def test_a_node_that_is_gone_for_good_is_said_once(srun: Srun, tmp_path: Path) -> None:
     srun('echo "srun: error: Unable to create step: Requested node configuration is not available" >&2; exit 1')
     revivals = Revivals(env=os.environ | {"SLURM_JOB_ID": "13"}, log=lambda _: tmp_path / "out", patience_s=9)
-    revivals.expect("node03", seat=3)
+    revivals.expect("node03", node_index=3)
     lines: list[str] = []
     end_s = time.monotonic() + 10
     while len(lines) < 2 and time.monotonic() < end_s:

@@ -278,6 +278,7 @@ class StaleStore(Cause, id="AR404"):
     (bootstrapRoot, several versions, read 2026-11-21).
     """  # noqa: E501  (a real line)
 
+    roll_call = "a node belongs to an earlier attempt"
     message = "{what}"
     told = "more ranks joined the store than the job has: some belong to an earlier start or to another job"
     fix = "on {node}: pgrep -u $USER -af 'allranks run' lists leftover processes; end them (kill PID)"
@@ -356,6 +357,7 @@ class DuplicateRank(Cause, id="AR405"):
     NCCL, src/bootstrap.cc, bootstrapRoot (several versions, read 2026-11-21).
     """
 
+    roll_call = "a node joins twice"
     message = "{what}"
     told = "two processes joined as rank {rank}"
     fix = (
@@ -401,6 +403,7 @@ class Stranger(Cause, id="AR406"):
     https://github.com/NVIDIA/nccl/issues/1612 (read 2026-11-21). What the handshake proves: allranks' wire protocol.
     """
 
+    roll_call = "a node does not belong to this check"
     message = "{what}"
     fix = (
         "read in the evidence who {node} is and what it sent; if another job uses this port, give each its own "

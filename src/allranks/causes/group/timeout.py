@@ -46,6 +46,7 @@ class GlooTimeout(Cause, id="AR403"):
     https://github.com/meta-pytorch/torchtune/issues/2676 (read 2026-11-21).
     """  # noqa: E501  (real lines)
 
+    deep = "Gloo between pairs of nodes"
     message = "{what}"
     told = "a Gloo operation between two ranks timed out"
     fix = (
@@ -107,6 +108,7 @@ class NcclPairFailed(Cause, id="AR416"):
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html.
     """  # noqa: E501  (a real line)
 
+    deep = "NCCL between pairs of nodes"
     message = "{what}"
     told = "NCCL could not complete a collective; its log, which says why, was not enabled"
     also = ("AR215", "AR206", "AR203")
@@ -161,6 +163,7 @@ class SlowCollective(Cause, id="AR417"):
     nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth": https://github.com/NVIDIA/nccl-tests (commit 03a204a).
     """
 
+    deep = "bandwidth of pairs of nodes, compared"
     message = "{what}"
     fix = (
         "compare {node} with a fast node: top (busy cores), ethtool on its data interface, tc qdisc; with "

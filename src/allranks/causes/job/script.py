@@ -297,6 +297,7 @@ class NodeCannotStart(Cause, id="AR512"):
     What is checked, and with which words: `allranks run --dry-run`, `allranks config show --origin`.
     """
 
+    roll_call = "a node reports that it cannot take part"
     message = "{what}"
     fix = "correct on {node} what the message reports; allranks run --dry-run tests it there without a job"
     exit_code = Exit.SETUP

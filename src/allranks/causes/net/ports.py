@@ -344,6 +344,7 @@ class LocalConnectError(Cause, id="AR217"):
     Linux, connect(2) and ip(7), ip_local_port_range (man-pages 6.9).
     """
 
+    roll_call = "a node's own kernel blocks its connections"
     message = "{what}"
     fix = "on {node}: {command}"
     exit_code = Exit.NODE_FAULT

@@ -41,6 +41,7 @@ class NodeFailure(Cause, id="AR012"):
     the source. slurm.conf(5), SlurmdTimeout: https://slurm.schedmd.com/slurm.conf.html.
     """  # noqa: E501  (real lines)
 
+    roll_call = "a node answers, then disconnects"
     message = "{what}"
     also = ("AR215",)
     fix = (

@@ -41,6 +41,7 @@ class NodeSilent(Cause, id="AR001"):
     How long is waited, and why: allranks' roll call.
     """
 
+    roll_call = "a node does not answer"
     message = "{what}"
     fix = "sinfo -N -n {node} -o '%N %T %E' shows whether it is up; start without it: --exclude={node}"
     exit_code = Exit.NODE_FAULT

@@ -13,7 +13,6 @@ of its pair. A node that sent nothing has no reports; the reports of its partner
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import signal
@@ -95,6 +94,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a matmul, one entry per GPU."""
 
 
+NO_REPORT = Report(status="failed", what="it did not finish the collective")
+
+
 @dataclass(frozen=True, slots=True)
 class Meeting:
     """One pair in one round with one backend."""
@@ -102,8 +104,8 @@ class Meeting:
     backend: str
     round: int
     nodes: tuple[str, str]
-    ends: tuple[Report | None, ...]
-    """The reports of both nodes; None if one sent none."""
+    ends: tuple[Report, ...]
+    """The reports of both nodes."""
     link_gb_s: float | None
     """Speed of the slower of the two data interfaces; None if one of them reports no speed."""
     size_bytes: int
@@ -113,8 +115,11 @@ class Meeting:
 
     @property
     def busbw_gb_s(self) -> float:
-        """Bus bandwidth in gigabytes (1e9) a second."""
-        return bus_bandwidth_gb_s(self.size_bytes, self.time_s, 2)
+        """Bus bandwidth in gigabytes (1e9) a second: between two ranks, every byte crosses the wire once.
+
+        Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth", AllReduce.
+        """
+        return self.size_bytes / self.time_s / 1e9
 
     @property
     def of_link(self) -> float | None:
@@ -129,33 +134,14 @@ def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     meetings = []
     for backend, (number, pairs) in itertools.product(order.backends, enumerate(order.rounds)):
         for pair in pairs:
-            ends = tuple(said.get((backend, number, node)) for node in pair)
-            done = [each for each in ends if each and each.status == "ok" and each.payload_s]
+            ends = tuple(said.get((backend, number, node), NO_REPORT) for node in pair)
+            done = [each for each in ends if each.status == "ok" and each.payload_s]
             is_measured = len(done) == 2 and done[0].payload_bytes == done[1].payload_bytes
             size_bytes = done[0].payload_bytes if is_measured else 0
             time_s = max(each.payload_s or 0.0 for each in done) if is_measured else 0.0
             link_gb_s = min(speeds[node] for node in pair) or None
             meetings.append(Meeting(backend, number, pair, ends, link_gb_s, size_bytes, time_s))
     return meetings
-
-
-def bus_bandwidth_gb_s(size_bytes: int, time_s: float, num_ranks: int) -> float:
-    """Bus bandwidth of an all-reduce, comparable across world sizes.
-
-    Every byte crosses the wire 2 (n - 1) / n times, whatever the algorithm: for two ranks once.
-
-    Args:
-        size_bytes: payload per rank, not the sum over ranks.
-        time_s: wall time of one call, on the slowest rank.
-    Returns:
-        Gigabytes (1e9) per second.
-    Raises:
-        ValueError: time_s is not positive.
-    Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth", AllReduce.
-    """
-    if time_s <= 0:
-        raise ValueError(f"an all-reduce that took {time_s} s: expected more than 0")
-    return size_bytes / time_s * 2 * (num_ranks - 1) / num_ranks / 1e9
 
 
 @dataclass(slots=True)
@@ -210,19 +196,15 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     check_one_agent_per_node(world_from_env(env))
     node = name_of(env)
     send(node, "here")
-    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")]
-    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py"), json.dumps(work_of(order, node))]
     dies_with_us = die_with_parent(signal.SIGKILL)
     with subprocess.Popen(
-        command, env=dict(env), stdin=pipe, stdout=pipe, stderr=nowhere, preexec_fn=dies_with_us
+        command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=dies_with_us
     ) as child:
         killer = threading.Timer(order.deadline_s, child.kill)
         killer.start()
         try:
-            assert child.stdin is not None
             assert child.stdout is not None
-            with contextlib.suppress(BrokenPipeError), child.stdin:
-                child.stdin.write(json.dumps(work_of(order, node)).encode())
             for line in child.stdout:
                 send(node, "pair", msgspec.Raw(line))
             send(node, "done")
@@ -232,7 +214,7 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
 
 
 def work_of(order: PairOrder, node: str) -> dict[str, Any]:
-    """Return the input of join/pair.py on one node: its pairs, in the order of the rounds. Pure."""
+    """Return the order of join/pair.py on one node: its pairs, in the order of the rounds. Pure."""
     work = [
         {
             "step": order.backends.index(each.backend) * len(order.rounds) + each.round,

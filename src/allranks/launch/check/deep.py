@@ -24,13 +24,13 @@ from statistics import median
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause, failed, warned
 from allranks.launch.check.collective import End, Meeting, PairOrder, Report, Told, list_meetings
-from allranks.launch.check.outcome import ALONE, Outcome, add_more
+from allranks.launch.check.outcome import Outcome, add_more
 from allranks.launch.check.step import Held
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
-from allranks.preflight.judge import name_nodes
+from allranks.preflight.judge import ALONE, name_nodes
 from allranks.preflight.matchings import matchings
 from allranks.preflight.networks import list_subnets
 
@@ -89,22 +89,19 @@ def judge_told(
     meetings = list_meetings(order, told.reports)
     shares = {backend: compare(each for each in meetings if each.backend == backend) for backend in order.backends}
     results, findings = list[Result](), list[Finding]()
-    for cause in wanted:
+    for cause in (each for each in wanted if each.deep):
         cells = [(name, Status.SKIP, why) for name, why in skipped.items()]
-        backend = _BACKENDS.get(cause.id)
         if cause.id == _SLOW:
             for of_backend in shares.values():
                 findings += find_slow(of_backend, order.ends)
                 cells += [(name, *_cell_of_speed(name, of_backend)) for name in here]
-        elif backend in order.backends:
+        elif (backend := _BACKENDS[cause.id]) in order.backends:
             tests = _tests(meetings, backend, absent=skipped.keys() | (order.ends.keys() - told.here))
             edges = [Edge(*pair, not reason) for pair, reason in tests.items()]
             findings += [_finding(cause, NAMES[backend], each, tests) for each in blame(edges)]
             cells += [(name, *_cell(name, tests, told)) for name in here]
-        elif backend:
-            cells = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
         else:
-            continue
+            cells = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
         results += [Result(cause=cause.label(), node=name, status=status, note=note) for name, status, note in cells]
     figures = (*_figures(meetings, shares), *_matmuls(told.reports))
     return replace(add_more(outcome, results, findings), figures=figures)
@@ -178,12 +175,10 @@ def _tests(meetings: Sequence[Meeting], backend: str, *, absent: Collection[str]
     """Return what each node says of each partner: why the collective failed, or an empty text."""
     tests = {}
     for each in meetings:
-        is_unknown = any(end is not None and end.status == "unknown" for end in each.ends)
+        is_unknown = any(end.status == "unknown" for end in each.ends)
         if each.backend == backend and not is_unknown and not set(each.nodes) & set(absent):
             for pair, end in zip((each.nodes, each.nodes[::-1]), each.ends, strict=True):
-                is_ok = end is not None and end.status == "ok"
-                what = (end.what or "failed") if end is not None else "it did not finish the collective"
-                tests[pair] = "" if is_ok else what
+                tests[pair] = "" if end.status == "ok" else end.what or "failed"
     return tests
 
 
@@ -206,7 +201,7 @@ def _figures(
     """Time of the all-reduce of each pair, and the bandwidth that was measured."""
     for each in sorted(meetings, key=lambda one: (one.backend, one.round, one.nodes)):
         # The slower end waited for the result.
-        if seconds := max((end.seconds for end in each.ends if end is not None and end.seconds), default=None):
+        if seconds := max((end.seconds for end in each.ends if end.seconds), default=None):
             figure = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes), "seconds": seconds}
             figure["mb_s"] = round(PAYLOAD_MB / seconds, 1)
             if each in shares[each.backend]:
@@ -233,9 +228,8 @@ def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
 def _network_of_the_leader(cards: Mapping[int, Card]) -> str | None:
     """The network on which the nodes found each other, if no file names one; a job would use it, too."""
     leader = cards[0].facts if 0 in cards else None
-    networks = {
-        address: subnet for nic in (leader.interfaces if leader else ()) for subnet, address in list_subnets(nic)
-    }
+    nics = leader.interfaces if leader else ()
+    networks = {address: subnet for nic in nics for subnet, address in list_subnets(nic)}
     for card in cards.values():
         host = (card.came_by or "").rpartition(":")[0].strip("[]")
         known = card.facts.resolved.get(host, ()) if card.facts else ()

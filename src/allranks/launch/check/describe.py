@@ -32,9 +32,8 @@ def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, 
     choice, owners = choose_network(cards), dict[str, str]()
     names = fold_hosts([card.host for card in cards])
     count = f"{len(cards)} nodes, {names}" if len(cards) > 1 else names
-    name = Key("name", around.cluster_name, "SLURM's name of the cluster")
-    if not around.cluster_name:
-        name = Key("name", cards[0].host, "this machine's name, because there is no scheduler")
+    why = "SLURM's name of the cluster" if around.cluster_name else "this machine's name, because there is no scheduler"
+    name = Key("name", around.cluster_name or cards[0].host, why)
     tables = [Table("[cluster]", (name,)), _network(cards, choice)]
     if around.cluster_name or around.partition:
         why = around.partition_reason or "not set, SLURM uses its default partition"

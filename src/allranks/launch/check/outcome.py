@@ -15,32 +15,13 @@ import msgspec
 
 from allranks.causes.catalogue import all_causes, select_causes, ways_to_find
 from allranks.causes.cause import Cause, Symptom
-from allranks.launch.check.step import Held, name_at
+from allranks.launch.check.step import Held
 from allranks.model.errors import Exit, HostlistError, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import expand_hosts
-from allranks.preflight.judge import judge, name_nodes
+from allranks.preflight.judge import ALONE, judge, name_at, name_nodes
 from allranks.preflight.symptoms import has_tried_large, is_untried
 
-PRESENCE = {
-    "AR001": "by the roll call: a node does not answer",
-    "AR012": "by the roll call: a node answers, then disconnects",
-    "AR404": "by the roll call: a node belongs to an earlier attempt",
-    "AR217": "by the roll call: a node's own kernel blocks its connections",
-    "AR405": "by the roll call: a node joins twice",
-    "AR406": "by the roll call: a node does not belong to this check",
-    "AR512": "by the roll call: a node reports that it cannot take part",
-}
-"""What the roll call itself finds, without a probe: id -> how."""
-DEEP = {
-    "AR403": "by --deep: Gloo between pairs of nodes",
-    "AR416": "by --deep: NCCL between pairs of nodes",
-    "AR417": "by --deep: bandwidth of pairs of nodes, compared",
-}
-"""What only real collectives find: id -> how."""
-# Same words as in causes.catalogue.ways_to_find.
-ON_EACH_NODE, COMPARED = "on each node", "compared on all nodes"
-ALONE = "one node alone"
 _ALWAYS = frozenset(("AR001", "AR012", "AR512"))
 """Always included: without an answer of the node, no other check has a result."""
 _WORST_FIRST = (Status.FAIL, Status.CRASH, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
@@ -65,8 +46,11 @@ def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
     """Return every cause that a check can find, by id, and how: `on each node`, `between pairs of nodes`."""
     found = {}
     for cause in all_causes():
-        ways = [way for way in ways_to_find(cause) if way != "in logs"]
-        ways += [table[cause.id] for table in (PRESENCE, DEEP) if cause.id in table]
+        ways = [
+            f"{way}: {what.rstrip('.')}" if way.startswith("by ") else way
+            for way, what in ways_to_find(cause).items()
+            if way != "in logs"
+        ]
         if ways and not cause.is_outcome:
             found[cause.id] = (cause, tuple(ways))
     return found
@@ -102,7 +86,6 @@ def judge_check(
     """Apply the known causes to the observations.
 
     Args:
-        held: node reports, pair tests, missing nodes.
         wanted: causes to check; missing nodes are always reported.
         ignored: ids that are not reported even then.
         skipped: id -> why it cannot be judged in this check.
@@ -113,7 +96,7 @@ def judge_check(
     terms = msgspec.structs.replace(held, ignored=frozenset(cause.id for cause in all_causes()) - looked_for)
     judgement = judge(held.seen, terms, causes=[cause for cause in wanted if cause.id in looked_for])
     names = name_nodes(held.seen.cards)
-    results = [_as_seen(result, held) for result in judgement.results]
+    results = [*judgement.results]
     for cause in (each for each in all_causes() if each.id in chosen):
         for index, name in names.items():
             cell = (Status.SKIP, skipped[cause.id]) if cause.id in skipped else _between_nodes(held, cause, index)
@@ -132,12 +115,7 @@ def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Fin
     # First what stops the job: a further check runs only without it.
     findings = (*findings, *outcome.findings)
     of_findings = [
-        Result(
-            cause=finding.cause,
-            node=node,
-            status=Status.WARN if finding.severity is Severity.WARN else Status.FAIL,
-            note=finding.message,
-        )
+        Result(cause=finding.cause, node=node, status=Status(finding.severity), note=finding.message)
         for finding in findings
         for node in _named(finding)
     ]
@@ -157,29 +135,17 @@ def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
 
     A link, a partition or an undecided culprit excludes no node: a person has to decide which end to exclude.
     """
-    excluded: set[str] = set()
-    left: list[str] = []
-    for finding in outcome.findings:
-        if finding.severity is not Severity.FAIL:
-            continue
-        named = _named(finding)
-        if finding.confidence is Confidence.UNDECIDED or not named or set(named) - set(outcome.nodes):
+    excluded, left = set[str](), list[str]()
+    for finding in (each for each in outcome.findings if each.severity is Severity.FAIL):
+        named = set(_named(finding))
+        if finding.confidence is Confidence.UNDECIDED or not named or not named <= set(outcome.nodes):
             left.append(f"{finding.cause} ({finding.node or 'no node'}) excludes no node: {finding.message}")
         else:
-            excluded |= set(named)
+            excluded |= named
     names = [node for node in outcome.nodes if node in excluded]
     if names and len(names) == len(outcome.nodes):
         left.append("all checked nodes are at fault: excluding nodes does not cure it")
     return names, left
-
-
-def _as_seen(result: Result, held: Held) -> Result:
-    """A pass counts only if something was examined: on a single node nothing is compared."""
-    ways = checks()[result.cause[:5]][1]
-    is_alone = held.num_nodes == 1 and COMPARED in ways and ON_EACH_NODE not in ways
-    if not is_alone or result.status is not Status.PASS:
-        return result
-    return msgspec.structs.replace(result, status=Status.SKIP, note=ALONE)
 
 
 def _named(finding: Finding) -> list[str]:
@@ -193,13 +159,11 @@ def _named(finding: Finding) -> list[str]:
 
 def _between_nodes(held: Held, cause: type[Cause], index: int) -> tuple[Status, str] | None:
     """Return a cell that no node report fills: whether a node answered, and what its pair tests showed."""
-    if cause.id in _ALWAYS:
-        return Status.PASS, ""
-    if cause.id not in PRESENCE and not cause.symptoms:
+    if not cause.roll_call and not cause.symptoms:
         return None
-    if held.num_nodes == 1:
+    if held.num_nodes == 1 and cause.id not in _ALWAYS:
         return Status.SKIP, ALONE
-    if cause.id in PRESENCE:
+    if cause.roll_call:
         return Status.PASS, ""
     if held.seen.cards[index].problem is not None:
         return Status.SKIP, "the node cannot take part in the tests"

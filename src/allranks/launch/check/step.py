@@ -30,32 +30,22 @@ from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
 from allranks.host.slurm_command import refuse_without_cluster, require_slurm
+from allranks.launch import srun
 from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.plan import Request, plan_job
-from allranks.launch.srun import (
-    Parcel,
-    Steps,
-    describe_missing,
-    encode,
-    run_steps,
-    send,
-    step_command,
-    step_env,
-    words_of,
-)
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal, UsageError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
-from allranks.model.text import as_utf8
 from allranks.model.world import World
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called
 from allranks.preflight.datapath import data_path_of_cluster
 from allranks.preflight.entry import Entry
-from allranks.preflight.judge import Observations
+from allranks.preflight.judge import Observations, name_at
 from allranks.preflight.rollcall import dismiss
+from allranks.preflight.roster import with_problem
 from allranks.report.rundir import RunDir
 from allranks.report.text import count_of, say
 from allranks.wire.protocol import Goodbye
@@ -80,7 +70,6 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     """What the starter tells the members of a check."""
 
     cluster: Cluster
-    join_s: float
     directory: str = ""
     """Where the leader announces itself; its starter creates and removes it. Empty: it is found by name only."""
 
@@ -94,11 +83,6 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     store_port: int | None = None
     ignored: frozenset[str] = frozenset()
     """Ids of causes that are not reported."""
-
-
-def name_at(names: Sequence[str], index: int) -> str:
-    """Return the name of a node that may not have reported it."""
-    return names[index] if index < len(names) else f"node rank {index}"
 
 
 @dataclass(slots=True)
@@ -119,10 +103,10 @@ class Heard:
     @property
     def because(self) -> str:
         """SLURM's reason, behind a message; empty if it gave none."""
-        said = words_of(self.words)
+        said = srun.words_of(self.words)
         return f" (SLURM: {said})" if said else ""
 
-    def take(self, parcel: Parcel) -> None:
+    def take(self, parcel: srun.Parcel) -> None:
         """Take a document of the step."""
         match parcel.kind:
             case "here":
@@ -154,7 +138,7 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
         AllranksError: no node answered.
     """
     require_slurm("srun", env)
-    check_signals = SignalInbox().check
+    check_signals, join_s = SignalInbox().check, order.cluster.guard.join_s
     with announcement_directory(DIRECTORY_PREFIX + secrets.token_hex(8), Path.cwd, Path.home) as directory:
         order = msgspec.structs.replace(order, directory=directory)
         with start_members(place, order, env) as steps:
@@ -163,20 +147,20 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
                 heard.take,
                 is_complete=heard.is_complete,
                 first_s=queue_s,
-                next_s=order.join_s * 4 / 3 + SILENCE_S,
+                next_s=join_s * 4 / 3 + SILENCE_S,
                 describe_wait=lambda waited_s: _describe_wait(heard, place, waited_s),
                 say=say,
                 check_signals=check_signals,
             )
     if heard.here:
-        return sum_up(heard, place.num_nodes, waited_s=order.join_s)
+        return sum_up(heard, place.num_nodes, waited_s=join_s)
     if not is_answered:
         raise AllranksError(
             f"SLURM has not started {place.describe()} within {queue_s:.0f} s{heard.because}; "
             "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"
         )
     refuse_without_cluster("srun", "\n".join(heard.words))
-    said = words_of(heard.words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
+    said = srun.words_of(heard.words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
     is_usage = any(part in said.lower() for part in _USAGE)
     hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
     raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
@@ -184,9 +168,9 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
 
 def start_members(
     place: Place, order: msgspec.Struct, env: Mapping[str, str]
-) -> contextlib.AbstractContextManager[Steps]:
+) -> contextlib.AbstractContextManager[srun.Steps]:
     """Start a step with one member per node, which carries out the order; the members share a new key."""
-    command = step_command(
+    command = srun.step_command(
         place.num_nodes,
         # Beside steps that hold all resources.
         *((f"--jobid={place.job_id}", "--overlap", "--mem=0") if place.job_id else ("--job-name=allranks-check",)),
@@ -196,8 +180,8 @@ def start_members(
         verb=("check", "--member"),
         minutes=STEP_MINUTES,
     )
-    own = {ORDER_VARIABLE: encode(order), SECRET_VARIABLE: secrets.token_hex(32)}
-    return run_steps([command], step_env(env, kept=_KEPT) | own)
+    own = {ORDER_VARIABLE: srun.encode(order), SECRET_VARIABLE: secrets.token_hex(32)}
+    return srun.run_steps([command], srun.step_env(env, kept=_KEPT) | own)
 
 
 def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
@@ -238,7 +222,7 @@ def _describe_wait(heard: Heard, place: Place, waited_s: float) -> str:
         return f"still waiting for SLURM to start {place.describe()} after {waited_s:.0f} s{heard.because}"
     late = [name_at(heard.node_names, index) for index in range(place.num_nodes) if index not in heard.here]
     if late:
-        return describe_missing(late, place.num_nodes, waited_s)
+        return srun.describe_missing(late, place.num_nodes, waited_s)
     return f"still waiting for the roll call of {place.num_nodes} nodes after {waited_s:.0f} s"
 
 
@@ -253,10 +237,10 @@ def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
 def serve(order: Order, env: Mapping[str, str]) -> None:
     """Run on one node of a check that another process started, and send it the observations; raises as `take_part`."""
     world = world_from_env(env)
-    send(str(world.rank), "here", world.hosts)
+    srun.send(str(world.rank), "here", world.hosts)
     found = take_part(order, world, env)
     if not isinstance(found, Goodbye):
-        send(str(world.rank), "held" if isinstance(found, Held) else "card", found)
+        srun.send(str(world.rank), "held" if isinstance(found, Held) else "card", found)
 
 
 def take_part(
@@ -271,9 +255,7 @@ def take_part(
         AllranksError: this is no task that can take part in a check.
     """
     check_one_agent_per_node(world)
-    check_signals = SignalInbox().check
-    guard = msgspec.structs.replace(order.cluster.guard, join_s=order.join_s)
-    cluster = msgspec.structs.replace(order.cluster, guard=guard)
+    check_signals, cluster = SignalInbox().check, order.cluster
     if world.num_nodes == 1:
         return look_here(cluster, env)
     facts = read_facts(env)
@@ -287,14 +269,13 @@ def take_part(
     applicant = Applicant(
         plan=plan, shares_run_dir=is_shared, run_dir=run_dir, env=env, card_facts=read, check_signals=check_signals
     )
-    try:
-        with Entry(applicant) as entry:
+    with Entry(applicant) as entry:
+        try:
             called = entry.take_part()
-    except StoppedBySignal:
-        raise
-    except AllranksError as exc:
-        card = hold_alone(cluster, facts, read()).seen.cards[0]
-        return with_problem(msgspec.structs.replace(card, node_index=plan.node_index), exc)
+        except StoppedBySignal:
+            raise
+        except AllranksError as exc:
+            return entry.card(problem=exc)
     if not isinstance(called, Called):
         assert isinstance(called, Goodbye)
         return called
@@ -357,13 +338,3 @@ def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:
         facts=read,
     )
     return Held(seen=Observations(cards={0: with_problem(card, problem)}), num_nodes=1, node_names=(facts.host,))
-
-
-def with_problem(card: Card, problem: AllranksError | None) -> Card:
-    """Return a node report with this reason why the node cannot take part; None: it can."""
-    return msgspec.structs.replace(
-        card,
-        problem=as_utf8(str(problem)) if problem else None,
-        problem_exit=problem.exit_code if problem else 0,
-        problem_finding=problem.finding if problem else None,
-    )

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from allranks.host.slurm import NodeState
-from allranks.host.slurm_command import run_slurm, words_of
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.report.text import count_of
-
-SINFO_S = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +75,6 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
     """Choose the nodes to request from SLURM: the named ones, else that number, else all idle nodes.
 
     Args:
-        verb: who asks, for messages.
         list_idle: the nodes of a partition; called where the flags name neither nodes nor their number.
     Raises:
         UsageError: flags contradict each other.
@@ -108,31 +103,6 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
         partition=asked.partition,
         gpus_per_node=asked.gpus_per_node or None,
     )
-
-
-def ask_sinfo(env: Mapping[str, str]) -> tuple[str | None, dict[str, int]]:
-    """Return SLURM's default partition, None if there is none, and how many GPUs it configures per node.
-
-    Raises:
-        UsageError: SLURM refuses.
-        SetupError: SLURM does not answer, or this machine belongs to no cluster.
-    """
-    answer = run_slurm("sinfo", "--noheader", "--Node", "--format=%P %N %G", env=env, deadline_s=SINFO_S)
-    if answer.returncode != 0:
-        raise UsageError(f"sinfo: {words_of(answer)}; to examine only this machine: --standalone")
-    return parse_sinfo(answer.stdout)
-
-
-def parse_sinfo(text: str) -> tuple[str | None, dict[str, int]]:
-    """Read `sinfo -N -o '%P %N %G'`: the default partition ends with `*`; there are types, sockets, other resources.
-
-    >>> parse_sinfo("gpu n1 gpu:a100:4(S:0-1),gpu:t4:2,nic:1\\nmain* n2 (null)\\n")
-    ('main', {'n1': 6, 'n2': 0})
-    """
-    rows = [line.split(maxsplit=2) for line in text.splitlines() if len(line.split()) > 2]
-    counts = {name: re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", resources) for _, name, resources in rows}
-    default = next((partition[:-1] for partition, *_ in rows if partition.endswith("*")), None)
-    return default, {name: sum(map(int, found)) for name, found in counts.items()}
 
 
 def _expand(asked: Asked, *, verb: str) -> tuple[str, ...]:

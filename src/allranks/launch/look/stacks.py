@@ -72,24 +72,17 @@ _IN_SOURCE = (
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
 # Calls that end only when other ranks make them, too.
 _WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
-_STATES = {
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
-    "Z": "dead",
-    "D": "waits in the kernel",
-}
+_STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead", "D": "waits in the kernel"}
 
 
 class Group(msgspec.Struct, kw_only=True):
-    """All threads that are in the same place."""
+    """All threads that are in the same place; ranks and nodes without duplicates, in order."""
 
     role: Role
     thread: str
     """Name of the thread, empty for the main one."""
     ranks: list[int] = []
-    """Without duplicates, in order."""
     nodes: list[str] = []
-    """Without duplicates, in order."""
     pids: list[tuple[str, int]] = []
     """Node and process id of each member."""
     cpu_percent: list[int] = []
@@ -145,9 +138,9 @@ def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[
             main = next((thread for thread in process.threads if thread.is_main), Thread("", True, ()))
             for thread in (main, *(each for each in process.threads if all_threads and each is not main)):
                 group = _group_of(process, thread)
-                place = tuple((frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame))
-                deep = "" if place else tuple(frame.function for frame in group.frames)
-                key = (group.role, group.thread, group.state, group.problem, group.operation, place, deep)
+                own = [(frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame)]
+                place = tuple(own or [frame.function for frame in group.frames])
+                key = (group.role, group.thread, group.state, group.problem, group.operation, place)
                 group = groups.setdefault(key, group)
                 group.pids.append((document.node, process.pid))
                 group.cpu_percent.append(round(100 * process.cpu))

@@ -20,7 +20,7 @@ from allranks.host.slurm import JobState, find_jobs
 from allranks.host.slurm_command import require_slurm
 from allranks.host.stacks import NodeStacks
 from allranks.launch.look.stacks import StackReport
-from allranks.launch.srun import Parcel, describe_missing, run_steps, step_command, step_env, words_of
+from allranks.launch.srun import describe_missing, run_steps, step_command, step_env, words_of
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts
 
@@ -48,15 +48,12 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     wanted = [node for part in parts for node in expand_hosts(part.nodes)]
     documents: dict[str, NodeStacks] = {}
 
-    def take(parcel: Parcel) -> None:
-        documents[parcel.sender] = parcel.read(NodeStacks)
-
     def late() -> list[str]:
         return [node for node in wanted if node not in documents]
 
     with run_steps(map(srun_command, parts), step_env(env)) as steps:
         has_ended = steps.listen(
-            take,
+            lambda parcel: documents.update({parcel.sender: parcel.read(NodeStacks)}),
             is_complete=lambda: not late(),
             first_s=silence_s,
             next_s=silence_s,

@@ -1,7 +1,7 @@
 """How does a lost node's agent come back into a running job? The leader starts it again there, with `srun --overlap`.
 
     revivals = Revivals(env=os.environ, log=lambda node: path, patience_s=600)
-    revivals.expect("node03", seat=3)
+    revivals.expect("node03", node_index=3)
     for line in revivals.turn(now_s): ...       # in the agent's own loop; never blocks
     revivals.close()                            # agents there end with their srun
 
@@ -21,11 +21,10 @@ Measured with SLURM 22.05, for a node on which every process was killed and whic
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -61,103 +60,88 @@ class Revivals:
     """How long to start new tries for each node; an srun that runs at that time continues."""
     command: Sequence[str] = field(default_factory=lambda: [sys.executable, *sys.orig_argv[1:]])
     """The agent's command line: that of this process."""
-    _revivals: dict[str, _Revival] = field(default_factory=dict)
+    _tries: dict[str, Generator[str, float, str]] = field(default_factory=dict)
+    """By node: gets the time of each turn, and yields the line for the user, mostly an empty one."""
+    _sruns: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    """By node, of the latest try."""
 
-    def expect(self, node: str, seat: int) -> None:
-        """Begin to try: the agent of the node with this index is gone."""
-        if node not in self._revivals:
-            command = srun_command(node, seat, self.command, self.env)
-            self._revivals[node] = _Revival(command, step_env(self.env, kept=_KEPT), self.log(node))
+    def expect(self, node: str, node_index: int) -> None:
+        """Begin to try: the agent of this node is gone."""
+        if node not in self._tries:
+            self._tries[node] = self._try_again(node, srun_command(node, node_index, self.command, self.env))
+            next(self._tries[node])  # up to the first turn
 
     def turn(self, now_s: float) -> list[str]:
         """Do what is due, without blocking; return lines for the user."""
         lines = []
-        for node, revival in list(self._revivals.items()):
-            if revival.end_s == math.inf:
-                revival.end_s = now_s + self.patience_s
-                lines.append(f"{node}: its agent will be restarted when the node comes back; see {revival.log}")
-            if end := revival.step(now_s):
-                lines.append(f"{node}{end}")
-                del self._revivals[node]
-        return lines
+        for node, tries in list(self._tries.items()):
+            try:
+                lines.append(tries.send(now_s))
+            except StopIteration as end:
+                lines.append(end.value)
+                del self._tries[node]
+        return [line for line in lines if line]
 
     @property
     def pids(self) -> list[int]:
         """Pids of all srun processes."""
-        return [revival.process.pid for revival in self._revivals.values() if revival.process is not None]
+        return [srun.pid for srun in self._sruns.values() if srun.returncode is None]
 
     def close(self) -> None:
         """End every srun, and with it the agent that it started."""
-        for revival in self._revivals.values():
-            if revival.process is not None:
-                end_srun(revival.process, patience_s=END_S)
-        self._revivals.clear()
+        for srun in self._sruns.values():
+            end_srun(srun, patience_s=END_S)
+        self._sruns.clear()
+        self._tries.clear()
+
+    def _try_again(self, node: str, command: Sequence[str]) -> Generator[str, float, str]:
+        """Start srun until one has brought the agent back; return why no further try is made, as a line."""
+        log, pause_s = self.log(node), AGAIN_S
+        now_s = yield ""
+        end_s = now_s + self.patience_s
+        now_s = yield f"{node}: its agent will be restarted when the node comes back; see {log}"
+        while now_s < end_s:
+            with log.open("ab") as output:
+                begin = output.tell()
+                try:
+                    self._sruns[node] = srun = subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                        env=step_env(self.env, kept=_KEPT),
+                        start_new_session=True,  # Ctrl-C reaches only the agent, which ends this process, too
+                        preexec_fn=die_with_parent(signal.SIGTERM),
+                    )
+                except OSError as exc:
+                    output.write(f"srun: {exc.strerror}\n".encode())
+                    break
+            while srun.poll() is None:
+                now_s = yield ""
+            with contextlib.suppress(OSError), log.open("rb") as file:
+                file.seek(begin)
+                said = file.read(1 << 16).decode(errors="replace")
+                if any(words in said for words in TAKEN_AWAY):
+                    return f"{node}: SLURM has removed it from the job; it can take part again in the job's next run"
+            again_s, pause_s = now_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
+            while now_s < min(again_s, end_s):
+                now_s = yield ""
+        return f"{node} has not come back; see {log}"
 
 
-@dataclass(slots=True)
-class _Revival:
-    """One lost node, and the srun that restarts its agent."""
-
-    command: Sequence[str]
-    env: Mapping[str, str]
-    log: Path
-    end_s: float = math.inf
-    """Set by the first turn."""
-    next_s: float = -math.inf
-    pause_s: float = AGAIN_S
-    log_start: int = 0
-    process: subprocess.Popen[bytes] | None = None
-
-    def step(self, now_s: float) -> str:
-        """Do what is due; return why no further try is made, as the end of a line, or an empty text."""
-        if self.process is not None:
-            if self.process.poll() is None:
-                return ""
-            self.process = None
-            self.next_s, self.pause_s = now_s + self.pause_s, min(2 * self.pause_s, LONGEST_PAUSE_S)
-            if any(words in self._said() for words in TAKEN_AWAY):
-                return ": SLURM has removed it from the job; it can take part again in the job's next run"
-        elif now_s >= self.end_s or (now_s >= self.next_s and not self._start()):
-            return f" has not come back; see {self.log}"
-        return ""
-
-    def _start(self) -> bool:
-        with self.log.open("ab") as log:
-            self.log_start = log.tell()
-            try:
-                self.process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=self.env,
-                    start_new_session=True,  # Ctrl-C reaches only the agent, which ends this process, too
-                    preexec_fn=die_with_parent(signal.SIGTERM),
-                )
-            except OSError as exc:
-                log.write(f"srun: {exc.strerror}\n".encode())
-        return self.process is not None
-
-    def _said(self) -> str:
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            file.seek(self.log_start)
-            return file.read(1 << 16).decode(errors="replace")
-        return ""
-
-
-def srun_command(node: str, seat: int, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
+def srun_command(node: str, node_index: int, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
     """Return the command that starts one agent on one node, beside the step that holds all resources.
 
     It takes the lost agent's place in the first step. SLURM_STEP_ID stays that of its own step, so cancelling this step
     does not cancel the others. ALLRANKS_STEP says which step it counts as, and so where the job's run directory is.
 
     Args:
-        seat: its node index.
         env: the leader's, a task of the first step.
     """
-    own = {"SLURM_PROCID": seat, "SLURM_NODEID": seat, "SLURM_GTIDS": seat, "SLURM_LOCALID": 0, "SLURMD_NODENAME": node}
-    own |= {BACK_VARIABLE: 1, "ALLRANKS_STEP": env.get("ALLRANKS_STEP") or env.get("SLURM_STEP_ID", "0")}
-    variables = {name: env[name] for name in _OF_THE_STEP if name in env} | own
+    variables: dict[str, object] = {name: env[name] for name in _OF_THE_STEP if name in env}
+    variables |= dict.fromkeys(("SLURM_PROCID", "SLURM_NODEID", "SLURM_GTIDS"), node_index)
+    variables |= {"SLURM_LOCALID": 0, "SLURMD_NODENAME": node, BACK_VARIABLE: 1}
+    variables["ALLRANKS_STEP"] = env.get("ALLRANKS_STEP") or env.get("SLURM_STEP_ID", "0")
     cpus_per_task = env.get("SLURM_CPUS_PER_TASK")  # without the option, the step may get one core
     return [
         *("srun", f"--jobid={env['SLURM_JOB_ID']}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),

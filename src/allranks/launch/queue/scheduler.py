@@ -11,7 +11,7 @@ The agents requeue the job, not the batch script: they know the culprit, and it 
 themselves. If the batch host is lost, the script is gone, and the job would continue without it until its time limit.
 The leader's agent acts; if the leader is lost, the first of the other agents does.
 
-Phase 1  claim      one agent alone creates `requeue.json` in the attempt's directory
+Phase 1  claim      one agent alone creates `requeued` in the attempt's directory
 Phase 2  remember   the culprit is added to the job's record; after the third time the job ends       (`remember`)
 Phase 3  plan       which nodes are excluded, how many nodes are requested                     (`plan_requeue`, pure)
 Phase 4  requeue    everything in the job ends, this process too: SIGTERM, SIGKILL after KillWait
@@ -23,7 +23,6 @@ Signals are blocked in phases 4 and 5. Every failure is reported, with the comma
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -44,11 +43,11 @@ from allranks.report.rundir import RunDir, write_whole
 
 ANSWER_S = 2.0
 """How long a decision waits for SLURM's answer; after that, it is made without the answer."""
-CLAIM = "requeue.json"
+CLAIM = "requeued"
 CULPRITS = "culprits.json"
 MOST_TIMES = 3
 """After this many attempts with the same culprit, another start does not help."""
-PREEMPTED = "preempted.json"
+PREEMPTED = "preempted"
 """In the run directory: SLURM has preempted this job with a grace period."""
 LONGEST_GRACE_S = 900.0
 """Upper bound of the time that a preempted job is kept alive; sites give minutes."""
@@ -90,8 +89,7 @@ class Scheduler:
         """
         job, exit_code = self.job, Exit.NODE_FAULT if nodes else Exit.OK
         try:
-            with (self.run_dir.attempt_path / CLAIM).open("x") as file:
-                json.dump({"job": job.id, "time_s": round(time.time(), 3)}, file)
+            (self.run_dir.attempt_path / CLAIM).touch(exist_ok=False)
         except FileExistsError:
             return exit_code
         except OSError:
@@ -127,20 +125,19 @@ class Scheduler:
             self.say(f"job {job.id}: {exc}; to do it by hand: {by_hand}")
         return exit_code
 
-    def outlast_preemption(self) -> bool:
-        """Wait for SLURM to end a job that it preempts with a grace period; returns whether it is being preempted.
+    def outlast_preemption(self) -> None:
+        """Wait for SLURM to end this job, if it is being preempted with a grace period.
 
         SLURM requeues it only if it still runs then. For the leader's agent, after SIGTERM and the end of its workers.
         """
         try:
             state = find_job(self.job.id)
             if state is None or not state.preempted_at or state.state != "RUNNING":
-                return False
+                return
             rules = read_partition(state.partition)
         except AllranksError:
-            return False
-        preempted = {"job": self.job.id, "at": state.preempted_at}
-        write_whole(self.run_dir.path / PREEMPTED, json.dumps(preempted).encode())
+            return
+        write_whole(self.run_dir.path / PREEMPTED, b"")
         grace = f"grace period {rules.grace_s:.0f} s since {state.preempted_at}"
         self.say(f"preempted: waiting for SLURM to end this run of job {self.job.id}, {grace}")
         end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
@@ -148,7 +145,6 @@ class Scheduler:
             time.sleep(LOOK_S)
             with contextlib.suppress(AllranksError):
                 state = find_job(self.job.id)
-        return True
 
     def stay_complete(self) -> None:
         """Keep SLURM from running a job again that was preempted once and has succeeded now. For the leader's agent.
