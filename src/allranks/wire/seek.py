@@ -26,8 +26,8 @@ from typing import Any
 import msgspec
 
 from allranks.model.card import Card
-from allranks.model.errors import Exit, NodeFaultError, WireError
-from allranks.wire.connection import MAX_JOIN_BYTES, Connection
+from allranks.model.errors import NodeFaultError, WireError
+from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, Hello, Join, Message, Refused, as_one_line, own_age_s
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, is_welcome, prove_join
@@ -36,8 +36,6 @@ CONNECT_S = 1.0
 """Seconds for a hint to accept a connection before its host is given up for this time."""
 STAGGER_S = 0.2
 """Seconds without an answer after which the next host is tried in parallel."""
-SPARE_BYTES = 8 << 10
-"""Of a Join, beside the card: names, version, proof."""
 SILENT_S = 0.5
 """Seconds without an answer after which the silence is what people are told of."""
 LOOKUP_S = 5.0
@@ -59,7 +57,7 @@ class Search:
         hints: called in each round, since an announcement may appear; a group is one host, its ports in order.
         attempt: number of the job's start, if the agent knows it.
         secret: called when a leader has sent Hello; returns None while the key does not exist.
-        card: the report of this node.
+        card: the report of this node; with names and proof, at most MAX_JOIN_BYTES.
     """
 
     def __init__(
@@ -244,7 +242,7 @@ class Search:
         if key is None:
             raise ConnectionError("the run directory does not have the job's secret yet")
         card = msgspec.structs.replace(self._card, came_by=str(hint), age_s=own_age_s())
-        join = Join(job=self._job, attempt=self._attempt, nonce=secrets.token_bytes(NONCE_BYTES), card=_bounded(card))
+        join = Join(job=self._job, attempt=self._attempt, nonce=secrets.token_bytes(NONCE_BYTES), card=card)
         connection.send(prove_join(key, join, leader_nonce=hello.nonce))
         answer = self._hear(connection, path, munge_s=0.0 if key.key else LEADERS_MUNGE_S)
         if isinstance(answer, Refused):
@@ -284,16 +282,6 @@ class Search:
                 self._obstacle = f"{path}: {silent}"
             if self._found.done() or waited_s >= within_s:
                 raise silent
-
-
-def _bounded(card: Card) -> Card:
-    """Return a report that the leader can read: one that is too long becomes a problem of the node."""
-    num_bytes = len(msgspec.msgpack.encode(card))
-    if num_bytes <= MAX_JOIN_BYTES - SPARE_BYTES:
-        return card
-    problem = f"the node's report has {num_bytes} bytes, more than {MAX_JOIN_BYTES}"
-    kept = ("host", "pid", "node_index", "num_workers", "num_gpus", "attempt", "age_s")
-    return Card(**{name: getattr(card, name) for name in kept}, problem=problem, problem_exit=Exit.SETUP)
 
 
 def _find_addresses(host: str, flags: int = 0) -> list[_Address]:
