@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from allranks.guard.inside.cell import Cell
-from allranks.launch.workers import Worker, end_left_behind
+from allranks.launch.workers import WRITER, Worker, end_left_behind, wait_for_writers
 
 
 def test_a_tool_of_the_agent_itself_is_no_left_over():
@@ -109,3 +109,19 @@ def test_a_worker_that_made_all_its_steps_is_known_by_its_cell(tmp_path: Path, i
     end = worker.reap()
     assert (end.exit_code, end.is_finished) == (0, is_finished)
     worker.close()
+
+
+def test_a_checkpoint_that_is_being_written_is_waited_for():
+    said: list[str] = []
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(2.5)", WRITER]) as writer:
+        wait_for_writers(30.0, said.append)
+        assert not psutil.pid_exists(writer.pid)
+    assert said == [f"waiting at most 30 s for a checkpoint to be written (pid {writer.pid})"]
+
+
+def test_a_checkpoint_is_not_waited_for_without_end():
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)", WRITER]) as writer:
+        began_s = time.monotonic()
+        wait_for_writers(2.5, lambda _: None)
+        assert 2.4 < time.monotonic() - began_s < 10
+        writer.kill()

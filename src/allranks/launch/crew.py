@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from allranks.guard.inside.cell import Cell
 from allranks.guard.worker import WatchedWorker
 from allranks.host.signals import catches
@@ -25,7 +27,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan
-from allranks.launch.workers import LOCAL_RANK, Forked, Standby, Worker, end_left_behind, kill_descendants
+from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind, kill_descendants
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
@@ -110,7 +112,7 @@ class Crew:
             command, env = container.enter(runtime, request.container, command, env, names=names, has_gpus=has_gpus)
         standby = self._standby_for(env)
         worker.start(command, env, fds=fds, standby=standby)
-        if standby is not None and not isinstance(worker.process, Forked):
+        if standby is not None and not isinstance(worker.process, psutil.Process):
             self.say("the standby forked no worker; workers start without it")
             self.end_standby()
         return worker
