@@ -107,6 +107,14 @@ def test_a_reader_that_has_left_makes_room_for_everything(out: Pipe, err: Pipe):
     assert screen["out"].has_room
 
 
+def test_what_is_written_to_a_closed_file_goes_nowhere():
+    out = Console(out_fd=1000, err_fd=1000).screen["out"]
+    out.write(MUCH)
+    assert out.drain(patience_s=30)
+    assert not out.isatty()
+    out.close()
+
+
 def test_what_is_printed_goes_the_same_way(out: Pipe, err: Pipe):
     screen, before = Console(out_fd=out.writer, err_fd=err.writer).screen, sys.stderr
     with contextlib.redirect_stderr(screen["err"].as_text()):
