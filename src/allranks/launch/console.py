@@ -64,7 +64,7 @@ class Stream(io.FileIO):
         self._waiting = bytearray()
         self._changed = threading.Condition()
         self.is_given_up = False
-        """What is written goes nowhere: the reader has left, as after `| head`, or was given up. The job goes on."""
+        """`drain` has given the reader up: what is written goes nowhere."""
         self.num_dropped_lines = 0
         """Lines that waited for the reader when it was given up, and that came later."""
         threading.Thread(target=self._write, args=(self.fileno(),), name="allranks-screen", daemon=True).start()
@@ -97,8 +97,9 @@ class Stream(io.FileIO):
                 if self._changed.wait(LOOK_S):
                     moved_s = time.monotonic()
                 if self._waiting and (time.monotonic() - moved_s >= patience_s or is_over()):
-                    self.num_dropped_lines += self._waiting.count(b"\n")
-                    self._give_up()
+                    self.num_dropped_lines = self._waiting.count(b"\n")
+                    self.is_given_up = True
+                    self._waiting.clear()
                     return False
             return True
 
@@ -117,18 +118,12 @@ class Stream(io.FileIO):
             except BlockingIOError:  # whoever shares the file has made it non-blocking
                 select.select([], [fd], [], 1.0)
                 continue
-            except OSError:
-                written = 0
+            except OSError:  # the reader has left, as after `| head`; the job goes on
+                fd = os.open(os.devnull, os.O_WRONLY)
+                continue
             with self._changed:
-                if not written:
-                    self._give_up()
                 del self._waiting[:written]
                 self._changed.notify_all()
-
-    def _give_up(self) -> None:
-        self.is_given_up = True
-        self._waiting.clear()
-        self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -250,13 +245,12 @@ class Console:
         Returns:
             How many lines were not shown, since nobody read them; the files have them.
         """
-        given_up: set[Stream] = set()
         while True:
             self.finish()
-            streams = (self.screen["err"], self.screen["out"])
-            given_up |= {each for each in streams if not each.drain(patience_s=patience_s, is_over=is_over)}
+            for stream in ("err", "out"):
+                self.screen[stream].drain(patience_s=patience_s, is_over=is_over)
             if not self._followed:
-                return sum(each.num_dropped_lines for each in given_up)
+                return sum(each.num_dropped_lines for each in set(self.screen.values()))
 
     def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""
