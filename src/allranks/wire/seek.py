@@ -41,7 +41,7 @@ SILENT_S = 0.5
 LOOKUP_S = 5.0
 """Deadline of a name lookup; then it is given up, and a new one begins."""
 MAX_LOOKUPS = 4
-"""Lookups at the same time; those that were given up count as long as they run."""
+"""Lookups of one name at the same time; those that were given up count as long as they run."""
 PAUSE_S = 0.1
 """Seconds between two rounds, each of which tries all hosts that are not being tried."""
 TICK_S = 0.05
@@ -79,7 +79,6 @@ class Search:
         """Of host names, from the last lookup that has answered."""
         self._asked_s: dict[str, float] = {}
         """Host names whose lookup has not answered, and since when."""
-        self._free_lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
         self._calls: dict[tuple[Any, ...], threading.Thread] = {}
         """A function with its arguments, and the thread that makes this call, or has made it."""
         self._handshake = threading.Lock()
@@ -179,13 +178,12 @@ class Search:
             why = f"the name lookup of {hint.host} has not answered for {waited_s:.0f} s"
             advice = "; check DNS on this node" if waited_s > LOOKUP_S else ""
             self._unresolved[hint.host] = f"{hint} ({hint.source}): {why}{advice}"
-        self._try(self._ask, hint, waited_s // LOOKUP_S)  # another call where the last one is given up
+        # Another call where the last one is given up.
+        self._try(self._ask, hint, min(waited_s // LOOKUP_S, MAX_LOOKUPS - 1))
         return self._addresses.get(hint.host, [])
 
     def _ask(self, hint: Hint, _: float) -> None:
-        """Ask the name service, unless other lookups hang."""
-        if not self._free_lookups.acquire(blocking=False):
-            return
+        """Ask the name service."""
         try:
             self._addresses[hint.host] = _find_addresses(hint.host)
             self._unresolved.pop(hint.host, None)
@@ -194,7 +192,6 @@ class Search:
             self._unresolved[hint.host] = f"{hint} ({hint.source}): {why}"
         finally:
             self._asked_s.pop(hint.host, None)
-            self._free_lookups.release()
 
     def _try_ports(self, group: tuple[Hint, ...], family: int, address: tuple[Any, ...], at: str) -> None:
         """Try the ports of one address, until one leads to the leader or none answers."""
@@ -258,13 +255,12 @@ class Search:
         until_s = time.monotonic() + HANDSHAKE_S + munge_s
         silent = ConnectionError("a program listens there but sends nothing")
         while True:
-            connection.flush()
+            events = select.POLLIN | (select.POLLOUT if connection.flush() else 0)
             try:
                 if messages := connection.receive(at_most=1):
                     return messages[0]
             except WireError as exc:
                 raise ConnectionError(as_one_line(str(exc))) from exc
-            events = select.POLLIN | (select.POLLOUT if connection.has_unsent else 0)
             self._await(connection, events, until_s - time.monotonic(), path, silent)
 
     def _await(self, connection: Connection, events: int, within_s: float, path: str, silent: OSError) -> None:
