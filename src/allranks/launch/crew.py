@@ -82,7 +82,7 @@ class Crew:
         self.run_dir.write_settings(me.name, self.settings)
         self.console.finish()
         for worker in self.workers:
-            worker.close()
+            worker.cell.close()
         self.workers = []
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
@@ -101,7 +101,7 @@ class Crew:
         own = rank_settings(group, local_rank, error_file=worker.path("error.json").absolute())
         settings = [*self.settings, *own]
         command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]
-        fds = {"ALLRANKS_CELL_FD": worker.cell.fd} if worker.cell else {}
+        fds = {"ALLRANKS_CELL_FD": worker.cell.fd}
         if self.store_fd is not None and rank == 0:
             fds["ALLRANKS_STORE_FD"] = self.store_fd
         env = base_env(self.env, settings) | {name: str(fd) for name, fd in fds.items()}
@@ -170,14 +170,13 @@ class Crew:
         return [
             WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell)
             for worker in self.workers
-            if worker.cell is not None and worker.pid is not None
+            if worker.pid is not None
         ]
 
     def order(self, order: Order) -> None:
         """Give an order to the workers; those that handle the signal themselves get the signal."""
         for worker in self.still_running:
-            if worker.cell is not None:
-                worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
+            worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
             if order.signum and worker.pid is not None and catches(worker.pid, order.signum):
                 with contextlib.suppress(PermissionError):  # it has become another user
                     os.kill(worker.pid, order.signum)
@@ -187,8 +186,7 @@ class Crew:
         for worker in self.still_running:
             if worker.rank in ranks and worker.pid is not None:
                 worker.told_to_end = True
-                if worker.cell is not None:
-                    worker.cell.end()
+                worker.cell.end()
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(worker.pid, signum)
 
@@ -203,4 +201,4 @@ class Crew:
             kill_descendants()
         self.console.finish()
         for worker in self.workers:
-            worker.close()
+            worker.cell.close()

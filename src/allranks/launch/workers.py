@@ -98,7 +98,7 @@ class Worker:
     node: str
     folder: Path
     """For its files."""
-    cell: Cell | None = None
+    cell: Cell
     """What it tells its agent through."""
     process: subprocess.Popen[bytes] | psutil.Process | None = None
     """A psutil.Process where a standby forked it."""
@@ -121,11 +121,9 @@ class Worker:
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
     ) -> None:
-        """Start it; where that fails, `end` says why.
+        """Start it with this whole environment; where that fails, `end` says why.
 
         Args:
-            command: the worker's.
-            env: the worker's, whole.
             fds: descriptors that it gets, by the variable that tells it their number.
             standby: forks it; if that fails, it is started as a program.
         Raises:
@@ -144,14 +142,8 @@ class Worker:
                 if isinstance(exc, FileNotFoundError) and Path(command[0]).exists():
                     reason = f"{command[0]}: the interpreter in its #! line is not there"
                 self.end = self._end_as(127, time_s=time.time(), message=as_utf8(reason), could_not_start=True)
-                return
-        self.pidfd = os.pidfd_open(self.process.pid)
-
-    def close(self) -> None:
-        """Give the cell's memory back."""
-        if self.cell is not None:
-            self.cell.close()
-            self.cell = None
+            else:
+                self.pidfd = os.pidfd_open(self.process.pid)
 
     def reap(self) -> WorkerEnd:
         """Collect a worker whose pidfd became readable: how it ended, and what it left about why."""
@@ -170,7 +162,7 @@ class Worker:
             node=self.node,
             exit_code=exit_code,
             ended_by_us=self.told_to_end and exit_code != 0,
-            is_finished=exit_code == 0 and self.cell is not None and self.cell.is_finished,
+            is_finished=exit_code == 0 and self.cell.is_finished,
             stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
             stderr_path=as_utf8(str(self.path("err"))),
             **found,
