@@ -100,7 +100,7 @@ class Acceptor:
         self._resume_s = 0.0
         """Nothing is accepted before."""
         self._is_told = False
-        self._munge: ThreadPoolExecutor | None = None
+        self._munge = ThreadPoolExecutor(MAX_MUNGE)
         self._selector: selectors.BaseSelector = selectors.SelectSelector()  # not attached: nobody waits for it
 
     def attach(
@@ -145,9 +145,7 @@ class Acceptor:
             self._end(peer)
         if self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
-        if self._munge is not None:
-            self._munge.shutdown(wait=False, cancel_futures=True)
-        self._munge, self._selector = None, selectors.SelectSelector()
+        self._selector = selectors.SelectSelector()
 
     def close(self) -> None:
         """Disconnect all peers that are not known yet, and close the listener."""
@@ -223,7 +221,6 @@ class Acceptor:
             self._answer(peer, join, check())
         else:  # a thread checks the credential: it asks munged twice, which may hang
             self._selector.unregister(peer)
-            self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
             pending.deadline_s += LEADERS_MUNGE_S
             pending.check = join, self._munge.submit(check)
 
@@ -261,6 +258,8 @@ class Acceptor:
         pending = self._pending.pop(peer)
         if pending.check is None:
             self._selector.unregister(peer)
+        else:
+            pending.check[1].cancel()
         return pending
 
 
