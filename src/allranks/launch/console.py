@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CHUNK_BYTES = 1 << 18
-CHUNKS_PER_PUMP = 4
+CHUNK_BYTES = 1 << 20
+"""Of each file at once: a worker that writes faster than the terminal shows must not keep the agent from watching."""
 LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
 REDRAW_S = 5.0
@@ -211,11 +211,7 @@ class Console:
         """Show what is new and has room; True if there was anything."""
         has_news = False
         for followed in list(self._followed):
-            screen = self.screen[followed.stream]
-            # Bounded: a worker that writes faster than the terminal shows must not keep the agent from watching.
-            for _ in range(CHUNKS_PER_PUMP):
-                if not screen.has_room or not (data := followed.read()):
-                    break
+            if self.screen[followed.stream].has_room and (data := followed.read()):
                 has_news = True
                 self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
             if redrawn := followed.take_redrawn():

@@ -234,20 +234,17 @@ class Standby:
         assert len(fds) + 4 <= inside.MAX_FDS
         entries = b"".join(os.fsencode(f"{name}={value}\0") for name, value in env.items() if name not in fds)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.memfd_create(inside.ENVIRONMENT)
-        with ours:
+        with ours, os.fdopen(os.memfd_create(inside.ENVIRONMENT), "wb", buffering=0) as environment:
             ours.settimeout(FORK_S)
             try:
-                os.write(environment, entries)
+                environment.write(entries)
                 with theirs:
-                    handed = [theirs.fileno(), environment, out, err, *fds.values()]
+                    handed = [theirs.fileno(), environment.fileno(), out, err, *fds.values()]
                     socket.send_fds(self._control, [" ".join(fds).encode() or b" "], handed)
                 pid = int(ours.recv(32))
                 ours.send(inside.GO)
             except (OSError, ValueError):  # the worker ends when it sees that this end of the tether is closed
                 return None
-            finally:
-                os.close(environment)
         return psutil.Process(pid)
 
     def end(self) -> None:
