@@ -141,18 +141,17 @@ class Worker:
                 reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
                 if isinstance(exc, FileNotFoundError) and Path(command[0]).exists():
                     reason = f"{command[0]}: the interpreter in its #! line is not there"
-                self.end = self._end_as(127, time_s=time.time(), message=as_utf8(reason), could_not_start=True)
+                self.end = self._end_as(127, message=as_utf8(reason), could_not_start=True)
             else:
                 self.pidfd = os.pidfd_open(self.process.pid)
 
     def reap(self) -> WorkerEnd:
         """Collect a worker whose pidfd became readable: how it ended, and what it left about why."""
         assert self.process is not None
-        now_s = time.time()
         exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
         found = _read_error_file(self.path("error.json")) if exit_code else {}
-        self.end = self._end_as(exit_code, **{"time_s": now_s} | found)
+        self.end = self._end_as(exit_code, **found)
         return self.end
 
     def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
@@ -165,7 +164,7 @@ class Worker:
             is_finished=exit_code == 0 and self.cell.is_finished,
             stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
             stderr_path=as_utf8(str(self.path("err"))),
-            **found,
+            **{"time_s": time.time()} | found,
         )
 
 

@@ -172,11 +172,8 @@ class Acceptor:
                     self._on_rejected(Reject.CROWDED, host, f"{text}; further ones are closed")
                 continue
             peer, nonce = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES), secrets.token_bytes(NONCE_BYTES)
-            try:
+            with contextlib.suppress(ConnectionError):  # the next receive says so
                 peer.send(Hello(job=self.job, nonce=nonce))
-            except ConnectionError:
-                peer.close()
-                continue
             self._pending[peer] = _Pending(nonce, time.monotonic() + HANDSHAKE_S, host)
             self._selector.register(peer, selectors.EVENT_READ, partial(self._receive, peer))
 

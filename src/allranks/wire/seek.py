@@ -12,7 +12,6 @@ accepts an agent once. All threads end soon after the search.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import select
@@ -217,11 +216,10 @@ class Search:
 
     def _connect(self, connection: Connection, address: tuple[Any, ...], path: str) -> None:
         """Connect; a ConnectionError is an answer of the host, another OSError is none."""
-        error = connection.sock.connect_ex(address)
-        if error == errno.EINPROGRESS:
-            self._await(connection, select.POLLOUT, CONNECT_S, path, TimeoutError("no answer"))
-            error = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
+        with contextlib.suppress(BlockingIOError):
+            connection.sock.connect(address)
+        self._await(connection, select.POLLOUT, CONNECT_S, path, TimeoutError("no answer"))
+        if error := connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
 
     def _join(self, connection: Connection, hello: Message, hint: Hint, path: str) -> None:
