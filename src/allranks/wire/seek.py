@@ -169,8 +169,6 @@ class Search:
 
     def _look_up(self, hint: Hint) -> list[_Address]:
         """Return the addresses of a host in the order of preference (RFC 6724), as far as they are known; ask again."""
-        with contextlib.suppress(OSError, UnicodeError):
-            return _find_addresses(hint.host, socket.AI_NUMERICHOST)
         now_s = time.monotonic()
         waited_s = now_s - self._asked_s.setdefault(hint.host, now_s)
         if waited_s >= SILENT_S:
@@ -184,7 +182,8 @@ class Search:
     def _ask(self, hint: Hint, _: float) -> None:
         """Ask the name service."""
         try:
-            self._addresses[hint.host] = _find_addresses(hint.host)
+            found = socket.getaddrinfo(hint.host, 0, type=socket.SOCK_STREAM)
+            self._addresses[hint.host] = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
             self._unresolved.pop(hint.host, None)
         except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
             why = f"{hint.host} does not resolve on this node: {getattr(exc, 'strerror', None) or exc}"
@@ -276,8 +275,3 @@ class Search:
                 self._obstacle = f"{path}: {silent}"
             if self._found.done() or waited_s >= within_s:
                 raise silent
-
-
-def _find_addresses(host: str, flags: int = 0) -> list[_Address]:
-    answers = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in answers))
