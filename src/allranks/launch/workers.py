@@ -304,7 +304,7 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
     for process in psutil.wait_procs(orphans, timeout=grace_s)[1]:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(orphans, timeout=1)
+    psutil.wait_procs(orphans, timeout=END_S)
     return names
 
 

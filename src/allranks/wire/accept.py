@@ -98,8 +98,7 @@ class Acceptor:
         self._crowded: set[str] = set()
         """Addresses whose connections were closed for their number; said once."""
         self._resume_s = 0.0
-        """Nothing is accepted before."""
-        self._is_told = False
+        """Nothing is accepted before; 0: there was always room."""
         self._munge = ThreadPoolExecutor(MAX_MUNGE)
         self._selector: selectors.BaseSelector = selectors.SelectSelector()  # not attached: nobody waits for it
 
@@ -178,12 +177,11 @@ class Acceptor:
             self._selector.register(peer, selectors.EVENT_READ, partial(self._receive, peer))
 
     def _pause(self, exc: OSError) -> None:
-        self._resume_s = time.monotonic() + PAUSE_S
-        self._selector.unregister(self._listener)
-        if not self._is_told:
-            self._is_told = True
+        if not self._resume_s:  # said once
             fix = "; in the batch script: ulimit -n $(ulimit -Hn)" if exc.errno == errno.EMFILE else ""
             self._say(f"the leader cannot accept agents: {exc.strerror}; it tries again every {PAUSE_S} s{fix}")
+        self._resume_s = time.monotonic() + PAUSE_S
+        self._selector.unregister(self._listener)
 
     def _receive(self, peer: Connection, _: object) -> None:
         if peer not in self._pending:
