@@ -33,7 +33,6 @@ from allranks.model.card import Card, Facts, Place
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
-from allranks.model.text import as_utf8
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
@@ -41,6 +40,7 @@ from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place, with_problem
+from allranks.preflight.vet import vet_card
 from allranks.report.rundir import EventWriter, write_whole
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
@@ -150,7 +150,7 @@ class Entry:
             AllranksError: there is no leader, or it refused this node.
         """
         mine, path = self.applicant, self.applicant.run_dir.path
-        card = self.card()
+        card = vet_card(self.card())  # one that is too long to be sent becomes a problem of this node
         # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
         is_speaker = not mine.is_slurm or mine.node_index == 1
         try:

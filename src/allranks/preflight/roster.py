@@ -10,8 +10,8 @@ import msgspec
 from allranks.model.card import Card, Place
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
+from allranks.model.text import as_utf8
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import as_utf8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,7 +39,6 @@ from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal, UsageError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
-from allranks.model.text import as_utf8
 from allranks.model.world import World
 from allranks.preflight.called import Called
 from allranks.preflight.datapath import data_path_of_cluster
