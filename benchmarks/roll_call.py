@@ -300,8 +300,8 @@ def load(num_nodes: int, faults: Faults, *, beats_s: float, profile: str | None)
         plans = make_group(cards, wanted_backend="nccl", attempt=0, store_address="127.0.0.1", store_port=29500)
         for index, peer in peers.items():
             peer.send(plans[index])
-        unsent = [peer for peer in peers.values() if peer.has_unsent]
-        while unsent := [peer for peer in unsent if _flush(peer)]:
+        unsent = list(peers.values())
+        while unsent := [peer for peer in unsent if peer.flush()]:
             time.sleep(0.001)
     cpu_s["plans"] = time.process_time() - sending_s
     since_last_s = time.monotonic() - arrived_s[0] - again_s
@@ -320,11 +320,6 @@ def load(num_nodes: int, faults: Faults, *, beats_s: float, profile: str | None)
     mesh.close()
     listener.close()
     return Seen(cpu_s, since_last_s, count, judgement.findings, rss_mb, beats)
-
-
-def _flush(peer: Connection) -> bool:
-    peer.flush()
-    return peer.has_unsent
 
 
 def lead_for(

@@ -101,10 +101,19 @@ def test_a_wait_for_a_reader_ends_when_it_is_told_to(out: Pipe, err: Pipe):
 def test_a_reader_that_has_left_makes_room_for_everything(out: Pipe, err: Pipe):
     screen = Console(out_fd=out.writer, err_fd=err.writer).screen
     out.leave()
-    screen["out"].write(MUCH)
-    wait_until(lambda: screen["out"].is_given_up, "the reader that left is noticed")
-    screen["out"].write(MUCH)
-    assert screen["out"].has_room
+    for _ in range(2):
+        screen["out"].write(MUCH)
+        wait_until(lambda: screen["out"].has_room, "the reader that left is noticed")
+    assert screen["out"].drain(patience_s=30)
+    assert screen["out"].num_dropped_lines == 0
+
+
+def test_what_is_written_to_a_closed_file_goes_nowhere():
+    out = Console(out_fd=1000, err_fd=1000).screen["out"]
+    out.write(MUCH)
+    assert out.drain(patience_s=30)
+    assert not out.isatty()
+    out.close()
 
 
 def test_what_is_printed_goes_the_same_way(out: Pipe, err: Pipe):

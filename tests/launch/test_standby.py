@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+import psutil
 import pytest
 
 import allranks
@@ -23,7 +24,7 @@ from allranks.guard.inside.cell import Cell
 from allranks.host.process import read_environment
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import workers
-from allranks.launch.workers import END_S, PR_SET_CHILD_SUBREAPER, Forked, Standby, become_subreaper, spawn
+from allranks.launch.workers import END_S, PR_SET_CHILD_SUBREAPER, Standby, become_subreaper, spawn
 from conftest import Allranks, agents_in_background, clean_env, is_alive, wait_until, write
 
 pytestmark = pytest.mark.torch
@@ -67,7 +68,7 @@ def standby(command: Sequence[str], env: Mapping[str, str]) -> Iterator[Standby]
         made.end()
 
 
-def fork(made: Standby, folder: Path, env: Mapping[str, str], **fds: int) -> Forked:
+def fork(made: Standby, folder: Path, env: Mapping[str, str], **fds: int) -> psutil.Process:
     with (folder / "out").open("ab") as out, (folder / "err").open("ab") as err:
         forked = made.fork(env, out=out.fileno(), err=err.fileno(), fds=fds)
     assert forked is not None

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from allranks.guard.inside.cell import Cell
-from allranks.launch.workers import Worker, end_left_behind
+from allranks.launch.workers import WRITER, Worker, end_left_behind, wait_for_writers
 
 
 def test_a_tool_of_the_agent_itself_is_no_left_over():
@@ -73,17 +75,18 @@ def test_what_is_spared_keeps_its_children():
         spared.communicate()
 
 
-def make_worker(folder: Path, **more: object) -> Worker:
-    return Worker(rank=3, node="node02", folder=folder, **more)
+@pytest.fixture
+def worker(tmp_path: Path) -> Iterator[Worker]:
+    with contextlib.closing(Cell.create()) as cell:
+        yield Worker(rank=3, node="node02", folder=tmp_path, cell=cell)
 
 
 @pytest.mark.parametrize("has_time", [True, False])
-def test_a_worker_failed_when_it_raised_and_not_when_its_process_had_ended(tmp_path: Path, has_time: bool):
+def test_a_worker_failed_when_it_raised_and_not_when_its_process_had_ended(worker: Worker, has_time: bool):
     """Its `finally` blocks and its interpreter's exit may take longer than the whole life of a victim."""
     raised_s = time.time() - 100
     extra = {"py_callstack": "Traceback ...", **({"time_s": raised_s} if has_time else {})}
     record = json.dumps({"message": {"message": "ValueError: batch 17", "extraInfo": extra}})
-    worker = make_worker(tmp_path)
     worker.start(
         ["/bin/sh", "-c", 'printf %s "$1" > "$2"; exit 1', "sh", record, str(worker.path("error.json"))],
         os.environ,
@@ -99,13 +102,26 @@ def test_a_worker_failed_when_it_raised_and_not_when_its_process_had_ended(tmp_p
 
 
 @pytest.mark.parametrize("is_finished", [True, False])
-def test_a_worker_that_made_all_its_steps_is_known_by_its_cell(tmp_path: Path, is_finished: bool):
-    cell = Cell.create()
-    assert cell.claim()
+def test_a_worker_that_made_all_its_steps_is_known_by_its_cell(worker: Worker, is_finished: bool):
+    assert worker.cell.claim()
     if is_finished:
-        cell.finish()
-    worker = make_worker(tmp_path, cell=cell)
+        worker.cell.finish()
     worker.start(["/bin/true"], os.environ, fds={})
     end = worker.reap()
     assert (end.exit_code, end.is_finished) == (0, is_finished)
-    worker.close()
+
+
+def test_a_checkpoint_that_is_being_written_is_waited_for():
+    said: list[str] = []
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(2.5)", WRITER]) as writer:
+        wait_for_writers(30.0, said.append)
+        assert not psutil.pid_exists(writer.pid)
+    assert said == [f"waiting at most 30 s for a checkpoint to be written (pid {writer.pid})"]
+
+
+def test_a_checkpoint_is_not_waited_for_without_end():
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(60)", WRITER]) as writer:
+        began_s = time.monotonic()
+        wait_for_writers(2.5, lambda _: None)
+        assert 2.4 < time.monotonic() - began_s < 10
+        writer.kill()

@@ -198,6 +198,16 @@ def test_a_problem_of_one_node_is_everybodys_verdict(tmp_path):
     assert nodes[0].verdict == nodes[1].verdict == nodes[2].verdict
 
 
+def test_a_report_that_is_too_long_to_be_sent_is_everybodys_verdict(tmp_path):
+    long = applicant(tmp_path, 1, 2, card_facts=lambda: Facts(environment={"NCCL_HOSTID": "x" * 3_000_000}))
+    nodes = [Node(applicant(tmp_path, 0, 2)), Node(long)]
+    hold(*nodes)
+    (finding,) = nodes[0].verdict.findings
+    assert (finding.cause, finding.node, nodes[0].verdict.exit_code) == ("AR512 node-cannot-start", "node02", 78)
+    assert re.fullmatch(r"the node report is invalid: it has 300\d{4} bytes, more than 516096", finding.message)
+    assert nodes[0].verdict == nodes[1].verdict
+
+
 def by_endpoint(
     root: Path, port: int, *, index: int | None = None, host: str = "127.0.0.1", **more: object
 ) -> Applicant:

@@ -198,7 +198,7 @@ def test_a_card_that_makes_no_sense_is_its_nodes_problem(kind):
     assert_harmless(judgement)
 
 
-@pytest.mark.parametrize("kind", ["3 MB", "no address", "port 70000", "65535 ports", "a million workers"])
+@pytest.mark.parametrize("kind", ["no address", "port 70000", "65535 ports", "a million workers"])
 def test_a_card_that_makes_no_sense_stops_the_roll_call_at_once(call, kind):  # noqa: F811
     call.add(card(1))
     call.add(msgspec.structs.replace(card(2), **ABSURD[kind]))

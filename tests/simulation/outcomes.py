@@ -68,9 +68,8 @@ def the_healthy_hear_the_verdict(world: World) -> str:
 def one_verdict(world: World) -> str:
     """All agents that hear a verdict hear the same one, whoever led."""
     members = [each for each in world.processes if each.lead is None and not each.was_left_out and not _has_left(each)]
-    heard = [
-        each for each in members if each.heard and not (each.was_killed or (each.heard.is_cut_off and world.blind))
-    ]
+    heard = [each for each in members if each.heard and not (each.heard.is_cut_off and world.blind)]
+    heard = [each for each in heard if not each.was_killed]  # nobody hears it from these
     codes = {process.heard.exit_code for process in heard if process.agent and process.agent.goodbye is process.heard}
     return f"exit codes {codes}" if len(codes) > 1 and not _has_ended_unseen(world) else ""
 

@@ -500,20 +500,20 @@ def test_big_messages_reach_a_slow_reader_whole(pair):
     messages = [Goodbye(exit_code=index, summary=str(index) * (3 << 20)) for index in range(3)]
     for message in messages:
         near.send(message)
-    assert near.has_unsent
+    assert near.flush()
     received: list[Message] = []
     until_s = time.monotonic() + 60
     while len(received) < 3 and time.monotonic() < until_s:
         received += far.receive()
         near.flush()
     assert received == messages
-    assert not near.has_unsent
+    assert not near.flush()
 
 
 def test_a_small_message_leaves_nothing_unsent(pair):
     near, far = pair
     near.send(Interrupted(signum=7))
-    assert not near.has_unsent
+    assert not near.flush()
     wait_readable(far)
     assert far.receive() == [Interrupted(signum=7)]
     assert far.receive() == []

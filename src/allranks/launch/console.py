@@ -30,8 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-CHUNK_BYTES = 1 << 18
-CHUNKS_PER_PUMP = 4
+CHUNK_BYTES = 1 << 20
+"""Of each file at once: a worker that writes faster than the terminal shows must not keep the agent from watching."""
 LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
 REDRAW_S = 5.0
@@ -42,9 +42,9 @@ _TRACEBACK = re.compile(
     rb"^(?:(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):|  File \"[^\"\n]+\", line \d+$)", re.MULTILINE
 )
 """How one begins; the second form is that of a script that Python cannot parse."""
-NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved",)
+NOISE = b"[c10d] The hostname of the client socket cannot be retrieved"
 """What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
-only). Among several ranks, the terminal leaves these lines out; the files have them."""
+only). Among several ranks, the terminal leaves this line out; the files have it."""
 ROOM_BYTES = 1 << 20
 """How much waits in memory before `has_room` says no."""
 PIECE_BYTES = 1 << 14
@@ -53,18 +53,21 @@ LOOK_S = 0.1
 """How often `drain` looks whether it is over."""
 
 
-class Stream(io.RawIOBase):
+class Stream(io.FileIO):
     """A file descriptor with a thread that writes what is queued, in order, and ends with the process."""
 
     def __init__(self, fd: int) -> None:
-        self._fd = self.name = fd  # io.FileIO has that name, too
+        try:
+            super().__init__(fd, "wb", closefd=False)
+        except OSError:  # it is closed, as after `>&-`
+            super().__init__(os.devnull, "wb")
         self._waiting = bytearray()
         self._changed = threading.Condition()
         self.is_given_up = False
-        """What is written goes nowhere: the reader has left, as after `| head`, or was given up. The job goes on."""
+        """`drain` has given the reader up: what is written goes nowhere."""
         self.num_dropped_lines = 0
         """Lines that waited for the reader when it was given up, and that came later."""
-        threading.Thread(target=self._write, name="allranks-screen", daemon=True).start()
+        threading.Thread(target=self._write, args=(self.fileno(),), name="allranks-screen", daemon=True).start()
 
     @property
     def has_room(self) -> bool:
@@ -94,8 +97,9 @@ class Stream(io.RawIOBase):
                 if self._changed.wait(LOOK_S):
                     moved_s = time.monotonic()
                 if self._waiting and (time.monotonic() - moved_s >= patience_s or is_over()):
-                    self.num_dropped_lines += self._waiting.count(b"\n")
-                    self._give_up()
+                    self.num_dropped_lines = self._waiting.count(b"\n")
+                    self.is_given_up = True
+                    self._waiting.clear()
                     return False
             return True
 
@@ -103,41 +107,23 @@ class Stream(io.RawIOBase):
         """Return a text file for `sys.stderr`."""
         return io.TextIOWrapper(self, sys.stderr.encoding, errors="backslashreplace", write_through=True)
 
-    def writable(self) -> bool:
-        """For TextIOWrapper, as the next two."""
-        return True
-
-    def isatty(self) -> bool:
-        """Whether it is a terminal."""
-        return os.isatty(self._fd)
-
-    def fileno(self) -> int:
-        """Descriptor of the file itself."""
-        return self._fd
-
-    def _write(self) -> None:
+    def _write(self, fd: int) -> None:
         while not self.is_given_up:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 end = self._waiting.rfind(b"\n", 0, PIECE_BYTES) + 1 or PIECE_BYTES
                 piece = bytes(self._waiting[:end])
             try:
-                written = os.write(self._fd, piece)
+                written = os.write(fd, piece)
             except BlockingIOError:  # whoever shares the file has made it non-blocking
-                select.select([], [self._fd], [], 1.0)
+                select.select([], [fd], [], 1.0)
                 continue
-            except OSError:
-                written = 0
+            except OSError:  # the reader has left, as after `| head`; the job goes on
+                fd = os.open(os.devnull, os.O_WRONLY)
+                continue
             with self._changed:
-                if not written:
-                    self._give_up()
                 del self._waiting[:written]
                 self._changed.notify_all()
-
-    def _give_up(self) -> None:
-        self.is_given_up = True
-        self._waiting.clear()
-        self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -158,10 +144,9 @@ class _Followed:
     """Where it ends, once the writer has ended: what follows is the next generation's."""
 
     def read(self) -> bytes:
-        try:
+        data = b""
+        with contextlib.suppress(OSError):  # a stale file handle of a network file system; the next pump tries again
             data = os.pread(self.file_fd, min(CHUNK_BYTES, self.end - self.position), self.position)
-        except OSError:  # a stale file handle of a network file system; the next pump tries again
-            data = b""
         self.position += len(data)
         if not data and self.end < sys.maxsize:
             self.end = self.position
@@ -174,7 +159,7 @@ class _Followed:
             lines.append(rest[:LINE_LIMIT_BYTES])
             rest = rest[LINE_LIMIT_BYTES:]
         self.pending[:] = rest
-        return b"".join(_last_drawn(line) + b"\n" for line in lines if not any(noise in line for noise in NOISE))
+        return b"".join(_last_drawn(line) + b"\n" for line in lines if NOISE not in line)
 
     def take_redrawn(self) -> bytes:
         """Return the last whole state of a line that redraws itself, if it is time to show it."""
@@ -226,16 +211,9 @@ class Console:
         """Show what is new and has room; True if there was anything."""
         has_news = False
         for followed in list(self._followed):
-            screen = self.screen[followed.stream]
-            # Bounded: a worker that writes faster than the terminal shows must not keep the agent from watching.
-            for _ in range(CHUNKS_PER_PUMP):
-                if not screen.has_room or not (data := followed.read()):
-                    break
+            if self.screen[followed.stream].has_room and (data := followed.read()):
                 has_news = True
-                if screen.is_given_up:
-                    screen.write(data)  # counts the lines
-                else:
-                    self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
+                self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
             if redrawn := followed.take_redrawn():
                 self._show(followed, redrawn + b"\n")
             is_last = followed.position >= followed.end
@@ -263,13 +241,12 @@ class Console:
         Returns:
             How many lines were not shown, since nobody read them; the files have them.
         """
-        given_up: set[Stream] = set()
         while True:
             self.finish()
-            streams = (self.screen["err"], self.screen["out"])
-            given_up |= {each for each in streams if not each.drain(patience_s=patience_s, is_over=is_over)}
+            for stream in ("err", "out"):
+                self.screen[stream].drain(patience_s=patience_s, is_over=is_over)
             if not self._followed:
-                return sum(each.num_dropped_lines for each in given_up)
+                return sum(each.num_dropped_lines for each in set(self.screen.values()))
 
     def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""

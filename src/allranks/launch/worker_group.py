@@ -17,6 +17,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
+
 from allranks.guard.inside.cell import Cell
 from allranks.guard.worker import WatchedWorker
 from allranks.host.signals import catches
@@ -25,7 +27,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan
-from allranks.launch.workers import LOCAL_RANK, Forked, Standby, Worker, end_left_behind, kill_descendants
+from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind, kill_descendants
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
@@ -80,7 +82,7 @@ class WorkerGroup:
         self.run_dir.write_settings(me.name, self.settings)
         self.console.finish()
         for worker in self.processes:
-            worker.close()
+            worker.cell.close()
         self.processes = []
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
@@ -99,7 +101,7 @@ class WorkerGroup:
         own = rank_settings(group, local_rank, error_file=worker.path("error.json").absolute())
         settings = [*self.settings, *own]
         command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]
-        fds = {"ALLRANKS_CELL_FD": worker.cell.fd} if worker.cell else {}
+        fds = {"ALLRANKS_CELL_FD": worker.cell.fd}
         if self.store_fd is not None and rank == 0:
             fds["ALLRANKS_STORE_FD"] = self.store_fd
         env = base_env(self.env, settings) | {name: str(fd) for name, fd in fds.items()}
@@ -110,7 +112,7 @@ class WorkerGroup:
             command, env = container.enter(runtime, request.container, command, env, names=names, has_gpus=has_gpus)
         standby = self._standby_for(env)
         worker.start(command, env, fds=fds, standby=standby)
-        if standby is not None and not isinstance(worker.process, Forked):
+        if standby is not None and not isinstance(worker.process, psutil.Process):
             say("the standby forked no worker; workers start without it")
             self.end_standby()
         return worker
@@ -168,14 +170,13 @@ class WorkerGroup:
         return [
             WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell)
             for worker in self.processes
-            if worker.cell is not None and worker.pid is not None
+            if worker.pid is not None
         ]
 
     def order(self, order: Order) -> None:
         """Give an order to the workers; those that handle the signal themselves get the signal."""
         for worker in self.still_running:
-            if worker.cell is not None:
-                worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
+            worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
             if order.signum and worker.pid is not None and catches(worker.pid, order.signum):
                 with contextlib.suppress(PermissionError):  # it has become another user
                     os.kill(worker.pid, order.signum)
@@ -185,8 +186,7 @@ class WorkerGroup:
         for worker in self.still_running:
             if worker.rank in ranks and worker.pid is not None:
                 worker.told_to_end = True
-                if worker.cell is not None:
-                    worker.cell.end()
+                worker.cell.end()
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(worker.pid, signum)
 
@@ -201,4 +201,4 @@ class WorkerGroup:
             kill_descendants()
         self.console.finish()
         for worker in self.processes:
-            worker.close()
+            worker.cell.close()

@@ -49,6 +49,8 @@ IMPORT_S = 20.0
 leader waits longer for the first beat."""
 FORK_S = 5.0
 """For one fork; it takes 0.02 s."""
+NOTICE_S = 2.0
+"""How long a checkpoint may take to be written before people are told that this process waits for it."""
 END_S = 1.0
 """For a process to be gone after SIGKILL."""
 LOCAL_RANK = "${local_rank}"
@@ -97,9 +99,10 @@ class Worker:
     node: str
     folder: Path
     """For its files."""
-    cell: Cell | None = None
+    cell: Cell
     """What it tells its agent through."""
-    process: subprocess.Popen[bytes] | Forked | None = None
+    process: subprocess.Popen[bytes] | psutil.Process | None = None
+    """A psutil.Process where a standby forked it."""
     pidfd: int = -1
     end: WorkerEnd | None = None
     """Set once it has ended."""
@@ -119,11 +122,9 @@ class Worker:
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
     ) -> None:
-        """Start it; where that fails, `end` says why.
+        """Start it with this whole environment; where that fails, `end` says why.
 
         Args:
-            command: the worker's.
-            env: the worker's, whole.
             fds: descriptors that it gets, by the variable that tells it their number.
             standby: forks it; if that fails, it is started as a program.
         Raises:
@@ -141,25 +142,17 @@ class Worker:
                 reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
                 if isinstance(exc, FileNotFoundError) and Path(command[0]).exists():
                     reason = f"{command[0]}: the interpreter in its #! line is not there"
-                self.end = self._end_as(127, time_s=time.time(), message=as_utf8(reason), could_not_start=True)
-                return
-        self.pidfd = os.pidfd_open(self.process.pid)
-
-    def close(self) -> None:
-        """Give the cell's memory back."""
-        if self.cell is not None:
-            self.cell.close()
-            self.cell = None
+                self.end = self._end_as(127, message=as_utf8(reason), could_not_start=True)
+            else:
+                self.pidfd = os.pidfd_open(self.process.pid)
 
     def reap(self) -> WorkerEnd:
         """Collect a worker whose pidfd became readable: how it ended, and what it left about why."""
         assert self.process is not None
-        now_s = time.time()
-        exit_code = self.process.wait()
+        exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
-        self.pidfd = -1
         found = _read_error_file(self.path("error.json")) if exit_code else {}
-        self.end = self._end_as(exit_code, **{"time_s": now_s} | found)
+        self.end = self._end_as(exit_code, **found)
         return self.end
 
     def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
@@ -169,22 +162,11 @@ class Worker:
             node=self.node,
             exit_code=exit_code,
             ended_by_us=self.told_to_end and exit_code != 0,
-            is_finished=exit_code == 0 and self.cell is not None and self.cell.is_finished,
+            is_finished=exit_code == 0 and self.cell.is_finished,
             stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
             stderr_path=as_utf8(str(self.path("err"))),
-            **found,
+            **{"time_s": time.time()} | found,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Forked:
-    """A worker that a standby forked; a child of this process, as those of subprocess.Popen."""
-
-    pid: int
-
-    def wait(self) -> int:
-        """Wait for its end; return its exit code, negative for a signal."""
-        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 @dataclass(slots=True)
@@ -241,8 +223,8 @@ class Standby:
             self._answer = heard.decode(errors="replace") or "it ended while it imported torch"
         return self._answer
 
-    def fork(self, env: Mapping[str, str], *, out: int, err: int, fds: Mapping[str, int]) -> Forked | None:
-        """Fork a worker; None if that fails, and then no worker is left behind.
+    def fork(self, env: Mapping[str, str], *, out: int, err: int, fds: Mapping[str, int]) -> psutil.Process | None:
+        """Fork a worker, a child of this process; None if that fails, and then no worker is left behind.
 
         Args:
             env: the worker's, whole.
@@ -252,21 +234,18 @@ class Standby:
         assert len(fds) + 4 <= inside.MAX_FDS
         entries = b"".join(os.fsencode(f"{name}={value}\0") for name, value in env.items() if name not in fds)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = os.memfd_create(inside.ENVIRONMENT)
-        with ours:
+        with ours, os.fdopen(os.memfd_create(inside.ENVIRONMENT), "wb", buffering=0) as environment:
             ours.settimeout(FORK_S)
             try:
-                os.write(environment, entries)
+                environment.write(entries)
                 with theirs:
-                    handed = [theirs.fileno(), environment, out, err, *fds.values()]
+                    handed = [theirs.fileno(), environment.fileno(), out, err, *fds.values()]
                     socket.send_fds(self._control, [" ".join(fds).encode() or b" "], handed)
                 pid = int(ours.recv(32))
                 ours.send(inside.GO)
             except (OSError, ValueError):  # the worker ends when it sees that this end of the tether is closed
                 return None
-            finally:
-                os.close(environment)
-        return Forked(pid)
+        return psutil.Process(pid)
 
     def end(self) -> None:
         """Kill it and collect it. Its workers live on."""
@@ -295,14 +274,10 @@ def kill_descendants() -> None:
 
 def wait_for_writers(patience_s: float, say: Callable[[str], None]) -> None:
     """Wait until checkpoints are written: when this process ends, SLURM ends all other processes of the step."""
-    deadline_s, notice_at_s = time.monotonic() + patience_s, time.monotonic() + 2.0
-    while writers := [each.pid for each in psutil.Process().children(recursive=True) if WRITER in _words_of(each)]:
-        if time.monotonic() >= deadline_s:
-            break
-        if time.monotonic() >= notice_at_s:
-            notice_at_s = deadline_s
-            say(f"waiting at most {patience_s:.0f} s for a checkpoint to be written (pid {writers[0]})")
-        time.sleep(0.05)
+    writers = [each for each in psutil.Process().children(recursive=True) if WRITER in _words_of(each)]
+    if writers := psutil.wait_procs(writers, timeout=NOTICE_S)[1]:
+        say(f"waiting at most {patience_s:.0f} s for a checkpoint to be written (pid {writers[0].pid})")
+        psutil.wait_procs(writers, timeout=patience_s - NOTICE_S)
 
 
 def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
@@ -312,16 +287,12 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
 
     Args:
         grace_s: between the two.
-        spared: pids of descendants that are meant to live, with their own children.
+        spared: leaders of sessions that are meant to live.
     Returns:
         Their names and pids, `wandb-service (pid 812)`, empty when there were none.
     """
-    descendants, kept = psutil.Process().children(recursive=True), set(spared)
-    for each in descendants:  # parents come before their children
-        with contextlib.suppress(psutil.Error):
-            if each.ppid() in kept:
-                kept.add(each.pid)
-    left = [each for each in descendants if each.pid not in kept and not _is_own_tool(each)]
+    kept = {os.getsid(0), *spared}  # workers, and so all that they start, are in sessions of their own
+    left = [each for each in psutil.Process().children(recursive=True) if _session_of(each) not in kept]
     orphans = [each for each in left if WRITER not in _words_of(each)]
     helpers = [each for each in orphans if any("from multiprocessing." in word for word in _words_of(each))]
     psutil.wait_procs(helpers, timeout=HELPERS_S)
@@ -334,18 +305,17 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
     for process in psutil.wait_procs(orphans, timeout=grace_s)[1]:
         with contextlib.suppress(psutil.Error):
             process.kill()
-    psutil.wait_procs(orphans, timeout=1)
+    psutil.wait_procs(orphans, timeout=END_S)
     return names
 
 
-def _is_own_tool(process: Any) -> bool:
-    """Whether this process started it: workers, and so all that they start, are in sessions of their own."""
+def _session_of(process: psutil.Process) -> int | None:
     with contextlib.suppress(ProcessLookupError):
-        return os.getsid(process.pid) == os.getsid(0)
-    return False
+        return os.getsid(process.pid)
+    return None
 
 
-def _words_of(process: Any) -> list[str]:
+def _words_of(process: psutil.Process) -> list[str]:
     """Its command line; empty for one that has ended, also if nobody has collected it yet."""
     with contextlib.suppress(psutil.Error):
         return list(process.cmdline())

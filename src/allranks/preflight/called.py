@@ -126,11 +126,10 @@ class Called:
                 deadline_s = time.monotonic() + HAND_OVER_S
                 for seat in self.peers if lets_go else ():
                     peer = self.peers[seat]
-                    while peer.has_unsent:
+                    while peer.flush():
                         if time.monotonic() > deadline_s:
                             raise ConnectionError("it does not read")
                         time.sleep(0.001)
-                        peer.flush()
                     peer.close()
         except ConnectionError as exc:
             why = NodeFaultError(f"it joined, then disconnected: {exc}")

@@ -42,6 +42,7 @@ from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place, with_problem
+from allranks.preflight.vet import vet_card
 from allranks.report.rundir import EventWriter, write_whole
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
@@ -151,7 +152,7 @@ class Entry:
             AllranksError: there is no leader, or it refused this node.
         """
         plan = self.plan
-        card = self.card()
+        card = vet_card(self.card())  # one that is too long to be sent becomes a problem of this node
         # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
         is_speaker = not plan.is_slurm or plan.node_index == 1
         try:

@@ -303,12 +303,10 @@ class RollCall:
 
         # Whoever is tried must know the token, too, so everybody gets a Test.
         self._awaited = set(self.roster.peers)
-        unsent = {}
+        unsent = list(self.roster.peers.values())
         for index, peer in self.roster.peers.items():
             with contextlib.suppress(ConnectionError):
                 peer.send(order_for(index))
-            if peer.has_unsent:
-                unsent[index] = peer
         mtu = mtu_of(self.roster.cards[0])
         self._mesh.start(order_for(0), own_index=0, own_address=addresses.get(0), mtu=mtu, now_s=time.monotonic())
         deadline_s = time.monotonic() + look.within_s + ANSWER_S
@@ -316,9 +314,7 @@ class RollCall:
             self._check_signals()
             next_s = self._mesh.advance(time.monotonic())
             self._turn(selector, min(TICK_S, next_s if next_s is not None else TICK_S))
-            for index, peer in list(unsent.items()):
-                if not _is_unsent(peer):
-                    del unsent[index]
+            unsent = [peer for peer in unsent if _is_unsent(peer)]
         self._silent |= self._awaited
         tried = {(source, target.node_index) for source, targets in by_source.items() for target in targets}
         results = own_results(self._mesh.results or (), source=0, asked=tried)
@@ -381,10 +377,9 @@ def deliver(peers: Iterable[Connection]) -> None:
 def _is_unsent(peer: Connection) -> bool:
     """Whether somebody is still there to take what was said."""
     try:
-        peer.flush()
+        return peer.flush()
     except ConnectionError:
         return False
-    return peer.has_unsent
 
 
 def stop(peers: Mapping[int, Connection], verdict: Verdict, *, group: str | None = None) -> None:

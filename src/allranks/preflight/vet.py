@@ -19,8 +19,9 @@ from allranks.model.pair import PairResult
 from allranks.model.text import as_one_line
 from allranks.wire.protocol import Tested
 
-MAX_CARD_BYTES = 512 << 10
-"""An honest card has some KiB, 64 at the most (model.card), and its interfaces, which may be hundreds."""
+MAX_CARD_BYTES = 504 << 10
+"""An honest card has some KiB, 64 at the most (model.card), and its interfaces, which may be hundreds. Names, version
+and proof, sent beside it, fit into the rest of wire.connection.MAX_JOIN_BYTES."""
 MAX_ENTRIES = 1024
 """Of one table of a card: variables, packages."""
 MAX_WORKERS = 1 << 16
@@ -115,7 +116,7 @@ def is_plausible(result: PairResult) -> bool:
 def _absurdity(card: Card) -> str | None:
     size_bytes = len(msgspec.msgpack.encode(card))
     if size_bytes > MAX_CARD_BYTES:
-        return f"it has {size_bytes} bytes"
+        return f"it has {size_bytes} bytes, more than {MAX_CARD_BYTES}"
     for what, number, most in (
         ("workers", card.num_workers, MAX_WORKERS),
         ("GPUs", card.num_gpus, MAX_GPUS),

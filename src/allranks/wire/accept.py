@@ -88,9 +88,8 @@ class Acceptor:
         self._crowded: set[str] = set()
         """Addresses whose connections were closed for their number; said once."""
         self._resume_s = 0.0
-        """Nothing is accepted before."""
-        self._is_told = False
-        self._munge: ThreadPoolExecutor | None = None
+        """Nothing is accepted before; 0: there was always room."""
+        self._munge = ThreadPoolExecutor(MAX_MUNGE)
         self._selector: selectors.BaseSelector = selectors.SelectSelector()  # not attached: nobody waits for it
 
     def attach(
@@ -135,9 +134,7 @@ class Acceptor:
             self._end(peer)
         if self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
-        if self._munge is not None:
-            self._munge.shutdown(wait=False, cancel_futures=True)
-        self._munge, self._selector = None, selectors.SelectSelector()
+        self._selector = selectors.SelectSelector()
 
     def close(self) -> None:
         """Disconnect all peers that are not known yet, and close the listener."""
@@ -164,21 +161,17 @@ class Acceptor:
                     self._on_rejected(Reject.CROWDED, host, f"{text}; further ones are closed")
                 continue
             peer, nonce = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES), secrets.token_bytes(NONCE_BYTES)
-            try:
+            with contextlib.suppress(ConnectionError):  # the next receive says so
                 peer.send(Hello(job=self.job, nonce=nonce))
-            except ConnectionError:
-                peer.close()
-                continue
             self._pending[peer] = _Pending(nonce, time.monotonic() + HANDSHAKE_S, host)
             self._selector.register(peer, selectors.EVENT_READ, partial(self._receive, peer))
 
     def _pause(self, exc: OSError) -> None:
-        self._resume_s = time.monotonic() + PAUSE_S
-        self._selector.unregister(self._listener)
-        if not self._is_told:
-            self._is_told = True
+        if not self._resume_s:  # said once
             fix = "; in the batch script: ulimit -n $(ulimit -Hn)" if exc.errno == errno.EMFILE else ""
             self._say(f"the leader cannot accept agents: {exc.strerror}; it tries again every {PAUSE_S} s{fix}")
+        self._resume_s = time.monotonic() + PAUSE_S
+        self._selector.unregister(self._listener)
 
     def _receive(self, peer: Connection, _: object) -> None:
         if peer not in self._pending:
@@ -213,7 +206,6 @@ class Acceptor:
             self._answer(peer, join, check())
         else:  # a thread checks the credential: it asks munged twice, which may hang
             self._selector.unregister(peer)
-            self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
             pending.deadline_s += LEADERS_MUNGE_S
             pending.check = join, self._munge.submit(check)
 
@@ -251,6 +243,8 @@ class Acceptor:
         pending = self._pending.pop(peer)
         if pending.check is None:
             self._selector.unregister(peer)
+        else:
+            pending.check[1].cancel()
         return pending
 
 

@@ -13,6 +13,7 @@ import contextlib
 import socket
 import struct
 import zlib
+from functools import partial
 from typing import Union
 
 import msgspec
@@ -57,8 +58,8 @@ _packed: tuple[Plan, bytes] | None = None
 class Connection:
     """Frames over one TCP connection. Owns the socket; never blocks after the handshake.
 
-    `send` queues and writes what the kernel takes; the owner's selector calls `flush` while `has_unsent`. Both raise
-    ConnectionError if the connection is gone.
+    `send` queues and writes what the kernel takes; the owner's selector calls `flush` until all is written. Both
+    raise ConnectionError if the connection is gone.
     """
 
     def __init__(self, sock: socket.socket, *, peer: str, max_frame_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -85,11 +86,6 @@ class Connection:
         """The other side's address; empty for an agent and its leader in one process."""
         return plain_address(str(self.sock.getpeername()[0])) if self.sock.family != socket.AF_UNIX else ""
 
-    @property
-    def has_unsent(self) -> bool:
-        """Whether bytes are queued that the kernel has not taken yet."""
-        return bool(self._unsent)
-
     def send(self, message: Message) -> None:
         """Queue a message and write what the kernel takes now."""
         self.send_frame(encode_frame(message))
@@ -99,15 +95,16 @@ class Connection:
         self._unsent += frame
         self.flush()
 
-    def flush(self) -> None:
-        """Write what the kernel takes now."""
+    def flush(self) -> bool:
+        """Write what the kernel takes now; return whether bytes are left."""
         while self._unsent:
             try:
                 del self._unsent[: self.sock.send(self._unsent)]
             except BlockingIOError:
-                return
+                return True
             except OSError as exc:
                 raise ConnectionError(f"{self.peer}: {exc.strerror}") from exc
+        return False
 
     def receive(self, *, at_most: int | None = None) -> list[Message]:
         """Return the messages that have arrived, all or `at_most`; the rest stays for the next call.
@@ -138,13 +135,11 @@ class Connection:
         Source: tcp(7), TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
         """
         interval_s = max(1, round(gone_s / 5))
-        for option, value in (
-            (socket.TCP_KEEPIDLE, interval_s),
-            (socket.TCP_KEEPINTVL, interval_s),
-            (socket.TCP_KEEPCNT, 4),
-            (socket.TCP_USER_TIMEOUT, round(gone_s * 1000)),
-        ):
-            self.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        set_tcp = partial(self.sock.setsockopt, socket.IPPROTO_TCP)
+        set_tcp(socket.TCP_KEEPIDLE, interval_s)
+        set_tcp(socket.TCP_KEEPINTVL, interval_s)
+        set_tcp(socket.TCP_KEEPCNT, 4)
+        set_tcp(socket.TCP_USER_TIMEOUT, round(gone_s * 1000))
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def close(self) -> None:

@@ -12,7 +12,6 @@ accepts an agent once. All threads end soon after the search.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import select
@@ -26,9 +25,9 @@ from typing import Any
 import msgspec
 
 from allranks.model.card import Card
-from allranks.model.errors import Exit, NodeFaultError, WireError
+from allranks.model.errors import NodeFaultError, WireError
 from allranks.model.text import as_one_line
-from allranks.wire.connection import MAX_JOIN_BYTES, Connection
+from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, Hello, Join, Message, Refused, own_age_s
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, is_welcome, prove_join
@@ -37,14 +36,12 @@ CONNECT_S = 1.0
 """Seconds for a hint to accept a connection before its host is given up for this time."""
 STAGGER_S = 0.2
 """Seconds without an answer after which the next host is tried in parallel."""
-SPARE_BYTES = 8 << 10
-"""Of a Join, beside the card: names, version, proof."""
 SILENT_S = 0.5
 """Seconds without an answer after which the silence is what people are told of."""
 LOOKUP_S = 5.0
 """Deadline of a name lookup; then it is given up, and a new one begins."""
 MAX_LOOKUPS = 4
-"""Lookups at the same time; those that were given up count as long as they run."""
+"""Lookups of one name at the same time; those that were given up count as long as they run."""
 PAUSE_S = 0.1
 """Seconds between two rounds, each of which tries all hosts that are not being tried."""
 TICK_S = 0.05
@@ -60,7 +57,7 @@ class Search:
         hints: called in each round, since an announcement may appear; a group is one host, its ports in order.
         attempt: number of the job's start, if the agent knows it.
         secret: called when a leader has sent Hello; returns None while the key does not exist.
-        card: the report of this node.
+        card: the report of this node; with names and proof, at most MAX_JOIN_BYTES.
     """
 
     def __init__(
@@ -82,7 +79,6 @@ class Search:
         """Of host names, from the last lookup that has answered."""
         self._asked_s: dict[str, float] = {}
         """Host names whose lookup has not answered, and since when."""
-        self._free_lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
         self._calls: dict[tuple[Any, ...], threading.Thread] = {}
         """A function with its arguments, and the thread that makes this call, or has made it."""
         self._handshake = threading.Lock()
@@ -174,30 +170,27 @@ class Search:
 
     def _look_up(self, hint: Hint) -> list[_Address]:
         """Return the addresses of a host in the order of preference (RFC 6724), as far as they are known; ask again."""
-        with contextlib.suppress(OSError, UnicodeError):
-            return _find_addresses(hint.host, socket.AI_NUMERICHOST)
         now_s = time.monotonic()
         waited_s = now_s - self._asked_s.setdefault(hint.host, now_s)
         if waited_s >= SILENT_S:
             why = f"the name lookup of {hint.host} has not answered for {waited_s:.0f} s"
             advice = "; check DNS on this node" if waited_s > LOOKUP_S else ""
             self._unresolved[hint.host] = f"{hint} ({hint.source}): {why}{advice}"
-        self._try(self._ask, hint, waited_s // LOOKUP_S)  # another call where the last one is given up
+        # Another call where the last one is given up.
+        self._try(self._ask, hint, min(waited_s // LOOKUP_S, MAX_LOOKUPS - 1))
         return self._addresses.get(hint.host, [])
 
     def _ask(self, hint: Hint, _: float) -> None:
-        """Ask the name service, unless other lookups hang."""
-        if not self._free_lookups.acquire(blocking=False):
-            return
+        """Ask the name service."""
         try:
-            self._addresses[hint.host] = _find_addresses(hint.host)
+            found = socket.getaddrinfo(hint.host, 0, type=socket.SOCK_STREAM)
+            self._addresses[hint.host] = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
             self._unresolved.pop(hint.host, None)
         except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
             why = f"{hint.host} does not resolve on this node: {getattr(exc, 'strerror', None) or exc}"
             self._unresolved[hint.host] = f"{hint} ({hint.source}): {why}"
         finally:
             self._asked_s.pop(hint.host, None)
-            self._free_lookups.release()
 
     def _try_ports(self, group: tuple[Hint, ...], family: int, address: tuple[Any, ...], at: str) -> None:
         """Try the ports of one address, until one leads to the leader or none answers."""
@@ -223,11 +216,10 @@ class Search:
 
     def _connect(self, connection: Connection, address: tuple[Any, ...], path: str) -> None:
         """Connect; a ConnectionError is an answer of the host, another OSError is none."""
-        error = connection.sock.connect_ex(address)
-        if error == errno.EINPROGRESS:
-            self._await(connection, select.POLLOUT, CONNECT_S, path, TimeoutError("no answer"))
-            error = connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if error:
+        with contextlib.suppress(BlockingIOError):
+            connection.sock.connect(address)
+        self._await(connection, select.POLLOUT, CONNECT_S, path, TimeoutError("no answer"))
+        if error := connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(error, os.strerror(error))
 
     def _join(self, connection: Connection, hello: Message, hint: Hint, path: str) -> None:
@@ -245,7 +237,7 @@ class Search:
         if key is None:
             raise ConnectionError("the run directory does not have the job's secret yet")
         card = msgspec.structs.replace(self._card, came_by=str(hint), age_s=own_age_s())
-        join = Join(job=self._job, attempt=self._attempt, nonce=secrets.token_bytes(NONCE_BYTES), card=_bounded(card))
+        join = Join(job=self._job, attempt=self._attempt, nonce=secrets.token_bytes(NONCE_BYTES), card=card)
         connection.send(prove_join(key, join, leader_nonce=hello.nonce))
         answer = self._hear(connection, path, munge_s=0.0 if key.key else LEADERS_MUNGE_S)
         if isinstance(answer, Refused):
@@ -261,13 +253,12 @@ class Search:
         until_s = time.monotonic() + HANDSHAKE_S + munge_s
         silent = ConnectionError("a program listens there but sends nothing")
         while True:
-            connection.flush()
+            events = select.POLLIN | (select.POLLOUT if connection.flush() else 0)
             try:
                 if messages := connection.receive(at_most=1):
                     return messages[0]
             except WireError as exc:
                 raise ConnectionError(as_one_line(str(exc))) from exc
-            events = select.POLLIN | (select.POLLOUT if connection.has_unsent else 0)
             self._await(connection, events, until_s - time.monotonic(), path, silent)
 
     def _await(self, connection: Connection, events: int, within_s: float, path: str, silent: OSError) -> None:
@@ -285,18 +276,3 @@ class Search:
                 self._obstacle = f"{path}: {silent}"
             if self._found.done() or waited_s >= within_s:
                 raise silent
-
-
-def _bounded(card: Card) -> Card:
-    """Return a report that the leader can read: one that is too long becomes a problem of the node."""
-    num_bytes = len(msgspec.msgpack.encode(card))
-    if num_bytes <= MAX_JOIN_BYTES - SPARE_BYTES:
-        return card
-    problem = f"the node's report has {num_bytes} bytes, more than {MAX_JOIN_BYTES}"
-    kept = ("host", "pid", "node_index", "num_workers", "num_gpus", "attempt", "age_s")
-    return Card(**{name: getattr(card, name) for name in kept}, problem=problem, problem_exit=Exit.SETUP)
-
-
-def _find_addresses(host: str, flags: int = 0) -> list[_Address]:
-    answers = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
-    return list(dict.fromkeys((family, address) for family, _, _, _, address in answers))
