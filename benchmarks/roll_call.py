@@ -341,11 +341,11 @@ def lead_for(
     past = Past(history=History(restarts_left=0))
     leader = Leader(terms, guard=Guard(settings), past=past, nodes=nodes, plan=plans[0], now_s=time.monotonic())
     driver = LeaderDriver(
-        leader, {0: Connection(ours, peer="own"), **peers}, acceptor=None, gone_s=settings.gone_s,
-        checkpoints=Path("/"), say=print, on_event=lambda *_, **__: None, on_signal=lambda *_: None,
+        leader, gone_s=settings.gone_s, checkpoints=Path("/"), say=print,
+        on_event=lambda *_, **__: None, on_signal=lambda *_: None,
     )  # fmt: skip
     selector = selectors.DefaultSelector()
-    driver.attach(selector)
+    driver.attach(selector, {0: Connection(ours, peer="own"), **peers}, None)
     profiler = cProfile.Profile() if profile else None
     began_s, began_cpu_s, num_turns = time.monotonic(), time.process_time(), 0
     num_heard = 0

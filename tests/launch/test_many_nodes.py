@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.host.node import NodeFacts
-from allranks.launch.crew import Crew
 from allranks.launch.plan import Request, plan_job
+from allranks.launch.worker_group import WorkerGroup
 from allranks.model.cluster import Cluster
 from allranks.model.identity import world_from_env
 from allranks.model.membership import Member
@@ -35,24 +35,23 @@ def test_workers_know_all_nodes_however_many_there_are(tmp_path: Path, num_nodes
     run_dir = RunDir(tmp_path, "4711")
     run_dir.create()
     run_dir.create_attempt(0)
-    crew = Crew(
+    workers = WorkerGroup(
         job=plan_job(request, world_from_env({}), Cluster(), facts, job="4711", origin={}),
         command=[sys.executable, "-c", ASK],
         run_dir=run_dir,
         hidden={(0, "out"), (0, "err")},
         env=dict(os.environ) | {"ALLRANKS_HOOK": "0"},
-        say=print,
     )
     group = Plan(members=MANY[:num_nodes], node_index=0, attempt=0, store_address="127.0.0.1", store_port=29500,
                  backend="gloo", backend_reason="no GPU")  # fmt: skip
-    crew.start(group)
+    workers.start(group)
     try:
-        [worker] = crew.workers
+        [worker] = workers.processes
         assert worker.end is None, worker.end
         wait_until(lambda: worker.path("out").read_text().endswith("\n"), "the worker's answer")
         said = f"rank 0 (gpu-b0000), rank 8191 ({last}) {num_nodes}\n"
         assert worker.path("out").read_text() == said, worker.path("err").read_text()
     finally:
-        crew.close()
-        if crew.workers and crew.workers[0].end is None:
-            crew.workers[0].reap()
+        workers.close()
+        if workers.processes and workers.processes[0].end is None:
+            workers.processes[0].reap()

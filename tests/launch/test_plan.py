@@ -8,12 +8,11 @@ import pytest
 
 from allranks.host.net import find_interface_in
 from allranks.host.node import NodeFacts
-from allranks.launch.plan import JobPlan, Request, assign_ranks, choose_backend, plan_job
+from allranks.launch.plan import JobPlan, Request, choose_backend, plan_job
 from allranks.model.card import Interface
 from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.identity import world_from_env
-from allranks.model.membership import Member
 from allranks.model.setting import Setting
 from allranks.preflight.datapath import DataPath
 from allranks.wire.leader import Hint
@@ -417,38 +416,6 @@ def test_the_job_is_named_by_the_scheduler_else_the_user_else_the_clock(request_
 
 
 # ---- ranks
-
-
-@pytest.mark.parametrize(
-    ("cards", "members"),
-    [
-        ([], ()),
-        ([("node01", 6)], (Member(name="node01", first_rank=0, num_workers=6, host="node01"),)),
-        (
-            [("node02", 4), ("node01", 1), ("node03", 8)],
-            (
-                Member(name="node02", first_rank=0, num_workers=4, host="node02"),
-                Member(name="node01", first_rank=4, num_workers=1, host="node01"),
-                Member(name="node03", first_rank=5, num_workers=8, host="node03"),
-            ),
-        ),
-        (
-            [("a", 2), ("b", 1), ("a", 3)],
-            (
-                Member(name="a.0", first_rank=0, num_workers=2, host="a"),
-                Member(name="b", first_rank=2, num_workers=1, host="b"),
-                Member(name="a.1", first_rank=3, num_workers=3, host="a"),
-            ),
-        ),
-    ],
-)
-def test_ranks_follow_the_order_of_the_nodes(cards, members):
-    assert assign_ranks(cards) == members
-
-
-def test_a_thousand_nodes_have_eight_thousand_ranks():
-    members = assign_ranks([(f"n{index:04d}", 8) for index in range(1024)])
-    assert members[1023] == Member(name="n1023", first_rank=8184, num_workers=8, host="n1023")
 
 
 def test_mpi_on_several_nodes_needs_a_meeting_point():

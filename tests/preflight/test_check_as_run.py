@@ -19,12 +19,13 @@ from allranks.host.node import NodeFacts
 from allranks.launch.check.outcome import checks, choose_checks, judge_check
 from allranks.launch.check.step import NOWHERE, Held, hold_alone, look_here
 from allranks.launch.plan import Request, plan_job
-from allranks.launch.rendezvous import apply
 from allranks.model.card import Facts, Gid, Gpu, Interface, Place, RdmaPort
 from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Severity
 from allranks.model.identity import world_from_env
+from allranks.model.world import Launcher
+from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called
 from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations, judge
@@ -123,8 +124,15 @@ def run_says(cluster: Cluster, node: NodeFacts, read: Facts) -> tuple[tuple[Find
     try:
         plan = plan_job(request, world_from_env({}), cluster, node, job="j", origin={})
         run_dir = RunDir(NOWHERE, "j")
-        applicant = apply(plan, run_dir, {}, facts=lambda: read, check_signals=lambda: None)
-        with Entry(replace(applicant, is_slurm=True)) as entry:  # there it makes no directory that is not shared
+        applicant = Applicant(
+            plan=replace(plan, launcher=Launcher.SLURM),  # there it makes no directory that is not shared
+            shares_run_dir=False,
+            run_dir=run_dir,
+            env={},
+            card_facts=lambda: read,
+            check_signals=lambda: None,
+        )
+        with Entry(applicant) as entry:
             called = entry.take_part()
     except AllranksError as exc:
         return (exc.finding,) if exc.finding else (), exc.exit_code

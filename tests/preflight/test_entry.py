@@ -18,12 +18,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from allranks.host.node import NodeFacts
 from allranks.model.card import Facts, Interface
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, UsageError
 from allranks.model.finding import Verdict
-from allranks.preflight.applicant import Applicant
+from allranks.model.world import Launcher
+from allranks.preflight.applicant import Applicant, NodePlan
 from allranks.preflight.called import Called, Rendezvous
+from allranks.preflight.datapath import DataPath
 from allranks.preflight.entry import Entry
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir, write_whole
@@ -45,25 +48,26 @@ def applicant(root: Path, index: int | None = 0, num_nodes: int = 3, **more: obj
     lo = Interface("lo", ("127.0.0.1", address), is_up=True, kind="loopback")
     fields = {
         "job": "4711",
+        "launcher": Launcher.SLURM,
         "attempt": 0,
-        "host": host,
+        "facts": NodeFacts(host=host, interfaces=(lo,), num_gpus=0, num_cpus=1),
         "node_index": index,
         "num_nodes": num_nodes,
         "min_nodes": num_nodes,
         "node_names": tuple(f"node{number + 1:02d}" for number in range(num_nodes)),
         "port": 0,
-        "interfaces": (lo,),
-        "data_interface": "lo",
-        "data_address": address,
+        "data_path": DataPath("lo", address, "", ""),
         "guard": GuardTable(join_s=PATIENCE_S),
-        "is_slurm": True,
+    }
+    own = {
         "shares_run_dir": True,
         "run_dir": RunDir(root, "4711"),
         "env": {},
-        "facts": lambda: Facts(host_name=host, boot_id=host, interfaces=(lo,)),
+        "card_facts": lambda: Facts(host_name=host, boot_id=host, interfaces=(lo,)),
         "check_signals": lambda: None,
     }
-    return Applicant(**(fields | more))
+    plan = NodePlan(**(fields | {name: value for name, value in more.items() if name not in own}))
+    return Applicant(plan=plan, **{name: more.get(name, value) for name, value in own.items()})
 
 
 class Node(threading.Thread):
@@ -195,7 +199,7 @@ def test_a_problem_of_one_node_is_everybodys_verdict(tmp_path):
 
 
 def test_a_report_that_is_too_long_to_be_sent_is_everybodys_verdict(tmp_path):
-    long = applicant(tmp_path, 1, 2, facts=lambda: Facts(environment={"NCCL_HOSTID": "x" * 3_000_000}))
+    long = applicant(tmp_path, 1, 2, card_facts=lambda: Facts(environment={"NCCL_HOSTID": "x" * 3_000_000}))
     nodes = [Node(applicant(tmp_path, 0, 2)), Node(long)]
     hold(*nodes)
     (finding,) = nodes[0].verdict.findings
@@ -212,7 +216,7 @@ def by_endpoint(
         index,
         2,
         attempt=None,
-        is_slurm=False,
+        launcher=Launcher.NONE,
         node_names=(),
         port=port,
         endpoint=Hint(host, port, "--rdzv-endpoint"),

@@ -78,7 +78,7 @@ class Ends(Network):
             self._end_line(process.line, by_host=False)
 
     def exit(self: World, process: Process) -> None:
-        """An agent is through: do what launch.end.End.settle does."""
+        """An agent is through: do what launch.end.settle does."""
         process.is_through = True
         self.close(process)
         lead = process.lead

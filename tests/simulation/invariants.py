@@ -217,10 +217,10 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
 
 def agents_know_their_workers(world: World, process: Process) -> str:
     """A worker of this generation that runs is one that its agent knows of, and would end."""
-    agent, crew = process.agent, world.machines[process.node].crew
+    agent, workers = process.agent, world.machines[process.node].workers
     if agent.phase not in ("watching", "ending") or process is not world.current[process.node]:
         return ""
-    unknown = [worker.rank for worker in crew if worker.end is None and worker.rank not in agent._pids]
+    unknown = [worker.rank for worker in workers if worker.end is None and worker.rank not in agent._pids]
     return f"n{process.node} does not know of ranks {unknown}" if unknown else ""
 
 

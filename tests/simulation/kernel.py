@@ -73,7 +73,7 @@ class Machine:
     is_up: bool = True
     woke_s: float = 0.0
     """When its agent went on: what was before, it did not see."""
-    crew: list[Worker] = field(default_factory=list)
+    workers: list[Worker] = field(default_factory=list)
     """Of the generation that its agent started last."""
     tries: list[tuple[float, TrySeen]] = field(default_factory=list)
     all_workers: list[Worker] = field(default_factory=list)
@@ -125,17 +125,17 @@ class Kernel:
             generation = Generation(number, plan.nodes, size, self.checkpoint or 0, tuple(range(size)))
             self.generations[key] = generation
             self._at(STEP_S, lambda: self._tick(generation))
-        me, crew = plan.members[plan.node_index], []
+        me, workers = plan.members[plan.node_index], []
         for local_rank in range(me.num_workers):
             self._pids += 1
             worker = Worker(me.first_rank + local_rank, node, number, key, self._pids, self._now())
             worker.is_deaf = (node, local_rank) in self.deaf
             self.generations[key].workers[worker.rank] = worker
-            crew.append(worker)
+            workers.append(worker)
         machine = self.machines[node]
-        machine.crew = crew
-        machine.all_workers += crew
-        return crew
+        machine.workers = workers
+        machine.all_workers += workers
+        return workers
 
     def _tick(self, generation: Generation) -> None:
         """All ranks make one step together, or those that can wait for the others."""
@@ -230,8 +230,8 @@ class Kernel:
     def news(self, node: int) -> object:
         """Return what changes if a node's next beat tells more than how time passes."""
         machine = self.machines[node]
-        generation = self.generations[machine.crew[0].key] if machine.crew else None
-        workers = [(each.end is None, each.stopped_s, each.held_s, each.is_leaving) for each in machine.crew]
+        generation = self.generations[machine.workers[0].key] if machine.workers else None
+        workers = [(each.end is None, each.stopped_s, each.held_s, each.is_leaving) for each in machine.workers]
         return generation and (generation.number, generation.step, generation.blocked_s), workers, machine.tries
 
     def beat(self, node: int, position: int, generation: int) -> NodeBeat:
@@ -240,7 +240,7 @@ class Kernel:
         return NodeBeat(
             node_index=position,
             generation=generation,
-            ranks=tuple([self._beat_of(worker) for worker in machine.crew if worker.generation == generation]),
+            ranks=tuple([self._beat_of(worker) for worker in machine.workers if worker.generation == generation]),
             tries=tuple([msgspec.structs.replace(seen, age_s=now_s - at_s) for at_s, seen in machine.tries]),
             addresses=(f"192.168.0.{node + 1}",),
             try_ports=(4000, 4001),

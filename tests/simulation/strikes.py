@@ -160,7 +160,7 @@ def _cut(world: World, nodes: Iterable[int], fault: Fault, *, both_ways: bool) -
     world.is_network_faulty = True
     world.faulty |= here
     is_leader, members = world.lead.node in here, world.lead.leader._members
-    have_left = any(each.end is not None for machine in world.machines for each in machine.crew)
+    have_left = any(each.end is not None for machine in world.machines for each in machine.workers)
     if len(here) > 1 or len(members.here) <= 2 or (is_leader and have_left):  # either side may be the one at fault
         world.faulty |= there
     if both_ways or fault.doubled:
@@ -220,7 +220,7 @@ def _suspend(world: World, for_s: float) -> None:
     for_s = min(for_s, 20.0)
     world.suspended_until_s = world.now_s + for_s + 1.0
     processes = [process for process in world.processes if process.is_alive and not process.is_stopped]
-    workers = [each for machine in world.machines for each in machine.crew if each.is_well]
+    workers = [each for machine in world.machines for each in machine.workers if each.is_well]
     for process in processes:
         process.is_stopped = process.goes_on = True
         process.stopped_s = world.now_s
@@ -237,10 +237,10 @@ def _strike_worker(world: World, fault: Fault, node: int) -> None:
     kernel = world.kernel
     if fault.kind is Kind.WORKER_IS_DEAF:
         kernel.deaf.add((node, fault.worker))
-    crew = [worker for worker in world.machines[node].crew if worker.end is None]
-    if not crew:
+    workers = [worker for worker in world.machines[node].workers if worker.end is None]
+    if not workers:
         return
-    worker = crew[fault.worker % len(crew)]
+    worker = workers[fault.worker % len(workers)]
     match fault.kind:
         case Kind.WORKER_CRASHES:
             kernel.end(worker, -signal.SIGSEGV)

@@ -271,11 +271,11 @@ class World(Ends, Strikes):
             case events.Start(plan=plan):
                 self.at(life.start_s, lambda: self.on(process, lambda: self._start(process, plan)))
             case events.Signal(signum=signum, ranks=ranks):
-                for worker in self.machines[node].crew:
+                for worker in self.machines[node].workers:
                     if worker.rank in ranks:
                         self.kernel.signal(worker, signum)
             case events.PassOn(order=Order() as order):
-                for worker in self.machines[node].crew:
+                for worker in self.machines[node].workers:
                     worker.order = order
             case events.PassOn(order=order):
                 self.at(order.within_s / 2, lambda: self._tried(node, order))
@@ -303,8 +303,8 @@ class World(Ends, Strikes):
 
     def _start(self, process: Process, plan: Plan) -> None:
         check_start(self, process, plan)
-        crew = self.kernel.start(plan, process.node)
-        pids = {worker.rank: worker.pid for worker in crew}
+        workers = self.kernel.start(plan, process.node)
+        pids = {worker.rank: worker.pid for worker in workers}
         self._feed_agent(process, events.Started(now_s=self.now_s, generation=plan.generation, pids=pids))
         self._observe(process)
 

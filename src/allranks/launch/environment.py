@@ -6,10 +6,13 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend
+from allranks.launch.lead.group import make_group
+from allranks.launch.plan import JobPlan
+from allranks.model.card import Card
 from allranks.model.cluster import Backend
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
+from allranks.preflight.datapath import LOOPBACK
 from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
 from allranks.wire.secret import SECRET_VARIABLE
@@ -139,14 +142,14 @@ def provisional_group(plan: JobPlan) -> Plan:
         SetupError: the backend cannot work even so.
     """
     names = plan.node_names or (plan.facts.host,) * plan.num_nodes
-    members = assign_ranks([(name, plan.num_workers) for name in names])
-    backend, reason = choose_backend(plan.wanted_backend, [(members[0].name, plan.num_workers, plan.facts.num_gpus)])
-    return Plan(
-        members=members,
-        node_index=plan.node_index or 0,
+    num_workers, num_gpus = plan.num_workers, plan.facts.num_gpus
+    return make_group(
+        {
+            index: Card(host=name, pid=0, node_index=index, num_workers=num_workers, num_gpus=num_gpus)
+            for index, name in enumerate(names)
+        },
+        wanted_backend=plan.wanted_backend,
         attempt=plan.attempt or 0,
         store_address=LOOPBACK if plan.num_nodes == 1 else "(the leader announces it)",
         store_port=plan.port,
-        backend=backend,
-        backend_reason=reason,
-    )
+    )[plan.node_index or 0]

@@ -1,9 +1,9 @@
 """The five phases of a job, from the view of one agent.
 
 Phase 1  who am I            identity, this machine, cluster.toml -> JobPlan             (launch.plan)
-Phase 2  roll call           the leader binds the port, the others connect to it; all    (launch.rendezvous)
+Phase 2  roll call           the leader binds the port, the others connect to it; all    (preflight.entry)
                              nodes are alike and reachable, or one verdict says why not  (preflight.rollcall)
-Phase 3  start               environment of every worker, with reasons                   (launch.crew, .environment)
+Phase 3  start               environment of every worker, with reasons                   (launch.worker_group)
 Phase 4  watch               agents report, the leader asks the guard, and restarts      (launch.agent, .lead)
                              the workers if that cures the fault
 Phase 5  say                 one verdict on the leader's terminal, the same exit code everywhere (launch.end)
@@ -18,31 +18,34 @@ import sys
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
-from allranks.launch.crew import Crew
-from allranks.launch.end import READER_S, End, end_step, pronounce, show_rest
+from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest
 from allranks.launch.inbox import SignalInbox
+from allranks.launch.lead.group import make_group
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
+from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
-from allranks.launch.rendezvous import apply, take_part
+from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
 from allranks.model.past import History, Past
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
-from allranks.preflight.called import Rendezvous
+from allranks.preflight.called import Called, Rendezvous
+from allranks.preflight.entry import Entry
 from allranks.preflight.ranks import describe_group
 from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import fold_ranks, say
-from allranks.wire.protocol import Goodbye
+from allranks.wire.protocol import Goodbye, Plan
 
 
 def worker_command(request: Request) -> list[str]:
@@ -91,19 +94,19 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
         command = worker_command(plan.request)
     except AllranksError as exc:
         plan = replace(plan, problem=plan.problem or exc)
-    crew = Crew(job=plan, command=command, run_dir=RunDir(log_dir, plan.job), hidden=hidden, env=env, say=say)
-    err = crew.console.screen["err"]
+    workers = WorkerGroup(job=plan, command=command, run_dir=RunDir(log_dir, plan.job), hidden=hidden, env=env)
+    err = workers.console.screen["err"]
     with contextlib.redirect_stderr(err.as_text()):
         try:
-            crew.begin_standby()
-            return _run_phases(crew)
+            workers.begin_standby()
+            return _run_phases(workers)
         finally:
-            crew.end_standby()
+            workers.end_standby()
             err.drain(patience_s=READER_S)
 
 
-def _run_phases(crew: Crew) -> int:
-    inbox, plan, env, started_s = SignalInbox(), crew.job, crew.env, time.monotonic()
+def _run_phases(workers: WorkerGroup) -> int:
+    inbox, plan, env, started_s = SignalInbox(), workers.job, workers.env, time.monotonic()
     request = plan.request
     become_subreaper()
     is_script = request.command and not (request.is_module or request.no_python)
@@ -112,71 +115,104 @@ def _run_phases(crew: Crew) -> int:
         names=[*plan.node_names[:1], *([request.endpoint.host] if request.endpoint else [])],
         script_path=Path(request.command[0]) if is_script else None,
     )
-    applicant = apply(plan, crew.run_dir, env, facts=facts, check_signals=inbox.check)
+    applicant = Applicant(
+        plan=plan,
+        is_back=BACK_VARIABLE in env,
+        shares_run_dir=plan.is_slurm,
+        has_successors=True,
+        run_dir=workers.run_dir,
+        env=env,
+        card_facts=facts,
+        check_signals=inbox.check,
+    )
+    # How often workers are started again: every possible leader must know it.
     history = History(restarts_left=request.max_restarts, retries_errors=request.retries_errors)
     try:
-        rendezvous = take_part(applicant, past=Past(history=history))
+        with Entry(applicant) as entry:
+            rendezvous = entry.take_part()
+        if isinstance(rendezvous, Called):
+            rendezvous = rendezvous.give_out(partial(_make_plans, past=Past(history=history)))
     except AllranksError as exc:
         if exc.finding is None:
             raise
-        return _do_not_begin(exc, crew, applicant)
+        return _do_not_begin(exc, workers, applicant)
     if isinstance(rendezvous, Goodbye):
-        return _do_not_begin(rendezvous, crew, applicant)
+        return _do_not_begin(rendezvous, workers, applicant)
     print_findings(rendezvous.warnings, after="\n")
-    return _run_workers(crew, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
+    return _run_workers(workers, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
 
 
-def _do_not_begin(why: Goodbye | AllranksError, crew: Crew, applicant: Applicant) -> int:
+def _make_plans(called: Called, *, past: Past) -> dict[int, Plan]:
+    applicant = called.applicant
+    # The job can go on without this node, but not where its srun runs here: the step ends with it.
+    own = {address for interface in applicant.plan.facts.interfaces for address in interface.addresses}
+    return make_group(
+        called.cards,
+        can_change_leader=applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") not in own,
+        addresses=called.addresses,
+        wanted_backend=applicant.plan.wanted_backend,
+        past=past,
+        attempt=applicant.run_dir.attempt,
+        store_address=called.store_address,
+        store_port=called.port,
+        max_restarts=past.history.restarts_left,
+    )
+
+
+def _do_not_begin(why: Goodbye | AllranksError, workers: WorkerGroup, applicant: Applicant) -> int:
     """Write and print why the job does not begin: the verdict of all, or what this agent found out alone."""
-    run_dir, node, is_slurm = crew.run_dir, applicant.host, applicant.is_slurm
+    plan, run_dir = workers.job, workers.run_dir
+    node, is_slurm = plan.facts.host, plan.is_slurm
     if isinstance(why, Goodbye):
         if why.verdict is None or not why.verdict.findings:
             if not is_slurm or not why.summary:
                 say(why.summary)
             return why.exit_code
         verdict, is_in_charge = why.verdict, applicant.leads
+        run_dir.write_verdict(verdict, node=node)
         # In a SLURM step all terminals are one, and the first task speaks for all.
-        pronounce(verdict, run_dir, node=node, is_spoken=not is_slurm or applicant.node_index == 0)
+        if not is_slurm or plan.node_index == 0:
+            run_dir.add_event("ended", exit_code=verdict.exit_code, leader=node, is_cut_off=False)
+            print_findings(verdict.findings)
     else:
         assert why.finding is not None
-        run_dir.attempt = applicant.attempt or run_dir.attempt
-        verdict = Verdict(job=applicant.job, attempt=run_dir.attempt, exit_code=why.exit_code, findings=(why.finding,))
+        run_dir.attempt = plan.attempt or run_dir.attempt
+        verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=why.exit_code, findings=(why.finding,))
         # Of several agents without a leader, one prints for all.
         is_in_charge = run_dir.write_verdict(verdict, node=node, is_of_all=applicant.leads)
         if is_in_charge or not is_slurm:
             print_findings(verdict.findings)
     has_silent_task = any(finding.cause.startswith("AR001 ") for finding in verdict.findings)
     if is_in_charge and is_slurm and has_silent_task:  # it hangs, and never joined
-        end_step(crew.env)
+        end_step(workers.env)
     return verdict.exit_code
 
 
-def _run_workers(crew: Crew, rendezvous: Rendezvous, inbox: SignalInbox, *, roll_call_s: float) -> int:
-    plan, run_dir, group = crew.job, crew.run_dir, rendezvous.group
-    me, crew.interface = group.members[group.node_index], rendezvous.interface
+def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbox, *, roll_call_s: float) -> int:
+    plan, run_dir, group = workers.job, workers.run_dir, rendezvous.group
+    me, workers.interface = group.members[group.node_index], rendezvous.interface
     names = [member.name for member in group.members]
     if rendezvous.leader is None:
-        command = describe_command(crew.command, crew.env)
+        command = describe_command(workers.command, workers.env)
         run_dir.add_event("started", generation=0, job=plan.job, command=command, members=names, pid=os.getpid())
         for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):
             say(f"note: {note}")
         # Nodes may call the same network by other names.
-        network = crew.interface if plan.num_nodes == 1 else plan.cluster.network.data or crew.interface
+        network = workers.interface if plan.num_nodes == 1 else plan.cluster.network.data or workers.interface
         called = "" if plan.num_nodes == 1 else f"; roll call {roll_call_s:.1f} s"
         say(f"{describe_group(group, names, network)}{called}; logs in {run_dir.attempt_path}")
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
             say(words)
-    elif plan.world.launcher is Launcher.NONE:  # started by hand, on a terminal of its own
+    elif plan.launcher is Launcher.NONE:  # started by hand, on a terminal of its own
         ranks = fold_ranks(range(me.first_rank, me.first_rank + me.num_workers))
         leads = f"{names[0]} leads and prints the report"
         say(f"{ranks} of {group.world_size} on {me.name}; {leads}; logs in {run_dir.node_path(me.name)}")
-    job = own_job(crew.env) if plan.world.launcher is Launcher.SLURM else None  # another launcher's is not requeued
-    scheduler = Scheduler(job, crew.env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
-    loop = Loop(crew, rendezvous, inbox=inbox, scheduler=scheduler)
-    end = End(loop)
-    inbox.kill_now = end.kill_now
+    job = own_job(workers.env) if plan.is_slurm else None  # another launcher's is not requeued
+    scheduler = Scheduler(job, workers.env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
+    loop = Loop(workers, rendezvous, inbox=inbox, scheduler=scheduler)
+    inbox.kill_now = partial(kill_now, loop)
     try:
         goodbye = loop.run()
     finally:
-        show_rest(crew.console, inbox, run_dir.node_path(me.name))
-    return end.settle(goodbye)
+        show_rest(workers.console, inbox, run_dir.node_path(me.name))
+    return settle(loop, goodbye)

@@ -12,6 +12,7 @@ import selectors
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -19,18 +20,19 @@ import msgspec
 from allranks.guard.watch import Watch
 from allranks.launch import events
 from allranks.launch.agent import Agent, Phase
-from allranks.launch.crew import Crew
 from allranks.launch.events import GRACE_S, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
-from allranks.launch.plan import LOOPBACK
 from allranks.launch.queue.scheduler import Scheduler
-from allranks.launch.succession import has_ended
+from allranks.launch.succession import find_events, has_ended
+from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.errors import AllranksError
 from allranks.preflight.called import Rendezvous
+from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.entry import announce_leader
+from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Try
@@ -38,6 +40,7 @@ from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
     from allranks.launch.lead.driver import LeaderDriver
+    from allranks.launch.lead.leader import Leader
 
 PUMP_S = 0.05
 """How often new output is shown."""
@@ -58,15 +61,20 @@ class Loop:
         scheduler: the leader asks it; None outside of SLURM.
     """
 
-    def __init__(self, crew: Crew, rendezvous: Rendezvous, *, inbox: SignalInbox, scheduler: Scheduler | None) -> None:
-        self.crew, self.rendezvous, self.inbox, self.scheduler = crew, rendezvous, inbox, scheduler
+    def __init__(
+        self, workers: WorkerGroup, rendezvous: Rendezvous, *, inbox: SignalInbox, scheduler: Scheduler | None
+    ) -> None:
+        self.workers, self.rendezvous, self.inbox, self.scheduler = workers, rendezvous, inbox, scheduler
         self.agent = Agent(rendezvous.group, now_s=time.monotonic())
         self.driver: LeaderDriver | None = None
         """Of the leader, where this agent leads."""
-        plan, address = crew.job, rendezvous.own_address or LOOPBACK
+        self.began_s = time.monotonic()
+        losses = find_events(workers.run_dir.read_events(), "node_lost", node=self.name)
+        self.times_lost = len(losses) if rendezvous.group.generation else 0
+        """Before this agent began: in a later generation it may be back from a loss."""
+        plan, address = workers.job, rendezvous.own_address or LOOPBACK
         data_address = plan.data_path.address if plan.data_path else address
         self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
-        self._acceptor = rendezvous.acceptor
         self._search: Search | None = None
         self._selector = selectors.DefaultSelector()
         self._lines = Lines(self.agent.step, self._carry_out, self._selector)
@@ -77,43 +85,50 @@ class Loop:
         """While its workers wait for the standby."""
 
     @property
+    def leader(self) -> Leader | None:
+        """The one in this process."""
+        return self.driver.leader if self.driver is not None else None
+
+    @property
     def name(self) -> str:
         """Of this node."""
         return self.agent.plan.members[self.agent.plan.node_index].name
 
     def run(self) -> Goodbye:
         """Go through all generations of the job and return the leader's last word."""
-        agent = self.agent
+        agent, acceptor = self.agent, self.rendezvous.acceptor
         self._selector.register(self.inbox, selectors.EVENT_READ, lambda _: None)  # each turn takes the signals
         try:
             self._lines.add(0, self.rendezvous.leader or self._lead())
-            if self.driver is None and self._acceptor is not None:
-                self._acceptor.attach(
+            if self.driver is None and acceptor is not None:
+                acceptor.attach(
                     self._selector,
                     on_peer=self._lines.join,
                     on_rejected=lambda *_: None,
-                    say=self.crew.say,
+                    say=say,
                     refuses=lambda: agent.refuses(time.monotonic()),
                 )
             self._feed(events.Due(now_s=time.monotonic()))
             self._lines.listen(0)  # what came together with the Plan
             while agent.phase is not Phase.GONE:
                 self._turn()
+                if acceptor is not None:
+                    acceptor.turn(time.monotonic())
                 if self.driver is not None:
                     self.driver.turn(time.monotonic())
                 else:
                     self._look_for_leader(time.monotonic())
-            wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S, self.crew.say)
+            wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S, say)
             assert agent.goodbye is not None
             return agent.goodbye
         finally:
-            self.crew.close()
+            self.workers.close()
             self._watch.close()
             self._end_search()
             if self.driver is not None:
                 self.driver.close()
-            elif self._acceptor is not None:
-                self._acceptor.close()
+            if acceptor is not None:
+                acceptor.close()
             self._lines.close()
             self._selector.close()
             if self.rendezvous.listener is not None:
@@ -128,11 +143,11 @@ class Loop:
         now_s = time.monotonic()
         for signum in self.inbox.take():
             self._feed(events.Signalled(now_s=now_s, signum=signum))
-        silent_s = self._pulse.turn(now_s, has_news=self.crew.console.pump())
-        if silent_s is not None and self.driver and self.crew.still_running and agent.phase is Phase.WATCHING:
-            size, step = agent.plan.world_size, self.driver.leader.furthest
-            self.crew.say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
-        reap_orphans(self.crew.workers)
+        silent_s = self._pulse.turn(now_s, has_news=self.workers.console.pump())
+        if silent_s is not None and self.leader and self.workers.still_running and agent.phase is Phase.WATCHING:
+            size, step = agent.plan.world_size, self.leader.furthest
+            say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
+        reap_orphans(self.workers.processes)
         self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
         has_workers = self._plan_to_start is None and agent.phase is not Phase.GONE
@@ -149,57 +164,57 @@ class Loop:
     # Effects
 
     def _carry_out(self, effect: Effect) -> None:
-        crew = self.crew
+        workers = self.workers
         match effect:
             case events.Seek(contacts=contacts):
                 self._seek(contacts)
             case events.Reject(connection=number):
                 self._lines.joined.pop(number).close()
-            case events.Lead(joined=joined) if has_ended(crew.run_dir.read_events()):
+            case events.Lead(joined=joined) if has_ended(workers.run_dir.read_events()):
                 for each in joined.values():
                     self._lines.joined.pop(each.connection).close()
                 self._feed(events.NotFound(now_s=time.monotonic(), reason="the job has ended"))
             case events.Lead():
                 self._follow(self._lead(effect), self.agent.node)
             case events.Say(text=text):
-                crew.say(text)
+                say(text)
             case events.Start(plan=plan):
                 self._plan_to_start = plan
                 self._start_when_ready()
             case events.Signal(signum=signum, ranks=ranks):
-                crew.signal(signum, ranks)
+                workers.signal(signum, ranks)
             case events.PassOn(order=Order() as order):
-                crew.order(order)
+                workers.order(order)
             case events.PassOn(order=Try() as order):
                 self._watch.order(order, time.monotonic())
             case events.KeepEvidence():
-                self._watch.keep(crew.run_dir.node_path(self.name), within_s=KEEP_S)
-                crew.console.drop_tracebacks()
+                self._watch.keep(workers.run_dir.node_path(self.name), within_s=KEEP_S)
+                workers.console.drop_tracebacks()
             case events.PrepareStandby():
-                crew.prepare_standby()
+                workers.prepare_standby()
             case events.Mute():
-                crew.console.mute("err")
+                workers.console.mute("err")
             case events.Sweep():
                 # Processes that bring nodes back are descendants of this one, but no workers' left-overs.
                 revivals = self.driver.reviver if self.driver is not None else None
-                left = crew.sweep(SWEEP_GRACE_S, spared=revivals.pids if revivals is not None else ())
+                left = workers.sweep(SWEEP_GRACE_S, spared=revivals.pids if revivals is not None else ())
                 self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
 
     def _start_when_ready(self) -> None:
         """Start the workers of a plan; wait for `import torch` in the standby, unless they are to be ended anyway."""
-        plan, standby = self._plan_to_start, self.crew.standby
+        plan, standby = self._plan_to_start, self.workers.standby
         if plan is None or (standby is not None and standby.is_importing and self.agent.ending is None):
             return
         self._plan_to_start = None
-        self.crew.start(plan)
-        now_s, generation = time.monotonic(), plan.generation
-        self._watch.begin(generation, self.crew.watched, now_s, node_index=plan.node_index, num_nodes=len(plan.members))
+        self.workers.start(plan)
+        now_s, generation, num_nodes = time.monotonic(), plan.generation, len(plan.members)
+        self._watch.begin(generation, self.workers.watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
         self._pulse = Pulse(now_s)
-        pids = {worker.rank: worker.pid for worker in self.crew.still_running if worker.pid is not None}
+        pids = {worker.rank: worker.pid for worker in self.workers.still_running if worker.pid is not None}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.
         self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
-        for worker in self.crew.workers:
+        for worker in self.workers.processes:
             report = functools.partial(self._report, worker, generation)
             if worker.end is None:
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, report)
@@ -236,42 +251,36 @@ class Loop:
         # Here, since only a leader's node needs all that the leader needs.
         from allranks.launch.lead.driver import appoint_leader
 
-        here, there = socket.socketpair()
-        crew, rendezvous, own = self.crew, self.rendezvous, self.agent.node
-        connections = {own: Connection(there, peer=self.name)}
-        group, cards = rendezvous.group, rendezvous.cards
-        if lead is None:
-            connections |= rendezvous.peers
-        else:
-            assert self._acceptor is not None
-            self._acceptor.detach()
-            group, rendezvous.listener = lead.plan, bind_port(crew.job.port)
-            cards = {own: msgspec.structs.replace(rendezvous.card, generation=group.generation)}
+        workers, rendezvous = self.workers, self.rendezvous
+        if lead is not None:
+            assert rendezvous.acceptor is not None
+            rendezvous.acceptor.detach()
+            rendezvous.listener, peers = bind_port(workers.job.port), {}
+            cards = {self.agent.node: msgspec.structs.replace(rendezvous.card, generation=lead.plan.generation)}
             for index, joined in lead.joined.items():
-                cards[index], connections[index] = joined.card, self._lines.joined.pop(joined.connection)
-                connections[index].expect_alive_within(crew.job.guard.gone_s)
+                cards[index], peers[index] = joined.card, self._lines.joined.pop(joined.connection)
+                peers[index].expect_alive_within(workers.job.guard.gone_s)
+            rendezvous = replace(rendezvous, group=lead.plan, cards=cards, peers=peers)
         listener = rendezvous.listener
         assert listener is not None
         port = int(listener.getsockname()[1])
-        self.driver = appoint_leader(
-            crew, rendezvous, self.scheduler, connections, group=group, cards=cards, own=own, store_port=port
-        )
-        if crew.env.get("ALLRANKS_HOOK") != "0" and crew.job.request.container is None:
-            crew.store_fd = listener.fileno()
+        self.driver = appoint_leader(workers, rendezvous, self.scheduler, store_port=port)
+        if workers.env.get("ALLRANKS_HOOK") != "0" and workers.job.request.container is None:
+            workers.store_fd = listener.fileno()
         else:
             listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
         if lead is not None:
             announce_leader(rendezvous.applicant, port, side_port=rendezvous.card.agent_port)
             self.driver.leader.take_over(lead.lost, time.monotonic(), has_resigned=lead.has_resigned)
-        self.driver.attach(self._selector)
+        here, there = socket.socketpair()
+        connections = {self.agent.node: Connection(there, peer=self.name), **rendezvous.peers}
+        self.driver.attach(self._selector, connections, rendezvous.acceptor)
         return Connection(here, peer=self.name)
 
     # Without a leader
 
     def _look_for_leader(self, now_s: float) -> None:
         """Do what is due while the leader is lost."""
-        if self._acceptor is not None:
-            self._acceptor.turn(now_s)
         ended = select.poll()  # not the selector: what they have sent stays unread until this agent leads
         for number in self._lines.joined:
             ended.register(number, select.POLLRDHUP)
@@ -287,14 +296,14 @@ class Loop:
         if found is not None:
             self._search = None
             line, hint = found
-            line.expect_alive_within(self.crew.job.guard.gone_s)
+            line.expect_alive_within(self.workers.job.guard.gone_s)
             self._follow(line, hint.node)
 
     def _seek(self, contacts: Sequence[Contact]) -> None:
         """Begin to look for a leader at these agents."""
         self._end_search()
-        assert self._acceptor is not None
-        own, agent = self._acceptor, self.agent
+        own, agent = self.rendezvous.acceptor, self.agent
+        assert own is not None
         card = msgspec.structs.replace(self.rendezvous.card, node_index=agent.node, generation=agent.plan.generation)
         hints = [
             [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]

@@ -2,7 +2,7 @@
 
     request (flags) + World (who am I) + Cluster (cluster.toml) + NodeFacts (this machine)  ->  JobPlan
 
-The leader decides what depends on other nodes (ranks, backend), with `assign_ranks` and `choose_backend`.
+The leader decides what depends on other nodes: ranks (launch.lead.group), and the backend, with `choose_backend`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 
 import msgspec
 
 from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts
 from allranks.model.claims.table import row_of
-from allranks.model.cluster import Backend, Cluster, GuardTable
+from allranks.model.cluster import Backend, Cluster
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
-from allranks.model.membership import Member, name_hosts
 from allranks.model.setting import Setting
 from allranks.model.world import Launcher, Level, World
-from allranks.preflight.datapath import DataPath, data_path_of_cluster, list_nics
+from allranks.preflight.applicant import NodePlan
+from allranks.preflight.datapath import DataPath, data_path_alone, data_path_of_cluster, list_nics
 from allranks.report.text import count_of as count_of
 from allranks.wire.leader import Hint
-
-LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,32 +68,13 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
-    """What this agent will do, decided before it connects to any other."""
+class JobPlan(NodePlan):
+    """What this agent will do, and what that was decided from."""
 
+    request: Request
     world: World
     cluster: Cluster
-    facts: NodeFacts
-    request: Request
-    job: str
-    node_index: int | None
-    min_nodes: int
-    num_nodes: int
-    num_workers: int
-    port: int
-    guesses: tuple[Hint, ...]
-    """Possible addresses of the leader, from the scheduler."""
-    data_path: DataPath | None
-    """None: determined by the path to the leader."""
-    wanted_backend: str
-    """auto, nccl or gloo, of flag or cluster.toml."""
-    guard: GuardTable
-    """Its timeouts, of flags and cluster.toml."""
     settings: tuple[Setting, ...]
-    attempt: int | None = None
-    node_names: tuple[str, ...] = ()
-    problem: AllranksError | None = None
-    """Why this node cannot take part in a job of several nodes: its agent still joins, and reports it."""
 
 
 def plan_job(
@@ -140,23 +118,27 @@ def plan_job(
     port, source = _port(request, world, cluster, origin)
     settings.append(Setting("port", str(port), "preferred; the leader takes the next free one if it is in use", source))
     return JobPlan(
+        request=request,
         world=world,
         cluster=cluster,
-        facts=facts,
-        request=request,
+        settings=tuple(settings),
         job=world.name_job(request.rdzv_id, point=point if num_nodes > 1 else None, otherwise=job),
+        launcher=world.launcher,
+        attempt=world.attempt if world.launcher is Launcher.SLURM else None,
+        facts=facts,
         node_index=node_index,
-        min_nodes=min_nodes,
         num_nodes=num_nodes,
+        min_nodes=min_nodes,
+        node_names=world.hosts if len(world.hosts) == num_nodes else (),
         num_workers=num_workers,
         port=port,
+        endpoint=request.endpoint,
         guesses=_guesses(world, cluster, port),
+        rdzv_id=request.rdzv_id,
         data_path=path,
         wanted_backend=wanted_backend,
         guard=msgspec.structs.replace(cluster.guard, hang_s=request.hang_s or cluster.guard.hang_s),
-        settings=tuple(settings),
-        attempt=world.attempt if world.launcher is Launcher.SLURM else None,
-        node_names=world.hosts if len(world.hosts) == num_nodes else (),
+        ignored=frozenset(request.ignored),
         problem=problem,
     )
 
@@ -191,20 +173,6 @@ def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[
             advice = f"--nproc-per-node {num_gpus} or --backend gloo" if num_gpus else "--backend gloo"
             raise SetupError(f"backend nccl needs a GPU for each rank, but {what}; use {advice}")
     return "nccl", "every rank has a GPU of its own"
-
-
-def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
-    """Give every node its name and its ranks, in the order of the nodes.
-
-    Args:
-        cards: per node its host name and its number of workers. Two agents on a host become `host.0` and `host.1`.
-    """
-    firsts = accumulate((num_workers for _, num_workers in cards), initial=0)
-    named = zip(name_hosts([host for host, _ in cards]), firsts, cards, strict=False)  # one more of `firsts`: the end
-    return tuple(
-        Member(name=name, first_rank=first, num_workers=num_workers, host=host)
-        for name, first, (host, num_workers) in named
-    )
 
 
 def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
@@ -284,8 +252,7 @@ def _data_path(
     # cluster.toml must fit this machine also where it is not needed, on one machine alone.
     of_cluster = None if request.standalone else data_path_of_cluster(cluster, facts, origin)
     if num_nodes == 1:
-        nic = find_interface_of(LOOPBACK, facts.interfaces)
-        return DataPath(nic.name, LOOPBACK, "all ranks are on this machine", "num_nodes") if nic else None
+        return data_path_alone(facts)
     if not (address := request.local_address):
         return of_cluster
     try:

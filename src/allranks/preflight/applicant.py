@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from allranks.model.card import Facts, Interface
+from allranks.host.node import NodeFacts
+from allranks.model.card import Facts
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import AllranksError
+from allranks.model.world import Launcher
+from allranks.preflight.datapath import DataPath
 from allranks.report.rundir import RunDir
 from allranks.wire.leader import Hint
 
@@ -16,24 +19,22 @@ SPARE_FILES = 768
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Applicant:
-    """This node, as it takes part in a roll call."""
+class NodePlan:
+    """What one node decides alone, before it connects to any other."""
 
     job: str
+    launcher: Launcher
     attempt: int | None
     """None where nobody counts; the leader then does."""
-    host: str
+    facts: NodeFacts
+    """This machine."""
     node_index: int | None
     """None where nobody said it; 0 leads, unless the job has begun without this agent."""
-    is_back: bool = False
-    """It takes the place of a lost agent of a job that runs."""
     num_nodes: int
     min_nodes: int
     node_names: tuple[str, ...] = ()
     """As the scheduler says; empty where nobody does."""
     num_workers: int = 1
-    num_gpus: int = 0
-    num_promised_gpus: int | None = None
     port: int = 29500
     """Preferred; the leader takes the next free one where it is in use."""
     endpoint: Hint | None = None
@@ -41,30 +42,16 @@ class Applicant:
     guesses: tuple[Hint, ...] = ()
     """Where the leader may be, from the scheduler."""
     rdzv_id: str | None = None
-    key_from: str = ""
-    """Where this launcher's jobs get a key from, without a shared directory."""
-    interfaces: tuple[Interface, ...] = ()
-    data_interface: str | None = None
-    data_address: str | None = None
+    data_path: DataPath | None = None
     """None: the path to the leader decides."""
     wanted_backend: str = "auto"
+    """auto, nccl or gloo, of flag or cluster.toml."""
     guard: GuardTable = field(default_factory=GuardTable)
-    is_slurm: bool = False
-    """The nodes share one terminal, and can prove themselves by munge."""
-    shares_run_dir: bool = False
-    """Every node must see the run directory, with the announcement and the key in it."""
-    has_successors: bool = False
-    """The leader may be succeeded by another node: all of them listen for that."""
+    """Its timeouts, of flags and cluster.toml."""
     ignored: frozenset[str] = frozenset()
     """Ids of causes that stop nobody."""
-    run_dir: RunDir
-    env: Mapping[str, str]
     problem: AllranksError | None = None
-    """Why this node cannot take part, if so; the leader tells everybody."""
-    facts: Callable[[], Facts]
-    """What this node is; waits until it has been read."""
-    check_signals: Callable[[], None]
-    """Raises StoppedBySignal when somebody told this process to stop."""
+    """Why this node cannot take part in a job of several nodes: it still joins, and the leader tells everybody."""
 
     @property
     def is_alone(self) -> bool:
@@ -72,9 +59,9 @@ class Applicant:
         return self.num_nodes == 1
 
     @property
-    def leads(self) -> bool:
-        """Whether it holds the roll call, as far as the launcher says."""
-        return self.node_index == 0 and (self.is_alone or not self.is_back)
+    def is_slurm(self) -> bool:
+        """The nodes share one terminal, and can prove themselves by munge."""
+        return self.launcher is Launcher.SLURM
 
     @property
     def num_files(self) -> int:
@@ -87,9 +74,33 @@ class Applicant:
         it is broken; without loopback."""
         own = [
             address
-            for interface in self.interfaces
+            for interface in self.facts.interfaces
             for address in interface.addresses
             if interface.is_up and not address.startswith(("127.", "fe80:")) and address != "::1"
         ]
-        last = [self.data_address] if self.data_address else []
+        last = [self.data_path.address] if self.data_path else []
         return tuple(dict.fromkeys([*(each for each in own if each not in last), *last]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applicant:
+    """This node, as it takes part in a roll call."""
+
+    plan: NodePlan
+    is_back: bool = False
+    """It takes the place of a lost agent of a job that runs."""
+    shares_run_dir: bool
+    """Every node must see the run directory, with the announcement and the key in it."""
+    has_successors: bool = False
+    """The leader may be succeeded by another node: all of them listen for that."""
+    run_dir: RunDir
+    env: Mapping[str, str]
+    card_facts: Callable[[], Facts]
+    """What this node is; waits until it has been read."""
+    check_signals: Callable[[], None]
+    """Raises StoppedBySignal when somebody told this process to stop."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether it holds the roll call, as far as the launcher says."""
+        return self.plan.node_index == 0 and (self.plan.is_alone or not self.is_back)

@@ -53,15 +53,17 @@ class Rendezvous:
     @property
     def interface(self) -> str | None:
         """Carries gradients here: without a path of its own, data takes the one of this connection, which works."""
-        mine, address = self.applicant, self.own_address
-        nic = find_interface_of(address, mine.interfaces) if address is not None else None
-        return mine.data_interface or (nic.name if nic else None)
+        plan, address = self.applicant.plan, self.own_address
+        if plan.data_path is not None:
+            return plan.data_path.interface
+        nic = find_interface_of(address, plan.facts.interfaces) if address is not None else None
+        return nic.name if nic else None
 
     @property
     def advice(self) -> str | None:
         """On the leader: which network data should take, where nobody chose one."""
         taken, cards = self.own_address, list(self.cards.values())
-        return advise_network(cards, taken) if taken is not None and self.applicant.data_interface is None else None
+        return advise_network(cards, taken) if taken is not None and self.applicant.plan.data_path is None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +97,9 @@ class Called:
     def verdict(self) -> Verdict:
         """What the roll call came to."""
         attempt, judged = self.applicant.run_dir.attempt, self.judgement
-        return Verdict(job=self.applicant.job, attempt=attempt, exit_code=judged.exit_code, findings=judged.findings)
+        return Verdict(
+            job=self.applicant.plan.job, attempt=attempt, exit_code=judged.exit_code, findings=judged.findings
+        )
 
     def give_out(
         self,

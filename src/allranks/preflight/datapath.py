@@ -13,6 +13,8 @@ from allranks.model.cluster import Cluster
 from allranks.model.errors import ConfigError, SetupError
 from allranks.model.finding import Finding
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass(frozen=True, slots=True)
 class DataPath:
@@ -22,6 +24,12 @@ class DataPath:
     address: str
     reason: str
     source: str
+
+
+def data_path_alone(facts: NodeFacts) -> DataPath | None:
+    """Return the loopback interface, for a job on one machine; None where it has none."""
+    nic = find_interface_of(LOOPBACK, facts.interfaces)
+    return DataPath(nic.name, LOOPBACK, "all ranks are on this machine", "num_nodes") if nic else None
 
 
 def data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[str, str]) -> DataPath | None:

@@ -6,7 +6,7 @@ nodes, the one on the endpoint's machine that gets the port. Everybody else look
 looks at its own node.
 
     with Entry(applicant) as entry:
-        called = entry.lead() if applicant.leads else entry.follow()
+        called = entry.take_part()
 
 What becomes of a roll call that says go (workers, a process group, a table) is the caller's business.
 """
@@ -30,12 +30,14 @@ from allranks.host.limits import NONCE, raise_open_files, read_limits, read_plac
 from allranks.host.net import describe_port_holder, is_local_host
 from allranks.host.slurm import read_munge_socket
 from allranks.model.card import Card, Facts, Place
+from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
+from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
@@ -67,7 +69,6 @@ from allranks.wire.secret import (
 )
 from allranks.wire.seek import Search
 
-LOOPBACK = "127.0.0.1"
 PATIENCE_JOINS = 4.0
 """Times `join_s`: each node that comes may make the leader wait a third of it longer."""
 SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
@@ -77,20 +78,21 @@ class Entry:
     """One node's way through the roll call; owns the sockets that it is tested with."""
 
     def __init__(self, applicant: Applicant) -> None:
-        self.applicant = applicant
+        self.applicant, self.run_dir = applicant, applicant.run_dir
+        self.plan = plan = applicant.plan
         self._secret: Secret | None = OPEN_GROUP  # None: in a file of the run directory, or munge
-        if not applicant.is_alone:
+        if not plan.is_alone:
             self._secret = secret_from_env(applicant.env)
-            if not applicant.is_slurm:
-                self._secret = self._secret or secret_from_name(applicant.rdzv_id) or OPEN_GROUP
+            if not plan.is_slurm:
+                self._secret = self._secret or secret_from_name(plan.rdzv_id) or OPEN_GROUP
         # What the job is called on the wire: where that is its --rdzv-id, it may be the key.
-        is_key = not applicant.is_alone and applicant.job == applicant.rdzv_id
-        self.group = group_name(applicant.job) if is_key else applicant.job
+        is_key = not plan.is_alone and plan.job == plan.rdzv_id
+        self.group = group_name(plan.job) if is_key else plan.job
         before = read_limits()["nofile"]
-        self._max_files = raise_open_files(applicant.num_files)
+        self._max_files = raise_open_files(plan.num_files)
         self._has_more_files = before is not None and self._max_files > before
-        self._mesh = None if applicant.is_alone else Mesh()
-        self._side = bind_port(0) if applicant.has_successors and not applicant.is_alone else None
+        self._mesh = None if plan.is_alone else Mesh()
+        self._side = bind_port(0) if applicant.has_successors and not plan.is_alone else None
         self._incarnation = secrets.randbits(63)
 
     def __enter__(self) -> Self:
@@ -108,14 +110,14 @@ class Entry:
         Raises:
             AllranksError: it could not begin.
         """
-        mine = self.applicant
-        if mine.is_alone and mine.problem is not None:
-            raise mine.problem
-        if mine.leads:
+        plan = self.plan
+        if plan.is_alone and plan.problem is not None:
+            raise plan.problem
+        if self.applicant.leads:
             return self.lead()
-        if mine.node_index is None and mine.endpoint and is_local_host(mine.endpoint.host):
-            return self._lead_or_follow(mine.endpoint)
-        return self.follow(patience_s=mine.guard.join_s)
+        if plan.node_index is None and plan.endpoint and is_local_host(plan.endpoint.host):
+            return self._lead_or_follow(plan.endpoint)
+        return self.follow(patience_s=plan.guard.join_s)
 
     def lead(self, listener: socket.socket | None = None) -> Called:
         """Bind the port and hold the roll call.
@@ -123,21 +125,21 @@ class Entry:
         Raises:
             AllranksError: it could not begin; whoever came has been told.
         """
-        mine = self.applicant
+        plan = self.plan
         with contextlib.ExitStack() as on_failure:
-            listener = on_failure.enter_context(listener or bind_port(mine.port))
+            listener = on_failure.enter_context(listener or bind_port(plan.port))
             port = int(listener.getsockname()[1])
-            holder = describe_port_holder(mine.port) if mine.port not in (0, port) else None
+            holder = describe_port_holder(plan.port) if plan.port not in (0, port) else None
             if holder:
-                say(f"port {mine.port} is in use by {holder}; taking {port}")
-            if self._max_files < mine.num_files:
+                say(f"port {plan.port} is in use by {holder}; taking {port}")
+            if self._max_files < plan.num_files:
                 say(
-                    f"{mine.host} may open {self._max_files} files, the leader of {mine.num_nodes} nodes needs up to "
-                    f"{mine.num_files}; raise the hard limit (ulimit -Hn; for slurmd: LimitNOFILE=131072)"
+                    f"{plan.facts.host} may open {self._max_files} files, the leader of {plan.num_nodes} nodes needs "
+                    f"up to {plan.num_files}; raise the hard limit (ulimit -Hn; for slurmd: LimitNOFILE=131072)"
                 )
-            problem = mine.problem or self._make_run_dir()
+            problem = plan.problem or self._make_run_dir()
             nonce = self._write_nonce()
-            place = self._look_at_run_dir() if mine.run_dir.path.is_dir() else None  # a check may have none
+            place = self._look_at_run_dir() if self.run_dir.path.is_dir() else None  # a check may have none
             card = with_place(self.card(port_holder=holder, problem=problem), place)
             called = self._call_roll(card, listener, nonce)
             on_failure.pop_all()
@@ -149,43 +151,46 @@ class Entry:
         Raises:
             AllranksError: there is no leader, or it refused this node.
         """
-        mine, path = self.applicant, self.applicant.run_dir.path
+        plan = self.plan
         card = vet_card(self.card())  # one that is too long to be sent becomes a problem of this node
         # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
-        is_speaker = not mine.is_slurm or mine.node_index == 1
+        is_speaker = not plan.is_slurm or plan.node_index == 1
         try:
             connection = Search(
                 lambda: collect_hints(
-                    path, job=mine.job, named=[mine.endpoint] if mine.endpoint else [], guessed=mine.guesses
+                    self.run_dir.path,
+                    job=plan.job,
+                    named=[plan.endpoint] if plan.endpoint else [],
+                    guessed=plan.guesses,
                 ),
                 job=self.group,
-                attempt=mine.attempt,
+                attempt=plan.attempt,
                 secret=self._followers_secret,
                 card=card,
             ).wait(
                 deadline_s=patience_s,
                 on_wait=_say_waiting if is_speaker else lambda *_: None,
-                check_signals=mine.check_signals,
+                check_signals=self.applicant.check_signals,
             )
         except NodeFaultError as exc:
-            reason = str(exc).replace(self.group, mine.job)
+            reason = str(exc).replace(self.group, plan.job)
             raise NodeFaultError(reason, finding=self._leader_missing(reason)) from exc
-        connection.expect_alive_within(mine.guard.gone_s)
+        connection.expect_alive_within(plan.guard.gone_s)
         answer = Attendance(
             connection,
             card,
             mesh=self._mesh,
             look_at_run_dir=self._look_at_run_dir,
-            patience_s=PATIENCE_JOINS * mine.guard.join_s,
-            check_signals=mine.check_signals,
+            patience_s=PATIENCE_JOINS * plan.guard.join_s,
+            check_signals=self.applicant.check_signals,
         ).wait()
         if isinstance(answer, Goodbye):
             connection.close()
             if answer.verdict is not None:
-                mine.run_dir.attempt = answer.verdict.attempt
-                answer = msgspec.structs.replace(answer, verdict=msgspec.structs.replace(answer.verdict, job=mine.job))
+                self.run_dir.attempt = answer.verdict.attempt
+                answer = msgspec.structs.replace(answer, verdict=msgspec.structs.replace(answer.verdict, job=plan.job))
             return answer
-        mine.run_dir.attempt = answer.attempt
+        self.run_dir.attempt = answer.attempt
         acceptor = None
         if self._side is not None:
             side, self._side = self._side, None
@@ -193,7 +198,7 @@ class Entry:
             acceptor = Acceptor(side, job=self.group, attempt=answer.attempt, secret=secret)
         return Rendezvous(
             group=answer,
-            applicant=mine,
+            applicant=self.applicant,
             card=card,
             own_address=connection.own_address,
             leader=connection,
@@ -202,7 +207,7 @@ class Entry:
 
     def _lead_or_follow(self, endpoint: Hint) -> Called | Rendezvous | Goodbye:
         # Several agents on the endpoint's machine and no --node-rank: whoever gets the port leads, the others join it.
-        first = self.applicant.port
+        first = self.plan.port
         last = min(first + PORTS_TRIED - 1, 65535)
         patience_s = 0.0
         for port in range(first, last + 1):
@@ -215,41 +220,42 @@ class Entry:
         raise NodeFaultError(f"ports {first} to {last} of {endpoint.host} are all in use by other processes")
 
     def _call_roll(self, card: Card, listener: socket.socket, nonce: str | None) -> Called:
-        mine = self.applicant
-        port = int(listener.getsockname()[1])
+        plan, port = self.plan, int(listener.getsockname()[1])
+        own_address = plan.data_path.address if plan.data_path else None
         terms = Terms(
-            job=mine.job,
-            attempt=mine.run_dir.attempt,
-            num_nodes=mine.num_nodes,
-            min_nodes=mine.min_nodes,
-            node_names=mine.node_names,
-            join_s=mine.guard.join_s,
-            gone_s=mine.guard.gone_s,
+            job=plan.job,
+            attempt=self.run_dir.attempt,
+            num_nodes=plan.num_nodes,
+            min_nodes=plan.min_nodes,
+            node_names=plan.node_names,
+            join_s=plan.guard.join_s,
+            gone_s=plan.guard.gone_s,
             store_port=port,
             run_dir_nonce=nonce,
-            ignored=mine.ignored,
+            ignored=plan.ignored,
         )
-        if mine.is_alone:
+        if plan.is_alone:
             seen = Observations(cards={0: card})
             return Called(
-                applicant=mine,
+                applicant=self.applicant,
                 judgement=judge(seen, terms),
                 observations=seen,
                 cards={0: card},
                 peers={},
                 listener=listener,
-                store_address=mine.data_address or LOOPBACK,
+                store_address=own_address or LOOPBACK,
                 group=self.group,
             )
         secret = self._leaders_secret()
         if secret is OPEN_GROUP:
-            key = mine.key_from or f"${SECRET_VARIABLE}"
+            row = row_of(plan.launcher)
+            key = row.key_from if row else f"${SECRET_VARIABLE}"
             say(f"any process that reaches port {port} can join; protect the group with --rdzv-id or {key}")
         secret = self._with_munge(secret)
-        with contextlib.ExitStack() as on_failure, EventWriter(mine.run_dir) as events:
+        with contextlib.ExitStack() as on_failure, EventWriter(self.run_dir) as events:
             side = on_failure.enter_context(self._side or bind_port(0))
             self._side = None
-            announce_leader(mine, port, side_port=int(side.getsockname()[1]))
+            announce_leader(self.applicant, port, side_port=int(side.getsockname()[1]))
             acceptors = [
                 Acceptor(each, job=self.group, attempt=terms.attempt, secret=secret) for each in (listener, side)
             ]
@@ -260,123 +266,123 @@ class Entry:
                 mesh=self._mesh,
                 say=say,
                 on_event=events.add,
-                check_signals=mine.check_signals,
+                check_signals=self.applicant.check_signals,
             )
             try:
                 judgement = call.hold()
             finally:
-                mine.run_dir.write_roll_call(call.observations)
+                self.run_dir.write_roll_call(call.observations)
             on_failure.pop_all()
         peers = call.roster.peers
         any_peer = next(iter(peers.values()), None)
         return Called(
-            applicant=mine,
+            applicant=self.applicant,
             judgement=judgement,
             observations=call.observations,
             cards=call.roster.cards,
             peers=peers,
             listener=listener,
-            store_address=mine.data_address or (any_peer.own_address if any_peer else LOOPBACK),
+            store_address=own_address or (any_peer.own_address if any_peer else LOOPBACK),
             group=self.group,
             acceptor=acceptors[1],
         )
 
     def _make_run_dir(self) -> AllranksError | None:
         """Make the job's directory; where that fails the others must hear it, or they would wait for this node."""
-        mine = self.applicant
-        if mine.is_slurm and not mine.shares_run_dir:
+        plan = self.plan
+        if plan.is_slurm and not self.applicant.shares_run_dir:
             return None  # a check that must leave nothing behind, or that found no place to write
         try:
-            mine.run_dir.create()
-            mine.run_dir.create_attempt(mine.attempt)
+            self.run_dir.create()
+            self.run_dir.create_attempt(plan.attempt)
         except UsageError as exc:
-            if mine.is_alone:
+            if plan.is_alone:
                 raise
-            what = failed(path=mine.run_dir.path, what=str(exc))
-            return SetupError(str(exc), finding=find_cause("AR006").find(what, node=mine.host))
+            what = failed(path=self.run_dir.path, what=str(exc))
+            return SetupError(str(exc), finding=find_cause("AR006").find(what, node=plan.facts.host))
         return None
 
     def _leaders_secret(self) -> Secret:
         try:
-            return self._secret or ensure_secret_file(self.applicant.run_dir.path / SECRET_FILE)
+            return self._secret or ensure_secret_file(self.run_dir.path / SECRET_FILE)
         except SetupError:  # nobody finds it there; munge tells who is of this user
             return Secret(secrets.token_bytes(32), "a directory that cannot be written")
 
     def _write_nonce(self) -> str | None:
         """Put something into the run directory that the other nodes must see."""
-        if not self.applicant.shares_run_dir or self.applicant.is_alone:
+        if not self.applicant.shares_run_dir or self.plan.is_alone:
             return None
         nonce = secrets.token_hex(8)
         with contextlib.suppress(OSError):
-            (self.applicant.run_dir.path / NONCE).write_text(nonce)
+            (self.run_dir.path / NONCE).write_text(nonce)
         return nonce
 
     def _look_at_run_dir(self) -> Place | None:
-        return read_place("run directory", self.applicant.run_dir.path)
+        return read_place("run directory", self.run_dir.path)
 
     def _leader_missing(self, reason: str) -> Finding:
         """What a node can say when it finds no leader: it was never there, or it is not reached from here."""
-        mine = self.applicant
-        found = read_announcement(mine.run_dir.path)
-        leader = mine.node_names[0] if mine.node_names else "the leader"
-        if found is not None and found.job == mine.job and found.attempt == (mine.attempt or found.attempt):
-            what = (
-                f"the leader listens at {', '.join(found.addresses)}, but {mine.host} reaches none of these addresses"
-            )
+        plan = self.plan
+        found = read_announcement(self.run_dir.path)
+        leader = plan.node_names[0] if plan.node_names else "the leader"
+        if found is not None and found.job == plan.job and found.attempt == (plan.attempt or found.attempt):
+            there = f"the leader listens at {', '.join(found.addresses)}"
+            what = f"{there}, but {plan.facts.host} reaches none of these addresses"
             return find_cause("AR201").find(failed(reason, what=what), node=found.host)
         # No word of this node alone: all that wait say the same.
-        what = f"no leader answered within {mine.guard.join_s:.0f} s"
-        waiting = fold_hosts(mine.node_names[1:]) if mine.node_names else None
+        what = f"no leader answered within {plan.guard.join_s:.0f} s"
+        waiting = fold_hosts(plan.node_names[1:]) if plan.node_names else None
         return find_cause("AR001").find(failed(what=what), node=leader, waiting=waiting)
 
     def _with_munge(self, secret: Secret) -> Secret:
-        return replace(secret, munge_socket=read_munge_socket(self.applicant.env) if self.applicant.is_slurm else None)
+        return replace(secret, munge_socket=read_munge_socket(self.applicant.env) if self.plan.is_slurm else None)
 
     def _followers_secret(self) -> Secret | None:
         # Asked for once a leader has said Hello: by then its key is in the run directory, if that is shared at all.
-        found = self._secret or read_secret_file(self.applicant.run_dir.path / SECRET_FILE)
+        found = self._secret or read_secret_file(self.run_dir.path / SECRET_FILE)
         return found or secret_from_munge(read_munge_socket(self.applicant.env))
 
     @functools.cached_property
     def _facts(self) -> Facts:
         """Waited for once, although a node may look for a leader several times; with the limit as it is now."""
-        facts = _without_unmade(self.applicant.facts())
+        facts = _without_unmade(self.applicant.card_facts())
         if not self._has_more_files:
             return facts
         return msgspec.structs.replace(facts, limits=facts.limits | {"nofile": self._max_files})
 
     def card(self, *, port_holder: str | None = None, problem: AllranksError | None = None) -> Card:
         """Return the report of this node; with a problem, if there is one."""
-        mine = self.applicant
+        plan, facts, path = self.plan, self.plan.facts, self.plan.data_path
         card = Card(
-            host=mine.host,
+            host=facts.host,
             pid=os.getpid(),
-            node_index=mine.node_index,
-            num_workers=mine.num_workers,
-            num_gpus=mine.num_gpus,
-            num_promised_gpus=mine.num_promised_gpus,
-            data_interface=mine.data_interface,
-            data_address=mine.data_address,
-            endpoint=mine.endpoint.host if mine.endpoint else None,
-            wanted_port=mine.port,
+            node_index=plan.node_index,
+            num_workers=plan.num_workers,
+            num_gpus=facts.num_gpus,
+            num_promised_gpus=facts.num_promised_gpus,
+            data_interface=path.interface if path else None,
+            data_address=path.address if path else None,
+            endpoint=plan.endpoint.host if plan.endpoint else None,
+            wanted_port=plan.port,
             port_holder=port_holder,
-            wanted_backend=mine.wanted_backend,
-            attempt=mine.attempt,
+            wanted_backend=plan.wanted_backend,
+            attempt=plan.attempt,
             test_ports=self._mesh.ports if self._mesh is not None else None,
             agent_port=int(self._side.getsockname()[1]) if self._side is not None else 0,
             incarnation=self._incarnation,
             facts=self._facts,
         )
-        return with_problem(card, problem or mine.problem)
+        return with_problem(card, problem or plan.problem)
 
 
 def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
     """Write into the run directory that this node leads."""
+    plan = applicant.plan
     announcement = Announcement(
-        job=applicant.job,
+        job=plan.job,
         attempt=applicant.run_dir.attempt,
-        host=applicant.host,
-        addresses=applicant.reachable_addresses or (LOOPBACK,),
+        host=plan.facts.host,
+        addresses=plan.reachable_addresses or (LOOPBACK,),
         port=port,
         side_port=side_port,
     )

@@ -87,7 +87,9 @@ def hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, run_root
     except AllranksError as exc:
         if exc.finding is None:
             raise
-        verdict = Verdict(job=applicant.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
+        verdict = Verdict(
+            job=applicant.plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,)
+        )
         is_speaker = world.local_rank == 0 or world.rank == 1  # one a node; where rank 0 is missing, its neighbour
         raise pronounce(verdict, run_dir, world, node=facts.host, is_speaker=is_speaker) from exc
     if isinstance(answer, Goodbye):

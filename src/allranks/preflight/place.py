@@ -10,21 +10,20 @@ keeps its socket: rank 0's store listens on it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import msgspec
 
 from allranks.config.file import LoadedCluster
-from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts, begin_card_facts
 from allranks.host.script import find_main_script
-from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.membership import Member
 from allranks.model.world import Launcher, World
-from allranks.preflight.applicant import Applicant
+from allranks.preflight.applicant import Applicant, NodePlan
 from allranks.preflight.called import Called, Rendezvous
-from allranks.preflight.datapath import data_path_of_cluster
-from allranks.preflight.entry import LOOPBACK, Entry
+from allranks.preflight.datapath import DataPath, data_path_alone, data_path_of_cluster
+from allranks.preflight.entry import Entry
 from allranks.preflight.judge import name_nodes
 from allranks.preflight.ranks import choose_backend, hosts_of_ranks, in_ranks, job_name, name_absent
 from allranks.report.rundir import RunDir
@@ -59,47 +58,42 @@ def apply_rank(
     Raises:
         UsageError: nobody says where the ranks meet.
     """
-    interface: str | None = None
-    address: str | None = None
-    if world.num_nodes == 1:
-        nic = find_interface_of(LOOPBACK, facts.interfaces)
-        interface, address = (nic.name, LOOPBACK) if nic else (None, None)
-    else:
-        try:
-            path = data_path_of_cluster(loaded.cluster, facts, loaded.origins)
-            interface, address = (path.interface, path.address) if path else (None, None)
-        except AllranksError as exc:
-            problem = problem or exc  # the others must hear it, or they would wait for this one
+    path: DataPath | None = None
+    try:
+        is_alone = world.num_nodes == 1
+        path = data_path_alone(facts) if is_alone else data_path_of_cluster(loaded.cluster, facts, loaded.origins)
+    except AllranksError as exc:
+        problem = problem or exc  # the others must hear it, or they would wait for this one
     is_slurm = world.launcher is Launcher.SLURM
     endpoint = None if is_slurm else _meeting_point(world, loaded.cluster.network.port)
     port = endpoint.port if endpoint else loaded.cluster.network.port
-    return Applicant(
+    plan = NodePlan(
         job=job_name(world),
+        launcher=world.launcher,
         attempt=world.attempt if is_slurm else None,
-        host=facts.host,
+        # SLURM promises GPUs to the node; a task may have been given some of them.
+        facts=facts if world.local_world_size == 1 else replace(facts, num_promised_gpus=None),
         node_index=world.rank,
         num_nodes=world.world_size,
         min_nodes=world.world_size,
         node_names=name_absent(hosts_of_ranks(world, env)),
-        num_gpus=facts.num_gpus,
-        # SLURM promises them to the node; a task may have been given some of them.
-        num_promised_gpus=facts.num_promised_gpus if world.local_world_size == 1 else None,
         port=port,
         endpoint=endpoint,
-        key_from=row.key_from if (row := row_of(world.launcher)) else "",
         guesses=(Hint(world.hosts[0], port, "first node of the step"),) if is_slurm and world.hosts else (),
-        interfaces=facts.interfaces,
-        data_interface=interface,
-        data_address=address,
+        data_path=path,
         wanted_backend=wanted_backend,
         guard=loaded.cluster.guard,
-        is_slurm=is_slurm,
-        shares_run_dir=is_slurm,
         ignored=SHARED_ON_PURPOSE,
+        problem=problem,
+    )
+    return Applicant(
+        plan=plan,
+        shares_run_dir=is_slurm,
         run_dir=run_dir,
         env=env,
-        problem=problem,
-        facts=begin_card_facts(loaded.cluster.worker_env(env), names=world.hosts[:1], script_path=find_main_script()),
+        card_facts=begin_card_facts(
+            loaded.cluster.worker_env(env), names=world.hosts[:1], script_path=find_main_script()
+        ),
         check_signals=lambda: None,  # a rank is the user's process: Ctrl-C is its KeyboardInterrupt
     )
 
@@ -115,8 +109,9 @@ def take_place(applicant: Applicant) -> Rendezvous | Goodbye:
     with Entry(applicant) as entry:
         called = entry.take_part()
     if isinstance(called, Called):
-        places: dict[str, tuple[str | None, int]] = {f"node rank {i}": (None, i) for i in range(applicant.num_nodes)}
-        places |= {name: (name.removesuffix(f"-rank{rank}"), rank) for rank, name in enumerate(applicant.node_names)}
+        plan = applicant.plan
+        places: dict[str, tuple[str | None, int]] = {f"node rank {i}": (None, i) for i in range(plan.num_nodes)}
+        places |= {name: (name.removesuffix(f"-rank{rank}"), rank) for rank, name in enumerate(plan.node_names)}
         places |= {name: (called.cards[rank].host, rank) for rank, name in name_nodes(called.cards).items()}
         # Who comes later is too late: a session has no restarts of its own.
         return called.give_out(_make_plans, name=lambda each: in_ranks(each, places), lets_go=True)
@@ -127,7 +122,7 @@ def take_place(applicant: Applicant) -> Rendezvous | Goodbye:
 
 def _make_plans(called: Called) -> dict[int, Plan]:
     applicant = called.applicant
-    backend, reason = choose_backend(applicant.wanted_backend, called.cards)
+    backend, reason = choose_backend(applicant.plan.wanted_backend, called.cards)
     members = tuple(
         Member(name=name, first_rank=rank, num_workers=1, host=called.cards[rank].host)
         for rank, name in name_nodes(called.cards).items()

@@ -36,6 +36,38 @@ def test_everybody_gets_the_same_plan_with_an_index_of_its_own():
     assert (plans[1].backend, plans[1].backend_reason) == ("gloo", "node01 has 0 GPUs for 2 ranks")
 
 
+@pytest.mark.parametrize(
+    ("cards", "members"),
+    [
+        ([("node01", 6)], (Member(name="node01", first_rank=0, num_workers=6, host="node01"),)),
+        (
+            [("node02", 4), ("node01", 1), ("node03", 8)],
+            (
+                Member(name="node02", first_rank=0, num_workers=4, host="node02"),
+                Member(name="node01", first_rank=4, num_workers=1, host="node01"),
+                Member(name="node03", first_rank=5, num_workers=8, host="node03"),
+            ),
+        ),
+        (
+            [("a", 2), ("b", 1), ("a", 3)],
+            (
+                Member(name="a.0", first_rank=0, num_workers=2, host="a"),
+                Member(name="b", first_rank=2, num_workers=1, host="b"),
+                Member(name="a.1", first_rank=3, num_workers=3, host="a"),
+            ),
+        ),
+    ],
+)
+def test_ranks_follow_the_order_of_the_nodes(cards, members):
+    plans = group(*(card(index, host=host, num_workers=number) for index, (host, number) in enumerate(cards)))
+    assert plans[0].members == members
+
+
+def test_a_thousand_nodes_have_eight_thousand_ranks():
+    members = group(*(card(index, host=f"n{index:04d}", num_workers=8) for index in range(1024)))[0].members
+    assert members[1023] == Member(name="n1023", first_rank=8184, num_workers=8, host="n1023")
+
+
 def test_gaps_close_where_fewer_nodes_came_than_could():
     plans = group(card(0), card(2), card(4))
     assert [(m.name, m.first_rank) for m in plans[0].members] == [("node01", 0), ("node03", 2), ("node05", 4)]

@@ -89,15 +89,14 @@ class Job:
             self.agents.append(Connection(others, peer="the leader"))
         self.driver = LeaderDriver(
             self.leader,
-            connections,
-            acceptor=Acceptor(self.listener, job="train", attempt=0, secret=KEY),
             gone_s=3.0,
             checkpoints=checkpoints,
             say=self.lines.append,
             on_event=lambda *_, **__: None,
             on_signal=lambda *_, **__: SAVE,
         )
-        self.driver.attach(self.selector)
+        self.acceptor = Acceptor(self.listener, job="train", attempt=0, secret=KEY)
+        self.driver.attach(self.selector, connections, self.acceptor)
 
     def tell(self, index: int, message: Message) -> None:
         self.agents[index].send(message)
@@ -106,6 +105,7 @@ class Job:
         """One turn of the loop that the leader lives in, and of its agents' ears."""
         for key, _ in self.selector.select(0.02):
             key.data(key.fileobj)
+        self.acceptor.turn(time.monotonic())
         self.driver.turn(time.monotonic())
         for index, agent in enumerate(self.agents):
             with contextlib.suppress(ConnectionError):
@@ -128,6 +128,7 @@ class Job:
 
     def close(self) -> None:
         self.driver.close()
+        self.acceptor.close()
         for agent in self.agents:
             agent.close()
         self.selector.close()

@@ -34,12 +34,12 @@ from allranks.launch import srun
 from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.plan import Request, plan_job
-from allranks.launch.rendezvous import apply
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal, UsageError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 from allranks.model.world import World
+from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called
 from allranks.preflight.datapath import data_path_of_cluster
 from allranks.preflight.entry import Entry
@@ -261,12 +261,14 @@ def take_part(
     facts = read_facts(env)
     read = begin_card_facts(cluster.worker_env(env), names=world.hosts[:1])
     plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
+    plan = replace(plan, attempt=0)  # a check has no earlier attempt
     directory = Path(order.directory)
     # A directory that the leader creates here would be left behind.
     is_shared = bool(order.directory) and (world.rank != 0 or directory.is_dir())
     run_dir = RunDir(directory if is_shared else NOWHERE, plan.job)
-    applicant = apply(plan, run_dir, env, facts=read, check_signals=check_signals)
-    applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)  # a check has no earlier attempt
+    applicant = Applicant(
+        plan=plan, shares_run_dir=is_shared, run_dir=run_dir, env=env, card_facts=read, check_signals=check_signals
+    )
     with Entry(applicant) as entry:
         try:
             called = entry.take_part()

@@ -21,25 +21,23 @@ import msgspec
 
 from allranks.guard.verdict import Guard
 from allranks.launch import events
-from allranks.launch.crew import Crew
 from allranks.launch.events import Effect, Event
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
 from allranks.launch.lines import Lines
-from allranks.launch.plan import LOOPBACK
 from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals
 from allranks.launch.queue.scheduler import Scheduler
-from allranks.model.card import Card
+from allranks.launch.worker_group import WorkerGroup
 from allranks.preflight.called import Rendezvous
+from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.rollcall import deliver
 from allranks.report.refusal import print_findings
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
 from allranks.wire.accept import Acceptor, Reject, turn_away
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Plan
 
 TOLD_AGAIN_S = 60.0
 """How often the same host is reported as rejected for the same reason."""
@@ -47,15 +45,11 @@ TOLD_AGAIN_S = 60.0
 
 @dataclass(slots=True)
 class LeaderDriver:
-    """Owns the connections to all agents, and the side port."""
+    """Owns the connections to all agents."""
 
     leader: Leader
-    connections: Mapping[int, Connection]
-    """To all agents that are here at first, by their index in the job."""
-    acceptor: Acceptor | None
-    """Accepts the agents that join while the job runs; None: nobody is accepted."""
     gone_s: float
-    """A silent connection of such an agent ends after this time."""
+    """A silent connection of an agent that joins while the job runs ends after this time."""
     checkpoints: Path
     """Where `allranks.session()` saves."""
     say: Callable[[str], None]
@@ -72,23 +66,27 @@ class LeaderDriver:
     _answers: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
     _lines: Lines = field(init=False)
 
-    def attach(self, selector: selectors.BaseSelector) -> None:
-        """Let the agent's selector watch all connections; it calls `key.data(fileobj)`."""
+    def attach(
+        self, selector: selectors.BaseSelector, connections: Mapping[int, Connection], acceptor: Acceptor | None
+    ) -> None:
+        """Let the agent's selector watch all connections; it calls `key.data(fileobj)`.
+
+        Args:
+            connections: to all agents that are here at first, by their index in the job.
+            acceptor: the caller's, for agents that join while the job runs; None: nobody is accepted.
+        """
         self._lines = Lines(self.leader.step, self._carry_out, selector)
-        for node, connection in self.connections.items():
+        for node, connection in connections.items():
             self._lines.add(node, connection)
-        for node in self.connections:
+        for node in connections:
             self._lines.listen(node)
-        if self.acceptor is not None:
-            self.acceptor.attach(selector, on_peer=self._lines.join, on_rejected=self._tell_rejected, say=self.say)
+        if acceptor is not None:
+            acceptor.attach(selector, on_peer=self._lines.join, on_rejected=self._tell_rejected, say=self.say)
 
     def turn(self, now_s: float) -> None:
         """Do what is due; the agent's loop calls it between two waits."""
-        if self.acceptor is not None:
-            self.acceptor.turn(now_s)
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._lines.feed(msgspec.structs.replace(self._answers.get_nowait(), now_s=now_s))
+        while not self._answers.empty():
+            self._lines.feed(msgspec.structs.replace(self._answers.get(), now_s=now_s))
         self._lines.feed(events.Due(now_s=now_s))
         for text in self.reviver.turn(now_s) if self.reviver is not None else ():
             self.say(text)
@@ -97,8 +95,6 @@ class LeaderDriver:
         """Give slow agents a moment to receive their last message, and close all connections."""
         deliver(self._lines.connections.values())
         self._lines.close()
-        if self.acceptor is not None:
-            self.acceptor.close()
         if self.reviver is not None:
             self.reviver.close()
 
@@ -131,8 +127,7 @@ class LeaderDriver:
 
     def _answer_later(self, look: Callable[[], Event]) -> None:
         """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
-        run = lambda: self._answers.put(look())  # noqa: E731
-        threading.Thread(target=run, name="allranks-leader-look", daemon=True).start()
+        threading.Thread(target=lambda: self._answers.put(look()), name="allranks-leader-look", daemon=True).start()
 
     def _tell_rejected(self, why: Reject, host: str, text: str) -> None:
         now_s, key = time.monotonic(), (host, why)
@@ -143,28 +138,21 @@ class LeaderDriver:
 
 
 def appoint_leader(
-    crew: Crew,
+    workers: WorkerGroup,
     rendezvous: Rendezvous,
     scheduler: Scheduler | None,
-    connections: Mapping[int, Connection],
     *,
-    group: Plan,
-    cards: Mapping[int, Card],
-    own: int,
     store_port: int,
 ) -> LeaderDriver:
     """Return the driver of a leader: of the first generation, or of one that another leader has begun.
 
     Args:
-        rendezvous: this agent's, after the roll call.
-        connections: to the agent in this process, and to the others, by their index in the job.
-        group: the generation that runs.
-        cards: of all that are here, by their index in the job.
-        own: index of this node in the job.
+        rendezvous: the generation that runs, and the agents that are here.
         store_port: where rank 0 of the next generations has its store.
     """
-    plan, run_dir, request, acceptor = crew.job, crew.run_dir, crew.job.request, rendezvous.acceptor
-    own_address = rendezvous.own_address or LOOPBACK
+    plan, run_dir, request = workers.job, workers.run_dir, workers.job.request
+    group, own_address = rendezvous.group, rendezvous.own_address or LOOPBACK
+    addresses = {index: peer.peer_address for index, peer in rendezvous.peers.items()}
     assert group.past is not None
     leader = Leader(
         Terms(
@@ -176,29 +164,27 @@ def appoint_leader(
             min_nodes=plan.min_nodes,
             capacity_s=request.capacity_s,
             can_change_leader=len(group.successors) > 1,
-            own=own,
+            own=group.nodes[group.node_index],
         ),
         guard=Guard(plan.guard, job=plan.job),
         past=group.past,
         nodes={
-            index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)
-            for index, card in cards.items()
+            index: Node(card=card, name=card.host, address=addresses.get(index) or own_address)
+            for index, card in rendezvous.cards.items()
         },
         plan=group,
         now_s=time.monotonic(),
     )
     reviver = None
-    if acceptor is not None and scheduler is not None and request.max_restarts:
+    if rendezvous.acceptor is not None and scheduler is not None and request.max_restarts:
         log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
-        reviver = Revivals(env=crew.env, log=log, patience_s=request.capacity_s)
+        reviver = Revivals(env=workers.env, log=log, patience_s=request.capacity_s)
     # Said once, with the first line about a slow rank.
     end = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout)"
     hint = [f"{end}; allranks stack {plan.job} shows all ranks"]
     tell = lambda line: say(f"{line}; {hint.pop()}" if hint and line.startswith("slow: ") else line)  # noqa: E731
     return LeaderDriver(
         leader,
-        connections,
-        acceptor=acceptor,
         gone_s=plan.guard.gone_s,
         checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
         say=tell,

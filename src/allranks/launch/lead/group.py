@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
-from allranks.launch.plan import assign_ranks, choose_backend, count_of
+from allranks.launch.plan import choose_backend, count_of
 from allranks.model.card import Card
 from allranks.model.errors import SetupError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
-from allranks.model.membership import Member
+from allranks.model.membership import Member, name_hosts
 from allranks.wire.protocol import Contact, Plan
 
 MOST_SUCCESSORS = 8
@@ -45,7 +46,12 @@ def make_group(
     """
     indices = sorted(cards, key=lambda index: (index != leader, index))
     present = [cards[index] for index in indices]
-    members = assign_ranks([(card.host, card.num_workers) for card in present])
+    names = name_hosts([card.host for card in present])  # two agents on a host become `host.0` and `host.1`
+    firsts = accumulate((card.num_workers for card in present), initial=0)
+    members = tuple(
+        Member(name=name, first_rank=first, num_workers=card.num_workers, host=card.host)
+        for name, first, card in zip(names, firsts, present, strict=False)  # one more of `firsts`: the end
+    )
     try:
         backend, reason = choose_backend(
             wanted_backend, [(m.name, m.num_workers, card.num_gpus) for m, card in zip(members, present, strict=True)]

@@ -1,9 +1,9 @@
 """This node's workers, one generation after another: start them, end them, clean up after them.
 
-    crew.start(plan)                        generation 0, with everything that the plan says
-    crew.signal(signal.SIGTERM, [0, 1])     to each worker's process group
-    crew.sweep(0.5)                         ends what the workers left running
-    crew.start(next_plan)                   generation 1
+    workers.start(plan)                        generation 0, with everything that the plan says
+    workers.signal(signal.SIGTERM, [0, 1])     to each worker's process group
+    workers.sweep(0.5)                         ends what the workers left running
+    workers.start(next_plan)                   generation 1
 
 The agent (launch.agent) decides when; launch.environment decides what a worker's environment contains.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,11 +32,12 @@ from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
+from allranks.report.text import say
 from allranks.wire.protocol import Order, Plan
 
 
 @dataclass(slots=True, kw_only=True)
-class Crew:
+class WorkerGroup:
     """Owns the worker processes of one node; `close` ends whatever is left of them."""
 
     job: JobPlan
@@ -46,7 +47,6 @@ class Crew:
     """Local ranks and streams (`out`, `err`) that the terminal does not show; the files have them."""
     env: Mapping[str, str]
     """The agent's."""
-    say: Callable[[str], None]
     interface: str | None = None
     """The data interface."""
     store_fd: int | None = None
@@ -54,7 +54,7 @@ class Crew:
     standby: Standby | None = None
     """Forks the workers, where there is one."""
     console: Console = field(default_factory=Console)
-    workers: list[Worker] = field(default_factory=list)
+    processes: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
     _can_stand_by: bool = True
     """False once a standby could not fork: another one could not, either."""
@@ -81,16 +81,16 @@ class Crew:
         )
         self.run_dir.write_settings(me.name, self.settings)
         self.console.finish()
-        for worker in self.workers:
+        for worker in self.processes:
             worker.cell.close()
-        self.workers = []
+        self.processes = []
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
             prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
             for stream, start in worker.starts.items():
                 if (local_rank, stream) not in self.hidden:
                     self.console.follow(worker.path(stream), start=start, stream=stream, prefix=prefix)
-            self.workers.append(worker)
+            self.processes.append(worker)
         if group.generation >= group.max_restarts:
             self.end_standby()
 
@@ -113,7 +113,7 @@ class Crew:
         standby = self._standby_for(env)
         worker.start(command, env, fds=fds, standby=standby)
         if standby is not None and not isinstance(worker.process, psutil.Process):
-            self.say("the standby forked no worker; workers start without it")
+            say("the standby forked no worker; workers start without it")
             self.end_standby()
         return worker
 
@@ -147,8 +147,8 @@ class Crew:
         if obstacle or self.standby.process.poll() is not None:
             self.end_standby()
             self._can_stand_by = not obstacle
-            if obstacle not in ("", NO_TORCH) and not (self.workers and self.workers[0].rank):
-                self.say(f"workers start without a standby: {obstacle}")
+            if obstacle not in ("", NO_TORCH) and not (self.processes and self.processes[0].rank):
+                say(f"workers start without a standby: {obstacle}")
         return self.standby
 
     def end_standby(self) -> None:
@@ -162,14 +162,14 @@ class Crew:
     @property
     def still_running(self) -> list[Worker]:
         """Workers that have not ended."""
-        return [worker for worker in self.workers if worker.end is None]
+        return [worker for worker in self.processes if worker.end is None]
 
     @property
     def watched(self) -> list[WatchedWorker]:
         """This generation's workers, for the watch."""
         return [
             WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell)
-            for worker in self.workers
+            for worker in self.processes
             if worker.pid is not None
         ]
 
@@ -200,5 +200,5 @@ class Crew:
         if self.still_running:
             kill_descendants()
         self.console.finish()
-        for worker in self.workers:
+        for worker in self.processes:
             worker.cell.close()
