@@ -223,4 +223,31 @@ KNOWN: dict[str, Life] = {
         ),
         answer_s=FOREVER_S,
     ),
+    "a-return-is-no-sign-of-life": Life(
+        seed=699776,
+        num_nodes=31,
+        num_steps=9,
+        faults=(Fault(at_s=8.142019605110793, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=4.0),),
+    ),
+    "agents-that-sweep-are-waited-for": Life(
+        seed=689683,
+        num_nodes=3,
+        num_steps=1,
+        faults=(
+            Fault(at_s=1.0, kind=Kind.WORKER_HANGS, node=2),
+            Fault(at_s=11.0, kind=Kind.WORKER_HANGS, node=1),
+        ),
+        max_restarts=2,
+        sweep_s=FOREVER_S,
+    ),
+    "a-killed-agent-that-heard-another-verdict": Life(
+        seed=673001,
+        num_nodes=5,
+        num_steps=3,
+        faults=(
+            Fault(at_s=0.0, kind=Kind.NODE_DIES, node=-2, on="leaderless", after_s=4.664600142708825),
+            Fault(at_s=3.0, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=6.0),
+        ),
+        max_restarts=1,
+    ),
 }

@@ -5,6 +5,7 @@
     guard.hear(beat, now_s)                  each node's Beat, the leader's own node too
     guard.ended(end, now_s)                  a worker's end, whichever
     guard.lost(node_index, reason, now_s)    an agent's connection is gone
+    guard.returned(node_index, now_s)        it is there again
     guard.wants(now_s)                       which tries to order from which node
     guard.lines(now_s)                       what to say aloud: slow ranks, stragglers
     guard.judge(now_s)                       a proven fault, or None
@@ -152,6 +153,12 @@ class Guard:
         node = self._scene.nodes[node_index]
         if node.lost_s is None:
             node.lost_reason, node.lost_s = reason, now
+
+    def returned(self, node_index: int, now_s: float) -> None:
+        """A node's agent has taken up its connection again: it lives, whatever its next beat tells."""
+        node = self._scene.nodes[node_index]
+        node.lost_reason, node.lost_s = "", None
+        node.heard_s = None if node.heard_s is None else self._now(now_s)
 
     # What follows
 

@@ -42,8 +42,8 @@ from allranks.wire.protocol import Ended, Goodbye, Message, Order, Plan
 
 REAP_S = 1.0
 """Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
-SWEEP_S = 5.0
-"""Seconds to end what the workers left running."""
+SWEEP_S = 2.5
+"""Seconds to end what the workers left running; with REAP_S, less than a leader waits (STOPPED_S)."""
 PEERS_S = 5.0
 """Seconds after a signal in which a silent leader must send its verdict."""
 VERDICT_S = 20.0

@@ -30,7 +30,7 @@ from enum import StrEnum
 
 RESTART_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL before a restart; ranks that cannot handle SIGTERM get SIGKILL at once."""
-STOPPED_S = 4.0
+STOPPED_S = 5.0
 """Seconds after the grace period in which an agent must report that its workers have ended."""
 OWN_STOPPED_S = 60.0
 """The same for the agent in the leader's own process: if it is late, the whole process is, and so is its clock."""
