@@ -250,4 +250,15 @@ KNOWN: dict[str, Life] = {
         ),
         max_restarts=1,
     ),
+    "others-may-still-save": Life(
+        seed=704894,
+        num_nodes=2,
+        num_steps=10,
+        faults=(
+            Fault(at_s=3.0, kind=Kind.AGENT_STOPS, node=1, for_s=6.0),
+            Fault(at_s=6.0, kind=Kind.SIGNAL, node=1, signum=15, everywhere=True),
+            Fault(at_s=10.0, kind=Kind.WORKER_IS_HELD, node=1),
+        ),
+        is_slurm=True,
+    ),
 }

@@ -45,9 +45,8 @@ REAP_S = 1.0
 SWEEP_S = 2.5
 """Seconds to end what the workers left running; with REAP_S, less than a leader waits (STOPPED_S)."""
 PEERS_S = 5.0
-"""Seconds after a signal in which a silent leader must send its verdict."""
-VERDICT_S = 20.0
-"""The same for a leader that is heard: its own deadlines for the other agents are shorter."""
+"""Seconds after a signal in which a silent leader must send its verdict. One that is heard has deadlines of its own
+(launch.lead.course): another node may still save."""
 LEADER_SILENT_S = 60.0
 """Seconds without a message from a leader whose kernel answers; it may wait for a file server between two."""
 STANDBY_AFTER_S = 3.0
@@ -318,10 +317,9 @@ class Agent:
             self._drop_leader(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
         elif self._search is not None and now_s >= self._search.gives_up_s:
             self._drop_leader(f"{self.leader_name} does not lead", now_s)
-        if self.phase is Phase.WAITING and self.goodbye is None and self.interrupted_by is not None:
-            most_s = VERDICT_S if now_s - self._heard_s <= PEERS_S else PEERS_S
-            if now_s - self._waits_s > most_s:
-                self._give_up("the leader's agent sent no final verdict")
+        is_silent = now_s - max(self._heard_s, self._waits_s) > PEERS_S
+        if self.phase is Phase.WAITING and self.goodbye is None and self.interrupted_by is not None and is_silent:
+            self._give_up("the leader's agent sent no final verdict")
         if self.phase is Phase.WAITING and self.goodbye is not None:
             self._enter(Phase.GONE)
 
