@@ -261,4 +261,26 @@ KNOWN: dict[str, Life] = {
         ),
         is_slurm=True,
     ),
+    "a-leader-that-ends-is-not-called-killed": Life(
+        seed=719040,
+        num_nodes=3,
+        num_steps=4,
+        faults=(
+            Fault(at_s=3.8, kind=Kind.ONE_WAY, node=1, for_s=7.0),
+            Fault(at_s=4.0, kind=Kind.ONE_WAY, node=2, for_s=12.0),
+        ),
+        max_restarts=1,
+    ),
+    "what-is-noticed-after-a-sleep-is-not-put-off": Life(
+        seed=725065,
+        num_nodes=2,
+        num_steps=5,
+        faults=(
+            Fault(at_s=5.0, kind=Kind.AGENT_STOPS, node=-1),
+            Fault(at_s=8.7, kind=Kind.NODE_IS_CUT_OFF, node=0),
+            Fault(at_s=17.5, kind=Kind.ONLY_A_QUORUM_HEALS, node=-1),
+        ),
+        max_restarts=4,
+        is_slurm=True,
+    ),
 }

@@ -111,7 +111,7 @@ class Agent:
         """While the leader is lost."""
         self._search: Succession | None = None  # the last one, until whoever was found has spoken: it may not lead
         self.interrupted_by: int | None = None
-        self._waits_s = self._heard_s = self._turned_s = now_s
+        self._waits_s = self._heard_s = self._stepped_s = now_s
         self._signals: list[int] = []
         self._pids: dict[int, int] = {}
         """Of the workers that run, by rank."""
@@ -150,6 +150,8 @@ class Agent:
     def step(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in this order. The first event starts the workers."""
         now_s = event.now_s
+        slept_s = max(0.0, now_s - self._stepped_s - ASLEEP_S)
+        self._waits_s, self._heard_s, self._stepped_s = self._waits_s + slept_s, self._heard_s + slept_s, now_s
         match event:
             case _ if self.phase is Phase.GONE:
                 return []
@@ -300,8 +302,6 @@ class Agent:
     # The leader
 
     def _turn(self, now_s: float) -> None:
-        slept_s = max(0.0, now_s - self._turned_s - ASLEEP_S)
-        self._waits_s, self._heard_s, self._turned_s = self._waits_s + slept_s, self._heard_s + slept_s, now_s
         self._heed(now_s)
         if self.phase is Phase.ENDING and self.ending is not None:
             self._advance(self.ending, now_s)
@@ -369,7 +369,7 @@ class Agent:
         self._next_plan = None  # whoever leads next does not know that it was begun
         self.succession = self._search or Succession(
             own=self.node, leader=self.leader, plan=self.plan, confirmed=self._confirmed, reason=reason, lost_s=now_s,
-            has_resigned=has_resigned,
+            has_resigned=has_resigned, was_stopped=self.ending is not None,
         )  # fmt: skip
         self._search, self.leader = None, self.succession.leader
         if self.succession.contacts and self.interrupted_by is None:

@@ -31,7 +31,7 @@ from allranks.wire.protocol import Contact, Ended, Message, Order, Plan, Try
 GRACE_S = 3.0
 """Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s."""
 ASLEEP_S = 2.0
-"""A longer time between two Due means that this process itself was stopped (Ctrl-Z, a suspended virtual machine);
+"""A longer time between two events means that this process itself was stopped (Ctrl-Z, a suspended virtual machine);
 deadlines move by that time, since nobody else was late."""
 
 SAVE_SIGNAL = signal.SIGUSR1

@@ -49,6 +49,8 @@ class Succession:
     reason: str
     lost_s: float
     has_resigned: bool = False
+    was_stopped: bool = False
+    """Whether the leader had ordered the workers' end: it may have left since, because it found itself cut off."""
     joined: dict[int, events.Joined] = field(default_factory=dict)
     """Agents that were accepted, by node."""
     is_outdated: bool = False
@@ -98,7 +100,9 @@ class Succession:
         """Return what makes this agent the leader of those that have joined it."""
         joined, self.joined = self.joined, {}
         unled_s = now_s - self.lost_s
-        reason = self.reason if unled_s < UNLED_S else f"{self.reason}; {UNLED} {unled_s:.0f} s"
+        # A process that is killed closes its connections.
+        may_have_left = self.was_stopped or "timed out" in self.reason or unled_s >= UNLED_S
+        reason = f"{self.reason}; {UNLED} {unled_s:.0f} s" if may_have_left else self.reason
         return events.Lead(joined=joined, plan=self.plan, lost=(self.leader, reason), has_resigned=self.has_resigned)
 
     def let_go(self, reason: str) -> list[Effect]:

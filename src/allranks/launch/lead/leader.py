@@ -41,6 +41,9 @@ class Leader(Reports):
 
     def step(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in this order."""
+        if (slept_s := event.now_s - self._stepped_s - ASLEEP_S) > 0:
+            self._oversleep(slept_s)
+        self._stepped_s = event.now_s
         match event:
             case events.Joined() if self.phase is Phase.OVER:
                 self._tell_end(event)
@@ -111,9 +114,6 @@ class Leader(Reports):
     # Running
 
     def _turn(self, now_s: float) -> None:
-        if (slept_s := now_s - self._turned_s - ASLEEP_S) > 0:
-            self._oversleep(slept_s)
-        self._turned_s = now_s
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self._guard.beat_s
             self._send(Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed), self._members.nodes)

@@ -94,7 +94,7 @@ class Reports:
         self._history, self._survived = past.history, [*past.survived]
         self._effects: list[Effect] = []
         self._members = Members(terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded))
-        self._deadline_s = self._turned_s = now_s
+        self._deadline_s = self._stepped_s = now_s
         """The first one: of the phases stopping and forming."""
         self._capacity_until_s: float | None = None
         """Nodes are waited for until then; None: they are not, or the generation has begun."""
