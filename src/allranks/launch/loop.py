@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allranks.guard.watch import Watch
+from allranks.guard.worker import WatchedWorker
 from allranks.launch import events
 from allranks.launch.agent import Agent, Phase
 from allranks.launch.events import GRACE_S, Effect
@@ -204,9 +205,11 @@ class Loop:
         self._plan_to_start = None
         self.workers.start(plan)
         now_s, generation, num_nodes = time.monotonic(), plan.generation, len(plan.members)
-        self._watch.begin(generation, self.workers.watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
+        begun = self.workers.still_running
+        watched = [WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell) for worker in begun]
+        self._watch.begin(generation, watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
         self._pulse = Pulse(now_s)
-        pids = {worker.rank: worker.pid for worker in self.workers.still_running if worker.pid is not None}
+        pids = {worker.rank: worker.pid for worker in begun}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.
         self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))

@@ -20,7 +20,6 @@ from pathlib import Path
 import psutil
 
 from allranks.guard.inside.cell import Cell
-from allranks.guard.worker import WatchedWorker
 from allranks.host.signals import catches
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
@@ -164,27 +163,18 @@ class WorkerGroup:
         """Workers that have not ended."""
         return [worker for worker in self.processes if worker.end is None]
 
-    @property
-    def watched(self) -> list[WatchedWorker]:
-        """This generation's workers, for the watch."""
-        return [
-            WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell)
-            for worker in self.processes
-            if worker.pid is not None
-        ]
-
     def order(self, order: Order) -> None:
         """Give an order to the workers; those that handle the signal themselves get the signal."""
         for worker in self.still_running:
             worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
-            if order.signum and worker.pid is not None and catches(worker.pid, order.signum):
+            if order.signum and catches(worker.pid, order.signum):
                 with contextlib.suppress(PermissionError):  # it has become another user
                     os.kill(worker.pid, order.signum)
 
     def signal(self, signum: int, ranks: Collection[int]) -> None:
         """Send a signal, meant to end them, to these workers and everything in their process groups."""
         for worker in self.still_running:
-            if worker.rank in ranks and worker.pid is not None:
+            if worker.rank in ranks:
                 worker.told_to_end = True
                 worker.cell.end()
                 with contextlib.suppress(ProcessLookupError, PermissionError):
