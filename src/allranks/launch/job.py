@@ -188,7 +188,7 @@ def _do_not_begin(why: Goodbye | AllranksError, applicant: Applicant) -> int:
 
 def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbox, *, roll_call_s: float) -> int:
     plan, run_dir, group = workers.job, workers.run_dir, rendezvous.group
-    me, workers.interface = group.members[group.node_index], rendezvous.interface
+    me, interface = group.members[group.node_index], rendezvous.interface
     names = [member.name for member in group.members]
     if rendezvous.leader is None:
         command = describe_command(workers.command, workers.env)
@@ -196,7 +196,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
         for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):
             say(f"note: {note}")
         # Nodes may call the same network by other names.
-        network = workers.interface if plan.num_nodes == 1 else plan.cluster.network.data or workers.interface
+        network = interface if plan.num_nodes == 1 else plan.cluster.network.data or interface
         called = "" if plan.num_nodes == 1 else f"; roll call {roll_call_s:.1f} s"
         say(f"{describe_group(group, names, network)}{called}; logs in {run_dir.attempt_path}")
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):

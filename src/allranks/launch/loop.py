@@ -193,8 +193,8 @@ class Loop:
                 workers.console.mute("err")
             case events.Sweep():
                 # Processes that bring nodes back are descendants of this one, but no workers' left-overs.
-                revivals = self.driver.revivals if self.driver is not None else None
-                left = workers.sweep(SWEEP_GRACE_S, spared=revivals.pids if revivals is not None else ())
+                revivals = self.driver.revivals.pids if self.driver is not None else ()
+                left = workers.sweep(SWEEP_GRACE_S, spared=revivals)
                 self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
 
     def _start_when_ready(self) -> None:
@@ -203,7 +203,7 @@ class Loop:
         if plan is None or (standby is not None and standby.is_importing and self.agent.ending is None):
             return
         self._plan_to_start = None
-        self.workers.start(plan)
+        self.workers.start(plan, interface=self.rendezvous.interface)
         now_s, generation, num_nodes = time.monotonic(), plan.generation, len(plan.members)
         begun = self.workers.still_running
         watched = [WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell) for worker in begun]

@@ -46,8 +46,6 @@ class WorkerGroup:
     """Local ranks and streams (`out`, `err`) that the terminal does not show; the files have them."""
     env: Mapping[str, str]
     """The agent's."""
-    interface: str | None = None
-    """The data interface."""
     store_fd: int | None = None
     """The leader's socket for rank 0."""
     standby: Standby | None = None
@@ -60,8 +58,8 @@ class WorkerGroup:
 
     # Starting
 
-    def start(self, group: Plan) -> None:
-        """Start this node's workers; the `end` of one that cannot start gives the reason.
+    def start(self, group: Plan, *, interface: str | None = None) -> None:
+        """Start this node's workers, with this data interface; the `end` of one that cannot start gives the reason.
 
         Raises:
             OSError: their output files cannot be written.
@@ -72,7 +70,7 @@ class WorkerGroup:
             self.job,
             group,
             env=self.env,
-            interface=self.interface,
+            interface=interface,
             store_fd=self.store_fd,
             checkpoints=self.run_dir.checkpoints_path(self.job.request.checkpoint_dir),
             recorder=(node_path / "recorder_rank_").absolute(),

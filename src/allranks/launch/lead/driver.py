@@ -66,12 +66,12 @@ class LeaderDriver:
     ) -> None:
         self.plan, self.run_dir = workers.job, workers.run_dir
         self._decide = scheduler.decide if scheduler is not None else partial(ending.decide, job=None)
-        self.revivals: Revivals | None = None
-        """Starts lost agents again, where SLURM can and the job survives the loss."""
-        request = self.plan.request
-        if scheduler is not None and request.max_restarts:
-            log = lambda node: self.run_dir.create_node(node) / "back.log"  # noqa: E731
-            self.revivals = Revivals(env=workers.env, log=log, patience_s=request.capacity_s)
+        self._can_revive = scheduler is not None and self.plan.request.max_restarts > 0
+        self.revivals = Revivals(
+            env=workers.env,
+            log=lambda node: self.run_dir.create_node(node) / "back.log",
+            patience_s=self.plan.request.capacity_s,
+        )
         self._told_s: dict[tuple[str, Reject], float] = {}
         """Host and reason of the rejected peers that were reported lately, and when."""
         self._is_hang_told = False
@@ -89,15 +89,14 @@ class LeaderDriver:
         while not self._answers.empty():
             self._lines.feed(msgspec.structs.replace(self._answers.get(), now_s=now_s))
         self._lines.feed(events.Due(now_s=now_s))
-        for text in self.revivals.turn(now_s) if self.revivals is not None else ():
+        for text in self.revivals.turn(now_s):
             say(text)
 
     def close(self) -> None:
         """Give slow agents a moment to receive their last message, and close all connections."""
         deliver(self._lines.connections.values())
         self._lines.close()
-        if self.revivals is not None:
-            self.revivals.close()
+        self.revivals.close()
 
     # Effects
 
@@ -116,9 +115,8 @@ class LeaderDriver:
                 print_findings(findings)
             case events.Record(event=event, fields=fields):
                 self.run_dir.add_event(event, **fields)
-            case events.ExpectBack(node=node, name=name):
-                if self.revivals is not None:
-                    self.revivals.expect(self.plan.node_names[node] if self.plan.node_names else name, node)
+            case events.ExpectBack(node=node, name=name) if self._can_revive:
+                self.revivals.expect(self.plan.node_names[node] if self.plan.node_names else name, node)
             case events.AskScheduler(signum=signum, can_save=can_save):
                 self._answer_later(
                     lambda: events.Meant(now_s=0.0, signum=signum, decision=self._decide(signum, can_save=can_save))
