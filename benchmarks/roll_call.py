@@ -36,16 +36,19 @@ from many_agents import KEY, MTU, Faults, address_of, run_agents
 from many_agents import card_of as talking_card
 
 from allranks.guard.verdict import Guard
-from allranks.host.node import read_card_facts
+from allranks.host.node import NodeFacts, read_card_facts
 from allranks.launch.lead.course import Terms as CourseTerms
 from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
 from allranks.launch.loop import PUMP_S
+from allranks.launch.plan import Request, plan_job
+from allranks.launch.worker_group import WorkerGroup
 from allranks.model.card import Card, Facts, Interface
-from allranks.model.cluster import GuardTable
+from allranks.model.cluster import Cluster, GuardTable
 from allranks.model.finding import Finding, Verdict
+from allranks.model.identity import world_from_env
 from allranks.model.past import History, Past
 from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import judge
@@ -54,6 +57,7 @@ from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.rollcall import RollCall, stop
 from allranks.preflight.roster import Terms
+from allranks.report.rundir import RunDir
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
@@ -340,12 +344,12 @@ def lead_for(
     nodes = {index: Node(card=card, name=card.host, address=address_of(index)) for index, card in cards.items()}
     past = Past(history=History(restarts_left=0))
     leader = Leader(terms, guard=Guard(settings), past=past, nodes=nodes, plan=plans[0], now_s=time.monotonic())
-    driver = LeaderDriver(
-        leader, gone_s=settings.gone_s, checkpoints=Path("/"), say=print,
-        on_event=lambda *_, **__: None, on_signal=lambda *_: None,
-    )  # fmt: skip
+    facts = NodeFacts(host="own", interfaces=(), num_gpus=0, num_cpus=2)
+    plan = plan_job(Request(), world_from_env({}), Cluster(guard=settings), facts, job="benchmark", origin={})
+    workers = WorkerGroup(job=plan, command=[], run_dir=RunDir(Path("/nowhere"), "benchmark"), hidden=(), env={})
     selector = selectors.DefaultSelector()
-    driver.attach(selector, {0: Connection(ours, peer="own"), **peers}, None)
+    connections = {0: Connection(ours, peer="own"), **peers}
+    driver = LeaderDriver(leader, workers, None, selector=selector, connections=connections, acceptor=None)
     profiler = cProfile.Profile() if profile else None
     began_s, began_cpu_s, num_turns = time.monotonic(), time.process_time(), 0
     num_heard = 0

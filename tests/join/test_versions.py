@@ -12,7 +12,7 @@ import pytest
 
 import allranks
 from allranks.join import group
-from allranks.launch.torch_features import describe
+from allranks.launch.environment import describe_torch
 from conftest import Allranks, write
 from versions.table import FEATURES
 
@@ -37,16 +37,16 @@ def test_a_version_outside_of_the_range_and_a_nightly_are_untested(version: str,
     ],
 )  # fmt: skip
 def test_what_a_version_lacks(version: str, features: list[str]):
-    assert [lack.name for lack in describe(version)[1:]] == features
+    assert [lack.name for lack in describe_torch(version)[1:]] == features
 
 
 def test_the_explanation_has_the_version_and_each_lack():
-    settings = describe("2.5.1+cu124")
+    settings = describe_torch("2.5.1+cu124")
     assert [(each.name, each.value) for each in settings] == [
         ("torch", "2.5.1+cu124"), ("flight recorder", "none for gloo"), ("kept port", "without libuv"),
     ]  # fmt: skip
     assert settings[0].reason == "allranks was tested with 2.4 to 2.15"
-    (untested,) = describe("2.16.0")
+    (untested,) = describe_torch("2.16.0")
     assert untested.reason == "allranks was tested with 2.4 to 2.15; with this one the guard may see less"
 
 

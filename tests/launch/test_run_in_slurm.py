@@ -10,6 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from allranks.host.node import NodeFacts
+from allranks.launch.job import _do_not_begin
+from allranks.model.card import Facts
+from allranks.model.world import Launcher
+from allranks.preflight.applicant import Applicant, NodePlan
+from allranks.report.rundir import RunDir
+from allranks.wire.protocol import Goodbye
 from conftest import Allranks, allranks_command, clean_env, free_port, without_waiting
 
 SHOW = """\
@@ -109,6 +116,30 @@ def test_a_missing_node_is_named_and_all_that_came_end_alike(tmp_path: Path) -> 
     assert without_waiting(run.err[1]) == ""
     verdict = json.loads((tmp_path / "runs/4711/attempt_0/verdict.json").read_text())
     assert verdict["findings"][0]["node"] == "node03"
+
+
+@pytest.mark.parametrize(
+    ("launcher", "summary", "printed"),
+    [
+        (Launcher.SLURM, "stopped by SIGTERM", ""),
+        (Launcher.SLURM, "", ""),
+        (Launcher.NONE, "stopped by SIGTERM", "allranks: stopped by SIGTERM\n"),
+        (Launcher.NONE, "", ""),
+    ],
+)
+def test_a_leader_that_stops_is_quoted_where_this_agent_has_a_terminal_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], launcher: Launcher, summary: str, printed: str
+) -> None:
+    facts = NodeFacts(host="node02", interfaces=(), num_gpus=0, num_cpus=2)
+    plan = NodePlan(
+        job="4711", launcher=launcher, attempt=None, facts=facts, node_index=1, num_nodes=2, min_nodes=2
+    )  # fmt: skip
+    applicant = Applicant(
+        plan=plan, shares_run_dir=True, run_dir=RunDir(tmp_path, "4711"), env={}, card_facts=Facts,
+        check_signals=lambda: None,
+    )  # fmt: skip
+    assert _do_not_begin(Goodbye(exit_code=143, summary=summary), applicant) == 143
+    assert capsys.readouterr().err == printed
 
 
 def test_two_steps_of_one_job_do_not_meet(tmp_path: Path) -> None:

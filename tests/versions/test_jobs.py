@@ -1,7 +1,7 @@
 """Real jobs over Gloo, for whatever torch and Python runs them: what works, and is what does not said in advance?
 
 `make versions` runs this file once for each version; here it runs with `make test-by-hand`. Each test notes what it saw
-of a feature of launch/torch_features.py, and holds it against what that says of this torch.
+of a feature of launch/environment.py (`describe_torch`), and holds it against what that says of this torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from allranks.launch.torch_features import describe  # noqa: E402
+from allranks.launch.environment import describe_torch  # noqa: E402
 from conftest import HANG_S, Allranks, allranks_command, clean_env, wait_until, write  # noqa: E402
 from versions.table import FEATURES  # noqa: E402
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.by_hand]
 
 Note = Callable[[str, object], None]
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-LACKS = {lack.name for lack in describe(torch.__version__)[1:]}
+LACKS = {lack.name for lack in describe_torch(torch.__version__)[1:]}
 FLAGS = ("--ignore", "AR011", "--cluster", "cluster.toml")
 
 

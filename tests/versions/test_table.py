@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.torch_features import describe
+from allranks.launch.environment import describe_torch
 from versions.environment import lacking, requirement_of
 from versions.table import FEATURES, Row, merge, read_rows, render, row_of
 
@@ -20,7 +20,7 @@ XML = """<testsuites><testsuite>
 
 
 def test_what_a_version_lacks_is_a_column():
-    assert {lack.name for lack in describe("2.4.0")[1:]} < FEATURES.keys()
+    assert {lack.name for lack in describe_torch("2.4.0")[1:]} < FEATURES.keys()
 
 
 def test_a_run_becomes_a_row_with_what_was_seen_and_what_failed():

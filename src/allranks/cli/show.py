@@ -117,10 +117,10 @@ def _checkpoint_setting(plan: JobPlan) -> Setting:
 def torch_settings() -> list[Setting]:
     """Return the version of torch that is installed here, and what it lacks; nothing without torch."""
     from allranks.host.software import read_packages
-    from allranks.launch.torch_features import describe
+    from allranks.launch.environment import describe_torch
 
     version = read_packages(("torch",)).get("torch")
-    return describe(version) if version else []
+    return describe_torch(version) if version else []
 
 
 def print_plan(plan: JobPlan) -> None:

@@ -1,11 +1,13 @@
-"""The environment of a worker: torchrun's variables and those that keep a group alive, each with its reason."""
+"""What a worker runs in, each part with its reason: torchrun's variables, those that keep a group alive, its torch."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from allranks.join.group import TESTED, is_tested
 from allranks.launch.lead.group import make_group
 from allranks.launch.plan import JobPlan
 from allranks.model.card import Card
@@ -153,3 +155,25 @@ def provisional_group(plan: JobPlan) -> Plan:
         store_address=LOOPBACK if plan.num_nodes == 1 else "(the leader announces it)",
         store_port=plan.port,
     )[plan.node_index or 0]
+
+
+def describe_torch(version: str) -> list[Setting]:
+    """Return the version of torch, and what it lacks of what allranks uses, as far as it was tried.
+
+    A worker does not read this: it looks for each feature where it uses it (its door, tests/versions/table.py), so that
+    a torch that nobody has tried works as far as it can. `make versions` compares this with what real jobs found.
+
+    >>> [each.name for each in describe_torch("2.5.1+cu124")], [each.name for each in describe_torch("2.13.0+cpu")]
+    (['torch', 'flight recorder', 'kept port'], ['torch'])
+    """
+    reason = f"allranks was tested with {' to '.join(f'{major}.{minor}' for major, minor in TESTED)}"
+    if not is_tested(version):
+        reason += "; with this one the guard may see less"
+    settings = [Setting("torch", version, reason, source="installed package")]
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers and (int(numbers[1]), int(numbers[2])) < (2, 8):
+        instead = "the guard sees the collectives that Python code calls, but not those of DDP"
+        settings.append(Setting("flight recorder", "none for gloo", instead, source=f"torch {version}"))
+        instead = "rank 0's store uses torch's older server, on the same port"
+        settings.append(Setting("kept port", "without libuv", instead, source=f"torch {version}"))
+    return settings

@@ -125,25 +125,23 @@ def _run_phases(workers: WorkerGroup) -> int:
         card_facts=facts,
         check_signals=inbox.check,
     )
-    # How often workers are started again: every possible leader must know it.
-    history = History(restarts_left=request.max_restarts, retries_errors=request.retries_errors)
     try:
         with Entry(applicant) as entry:
             rendezvous = entry.take_part()
         if isinstance(rendezvous, Called):
-            rendezvous = rendezvous.give_out(partial(_make_plans, past=Past(history=history)))
+            rendezvous = rendezvous.give_out(partial(_make_plans, request=request))
     except AllranksError as exc:
         if exc.finding is None:
             raise
-        return _do_not_begin(exc, workers, applicant)
+        return _do_not_begin(exc, applicant)
     if isinstance(rendezvous, Goodbye):
-        return _do_not_begin(rendezvous, workers, applicant)
+        return _do_not_begin(rendezvous, applicant)
     print_findings(rendezvous.warnings, after="\n")
     return _run_workers(workers, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
 
 
-def _make_plans(called: Called, *, past: Past) -> dict[int, Plan]:
-    applicant = called.applicant
+def _make_plans(called: Called, *, request: Request) -> dict[int, Plan]:
+    applicant, max_restarts = called.applicant, request.max_restarts
     # The job can go on without this node, but not where its srun runs here: the step ends with it.
     own = {address for interface in applicant.plan.facts.interfaces for address in interface.addresses}
     return make_group(
@@ -151,21 +149,21 @@ def _make_plans(called: Called, *, past: Past) -> dict[int, Plan]:
         can_change_leader=applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") not in own,
         addresses=called.addresses,
         wanted_backend=applicant.plan.wanted_backend,
-        past=past,
+        past=Past(history=History(restarts_left=max_restarts, retries_errors=request.retries_errors)),
         attempt=applicant.run_dir.attempt,
         store_address=called.store_address,
         store_port=called.port,
-        max_restarts=past.history.restarts_left,
+        max_restarts=max_restarts,
     )
 
 
-def _do_not_begin(why: Goodbye | AllranksError, workers: WorkerGroup, applicant: Applicant) -> int:
+def _do_not_begin(why: Goodbye | AllranksError, applicant: Applicant) -> int:
     """Write and print why the job does not begin: the verdict of all, or what this agent found out alone."""
-    plan, run_dir = workers.job, workers.run_dir
+    plan, run_dir = applicant.plan, applicant.run_dir
     node, is_slurm = plan.facts.host, plan.is_slurm
     if isinstance(why, Goodbye):
         if why.verdict is None or not why.verdict.findings:
-            if not is_slurm or not why.summary:
+            if why.summary and not is_slurm:  # in a SLURM step the leader has the same terminal
                 say(why.summary)
             return why.exit_code
         verdict, is_in_charge = why.verdict, applicant.leads
@@ -184,13 +182,13 @@ def _do_not_begin(why: Goodbye | AllranksError, workers: WorkerGroup, applicant:
             print_findings(verdict.findings)
     has_silent_task = any(finding.cause.startswith("AR001 ") for finding in verdict.findings)
     if is_in_charge and is_slurm and has_silent_task:  # it hangs, and never joined
-        end_step(workers.env)
+        end_step(applicant.env)
     return verdict.exit_code
 
 
 def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbox, *, roll_call_s: float) -> int:
     plan, run_dir, group = workers.job, workers.run_dir, rendezvous.group
-    me, workers.interface = group.members[group.node_index], rendezvous.interface
+    me, interface = group.members[group.node_index], rendezvous.interface
     names = [member.name for member in group.members]
     if rendezvous.leader is None:
         command = describe_command(workers.command, workers.env)
@@ -198,7 +196,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
         for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):
             say(f"note: {note}")
         # Nodes may call the same network by other names.
-        network = workers.interface if plan.num_nodes == 1 else plan.cluster.network.data or workers.interface
+        network = interface if plan.num_nodes == 1 else plan.cluster.network.data or interface
         called = "" if plan.num_nodes == 1 else f"; roll call {roll_call_s:.1f} s"
         say(f"{describe_group(group, names, network)}{called}; logs in {run_dir.attempt_path}")
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):

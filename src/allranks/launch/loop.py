@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allranks.guard.watch import Watch
+from allranks.guard.worker import WatchedWorker
 from allranks.launch import events
 from allranks.launch.agent import Agent, Phase
 from allranks.launch.events import GRACE_S, Effect
@@ -66,8 +67,9 @@ class Loop:
     ) -> None:
         self.workers, self.rendezvous, self.inbox, self.scheduler = workers, rendezvous, inbox, scheduler
         self.agent = Agent(rendezvous.group, now_s=time.monotonic())
+        self.leader: Leader | None = None
+        """Where this agent leads."""
         self.driver: LeaderDriver | None = None
-        """Of the leader, where this agent leads."""
         self.began_s = time.monotonic()
         losses = find_events(workers.run_dir.read_events(), "node_lost", node=self.name)
         self.times_lost = len(losses) if rendezvous.group.generation else 0
@@ -83,11 +85,6 @@ class Loop:
         self._pulse = Pulse(time.monotonic())
         self._plan_to_start: Plan | None = None
         """While its workers wait for the standby."""
-
-    @property
-    def leader(self) -> Leader | None:
-        """The one in this process."""
-        return self.driver.leader if self.driver is not None else None
 
     @property
     def name(self) -> str:
@@ -196,8 +193,8 @@ class Loop:
                 workers.console.mute("err")
             case events.Sweep():
                 # Processes that bring nodes back are descendants of this one, but no workers' left-overs.
-                revivals = self.driver.reviver if self.driver is not None else None
-                left = workers.sweep(SWEEP_GRACE_S, spared=revivals.pids if revivals is not None else ())
+                revivals = self.driver.revivals.pids if self.driver is not None else ()
+                left = workers.sweep(SWEEP_GRACE_S, spared=revivals)
                 self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
 
     def _start_when_ready(self) -> None:
@@ -206,11 +203,13 @@ class Loop:
         if plan is None or (standby is not None and standby.is_importing and self.agent.ending is None):
             return
         self._plan_to_start = None
-        self.workers.start(plan)
+        self.workers.start(plan, interface=self.rendezvous.interface)
         now_s, generation, num_nodes = time.monotonic(), plan.generation, len(plan.members)
-        self._watch.begin(generation, self.workers.watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
+        begun = self.workers.still_running
+        watched = [WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell) for worker in begun]
+        self._watch.begin(generation, watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
         self._pulse = Pulse(now_s)
-        pids = {worker.rank: worker.pid for worker in self.workers.still_running if worker.pid is not None}
+        pids = {worker.rank: worker.pid for worker in begun}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.
         self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
@@ -249,7 +248,7 @@ class Loop:
             lead: what the agent knows of a job that another one has led; None: the job begins.
         """
         # Here, since only a leader's node needs all that the leader needs.
-        from allranks.launch.lead.driver import appoint_leader
+        from allranks.launch.lead.driver import LeaderDriver, make_leader
 
         workers, rendezvous = self.workers, self.rendezvous
         if lead is not None:
@@ -264,17 +263,20 @@ class Loop:
         listener = rendezvous.listener
         assert listener is not None
         port = int(listener.getsockname()[1])
-        self.driver = appoint_leader(workers, rendezvous, self.scheduler, store_port=port)
+        self.leader = leader = make_leader(workers.job, rendezvous, store_port=port)
         if workers.env.get("ALLRANKS_HOOK") != "0" and workers.job.request.container is None:
             workers.store_fd = listener.fileno()
         else:
             listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
         if lead is not None:
             announce_leader(rendezvous.applicant, port, side_port=rendezvous.card.agent_port)
-            self.driver.leader.take_over(lead.lost, time.monotonic(), has_resigned=lead.has_resigned)
+            leader.take_over(lead.lost, time.monotonic(), has_resigned=lead.has_resigned)
         here, there = socket.socketpair()
         connections = {self.agent.node: Connection(there, peer=self.name), **rendezvous.peers}
-        self.driver.attach(self._selector, connections, rendezvous.acceptor)
+        acceptor, selector = rendezvous.acceptor, self._selector
+        self.driver = LeaderDriver(
+            leader, workers, self.scheduler, selector=selector, connections=connections, acceptor=acceptor
+        )
         return Connection(here, peer=self.name)
 
     # Without a leader

@@ -20,7 +20,6 @@ from pathlib import Path
 import psutil
 
 from allranks.guard.inside.cell import Cell
-from allranks.guard.worker import WatchedWorker
 from allranks.host.signals import catches
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
@@ -47,8 +46,6 @@ class WorkerGroup:
     """Local ranks and streams (`out`, `err`) that the terminal does not show; the files have them."""
     env: Mapping[str, str]
     """The agent's."""
-    interface: str | None = None
-    """The data interface."""
     store_fd: int | None = None
     """The leader's socket for rank 0."""
     standby: Standby | None = None
@@ -61,8 +58,8 @@ class WorkerGroup:
 
     # Starting
 
-    def start(self, group: Plan) -> None:
-        """Start this node's workers; the `end` of one that cannot start gives the reason.
+    def start(self, group: Plan, *, interface: str | None = None) -> None:
+        """Start this node's workers, with this data interface; the `end` of one that cannot start gives the reason.
 
         Raises:
             OSError: their output files cannot be written.
@@ -73,7 +70,7 @@ class WorkerGroup:
             self.job,
             group,
             env=self.env,
-            interface=self.interface,
+            interface=interface,
             store_fd=self.store_fd,
             checkpoints=self.run_dir.checkpoints_path(self.job.request.checkpoint_dir),
             recorder=(node_path / "recorder_rank_").absolute(),
@@ -164,27 +161,18 @@ class WorkerGroup:
         """Workers that have not ended."""
         return [worker for worker in self.processes if worker.end is None]
 
-    @property
-    def watched(self) -> list[WatchedWorker]:
-        """This generation's workers, for the watch."""
-        return [
-            WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell)
-            for worker in self.processes
-            if worker.pid is not None
-        ]
-
     def order(self, order: Order) -> None:
         """Give an order to the workers; those that handle the signal themselves get the signal."""
         for worker in self.still_running:
             worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
-            if order.signum and worker.pid is not None and catches(worker.pid, order.signum):
+            if order.signum and catches(worker.pid, order.signum):
                 with contextlib.suppress(PermissionError):  # it has become another user
                     os.kill(worker.pid, order.signum)
 
     def signal(self, signum: int, ranks: Collection[int]) -> None:
         """Send a signal, meant to end them, to these workers and everything in their process groups."""
         for worker in self.still_running:
-            if worker.rank in ranks and worker.pid is not None:
+            if worker.rank in ranks:
                 worker.told_to_end = True
                 worker.cell.end()
                 with contextlib.suppress(ProcessLookupError, PermissionError):

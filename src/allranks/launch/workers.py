@@ -115,9 +115,10 @@ class Worker:
         return self.folder / f"rank_{self.rank}.{kind}"
 
     @property
-    def pid(self) -> int | None:
-        """Process id, None where it could not be started."""
-        return self.process.pid if self.process else None
+    def pid(self) -> int:
+        """Process id of one that could be started."""
+        assert self.process is not None
+        return self.process.pid
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
@@ -257,7 +258,7 @@ class Standby:
 
 def reap_orphans(workers: Sequence[Worker]) -> None:
     """Collect adopted processes that have ended, and leave the workers to their pidfds."""
-    own = {worker.pid for worker in workers}
+    own = {worker.pid for worker in workers if worker.process is not None}
     with contextlib.suppress(ChildProcessError):
         # WNOWAIT only looks; a worker at the head of the queue is collected first, in its own way.
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:

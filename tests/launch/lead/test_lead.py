@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import select
 import selectors
 import signal
@@ -11,23 +12,29 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.verdict import Guard
+from allranks.host.node import NodeFacts
 from allranks.launch.events import Due, Heard
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
+from allranks.launch.plan import Request, plan_job
 from allranks.launch.queue import ending
+from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.worker_group import WorkerGroup
 from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.card import Card
-from allranks.model.cluster import GuardTable
+from allranks.model.cluster import Cluster, GuardTable
+from allranks.model.identity import world_from_env
 from allranks.model.past import History, Past
+from allranks.report.rundir import RunDir
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
@@ -50,19 +57,25 @@ from allranks.wire.seek import Search
 
 KEY = Secret(b"swordfish", "test")
 PATIENCE_S = 40
-SAVE = ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving")
 
 
 def card(index: int) -> Card:
     return Card(host=f"node{index + 1:02}", pid=800 + index, node_index=index, num_workers=1, num_gpus=0)
 
 
+class FakeScheduler:
+    """Every signal warns of the time limit."""
+
+    def decide(self, signum: int, *, can_save: bool) -> ending.Decision:
+        return ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving")
+
+
 class Job:
     """A leader of three nodes with one rank each, and the agents' ends of its lines."""
 
-    def __init__(self, checkpoints: Path, *, guard: Guard | None = None, max_restarts: int = 0) -> None:
+    def __init__(self, log_dir: Path, *, guard: Guard | None = None, max_restarts: int = 0) -> None:
         self.listener = bind_port(0)
-        self.lines: list[str] = []
+        self.stderr = io.StringIO()
         terms = Terms(
             job="train", wanted_backend="gloo", store_address="127.0.0.1", store_port=29501, num_nodes=3, min_nodes=2,
             capacity_s=30.0,
@@ -87,16 +100,19 @@ class Job:
             own, others = socket.socketpair()
             connections[index] = Connection(own, peer=f"node{index + 1:02}")
             self.agents.append(Connection(others, peer="the leader"))
-        self.driver = LeaderDriver(
-            self.leader,
-            gone_s=3.0,
-            checkpoints=checkpoints,
-            say=self.lines.append,
-            on_event=lambda *_, **__: None,
-            on_signal=lambda *_, **__: SAVE,
-        )
+        facts = NodeFacts(host="node01", interfaces=(), num_gpus=0, num_cpus=2)
+        plan = plan_job(Request(), world_from_env({}), Cluster(), facts, job="train", origin={})
+        workers = WorkerGroup(job=plan, command=[], run_dir=RunDir(log_dir, "train"), hidden=(), env={})
         self.acceptor = Acceptor(self.listener, job="train", attempt=0, secret=KEY)
-        self.driver.attach(self.selector, connections, self.acceptor)
+        self.driver = LeaderDriver(
+            self.leader, workers, cast("Scheduler", FakeScheduler()),
+            selector=self.selector, connections=connections, acceptor=self.acceptor,
+        )  # fmt: skip
+
+    @property
+    def lines(self) -> list[str]:
+        """What the leader has said."""
+        return [line.removeprefix("allranks: ") for line in self.stderr.getvalue().splitlines()]
 
     def tell(self, index: int, message: Message) -> None:
         self.agents[index].send(message)
@@ -141,6 +157,7 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
         def make(**more: Any) -> Job:
             job = Job(tmp_path, **more)
             stack.callback(job.close)
+            stack.enter_context(contextlib.redirect_stderr(job.stderr))
             return job
 
         yield make

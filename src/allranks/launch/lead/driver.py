@@ -1,4 +1,4 @@
-"""Appoint a leader and drive it: turn its connections and time into events, and its effects into deeds.
+"""Make a leader and drive it: turn its connections and time into events, and its effects into deeds.
 
 Agents that join while the job runs (their node is back, or was late) connect to the side port that the announcement in
 the run directory names, since rank 0's store now has the port of the roll call. They authenticate as in the roll call.
@@ -12,8 +12,7 @@ import queue
 import selectors
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
 from allranks.launch.lines import Lines
+from allranks.launch.plan import JobPlan
 from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals
 from allranks.launch.queue.scheduler import Scheduler
@@ -43,60 +43,60 @@ TOLD_AGAIN_S = 60.0
 """How often the same host is reported as rejected for the same reason."""
 
 
-@dataclass(slots=True)
 class LeaderDriver:
-    """Owns the connections to all agents."""
+    """Owns the leader's connections to all agents, and brings lost agents back.
 
-    leader: Leader
-    gone_s: float
-    """A silent connection of an agent that joins while the job runs ends after this time."""
-    checkpoints: Path
-    """Where `allranks.session()` saves."""
-    say: Callable[[str], None]
-    on_event: Callable[..., None]
-    """Writes to events.jsonl."""
-    on_signal: Callable[..., ending.Decision]
-    """Decides what a signal means for the job, given `can_save`; it may take seconds."""
-    reviver: Revivals | None = None
-    """Starts lost agents again; None outside of SLURM."""
-    node_names: Sequence[str] = ()
-    """By index, as the scheduler calls them."""
-    _told_s: dict[tuple[str, Reject], float] = field(default_factory=dict)
-    """Host and reason of the rejected peers that were reported lately, and when."""
-    _answers: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
-    _lines: Lines = field(init=False)
+    Args:
+        workers: of the leader's own node.
+        scheduler: None outside of SLURM.
+        selector: the agent's, which watches all connections; it calls `key.data(fileobj)`.
+        connections: to all agents that are here at first, by their index in the job.
+        acceptor: the caller's, for agents that join while the job runs; None: nobody is accepted.
+    """
 
-    def attach(
-        self, selector: selectors.BaseSelector, connections: Mapping[int, Connection], acceptor: Acceptor | None
+    def __init__(
+        self,
+        leader: Leader,
+        workers: WorkerGroup,
+        scheduler: Scheduler | None,
+        *,
+        selector: selectors.BaseSelector,
+        connections: Mapping[int, Connection],
+        acceptor: Acceptor | None,
     ) -> None:
-        """Let the agent's selector watch all connections; it calls `key.data(fileobj)`.
-
-        Args:
-            connections: to all agents that are here at first, by their index in the job.
-            acceptor: the caller's, for agents that join while the job runs; None: nobody is accepted.
-        """
-        self._lines = Lines(self.leader.step, self._carry_out, selector)
+        self.plan, self.run_dir = workers.job, workers.run_dir
+        self._decide = scheduler.decide if scheduler is not None else partial(ending.decide, job=None)
+        self._can_revive = scheduler is not None and self.plan.request.max_restarts > 0
+        self.revivals = Revivals(
+            env=workers.env,
+            log=lambda node: self.run_dir.create_node(node) / "back.log",
+            patience_s=self.plan.request.capacity_s,
+        )
+        self._told_s: dict[tuple[str, Reject], float] = {}
+        """Host and reason of the rejected peers that were reported lately, and when."""
+        self._is_hang_told = False
+        self._answers = queue.SimpleQueue[Event]()
+        self._lines = Lines(leader.step, self._carry_out, selector)
         for node, connection in connections.items():
             self._lines.add(node, connection)
         for node in connections:
             self._lines.listen(node)
         if acceptor is not None:
-            acceptor.attach(selector, on_peer=self._lines.join, on_rejected=self._tell_rejected, say=self.say)
+            acceptor.attach(selector, on_peer=self._lines.join, on_rejected=self._tell_rejected, say=say)
 
     def turn(self, now_s: float) -> None:
         """Do what is due; the agent's loop calls it between two waits."""
         while not self._answers.empty():
             self._lines.feed(msgspec.structs.replace(self._answers.get(), now_s=now_s))
         self._lines.feed(events.Due(now_s=now_s))
-        for text in self.reviver.turn(now_s) if self.reviver is not None else ():
-            self.say(text)
+        for text in self.revivals.turn(now_s):
+            say(text)
 
     def close(self) -> None:
         """Give slow agents a moment to receive their last message, and close all connections."""
         deliver(self._lines.connections.values())
         self._lines.close()
-        if self.reviver is not None:
-            self.reviver.close()
+        self.revivals.close()
 
     # Effects
 
@@ -104,26 +104,26 @@ class LeaderDriver:
         match effect:
             case events.Accept(connection=number, node=node):
                 connection = self._lines.joined.pop(number)
-                connection.expect_alive_within(self.gone_s)
+                connection.expect_alive_within(self.plan.guard.gone_s)
                 self._lines.add(node, connection)  # instead of one whose loss its agent has noticed first
                 self._lines.listen(node)
             case events.Reject(connection=number, reason=reason):
                 turn_away(self._lines.joined.pop(number), reason)
             case events.Say(text=text):
-                self.say(text)
+                say(text + self._describe_hang() if text.startswith("slow: ") else text)
             case events.Show(findings=findings):
                 print_findings(findings)
             case events.Record(event=event, fields=fields):
-                self.on_event(event, **fields)
-            case events.ExpectBack(node=node, name=name):
-                if self.reviver is not None:
-                    self.reviver.expect(self.node_names[node] if self.node_names else name, node)
+                self.run_dir.add_event(event, **fields)
+            case events.ExpectBack(node=node, name=name) if self._can_revive:
+                self.revivals.expect(self.plan.node_names[node] if self.plan.node_names else name, node)
             case events.AskScheduler(signum=signum, can_save=can_save):
                 self._answer_later(
-                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self.on_signal(signum, can_save=can_save))
+                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self._decide(signum, can_save=can_save))
                 )
             case events.FindCheckpoint():
-                self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(self.checkpoints)))
+                checkpoints = self.run_dir.checkpoints_path(self.plan.request.checkpoint_dir)
+                self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(checkpoints)))
 
     def _answer_later(self, look: Callable[[], Event]) -> None:
         """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
@@ -134,27 +134,26 @@ class LeaderDriver:
         self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TOLD_AGAIN_S}
         if why is not Reject.SILENT and key not in self._told_s:
             self._told_s[key] = now_s
-            self.say(text)
+            say(text)
+
+    def _describe_hang(self) -> str:
+        """What becomes of a slow rank, and how to look at it; said once, with the first line about one."""
+        is_told, self._is_hang_told = self._is_hang_told, True
+        ends = f"; the job ends after {self.plan.guard.hang_s:g} s of this (--hang-timeout)"
+        return "" if is_told else f"{ends}; allranks stack {self.plan.job} shows all ranks"
 
 
-def appoint_leader(
-    workers: WorkerGroup,
-    rendezvous: Rendezvous,
-    scheduler: Scheduler | None,
-    *,
-    store_port: int,
-) -> LeaderDriver:
-    """Return the driver of a leader: of the first generation, or of one that another leader has begun.
+def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Leader:
+    """Return the leader of the first generation, or of one that another leader has begun.
 
     Args:
         rendezvous: the generation that runs, and the agents that are here.
         store_port: where rank 0 of the next generations has its store.
     """
-    plan, run_dir, request = workers.job, workers.run_dir, workers.job.request
     group, own_address = rendezvous.group, rendezvous.own_address or LOOPBACK
     addresses = {index: peer.peer_address for index, peer in rendezvous.peers.items()}
     assert group.past is not None
-    leader = Leader(
+    return Leader(
         Terms(
             job=plan.job,
             wanted_backend=plan.wanted_backend,
@@ -162,36 +161,18 @@ def appoint_leader(
             store_port=store_port,
             num_nodes=plan.num_nodes,
             min_nodes=plan.min_nodes,
-            capacity_s=request.capacity_s,
+            capacity_s=plan.request.capacity_s,
             can_change_leader=len(group.successors) > 1,
             own=group.nodes[group.node_index],
         ),
         guard=Guard(plan.guard, job=plan.job),
         past=group.past,
         nodes={
-            index: Node(card=card, name=card.host, address=addresses.get(index) or own_address)
+            index: Node(card=card, name=card.host, address=addresses.get(index, own_address))
             for index, card in rendezvous.cards.items()
         },
         plan=group,
         now_s=time.monotonic(),
-    )
-    reviver = None
-    if rendezvous.acceptor is not None and scheduler is not None and request.max_restarts:
-        log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
-        reviver = Revivals(env=workers.env, log=log, patience_s=request.capacity_s)
-    # Said once, with the first line about a slow rank.
-    end = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout)"
-    hint = [f"{end}; allranks stack {plan.job} shows all ranks"]
-    tell = lambda line: say(f"{line}; {hint.pop()}" if hint and line.startswith("slow: ") else line)  # noqa: E731
-    return LeaderDriver(
-        leader,
-        gone_s=plan.guard.gone_s,
-        checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
-        say=tell,
-        on_event=run_dir.add_event,
-        on_signal=scheduler.decide if scheduler is not None else partial(ending.decide, job=None),
-        reviver=reviver,
-        node_names=plan.node_names,
     )
 
 
