@@ -311,10 +311,10 @@ def _note_withheld(names: list[str]) -> None:
 
 def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: bool = False) -> None:
     """Print how the options limit requeue and saving, and how this site does, unless it is known or does not answer."""
-    from allranks.host.slurm_site import read_partition, read_site
+    from allranks.host.slurm_site import Site, read_partition, read_site
     from allranks.launch.batch.submit import limits
 
-    site = rules = None
+    site, rules = Site(), None
     if not is_site_known:
         with contextlib.suppress(AllranksError):
             rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None

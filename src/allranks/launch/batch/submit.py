@@ -160,14 +160,13 @@ def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
 
 def describe_unavailable(job: JobState) -> str:
     """Return which nodes of a waiting job are out of service, `n[03-04] down: bad NIC`; empty if none, or unknown."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[str, list[str]] = {}
     with contextlib.suppress(AllranksError):
         for node in list_nodes(nodes=job.asked_nodes, partition=job.partition.partition(",")[0]):
             if not node.is_available:
-                groups.setdefault((node.state.rstrip("*~#!%$@^-"), node.reason), []).append(node.name)
-    return "; ".join(
-        f"{fold_hosts(names)} {state}" + (f": {reason}" if reason else "") for (state, reason), names in groups.items()
-    )
+                why = ": ".join(filter(None, [node.state.rstrip("*~#!%$@^-"), node.reason]))
+                groups.setdefault(why, []).append(node.name)
+    return "; ".join(f"{fold_hosts(names)} {why}" for why, names in groups.items())
 
 
 def _why_not_now(job: str) -> tuple[str, str]:
@@ -191,11 +190,8 @@ def _why_not_now(job: str) -> tuple[str, str]:
 # --- What may keep it from resuming -----------------------------------------------------------------------------------
 
 
-def limits(site: Site | None, rules: PartitionRules | None, options: SbatchOptions) -> Iterator[str]:
-    """Yield a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none.
-
-    Without `site`, only the job's own options count.
-    """
+def limits(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> Iterator[str]:
+    """Yield a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none."""
     if not options.requeue:
         yield "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
     limit_s = parse_time_limit_s(options.time or "")
@@ -206,8 +202,6 @@ def limits(site: Site | None, rules: PartitionRules | None, options: SbatchOptio
             f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
             f"up to {EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
         )
-    if site is None:
-        return
     if options.requeue and site.requeues is False:
         yield (
             "JobRequeue=0 here: SLURM requeues only jobs with --requeue, which this one has; "
