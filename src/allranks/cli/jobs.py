@@ -208,7 +208,7 @@ def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
     from allranks.launch.batch.follow import wait_for_end
 
     try:
-        reports, exit_code = wait_for_end(job, log_dir=log_dir, say=say)
+        reports, exit_code = wait_for_end(job, log_dir=log_dir)
     except KeyboardInterrupt:
         say(f"stopped waiting; job {job} continues (allranks status {job}; allranks cancel {job} ends it)")
         return exit_for_signal(signal.SIGINT)

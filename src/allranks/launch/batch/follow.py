@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
-from allranks.report.text import count_of
+from allranks.report.text import count_of, say
 
 POLL_S = 0.2
 LOOK_S = 3.0
@@ -225,7 +225,7 @@ def cancel(job: Run | str, *, log_dir: Path) -> str:
     return f"cancelling job {job}{tasks}; its state was {', '.join(dict.fromkeys(each.state for each in active))}"
 
 
-def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> tuple[list[JobReport], int]:
+def wait_for_end(job_id: str, *, log_dir: Path) -> tuple[list[JobReport], int]:
     """Wait until a job, with all tasks of an array, has ended; return its reports and its exit code.
 
     Raises:
@@ -272,9 +272,7 @@ def _exit_code(report: JobReport) -> int:
 # --- Logs -------------------------------------------------------------------------------------------------------------
 
 
-def show_logs(
-    job: Run | str, *, log_dir: Path, ranks: Sequence[int], is_followed: bool, say: Callable[[str], None]
-) -> None:
+def show_logs(job: Run | str, *, log_dir: Path, ranks: Sequence[int], is_followed: bool) -> None:
     """Print the output of a job so far; with `is_followed`, until the job ends.
 
     Without `ranks`, that is the job's own output: the verdict and all ranks, each line with node and rank. If these
