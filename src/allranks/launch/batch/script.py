@@ -183,24 +183,19 @@ def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[st
     Raises:
         UsageError: not a name of a variable, the value of a secret, or a variable that is not set here.
     """
-    values: dict[str, str] = {}
-    names: list[str] = []
-    for word in words:
-        name, has_value, value = word.partition("=")
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    names = tuple(word for word in words if "=" not in word)
+    for name in (*values, *names):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(f"--env {name!r}: expected NAME=VALUE or NAME, the name of a variable")
-        if not has_value and name not in environ:
+        if name in names and name not in environ:
             raise UsageError(f"--env {name}: not set in this shell; export it first")
-        if not has_value:
-            names.append(name)
-        elif is_secret_name(name):
+        if name in values and is_secret_name(name):
             raise UsageError(
                 f"--env {name}=...: everybody could read the secret in the script; export {name} and give "
                 f"--env {name}, which passes it by name"
             )
-        else:
-            values[name] = value
-    return values, tuple(names)
+    return values, names
 
 
 def refuse_secret_values(words: Sequence[str], environ: Mapping[str, str]) -> None:
