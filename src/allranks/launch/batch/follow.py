@@ -148,18 +148,14 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
     if job is None:
         not_asked = f"SLURM was not asked ({report.no_slurm.partition(';')[0]})"
         why = not_asked if report.no_slurm else "SLURM no longer knows it"
-        lines = [f"{report.title}: {why}; its output is in its run directory"]
+        first = f"{report.title}: {why}; its output is in its run directory"
     else:
-        lines = ["   ".join(filter(None, [report.title, job.name, _describe_state(job, now)]))]
-        if report.unavailable:
-            lines.append(f"  nodes     {report.unavailable}")
-        files = dict.fromkeys(file for file in (job.out, job.err) if file)
-        if files and not job.is_pending:
-            lines.append(f"  output    {' '.join(files)}")
-    if report.run_dir:
-        attempt = f" (attempt {report.attempt})" if report.attempt is not None else " (no agent has started yet)"
-        lines.append(f"  run       {report.run_dir}{attempt}")
-    return lines
+        first = "   ".join(filter(None, [report.title, job.name, _describe_state(job, now)]))
+    files = dict.fromkeys(filter(None, [job.out, job.err])) if job is not None and not job.is_pending else {}
+    attempt = f"attempt {report.attempt}" if report.attempt is not None else "no agent has started yet"
+    run = f"{report.run_dir} ({attempt})" if report.run_dir else ""
+    rows = {"nodes": report.unavailable, "output": " ".join(files), "run": run}
+    return [first, *(f"  {name:<9} {text}" for name, text in rows.items() if text)]
 
 
 def _describe_state(job: JobState, now: datetime) -> str:
