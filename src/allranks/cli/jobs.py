@@ -157,8 +157,8 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     _check_there(flags, options)
     said = [each.name for each in fields(SbatchOptions) if _is_said(each.name)]
     env, withheld = submission_env(os.environ, names, said=said)
+    check_script(text)
     if dry_run:
-        check_script(text)
         click.echo(text, nl=False)
         say(f"submit would run: sbatch --parsable {JOB_ENVIRONMENT} < this script")
         say(f"the job's environment: {' '.join(sorted(env))}")

@@ -27,7 +27,7 @@ from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
-from allranks.report.rundir import as_file_name, point_latest
+from allranks.report.rundir import as_file_name, make_directory, point_latest
 from allranks.wire.secret import SECRET_VARIABLE
 
 STARTS_SOON_S = 2.0
@@ -83,7 +83,7 @@ def check_script(script: str) -> None:
 
 
 def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_dir: Path) -> Submission:
-    """Check and submit a script.
+    """Let SLURM test a script, and submit it.
 
     Args:
         env: environment for sbatch and the job, without the job's key.
@@ -92,13 +92,8 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         UsageError: an option has a wrong value, or the run directory cannot be written.
         SetupError: SLURM is not there, does not answer, or refuses.
     """
-    check_script(script)
     trial = try_script(script, env=env)
-    root = Path(options.chdir or ".") / log_dir
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise UsageError(f"{root}: {exc.strerror}; choose another directory with --log-dir") from exc
+    root = make_directory(Path(options.chdir or ".") / log_dir)
     runs = {path.name for path in root.iterdir()}
     outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207
     job = submit_script(script, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
