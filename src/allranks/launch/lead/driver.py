@@ -177,8 +177,7 @@ def appoint_leader(
     )
     reviver = None
     if rendezvous.acceptor is not None and scheduler is not None and request.max_restarts:
-        log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
-        reviver = Revivals(env=workers.env, log=log, patience_s=request.capacity_s)
+        reviver = Revivals(env=workers.env, run_dir=run_dir, patience_s=request.capacity_s)
     # Said once, with the first line about a slow rank.
     end = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout)"
     hint = [f"{end}; allranks stack {plan.job} shows all ranks"]

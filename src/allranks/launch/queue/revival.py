@@ -1,6 +1,6 @@
 """How does a lost node's agent come back into a running job? The leader starts it again there, with `srun --overlap`.
 
-    revivals = Revivals(env=os.environ, log=lambda node: path, patience_s=600)
+    revivals = Revivals(env=os.environ, run_dir=run_dir, patience_s=600)
     revivals.expect("node03", node_index=3)
     for line in revivals.turn(now_s): ...       # in the agent's own loop; never blocks
     revivals.close()                            # agents there end with their srun
@@ -24,12 +24,12 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from allranks.host.signals import die_with_parent
 from allranks.launch.srun import end_srun, step_env
+from allranks.report.rundir import RunDir
 
 AGAIN_S = 2.0
 """Before the second try; doubled before each further one."""
@@ -54,8 +54,8 @@ class Revivals:
 
     env: Mapping[str, str]
     """This agent's; its step's variables are no options for srun."""
-    log: Callable[[str], Path]
-    """Returns the file for the output of a node's srun and agent."""
+    run_dir: RunDir
+    """Gets the output of a node's srun and agent, as `back.log`."""
     patience_s: float
     """How long to start new tries for each node; an srun that runs at that time continues."""
     command: Sequence[str] = field(default_factory=lambda: [sys.executable, *sys.orig_argv[1:]])
@@ -85,12 +85,11 @@ class Revivals:
         """End every srun, and with it the agent that it started."""
         for srun in self._sruns.values():
             end_srun(srun, patience_s=END_S)
-        self._sruns.clear()
         self._tries.clear()
 
     def _try_again(self, node: str, command: Sequence[str]) -> Generator[str, float, None]:
         """Start srun, again each time it has ended; the last line says why there is no further try."""
-        log, pause_s = self.log(node), AGAIN_S
+        log, pause_s = self.run_dir.create_node(node) / "back.log", AGAIN_S
         why = f"{node} has not come back; see {log}"
         now_s = yield ""
         end_s = now_s + self.patience_s
