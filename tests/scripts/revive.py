@@ -9,13 +9,14 @@ from pathlib import Path
 
 from allranks.launch.queue.revival import Revivals
 from allranks.model.identity import world_from_env
+from allranks.report.rundir import RunDir
 
 world = world_from_env(os.environ)
 where = Path(sys.argv[1])
 place = f"{world.node_index} of {world.num_nodes} in step {world.step_id}"
 (where / f"{world.node_name}.{os.environ['SLURM_STEP_ID']}").write_text(f"{place}\n")
 if world.node_index == 0:
-    revivals = Revivals(env=os.environ, log=lambda node: where / f"{node}.log", patience_s=60)
+    revivals = Revivals(env=os.environ, run_dir=RunDir(where, "job"), patience_s=60)
     end_s = time.monotonic() + 100
     while not (where / "done").exists() and time.monotonic() < end_s:
         for path in where.glob("lost.*"):

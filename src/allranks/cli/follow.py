@@ -94,8 +94,7 @@ def logs(job: str, follow: bool, ranks: tuple[int, ...], log_dir: Path) -> None:
     """
     from allranks.launch.batch.follow import find_job, show_logs
 
-    meant = find_job(job, log_dir=log_dir)
-    show_logs(meant, log_dir=log_dir, ranks=ranks, is_followed=follow, say=say)
+    show_logs(find_job(job, log_dir=log_dir), log_dir=log_dir, ranks=ranks, is_followed=follow)
 
 
 @click.command("cancel", context_settings=_BOTH_SPELLINGS)

@@ -157,8 +157,8 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     _check_there(flags, options)
     said = [each.name for each in fields(SbatchOptions) if _is_said(each.name)]
     env, withheld = submission_env(os.environ, names, said=said)
+    check_script(text)
     if dry_run:
-        check_script(text)
         click.echo(text, nl=False)
         say(f"submit would run: sbatch --parsable {JOB_ENVIRONMENT} < this script")
         say(f"the job's environment: {' '.join(sorted(env))}")
@@ -208,7 +208,7 @@ def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
     from allranks.launch.batch.follow import wait_for_end
 
     try:
-        reports, exit_code = wait_for_end(job, log_dir=log_dir, say=say)
+        reports, exit_code = wait_for_end(job, log_dir=log_dir)
     except KeyboardInterrupt:
         say(f"stopped waiting; job {job} continues (allranks status {job}; allranks cancel {job} ends it)")
         return exit_for_signal(signal.SIGINT)
@@ -311,10 +311,10 @@ def _note_withheld(names: list[str]) -> None:
 
 def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: bool = False) -> None:
     """Print how the options limit requeue and saving, and how this site does, unless it is known or does not answer."""
-    from allranks.host.slurm_site import read_partition, read_site
+    from allranks.host.slurm_site import Site, read_partition, read_site
     from allranks.launch.batch.submit import limits
 
-    site = rules = None
+    site, rules = Site(), None
     if not is_site_known:
         with contextlib.suppress(AllranksError):
             rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None

@@ -123,12 +123,7 @@ class RunDir:
         Raises:
             UsageError: it cannot be written.
         """
-        path = self.node_path(node)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-        except OSError as exc:
-            raise UsageError(f"{path}: {exc.strerror}; choose another directory with --log-dir") from exc
-        return path
+        return make_directory(self.node_path(node))
 
     def write_settings(self, node: str, settings: Iterable[Setting]) -> None:
         """Write a node's environment with reasons, without secrets."""
@@ -251,6 +246,19 @@ class EventWriter:
 def event_line(event: str, **fields: object) -> str:
     """Return an event as events.jsonl has it."""
     return json.dumps({"time_s": round(time.time(), 3), "event": event, **fields}) + "\n"
+
+
+def make_directory(path: Path) -> Path:
+    """Make a directory of a run, with its parents, and return it.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UsageError(f"{path}: {exc.strerror}; choose another directory with --log-dir") from exc
+    return path
 
 
 def point_latest(root: Path, name: str) -> None:

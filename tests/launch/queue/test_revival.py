@@ -12,7 +12,9 @@ import pytest
 
 from allranks.launch.queue.revival import BACK_VARIABLE, Revivals, srun_command
 from allranks.model.identity import world_from_env
+from allranks.report.rundir import RunDir
 
+LOG = "13/attempt_0/node03/back.log"
 Srun = Callable[[str], None]
 
 
@@ -31,7 +33,7 @@ def revive(tmp_path: Path, *, patience_s: float = 60.0, **env: str) -> Revivals:
     revivals = Revivals(
         command=["allranks", "run", "my train.py"],
         env={**os.environ, "SLURM_JOB_ID": "13", **env},
-        log=lambda _: tmp_path / "agent.out",
+        run_dir=RunDir(tmp_path, "13"),
         patience_s=patience_s,
     )
     revivals.expect("node03", node_index=3)
@@ -61,7 +63,7 @@ def test_the_agent_is_started_beside_the_step_that_holds_everything() -> None:
 def test_the_agent_gets_as_many_cores_as_the_one_that_was_lost(srun: Srun, tmp_path: Path) -> None:
     # srun of 22.05 and 23.02 does not read SLURM_CPUS_PER_TASK, and nothing of the leader's step is passed on.
     srun('echo "$@"; env; exec sleep 60')
-    log = tmp_path / "agent.out"
+    log = tmp_path / LOG
     revivals = revive(tmp_path, SLURM_CPUS_PER_TASK="8", SLURM_NTASKS="6", SLURM_CONF="/x")
     assert turn_until(revivals, lambda: log.exists() and "SLURM_JOB_ID" in log.read_text()) == []
     revivals.close()
@@ -73,7 +75,7 @@ def test_the_agent_gets_as_many_cores_as_the_one_that_was_lost(srun: Srun, tmp_p
 def test_an_srun_that_waits_for_its_node_is_ended_with_its_owner(srun: Srun, tmp_path: Path) -> None:
     srun('echo "$@"; exec sleep 60')
     revivals = revive(tmp_path)
-    log = tmp_path / "agent.out"
+    log = tmp_path / LOG
     turn_until(revivals, lambda: log.exists() and "my train.py" in log.read_text())
     assert log.read_text().startswith("--jobid=13 --overlap --nodelist=node03")
     (child,) = [each for each in psutil.Process().children() if each.name() == "sleep"]
@@ -87,15 +89,15 @@ def test_an_srun_that_waits_for_its_node_is_ended_with_its_owner(srun: Srun, tmp
 def test_other_failures_are_tried_again_until_patience_ends(srun: Srun, tmp_path: Path) -> None:
     srun('echo "srun: error: Task launch failed: Communication connection failure" >&2; exit 1')
     lines = turn_until(revive(tmp_path, patience_s=5.0), step_s=0.1)
-    assert lines == [f"node03 has not come back; see {tmp_path / 'agent.out'}"]
-    tries = (tmp_path / "agent.out").read_text().count("Task launch failed")
+    assert lines == [f"node03 has not come back; see {tmp_path / LOG}"]
+    tries = (tmp_path / LOG).read_text().count("Task launch failed")
     assert tries in (2, 3)
 
 
 def test_a_machine_without_srun_gives_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert turn_until(revive(tmp_path)) == [f"node03 has not come back; see {tmp_path / 'agent.out'}"]
-    assert (tmp_path / "agent.out").read_text() == "srun: No such file or directory\n"
+    assert turn_until(revive(tmp_path)) == [f"node03 has not come back; see {tmp_path / LOG}"]
+    assert (tmp_path / LOG).read_text() == "srun: No such file or directory\n"
 
 
 def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) -> None:
@@ -105,11 +107,11 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
         "SLURM_STEP_NUM_NODES": "6", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "1(x6)",
         "SLURM_STEP_NODELIST": "node[00-05]", "SLURM_JOB_NUM_NODES": "6", "SLURMD_NODENAME": "node00",
     }  # fmt: skip
-    log = tmp_path / "node03.out"
+    log = tmp_path / LOG
     revivals = Revivals(
         command=["allranks", "run", "t.py"],
         env=os.environ | step,
-        log=lambda node: tmp_path / f"{node}.out",
+        run_dir=RunDir(tmp_path, "13"),
         patience_s=9,
     )
     revivals.expect("node03", node_index=3)
@@ -130,7 +132,7 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
 
 def test_a_node_that_is_gone_for_good_is_said_once(srun: Srun, tmp_path: Path) -> None:
     srun('echo "srun: error: Unable to create step: Requested node configuration is not available" >&2; exit 1')
-    revivals = Revivals(env=os.environ | {"SLURM_JOB_ID": "13"}, log=lambda _: tmp_path / "out", patience_s=9)
+    revivals = Revivals(env=os.environ | {"SLURM_JOB_ID": "13"}, run_dir=RunDir(tmp_path, "13"), patience_s=9)
     revivals.expect("node03", node_index=3)
     lines: list[str] = []
     end_s = time.monotonic() + 10

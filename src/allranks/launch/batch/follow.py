@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -25,7 +25,7 @@ from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
-from allranks.report.text import count_of
+from allranks.report.text import count_of, say
 
 POLL_S = 0.2
 LOOK_S = 3.0
@@ -148,18 +148,14 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
     if job is None:
         not_asked = f"SLURM was not asked ({report.no_slurm.partition(';')[0]})"
         why = not_asked if report.no_slurm else "SLURM no longer knows it"
-        lines = [f"{report.title}: {why}; its output is in its run directory"]
+        first = f"{report.title}: {why}; its output is in its run directory"
     else:
-        lines = ["   ".join(filter(None, [report.title, job.name, _describe_state(job, now)]))]
-        if report.unavailable:
-            lines.append(f"  nodes     {report.unavailable}")
-        files = dict.fromkeys(file for file in (job.out, job.err) if file)
-        if files and not job.is_pending:
-            lines.append(f"  output    {' '.join(files)}")
-    if report.run_dir:
-        attempt = f" (attempt {report.attempt})" if report.attempt is not None else " (no agent has started yet)"
-        lines.append(f"  run       {report.run_dir}{attempt}")
-    return lines
+        first = "   ".join(filter(None, [report.title, job.name, _describe_state(job, now)]))
+    files = dict.fromkeys(filter(None, [job.out, job.err])) if job is not None and not job.is_pending else {}
+    attempt = f"attempt {report.attempt}" if report.attempt is not None else "no agent has started yet"
+    run = f"{report.run_dir} ({attempt})" if report.run_dir else ""
+    rows = {"nodes": report.unavailable, "output": " ".join(files), "run": run}
+    return [first, *(f"  {name:<9} {text}" for name, text in rows.items() if text)]
 
 
 def _describe_state(job: JobState, now: datetime) -> str:
@@ -225,7 +221,7 @@ def cancel(job: Run | str, *, log_dir: Path) -> str:
     return f"cancelling job {job}{tasks}; its state was {', '.join(dict.fromkeys(each.state for each in active))}"
 
 
-def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> tuple[list[JobReport], int]:
+def wait_for_end(job_id: str, *, log_dir: Path) -> tuple[list[JobReport], int]:
     """Wait until a job, with all tasks of an array, has ended; return its reports and its exit code.
 
     Raises:
@@ -272,9 +268,7 @@ def _exit_code(report: JobReport) -> int:
 # --- Logs -------------------------------------------------------------------------------------------------------------
 
 
-def show_logs(
-    job: Run | str, *, log_dir: Path, ranks: Sequence[int], is_followed: bool, say: Callable[[str], None]
-) -> None:
+def show_logs(job: Run | str, *, log_dir: Path, ranks: Sequence[int], is_followed: bool) -> None:
     """Print the output of a job so far; with `is_followed`, until the job ends.
 
     Without `ranks`, that is the job's own output: the verdict and all ranks, each line with node and rank. If these

@@ -46,6 +46,11 @@ class LocalRun(JobState):
 
 def look_at_run(run: Run) -> LocalRun:
     """Return the state of a run."""
+    verdict, cause = run.verdict, ""
+    if verdict is not None and verdict.findings:
+        cause = verdict.findings[0].cause
+    elif verdict is not None and verdict.ended_by and not run.is_of_slurm:  # a signal from outside is a person's then
+        cause = find_cause("cancelled").label()
     return LocalRun(
         id=run.id,
         name=run.name,
@@ -55,8 +60,8 @@ def look_at_run(run: Run) -> LocalRun:
         start=_time(run.started_s),
         end=_time(run.ended_s),
         elapsed=show_duration(run.ended_s - run.started_s) if run.ended_s and run.started_s else "",
-        exit_code=run.verdict.exit_code if run.verdict else None,
-        cause=_cause_of(run),
+        exit_code=verdict.exit_code if verdict else None,
+        cause=cause,
         pid=run.pid,
         run_dir=str(run.path),
     )
@@ -105,15 +110,6 @@ def _state_of(run: Run) -> str:
     if run.pid is None or run.nodes[:1] != (name_of(os.environ),):
         return "UNKNOWN"
     return "RUNNING" if _is_agent(run.pid, run.started_s or 0.0) else "LOST"
-
-
-def _cause_of(run: Run) -> str:
-    """Return the cause that the verdict names; without SLURM, a signal from outside is a person's."""
-    if run.verdict is None:
-        return ""
-    if run.verdict.findings:
-        return run.verdict.findings[0].cause
-    return find_cause("cancelled").label() if run.verdict.ended_by and not run.is_of_slurm else ""
 
 
 def _is_agent(pid: int, started_s: float) -> bool:

@@ -101,18 +101,16 @@ def render_sbatch(
         lstrip_blocks=True,
     )
     environment.filters["quote"] = shlex.quote
+    ours = '{% extends "allranks/job.sh.j2" %}'
     try:
-        path = "allranks/job.sh.j2"
-        chosen = environment.from_string(template.read_text()) if template else environment.get_template(path)
-        text = chosen.render(
+        text = environment.from_string(template.read_text() if template else ours).render(
             directives=[*_directives(options), "--no-kill", *map(_more_option, more)],
             command=list(command),
             env=dict(env or {}),
             handed_on=options.handed_on,
         )
     except jinja2.TemplateNotFound as exc:  # also an OSError
-        expected = '{% extends "allranks/job.sh.j2" %}'
-        raise UsageError(f"{template}: no template {exc.name!r}; expected {expected}") from exc
+        raise UsageError(f"{template}: no template {exc.name!r}; expected {ours}") from exc
     except jinja2.TemplateError as exc:
         line = f":{exc.lineno}" if isinstance(exc, jinja2.TemplateSyntaxError) else ""
         raise UsageError(f"{template}{line}: {exc.message}") from exc
@@ -185,24 +183,19 @@ def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> tuple[dict[st
     Raises:
         UsageError: not a name of a variable, the value of a secret, or a variable that is not set here.
     """
-    values: dict[str, str] = {}
-    names: list[str] = []
-    for word in words:
-        name, has_value, value = word.partition("=")
+    values = dict(word.split("=", 1) for word in words if "=" in word)
+    names = tuple(word for word in words if "=" not in word)
+    for name in (*values, *names):
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(f"--env {name!r}: expected NAME=VALUE or NAME, the name of a variable")
-        if not has_value and name not in environ:
+        if name in names and name not in environ:
             raise UsageError(f"--env {name}: not set in this shell; export it first")
-        if not has_value:
-            names.append(name)
-        elif is_secret_name(name):
+        if name in values and is_secret_name(name):
             raise UsageError(
                 f"--env {name}=...: everybody could read the secret in the script; export {name} and give "
                 f"--env {name}, which passes it by name"
             )
-        else:
-            values[name] = value
-    return values, tuple(names)
+    return values, names
 
 
 def refuse_secret_values(words: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -248,12 +241,7 @@ def submission_env(
     """
     overruled = {f"SBATCH_{_FLAG_VARIABLES.get(name, name.upper())}" for name in said}
     overruled |= {"SBATCH_NO_REQUEUE", "SBATCH_REQUEUE"} if "requeue" in said else set()
-    kept, secrets = {}, []
-    for name, value in environ.items():
-        if name in names:
-            kept[name] = value
-        elif is_secret_name(name):
-            secrets.append(name)
-        elif (name in _KEPT or name.startswith(_KEPT_PREFIXES)) and name not in _NEVER | overruled:
-            kept[name] = value
-    return kept, sorted(secrets)
+    withheld = sorted(name for name in environ if is_secret_name(name) and name not in names)
+    usual = {name for name in environ if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    kept = usual.difference(_NEVER, overruled, withheld).union(names)
+    return {name: value for name, value in environ.items() if name in kept}, withheld

@@ -27,7 +27,7 @@ from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
-from allranks.report.rundir import as_file_name, point_latest
+from allranks.report.rundir import as_file_name, make_directory, point_latest
 from allranks.wire.secret import SECRET_VARIABLE
 
 STARTS_SOON_S = 2.0
@@ -83,7 +83,7 @@ def check_script(script: str) -> None:
 
 
 def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_dir: Path) -> Submission:
-    """Check and submit a script.
+    """Let SLURM test a script, and submit it.
 
     Args:
         env: environment for sbatch and the job, without the job's key.
@@ -92,13 +92,8 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         UsageError: an option has a wrong value, or the run directory cannot be written.
         SetupError: SLURM is not there, does not answer, or refuses.
     """
-    check_script(script)
     trial = try_script(script, env=env)
-    root = Path(options.chdir or ".") / log_dir
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise UsageError(f"{root}: {exc.strerror}; choose another directory with --log-dir") from exc
+    root = make_directory(Path(options.chdir or ".") / log_dir)
     runs = {path.name for path in root.iterdir()}
     outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207
     job = submit_script(script, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
@@ -160,14 +155,13 @@ def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
 
 def describe_unavailable(job: JobState) -> str:
     """Return which nodes of a waiting job are out of service, `n[03-04] down: bad NIC`; empty if none, or unknown."""
-    groups: dict[tuple[str, str], list[str]] = {}
+    groups: dict[str, list[str]] = {}
     with contextlib.suppress(AllranksError):
         for node in list_nodes(nodes=job.asked_nodes, partition=job.partition.partition(",")[0]):
             if not node.is_available:
-                groups.setdefault((node.state.rstrip("*~#!%$@^-"), node.reason), []).append(node.name)
-    return "; ".join(
-        f"{fold_hosts(names)} {state}" + (f": {reason}" if reason else "") for (state, reason), names in groups.items()
-    )
+                why = ": ".join(filter(None, [node.state.rstrip("*~#!%$@^-"), node.reason]))
+                groups.setdefault(why, []).append(node.name)
+    return "; ".join(f"{fold_hosts(names)} {why}" for why, names in groups.items())
 
 
 def _why_not_now(job: str) -> tuple[str, str]:
@@ -191,11 +185,8 @@ def _why_not_now(job: str) -> tuple[str, str]:
 # --- What may keep it from resuming -----------------------------------------------------------------------------------
 
 
-def limits(site: Site | None, rules: PartitionRules | None, options: SbatchOptions) -> Iterator[str]:
-    """Yield a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none.
-
-    Without `site`, only the job's own options count.
-    """
+def limits(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> Iterator[str]:
+    """Yield a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none."""
     if not options.requeue:
         yield "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
     limit_s = parse_time_limit_s(options.time or "")
@@ -206,8 +197,6 @@ def limits(site: Site | None, rules: PartitionRules | None, options: SbatchOptio
             f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
             f"up to {EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
         )
-    if site is None:
-        return
     if options.requeue and site.requeues is False:
         yield (
             "JobRequeue=0 here: SLURM requeues only jobs with --requeue, which this one has; "

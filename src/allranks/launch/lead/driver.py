@@ -67,11 +67,7 @@ class LeaderDriver:
         self.plan, self.run_dir = workers.job, workers.run_dir
         self._decide = scheduler.decide if scheduler is not None else partial(ending.decide, job=None)
         self._can_revive = scheduler is not None and self.plan.request.max_restarts > 0
-        self.revivals = Revivals(
-            env=workers.env,
-            log=lambda node: self.run_dir.create_node(node) / "back.log",
-            patience_s=self.plan.request.capacity_s,
-        )
+        self.revivals = Revivals(env=workers.env, run_dir=self.run_dir, patience_s=self.plan.request.capacity_s)
         self._told_s: dict[tuple[str, Reject], float] = {}
         """Host and reason of the rejected peers that were reported lately, and when."""
         self._is_hang_told = False

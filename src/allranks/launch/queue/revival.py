@@ -1,6 +1,6 @@
 """How does a lost node's agent come back into a running job? The leader starts it again there, with `srun --overlap`.
 
-    revivals = Revivals(env=os.environ, log=lambda node: path, patience_s=600)
+    revivals = Revivals(env=os.environ, run_dir=run_dir, patience_s=600)
     revivals.expect("node03", node_index=3)
     for line in revivals.turn(now_s): ...       # in the agent's own loop; never blocks
     revivals.close()                            # agents there end with their srun
@@ -24,12 +24,12 @@ import contextlib
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from allranks.host.signals import die_with_parent
 from allranks.launch.srun import end_srun, step_env
+from allranks.report.rundir import RunDir
 
 AGAIN_S = 2.0
 """Before the second try; doubled before each further one."""
@@ -54,13 +54,13 @@ class Revivals:
 
     env: Mapping[str, str]
     """This agent's; its step's variables are no options for srun."""
-    log: Callable[[str], Path]
-    """Returns the file for the output of a node's srun and agent."""
+    run_dir: RunDir
+    """Gets the output of a node's srun and agent, as `back.log`."""
     patience_s: float
     """How long to start new tries for each node; an srun that runs at that time continues."""
     command: Sequence[str] = field(default_factory=lambda: [sys.executable, *sys.orig_argv[1:]])
     """The agent's command line: that of this process."""
-    _tries: dict[str, Generator[str, float, str]] = field(default_factory=dict)
+    _tries: dict[str, Generator[str, float, None]] = field(default_factory=dict)
     """By node: gets the time of each turn, and yields the line for the user, mostly an empty one."""
     _sruns: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     """By node, of the latest try."""
@@ -73,13 +73,7 @@ class Revivals:
 
     def turn(self, now_s: float) -> list[str]:
         """Do what is due, without blocking; return lines for the user."""
-        lines = []
-        for node, tries in list(self._tries.items()):
-            try:
-                lines.append(tries.send(now_s))
-            except StopIteration as end:
-                lines.append(end.value)
-                del self._tries[node]
+        lines = [tries.send(now_s) for tries in list(self._tries.values())]
         return [line for line in lines if line]
 
     @property
@@ -91,12 +85,12 @@ class Revivals:
         """End every srun, and with it the agent that it started."""
         for srun in self._sruns.values():
             end_srun(srun, patience_s=END_S)
-        self._sruns.clear()
         self._tries.clear()
 
-    def _try_again(self, node: str, command: Sequence[str]) -> Generator[str, float, str]:
-        """Start srun until one has brought the agent back; return why no further try is made, as a line."""
-        log, pause_s = self.log(node), AGAIN_S
+    def _try_again(self, node: str, command: Sequence[str]) -> Generator[str, float, None]:
+        """Start srun, again each time it has ended; the last line says why there is no further try."""
+        log, pause_s = self.run_dir.create_node(node) / "back.log", AGAIN_S
+        why = f"{node} has not come back; see {log}"
         now_s = yield ""
         end_s = now_s + self.patience_s
         now_s = yield f"{node}: its agent will be restarted when the node comes back; see {log}"
@@ -122,11 +116,13 @@ class Revivals:
                 file.seek(begin)
                 said = file.read(1 << 16).decode(errors="replace")
                 if any(words in said for words in TAKEN_AWAY):
-                    return f"{node}: SLURM has removed it from the job; it can take part again in the job's next run"
+                    why = f"{node}: SLURM has removed it from the job; it can take part again in the job's next run"
+                    break
             again_s, pause_s = now_s + pause_s, min(2 * pause_s, LONGEST_PAUSE_S)
             while now_s < min(again_s, end_s):
                 now_s = yield ""
-        return f"{node} has not come back; see {log}"
+        del self._tries[node]
+        yield why
 
 
 def srun_command(node: str, node_index: int, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
