@@ -29,7 +29,7 @@ from allranks.preflight.roster import Roster
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port
-from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Knock, Message, Plan, Refused, Stopped, Test, Tested
+from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Message, Plan, Probe, Refused, Stopped, Test, Tested
 from allranks.wire.secret import Secret, prove_join
 from allranks.wire.seek import Search
 from cards import make_card
@@ -653,13 +653,13 @@ def test_garbage_is_refused(call):
     assert judgement.is_go
 
 
-def test_a_knock_leaves_no_trace(call):
-    knocks = [talk(call.port, encode_frame(Knock())) for _ in range(3)]
+def test_a_probe_leaves_no_trace(call):
+    probes = [talk(call.port, encode_frame(Probe())) for _ in range(3)]
     began_s = time.monotonic()
 
     def check() -> None:
-        for knock in knocks:
-            knock()
+        for probe in probes:
+            probe()
         if time.monotonic() - began_s > 0.5 and not call.agents:
             call.add(card(1))
 

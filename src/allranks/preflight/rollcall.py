@@ -57,7 +57,7 @@ FAREWELL_S = 2.0
 ANSWER_S = 1.0
 """Between the deadline of the tests and the one for the report."""
 MAX_STRANGERS = 32
-"""Of each kind are named; whoever knocks a thousand times fills neither the terminal nor the verdict."""
+"""Of each kind are named; a process that connects a thousand times fills neither the terminal nor the verdict."""
 
 
 class RollCall:

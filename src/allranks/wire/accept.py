@@ -31,7 +31,7 @@ from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.text import as_one_line, plain_address
 from allranks.wire.connection import MAX_FRAME_BYTES, MAX_JOIN_BYTES, MAX_SHOWN, Connection, describe_version
-from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, PROTOCOL, Hello, Join, Knock, Refused, Welcome
+from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, PROTOCOL, Hello, Join, Probe, Refused, Welcome
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, is_munge_proof
 
 MAX_PENDING = 512
@@ -185,7 +185,7 @@ class Acceptor:
             self._reject(peer, Reject.FOREIGN, f"it sent {as_one_line(str(exc))}")
             return
         match messages:
-            case [Knock()]:
+            case [Probe()]:
                 self._end(peer)
             case [Join() as join]:
                 self._examine(peer, join)

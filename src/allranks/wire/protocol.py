@@ -51,7 +51,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 8
+PROTOCOL = 9
 HANDSHAKE_S = 2.0
 NONCE_BYTES = 16
 
@@ -118,7 +118,7 @@ class Refused(Message, frozen=True, kw_only=True):
     """False where the agent may try again: here, if it was too slow, or elsewhere, if this is another job's leader."""
 
 
-class Knock(Message, frozen=True, kw_only=True):
+class Probe(Message, frozen=True, kw_only=True):
     """After the Hello: this was only a look whether the port answers (a pair test, a drill). There is no answer."""
 
 

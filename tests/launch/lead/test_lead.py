@@ -161,20 +161,20 @@ def test_a_rejected_peer_is_reported_once_in_a_while(
 ) -> None:
     job = make_job()
 
-    def knock(times: int) -> None:
-        """A port check: it connects, and leaves without a word."""
+    def check_port(times: int) -> None:
+        """It connects, and leaves without a word."""
         for _ in range(times):
             with socket.create_connection(job.listener.getsockname()[:2], timeout=10) as peer:
                 job.run_until(lambda peer=peer: select.select([peer], [], [], 0)[0], "the leader's greeting")
 
-    knock(3)
+    check_port(3)
     job.run_until(lambda: job.lines, "the report")
     for _ in range(20):
         job.turn()
     (line,) = job.lines
     assert "was rejected" in line
     monkeypatch.setattr("allranks.launch.lead.driver.TOLD_AGAIN_S", 0.0)
-    knock(2)
+    check_port(2)
     job.run_until(lambda: job.lines == [line] * 3, "one report for each peer")
 
 
