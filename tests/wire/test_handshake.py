@@ -37,9 +37,8 @@ def seek(
     return Search(
         hints or (lambda: [[Hint("127.0.0.1", port, "test") for port in ports]]),
         job=job,
-        attempt=attempt,
         secret=lambda: secret,
-        card=CARD,
+        card=msgspec.structs.replace(CARD, attempt=attempt),
     ).wait(
         deadline_s=deadline_s,
         on_wait=lambda _, obstacle: told.append(obstacle) if told is not None else None,
@@ -52,7 +51,7 @@ def test_an_agent_with_the_right_key_is_accepted():
         assert connection.peer == f"127.0.0.1:{leader.port}"
         wait_until(lambda: leader.accepted, "the card")
         card, peer = leader.accepted[0]
-        assert card == msgspec.structs.replace(CARD, came_by=f"127.0.0.1:{leader.port}", age_s=card.age_s)
+        assert card == msgspec.structs.replace(CARD, attempt=0, came_by=f"127.0.0.1:{leader.port}", age_s=card.age_s)
         assert peer.peer == "127.0.0.1"
         peer.send(Goodbye(exit_code=0, summary=""))
         received: list[Message] = []

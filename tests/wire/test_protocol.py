@@ -101,6 +101,7 @@ CARDS = st.builds(
     problem_exit=NUMBERS,
     problem_finding=st.none() | FINDINGS,
     data_address=MAYBE_TEXT,
+    attempt=st.none() | NUMBERS,
     test_ports=st.none() | PORTS,
     facts=st.none() | FACTS,
 )
@@ -175,7 +176,6 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         protocol=NUMBERS,
         version=TEXTS,
         job=TEXTS,
-        attempt=st.none() | NUMBERS,
         nonce=BYTES,
         card=CARDS,
         proof=BYTES,
@@ -323,7 +323,7 @@ def test_a_plan_that_is_none_is_a_wire_error(common, why):
 
 
 def join_of(**changes: object) -> bytes:
-    said = {"type": "join", "protocol": PROTOCOL, "version": "1.0", "job": "train", "attempt": 0, "nonce": b"n"}
+    said = {"type": "join", "protocol": PROTOCOL, "version": "1.0", "job": "train", "nonce": b"n"}
     return msgspec.msgpack.encode(said | {"card": {"host": "node01"}, "proof": b"p"} | changes)
 
 
@@ -351,7 +351,7 @@ def test_a_join_of_another_version_is_named_whatever_its_card_is(pack):
 def test_the_card_of_a_node_with_many_gpus_takes_a_few_kilobytes():
     gpus = tuple(Gpu(index=i, uuid=f"GPU-{i:08x}-5a1b-8c0d-2e4f6a8b0c1d", name="NVIDIA H100") for i in range(8))
     environment = {f"NCCL_SETTING_{i:02}": f"the value of setting {i}" for i in range(80)}
-    join = Join(protocol=PROTOCOL, version="1.0", job="train", attempt=0, nonce=b"n", proof=b"p",
+    join = Join(protocol=PROTOCOL, version="1.0", job="train", nonce=b"n", proof=b"p",
                 card=make_card(1, facts=Facts(gpus=gpus, environment=environment)))  # fmt: skip
     sent = encode_frame(join)
     assert len(sent) < len(msgspec.msgpack.encode(join.card)) / 5

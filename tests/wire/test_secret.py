@@ -113,7 +113,7 @@ def test_a_named_group_is_not_the_open_group():
     assert named.key != OPEN_GROUP.key
 
 
-JOIN = Join(protocol=PROTOCOL, version="1.0", job="4711", attempt=0, nonce=b"N" * 16, card=CARD)
+JOIN = Join(protocol=PROTOCOL, version="1.0", job="4711", nonce=b"N" * 16, card=CARD)
 PROVEN = prove_join(KEY, JOIN, leader_nonce=b"L" * 16)
 
 
@@ -129,7 +129,7 @@ def test_the_same_words_prove_the_same():
         {"leader_nonce": b"M" * 16},
         {"nonce": b"M" * 16},
         {"job": "4712"},
-        {"attempt": 1},
+        {"card": msgspec.structs.replace(CARD, attempt=1)},
         {"card": msgspec.structs.replace(CARD, num_workers=7)},
         {"card": msgspec.structs.replace(CARD, problem="no GPU")},
         # The same bytes, divided otherwise.

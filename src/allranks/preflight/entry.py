@@ -164,7 +164,6 @@ class Entry:
                     guessed=plan.guesses,
                 ),
                 job=self.group,
-                attempt=plan.attempt,
                 secret=self._followers_secret,
                 card=card,
             ).wait(

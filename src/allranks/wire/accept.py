@@ -214,8 +214,8 @@ class Acceptor:
         if welcome is None:
             why = f"it does not know this job's secret (the leader's comes from {self.secret.source})"
             self._reject(peer, Reject.FOREIGN, why)
-        elif join.attempt is not None and join.attempt != self.attempt:
-            why = f"it belongs to attempt {join.attempt}, this is attempt {self.attempt}"
+        elif join.card.attempt not in (None, self.attempt):
+            why = f"it belongs to attempt {join.card.attempt}, this is attempt {self.attempt}"
             self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}; it is left over from an earlier one")
         elif reason := self._refuses():
             self._reject(peer, Reject.ELSEWHERE, reason)

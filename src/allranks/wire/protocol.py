@@ -98,7 +98,6 @@ class Join(Message, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     version: str = __version__
     job: str
-    attempt: int | None
     nonce: bytes
     card: Card
     proof: bytes = b""
@@ -298,10 +297,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
     """The leader has lost the majority of the members, which may go on under another one."""
 
 
-def own_age_s() -> float | None:
-    """Return for how many seconds this process has been running; None where /proc does not say."""
-    try:
-        started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+def own_age_s() -> float:
+    """Return for how many seconds this process has been running; psutil's start times are whole seconds off."""
+    started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return round(time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"), 3)

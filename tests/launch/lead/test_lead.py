@@ -233,7 +233,7 @@ def come_back(job: Job, index: int) -> str:
         lines.append(
             Search(
                 lambda: [[Hint("127.0.0.1", port, "test")]],
-                job="train", attempt=0, secret=lambda: KEY, card=card(index),
+                job="train", secret=lambda: KEY, card=card(index),
             ).wait(deadline_s=PATIENCE_S, on_wait=lambda *_: None, check_signals=lambda: None)
         )  # fmt: skip
 
