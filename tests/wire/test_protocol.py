@@ -9,6 +9,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from itertools import accumulate
 
 import msgspec
 import pytest
@@ -105,7 +106,18 @@ CARDS = st.builds(
     test_ports=st.none() | PORTS,
     facts=st.none() | FACTS,
 )
-MEMBERS = st.builds(Member, name=TEXTS, first_rank=NUMBERS, num_workers=NUMBERS, host=TEXTS)
+
+
+def in_a_row(nodes: list[tuple[str, int, str]]) -> tuple[Member, ...]:
+    """Members whose ranks have no gaps, of names, numbers of workers and hosts."""
+    firsts = accumulate((num_workers for _, num_workers, _ in nodes), initial=0)
+    return tuple(
+        Member(name=name, first_rank=first, num_workers=num_workers, host=host)
+        for (name, num_workers, host), first in zip(nodes, firsts, strict=False)
+    )
+
+
+MEMBERS = st.lists(st.tuples(TEXTS, NUMBERS, TEXTS), max_size=4).map(in_a_row)
 ENDS = st.builds(
     WorkerEnd,
     rank=NUMBERS,
@@ -219,7 +231,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
     Plan: st.builds(
         Plan,
-        members=st.lists(MEMBERS, max_size=4).map(tuple),
+        members=MEMBERS,
         node_index=NUMBERS,
         attempt=NUMBERS,
         store_address=TEXTS,

@@ -170,6 +170,7 @@ class Plan(Message, frozen=True, kw_only=True):
     """Everybody is here: who is which rank, and where the store is."""
 
     members: tuple[Member, ...]
+    """In the order of their ranks, which have no gaps."""
     node_index: int
     attempt: int
     store_address: str
