@@ -36,11 +36,11 @@ from allranks.preflight.rollcall import deliver
 from allranks.report.refusal import print_findings
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
-from allranks.wire.accept import Acceptor, Reject, turn_away
+from allranks.wire.accept import Acceptor, turn_away
 from allranks.wire.connection import Connection
 
 TOLD_AGAIN_S = 60.0
-"""How often the same host is reported as rejected for the same reason."""
+"""How often the same host is reported as rejected for the same cause."""
 
 
 @dataclass(slots=True)
@@ -61,8 +61,8 @@ class LeaderDriver:
     """Starts lost agents again; None outside of SLURM."""
     node_names: Sequence[str] = ()
     """By index, as the scheduler calls them."""
-    _told_s: dict[tuple[str, Reject], float] = field(default_factory=dict)
-    """Host and reason of the rejected peers that were reported lately, and when."""
+    _told_s: dict[tuple[str, str | None], float] = field(default_factory=dict)
+    """Host and cause of the rejected peers that were reported lately, and when."""
     _answers: queue.SimpleQueue[Event] = field(default_factory=queue.SimpleQueue)
     _lines: Lines = field(init=False)
 
@@ -129,10 +129,10 @@ class LeaderDriver:
         """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
         threading.Thread(target=lambda: self._answers.put(look()), name="allranks-leader-look", daemon=True).start()
 
-    def _tell_rejected(self, why: Reject, host: str, text: str) -> None:
-        now_s, key = time.monotonic(), (host, why)
+    def _tell_rejected(self, cause: str | None, host: str, text: str) -> None:
+        now_s, key = time.monotonic(), (host, cause)
         self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TOLD_AGAIN_S}
-        if why is not Reject.SILENT and key not in self._told_s:
+        if key not in self._told_s:
             self._told_s[key] = now_s
             self.say(text)
 
