@@ -119,7 +119,8 @@ class Acceptor:
     def detach(self) -> None:
         """Disconnect all peers that are not known yet, and let the selector go; the listener stays open."""
         for peer in list(self._pending):
-            self._end(peer)
+            self._forget(peer)
+            peer.close()
         if self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
         self._selector = selectors.SelectSelector()
@@ -174,7 +175,8 @@ class Acceptor:
             return
         match messages:
             case [Probe()]:
-                self._end(peer)
+                self._forget(peer)
+                peer.close()
             case [Join() as join]:
                 self._examine(peer, join)
             case [message]:
@@ -222,10 +224,6 @@ class Acceptor:
         host = self._forget(peer).host
         turn_away(peer, reason, is_final=cause is not None)
         self._on_rejected(cause, host, f"{peer.peer} was rejected: {reason}")
-
-    def _end(self, peer: Connection) -> None:
-        self._forget(peer)
-        peer.close()
 
     def _forget(self, peer: Connection) -> _Pending:
         pending = self._pending.pop(peer)

@@ -182,7 +182,10 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: i
                 payload = _inflate(payload, "a Join", MAX_JOIN_BYTES)
             messages.append(_decode(payload))
         except _UNREADABLE as exc:
-            what = _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
+            what = f"a frame that is not an allranks message: {exc}"
+            with contextlib.suppress(*_UNREADABLE):
+                head = msgspec.msgpack.decode(payload, type=_Head)
+                what = describe_version(head) if head.protocol != PROTOCOL else what
             raise WireError(what) from exc
     return messages
 
@@ -234,14 +237,6 @@ class _Head(msgspec.Struct, frozen=True):
 
     protocol: int
     version: str
-
-
-def _describe_foreign_frame(payload: bytes) -> str | None:
-    """Name the version of a Hello or Join that this version cannot read."""
-    with contextlib.suppress(*_UNREADABLE):
-        head = msgspec.msgpack.decode(payload, type=_Head)
-        return describe_version(head) if head.protocol != PROTOCOL else None
-    return None
 
 
 def describe_version(head: _Head | Join) -> str:
