@@ -199,7 +199,7 @@ class Agent:
             case Hello(job=job, nonce=theirs):
                 self.is_greeted = True
                 card = card_of(self.index, nccl="2.21.5" if self.index == self._faults.other_nccl else "2.27.5")
-                join = Join(job=job, attempt=0, nonce=secrets.token_bytes(16), card=card)
+                join = Join(job=job, nonce=secrets.token_bytes(16), card=card)
                 self.send(prove_join(KEY, join, leader_nonce=theirs))
             case Welcome():
                 self.is_welcome = True

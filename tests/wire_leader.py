@@ -103,5 +103,5 @@ class Peer:
 
 def join_after(hello: Hello, *, job: str = "train", secret: Secret = KEY, card: Card = CARD) -> Join:
     nonce = b"0123456789abcdef"
-    join = Join(protocol=PROTOCOL, version=__version__, job=job, attempt=0, nonce=nonce, card=card)
+    join = Join(protocol=PROTOCOL, version=__version__, job=job, nonce=nonce, card=card)
     return prove_join(secret, join, leader_nonce=hello.nonce)

@@ -30,10 +30,10 @@ RESET = struct.pack("ii", 1, 0)
 def called(tmp_path: Path) -> Iterator[tuple[Called, dict[int, Connection]]]:
     """A roll call of three agents, and the other ends of its leader's connections."""
     theirs, peers = {}, {}
-    for seat in (1, 2):
+    for node in (1, 2):
         with socket.create_server(("127.0.0.1", 0)) as server:
-            theirs[seat] = Connection(socket.create_connection(server.getsockname()), peer="leader")
-            peers[seat] = Connection(server.accept()[0], peer="127.0.0.1")
+            theirs[node] = Connection(socket.create_connection(server.getsockname()), peer="leader")
+            peers[node] = Connection(server.accept()[0], peer="127.0.0.1")
     yield (
         Called(
             applicant=applicant(tmp_path),
@@ -52,9 +52,9 @@ def called(tmp_path: Path) -> Iterator[tuple[Called, dict[int, Connection]]]:
 
 
 def make_plans(called: Called) -> dict[int, Plan]:
-    members = tuple(Member(first_rank=seat, num_workers=1) for seat in called.cards)
+    members = tuple(Member(first_rank=node, num_workers=1) for node in called.cards)
     common = {"members": members, "attempt": 0, "store_address": "127.0.0.1", "store_port": 1}
-    return {seat: Plan(**common, node_index=seat, backend="gloo", backend_reason="") for seat in called.cards}
+    return {node: Plan(**common, node_index=node, backend="gloo", backend_reason="") for node in called.cards}
 
 
 @pytest.mark.parametrize("lets_go", [False, True])

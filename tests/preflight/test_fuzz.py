@@ -332,7 +332,7 @@ def join_by_hand(port: int, own: Card) -> tuple[socket.socket, bytes]:
         buffer += sock.recv(1 << 12)
     hello = heard[0]
     assert isinstance(hello, Hello)
-    said = Join(protocol=PROTOCOL, version=__version__, job="4711", attempt=0, nonce=b"n" * 16, card=own)
+    said = Join(protocol=PROTOCOL, version=__version__, job="4711", nonce=b"n" * 16, card=own)
     return sock, encode_frame(prove_join(KEY, said, leader_nonce=hello.nonce))
 
 

@@ -22,7 +22,7 @@ from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.second_look import QUIET
 from allranks.wire.connection import decode_frames, encode_frame
-from allranks.wire.protocol import Hello, Knock, Test
+from allranks.wire.protocol import Hello, Probe, Test
 
 TOKEN = b"swordfish, 16 by"
 PATIENCE_S = 20
@@ -390,7 +390,7 @@ def test_a_clock_that_is_off_shows(room: Room) -> None:
     assert mesh.results[0].clock_offset_s == pytest.approx(-7.0, abs=0.5)
 
 
-def test_the_leaders_port_is_read_and_knocked_at(room: Room) -> None:
+def test_the_leaders_port_is_read_and_probed(room: Room) -> None:
     mesh, other = room.mesh(), room.mesh()
     with listen() as leader:
         order = order_of(target_of(other, store_port=port_of(leader)), effort=ONE_PORT)
@@ -405,7 +405,7 @@ def test_the_leaders_port_is_read_and_knocked_at(room: Room) -> None:
                 received += data
     assert mesh.results is not None
     assert mesh.results[0].store == ""
-    assert decode_frames(received) == [Knock()]
+    assert decode_frames(received) == [Probe()]
 
 
 def test_a_leaders_port_where_nobody_says_hello_is_said(room: Room) -> None:

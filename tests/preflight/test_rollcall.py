@@ -29,7 +29,7 @@ from allranks.preflight.roster import Roster
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port
-from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Knock, Message, Plan, Refused, Stopped, Test, Tested
+from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Message, Plan, Probe, Refused, Stopped, Test, Tested
 from allranks.wire.secret import Secret, prove_join
 from allranks.wire.seek import Search
 from cards import make_card
@@ -160,7 +160,6 @@ class Agent(threading.Thread):
         own: Card,
         *,
         secret: Secret = KEY,
-        attempt: int | None = 0,
         behave: Callable[[Agent, Connection], None] | None = None,
         delay_s: float = 0.0,
         first_ports: tuple[int, ...] = (),
@@ -174,7 +173,7 @@ class Agent(threading.Thread):
         self.is_over = threading.Event()
         self.messages: list[Message] = []
         self._hints = [[Hint("127.0.0.1", each, "test")] for each in (*first_ports, port)]
-        self._secret, self._attempt, self._behave, self._delay_s = secret, attempt, behave, delay_s
+        self._secret, self._behave, self._delay_s = secret, behave, delay_s
 
     def run(self) -> None:
         time.sleep(self._delay_s)
@@ -183,7 +182,6 @@ class Agent(threading.Thread):
             connection = Search(
                 lambda: self._hints,
                 job="4711",
-                attempt=self._attempt,
                 secret=lambda: self._secret,
                 card=self.own,
             ).wait(
@@ -600,8 +598,8 @@ def test_the_second_of_two_nodes_with_one_rank_is_refused(call):
 
 
 def test_a_left_over_of_an_earlier_attempt_is_refused(call):
-    stale = call.add(card(1, host="stale"), attempt=0)
-    check = once(call, stale, lambda: call.add(card(1), attempt=1))
+    stale = call.add(card(1, host="stale", attempt=0))
+    check = once(call, stale, lambda: call.add(card(1, attempt=1)))
     judgement = call.hold(2, attempt=1, check=check)
     assert brief(judgement) == [("AR404", "stale", "warn", "certain")]
     assert judgement.is_go
@@ -653,13 +651,13 @@ def test_garbage_is_refused(call):
     assert judgement.is_go
 
 
-def test_a_knock_leaves_no_trace(call):
-    knocks = [talk(call.port, encode_frame(Knock())) for _ in range(3)]
+def test_a_probe_leaves_no_trace(call):
+    probes = [talk(call.port, encode_frame(Probe())) for _ in range(3)]
     began_s = time.monotonic()
 
     def check() -> None:
-        for knock in knocks:
-            knock()
+        for probe in probes:
+            probe()
         if time.monotonic() - began_s > 0.5 and not call.agents:
             call.add(card(1))
 
@@ -835,7 +833,7 @@ def test_a_join_by_hand_is_heard_byte_by_byte(call):
             hello = heard[0]
             assert isinstance(hello, Hello)
             own = card(1, ports=TestPorts(tcp=(1,), udp=1))
-            said = Join(protocol=PROTOCOL, version=__version__, job="4711", attempt=0, nonce=b"n" * 16, card=own)
+            said = Join(protocol=PROTOCOL, version=__version__, job="4711", nonce=b"n" * 16, card=own)
             for byte in encode_frame(prove_join(KEY, said, leader_nonce=hello.nonce)):
                 sock.sendall(bytes([byte]))
             while sock.recv(1 << 12):

@@ -17,7 +17,7 @@ from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
 from allranks.wire.accept import turn_away
 from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port, collect_hints
-from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Knock, Message, Refused, Stop, Stopped, Welcome
+from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Message, Probe, Refused, Stop, Stopped, Welcome
 from allranks.wire.secret import Secret
 from allranks.wire.seek import Search
 from conftest import wait_until
@@ -37,9 +37,8 @@ def seek(
     return Search(
         hints or (lambda: [[Hint("127.0.0.1", port, "test") for port in ports]]),
         job=job,
-        attempt=attempt,
         secret=lambda: secret,
-        card=CARD,
+        card=msgspec.structs.replace(CARD, attempt=attempt),
     ).wait(
         deadline_s=deadline_s,
         on_wait=lambda _, obstacle: told.append(obstacle) if told is not None else None,
@@ -52,7 +51,7 @@ def test_an_agent_with_the_right_key_is_accepted():
         assert connection.peer == f"127.0.0.1:{leader.port}"
         wait_until(lambda: leader.accepted, "the card")
         card, peer = leader.accepted[0]
-        assert card == msgspec.structs.replace(CARD, came_by=f"127.0.0.1:{leader.port}", age_s=card.age_s)
+        assert card == msgspec.structs.replace(CARD, attempt=0, came_by=f"127.0.0.1:{leader.port}", age_s=card.age_s)
         assert peer.peer == "127.0.0.1"
         peer.send(Goodbye(exit_code=0, summary=""))
         received: list[Message] = []
@@ -367,11 +366,11 @@ def test_what_a_stranger_says_for_a_refusal_cannot_speak_to_the_terminal():
     assert len(str(refused.value)) < 400
 
 
-def test_a_knock_is_let_go_without_a_word():
+def test_a_probe_is_let_go_without_a_word():
     with Leader() as leader:
         with Peer(leader.port) as peer:
             peer.read_hello()
-            peer.sock.sendall(encode_frame(Knock()))
+            peer.sock.sendall(encode_frame(Probe()))
             assert peer.read() is None
         with contextlib.closing(seek(leader.port)):
             wait_until(lambda: leader.accepted, "the card")
@@ -491,11 +490,11 @@ def test_a_signal_ends_the_search():
 def test_a_version_with_other_fields_is_named():
     with Leader() as leader, Peer(leader.port) as peer:
         peer.read_hello()
-        payload = msgspec.msgpack.encode({"type": "join", "protocol": 9, "version": "9.9", "who": "node02"})
+        payload = msgspec.msgpack.encode({"type": "join", "protocol": 99, "version": "9.9", "who": "node02"})
         peer.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = peer.read()
     assert isinstance(answer, Refused)
-    assert f"a message of allranks 9.9 (protocol 9), here is {__version__} (protocol 8)" in answer.reason
+    assert f"a message of allranks 9.9 (protocol 99), here is {__version__} (protocol {PROTOCOL})" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

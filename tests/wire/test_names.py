@@ -57,7 +57,6 @@ def seek(*hints: Hint, deadline_s: float = PATIENCE_S, check: Callable[[], None]
     connection = Search(
         lambda: [[hint] for hint in hints],
         job="train",
-        attempt=0,
         secret=lambda: KEY,
         card=CARD,
     ).wait(

@@ -9,6 +9,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
+from itertools import accumulate
 
 import msgspec
 import pytest
@@ -31,12 +32,12 @@ from allranks.wire.protocol import (
     Hello,
     Interrupted,
     Join,
-    Knock,
     Member,
     Message,
     Order,
     Ping,
     Plan,
+    Probe,
     Refused,
     Resign,
     Stop,
@@ -101,10 +102,22 @@ CARDS = st.builds(
     problem_exit=NUMBERS,
     problem_finding=st.none() | FINDINGS,
     data_address=MAYBE_TEXT,
+    attempt=st.none() | NUMBERS,
     test_ports=st.none() | PORTS,
     facts=st.none() | FACTS,
 )
-MEMBERS = st.builds(Member, name=TEXTS, first_rank=NUMBERS, num_workers=NUMBERS, host=TEXTS)
+
+
+def in_a_row(nodes: list[tuple[str, int, str]]) -> tuple[Member, ...]:
+    """Members whose ranks have no gaps, of names, numbers of workers and hosts."""
+    firsts = accumulate((num_workers for _, num_workers, _ in nodes), initial=0)
+    return tuple(
+        Member(name=name, first_rank=first, num_workers=num_workers, host=host)
+        for (name, num_workers, host), first in zip(nodes, firsts, strict=False)
+    )
+
+
+MEMBERS = st.lists(st.tuples(TEXTS, NUMBERS, TEXTS), max_size=4).map(in_a_row)
 ENDS = st.builds(
     WorkerEnd,
     rank=NUMBERS,
@@ -175,14 +188,13 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         protocol=NUMBERS,
         version=TEXTS,
         job=TEXTS,
-        attempt=st.none() | NUMBERS,
         nonce=BYTES,
         card=CARDS,
         proof=BYTES,
     ),
     Welcome: st.builds(Welcome, proof=BYTES),
     Refused: st.builds(Refused, reason=TEXTS, is_final=st.booleans()),
-    Knock: st.just(Knock()),
+    Probe: st.just(Probe()),
     Test: st.builds(
         Test,
         token=BYTES,
@@ -219,7 +231,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
     Plan: st.builds(
         Plan,
-        members=st.lists(MEMBERS, max_size=4).map(tuple),
+        members=MEMBERS,
         node_index=NUMBERS,
         attempt=NUMBERS,
         store_address=TEXTS,
@@ -323,7 +335,7 @@ def test_a_plan_that_is_none_is_a_wire_error(common, why):
 
 
 def join_of(**changes: object) -> bytes:
-    said = {"type": "join", "protocol": PROTOCOL, "version": "1.0", "job": "train", "attempt": 0, "nonce": b"n"}
+    said = {"type": "join", "protocol": PROTOCOL, "version": "1.0", "job": "train", "nonce": b"n"}
     return msgspec.msgpack.encode(said | {"card": {"host": "node01"}, "proof": b"p"} | changes)
 
 
@@ -351,7 +363,7 @@ def test_a_join_of_another_version_is_named_whatever_its_card_is(pack):
 def test_the_card_of_a_node_with_many_gpus_takes_a_few_kilobytes():
     gpus = tuple(Gpu(index=i, uuid=f"GPU-{i:08x}-5a1b-8c0d-2e4f6a8b0c1d", name="NVIDIA H100") for i in range(8))
     environment = {f"NCCL_SETTING_{i:02}": f"the value of setting {i}" for i in range(80)}
-    join = Join(protocol=PROTOCOL, version="1.0", job="train", attempt=0, nonce=b"n", proof=b"p",
+    join = Join(protocol=PROTOCOL, version="1.0", job="train", nonce=b"n", proof=b"p",
                 card=make_card(1, facts=Facts(gpus=gpus, environment=environment)))  # fmt: skip
     sent = encode_frame(join)
     assert len(sent) < len(msgspec.msgpack.encode(join.card)) / 5

@@ -20,8 +20,7 @@ from allranks.wire.secret import (
     group_name,
     prove_join,
     read_secret_file,
-    secret_from_env,
-    secret_from_name,
+    secret_from_user,
 )
 
 CARD = Card(host="node02", pid=812, node_index=1, num_workers=6, num_gpus=0)
@@ -91,7 +90,11 @@ def test_the_key_is_never_printed():
     [({}, None), ({"ALLRANKS_SECRET": ""}, None), ({"ALLRANKS_SECRET": "a b\n"}, Secret(b"a b\n", "$ALLRANKS_SECRET"))],
 )
 def test_the_key_of_the_environment_counts_unless_empty(env, key):
-    assert secret_from_env(env) == key
+    assert secret_from_user(env, None) == key
+
+
+def test_the_key_of_the_environment_comes_before_the_name_of_the_group():
+    assert secret_from_user({"ALLRANKS_SECRET": "key"}, "exp 7") == Secret(b"key", "$ALLRANKS_SECRET")
 
 
 @pytest.mark.parametrize(
@@ -104,16 +107,16 @@ def test_the_key_of_the_environment_counts_unless_empty(env, key):
     ],
 )
 def test_a_key_is_derived_from_the_name_of_the_group(name, key):
-    assert secret_from_name(name) == (key and Secret(bytes.fromhex(key), "--rdzv-id"))
+    assert secret_from_user({}, name) == (key and Secret(bytes.fromhex(key), "--rdzv-id"))
 
 
 def test_a_named_group_is_not_the_open_group():
-    named = secret_from_name("open group")
+    named = secret_from_user({}, "open group")
     assert named is not None
     assert named.key != OPEN_GROUP.key
 
 
-JOIN = Join(protocol=PROTOCOL, version="1.0", job="4711", attempt=0, nonce=b"N" * 16, card=CARD)
+JOIN = Join(protocol=PROTOCOL, version="1.0", job="4711", nonce=b"N" * 16, card=CARD)
 PROVEN = prove_join(KEY, JOIN, leader_nonce=b"L" * 16)
 
 
@@ -129,7 +132,7 @@ def test_the_same_words_prove_the_same():
         {"leader_nonce": b"M" * 16},
         {"nonce": b"M" * 16},
         {"job": "4712"},
-        {"attempt": 1},
+        {"card": msgspec.structs.replace(CARD, attempt=1)},
         {"card": msgspec.structs.replace(CARD, num_workers=7)},
         {"card": msgspec.structs.replace(CARD, problem="no GPU")},
         # The same bytes, divided otherwise.
@@ -156,7 +159,7 @@ def test_a_group_is_called_by_something_that_does_not_tell_its_name():
     called = group_name("exp 7")
     assert called == group_name("exp 7") != group_name("exp 8")
     assert re.fullmatch(r"rdzv-[0-9a-f]{16}", called)
-    secret = secret_from_name("exp 7")
+    secret = secret_from_user({}, "exp 7")
     assert secret is not None
     assert b"exp 7" not in secret.key
     assert called[5:] not in secret.key.hex()

@@ -306,13 +306,14 @@ class Loop:
         self._end_search()
         own, agent = self.rendezvous.acceptor, self.agent
         assert own is not None
-        card = msgspec.structs.replace(self.rendezvous.card, node_index=agent.node, generation=agent.plan.generation)
+        known = {"node_index": agent.node, "attempt": own.attempt, "generation": agent.plan.generation}
+        card = msgspec.structs.replace(self.rendezvous.card, **known)
         hints = [
             [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]
             for each in contacts
             for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
         ]
-        self._search = Search(lambda: hints, job=own.job, attempt=own.attempt, secret=lambda: own.secret, card=card)
+        self._search = Search(lambda: hints, job=own.job, secret=lambda: own.secret, card=card)
 
     def _end_search(self) -> None:
         if self._search is not None:

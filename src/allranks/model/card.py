@@ -239,6 +239,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """On the leader: the process that used that port, `python3 (pid 812, alice)`; None if it was free."""
     wanted_backend: str = "auto"
     attempt: int | None = None
+    """Number of the job's start, if the agent knows it; the leader rejects agents of another one."""
     age_s: float | None = None
     """How long the agent had been running when it joined."""
     came_by: str | None = None

@@ -40,9 +40,9 @@ class Rendezvous:
     leader: Connection | None = None
     """None: this node leads."""
     peers: dict[int, Connection] = field(default_factory=dict)
-    """On the leader, the others by seat."""
+    """On the leader, the others by their index in the job."""
     cards: Mapping[int, Card] = field(default_factory=dict)
-    """On the leader, by seat: the node's place in the job, which it keeps."""
+    """On the leader, by the node's index in the job, which it keeps."""
     listener: socket.socket | None = None
     """The leader's: rank 0's store listens on it."""
     acceptor: Acceptor | None = None
@@ -111,21 +111,21 @@ class Called:
         """Tell everybody its place in the group, or the verdict.
 
         Args:
-            make_plans: returns everybody's place, by seat.
+            make_plans: returns everybody's place, by node index.
             name: says a finding in the caller's words for those that take part.
             lets_go: whether nobody needs these connections from here, or may come late.
         """
-        verdict, own_address, seat = self.verdict, self._own_address, 0
+        verdict, own_address, index = self.verdict, self._own_address, 0
         plans: Mapping[int, Plan] = {}
         why: AllranksError | None = None
         try:
             if not verdict.exit_code:
                 plans = make_plans(self)
-                for seat, peer in self.peers.items():
-                    peer.send(plans[seat])
+                for index, peer in self.peers.items():
+                    peer.send(plans[index])
                 deadline_s = time.monotonic() + HAND_OVER_S
-                for seat in self.peers if lets_go else ():
-                    peer = self.peers[seat]
+                for index in self.peers if lets_go else ():
+                    peer = self.peers[index]
                     while peer.flush():
                         if time.monotonic() > deadline_s:
                             raise ConnectionError("it does not read")
@@ -134,9 +134,9 @@ class Called:
         except ConnectionError as exc:
             why = NodeFaultError(f"it joined, then disconnected: {exc}")
         except AllranksError as exc:
-            why, seat = exc, 0
+            why, index = exc, 0
         if why is not None:
-            at = name_nodes(self.cards)[seat]
+            at = name_nodes(self.cards)[index]
             finding = why.finding or find_cause("AR512").find(failed(what=str(why)), node=at)
             verdict = msgspec.structs.replace(verdict, exit_code=why.exit_code, findings=(finding,))
         verdict = msgspec.structs.replace(verdict, findings=tuple(map(name, verdict.findings)))

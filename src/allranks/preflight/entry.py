@@ -63,9 +63,8 @@ from allranks.wire.secret import (
     ensure_secret_file,
     group_name,
     read_secret_file,
-    secret_from_env,
     secret_from_munge,
-    secret_from_name,
+    secret_from_user,
 )
 from allranks.wire.seek import Search
 
@@ -82,9 +81,9 @@ class Entry:
         self.plan = plan = applicant.plan
         self._secret: Secret | None = OPEN_GROUP  # None: in a file of the run directory, or munge
         if not plan.is_alone:
-            self._secret = secret_from_env(applicant.env)
+            self._secret = secret_from_user(applicant.env, None if plan.is_slurm else plan.rdzv_id)
             if not plan.is_slurm:
-                self._secret = self._secret or secret_from_name(plan.rdzv_id) or OPEN_GROUP
+                self._secret = self._secret or OPEN_GROUP
         # What the job is called on the wire: where that is its --rdzv-id, it may be the key.
         is_key = not plan.is_alone and plan.job == plan.rdzv_id
         self.group = group_name(plan.job) if is_key else plan.job
@@ -164,7 +163,6 @@ class Entry:
                     guessed=plan.guesses,
                 ),
                 job=self.group,
-                attempt=plan.attempt,
                 secret=self._followers_secret,
                 card=card,
             ).wait(

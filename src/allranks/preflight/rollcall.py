@@ -41,7 +41,7 @@ from allranks.preflight.second_look import (
     plan_rate_look,
 )
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
-from allranks.wire.accept import Acceptor, Reject, turn_away
+from allranks.wire.accept import Acceptor, turn_away
 from allranks.wire.connection import Connection, encode_frame
 from allranks.wire.protocol import Goodbye, Test, Tested, own_age_s
 
@@ -57,7 +57,7 @@ FAREWELL_S = 2.0
 ANSWER_S = 1.0
 """Between the deadline of the tests and the one for the report."""
 MAX_STRANGERS = 32
-"""Of each kind are named; whoever knocks a thousand times fills neither the terminal nor the verdict."""
+"""Of each kind are named; a process that connects a thousand times fills neither the terminal nor the verdict."""
 
 
 class RollCall:
@@ -195,9 +195,8 @@ class RollCall:
         peer.expect_alive_within(self._terms.gone_s)
         self._on_event("joined", node=card.host, pid=card.pid, peer=peer.peer, age_s=card.age_s)
 
-    def _note_rejected(self, why: Reject, host: str, text: str) -> None:
+    def _note_rejected(self, cause: str | None, host: str, text: str) -> None:
         self._on_event("stranger", peer=host, reason=text)
-        cause = {Reject.EARLIER_ATTEMPT: "AR404", Reject.FOREIGN: "AR406"}.get(why)
         if cause is not None:  # agents of other jobs look for their leader here, too
             self._note_stranger(Stranger(cause, host, text), text)
 

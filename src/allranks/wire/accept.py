@@ -24,14 +24,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import partial
 
 from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.text import as_one_line, plain_address
 from allranks.wire.connection import MAX_FRAME_BYTES, MAX_JOIN_BYTES, MAX_SHOWN, Connection, describe_version
-from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, PROTOCOL, Hello, Join, Knock, Refused, Welcome
+from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, PROTOCOL, Hello, Join, Probe, Refused, Welcome
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, is_munge_proof
 
 MAX_PENDING = 512
@@ -44,21 +43,10 @@ PAUSE_S = 0.5
 """How long nothing is accepted when the process has no descriptor left. The listener stays readable all the while."""
 MAX_MUNGE = 4
 """Credentials that are checked at the same time."""
+EARLIER_ATTEMPT, FOREIGN = "AR404", "AR406"
+"""Causes for which a peer is rejected for good; FOREIGN: another secret or another version, or no agent. Without a
+cause it may try again: it was slow, or belongs to another leader, or was a port check."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-class Reject(StrEnum):
-    """Why a peer was rejected."""
-
-    ELSEWHERE = "elsewhere"
-    """It is on its way to another leader, or to none, as a port check is; it may try again."""
-    SILENT = "silent"
-    """It did not identify itself in time; it may try again."""
-    CROWDED = "crowded"
-    """Its address has too many connections that did not identify themselves."""
-    EARLIER_ATTEMPT = "earlier-attempt"
-    FOREIGN = "foreign"
-    """It has another secret or another version, or it is no agent."""
 
 
 @dataclass(slots=True)
@@ -97,7 +85,7 @@ class Acceptor:
         selector: selectors.BaseSelector,
         *,
         on_peer: Callable[[Connection, Card], None],
-        on_rejected: Callable[[Reject, str, str], None],
+        on_rejected: Callable[[str | None, str, str], None],
         say: Callable[[str], None],
         refuses: Callable[[], str] = str,
     ) -> None:
@@ -105,8 +93,8 @@ class Acceptor:
 
         Args:
             on_peer: gets each authenticated agent; the connection is the caller's.
-            on_rejected: gets of each peer that was disconnected why, its host name (if it sent none, its address), and
-                a line that says it.
+            on_rejected: gets of each peer that was disconnected the cause (None: it may try again), its host name (if
+                it sent none, its address), and a line that says why.
             say: prints one line.
             refuses: returns why nobody is accepted now, an empty text if somebody is.
         """
@@ -123,7 +111,7 @@ class Acceptor:
                 what = f"it did not identify itself within {HANDSHAKE_S:.0f} s"
                 if pending.check is not None:
                     what = f"munge has not checked its credential within {HANDSHAKE_S + LEADERS_MUNGE_S:.0f} s"
-                self._reject(peer, Reject.SILENT, what)
+                self._reject(peer, what)
         is_paused = self._listener not in self._selector.get_map()
         if is_paused and now_s >= self._resume_s and len(self._pending) < MAX_PENDING:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -131,7 +119,8 @@ class Acceptor:
     def detach(self) -> None:
         """Disconnect all peers that are not known yet, and let the selector go; the listener stays open."""
         for peer in list(self._pending):
-            self._end(peer)
+            self._forget(peer)
+            peer.close()
         if self._listener in self._selector.get_map():
             self._selector.unregister(self._listener)
         self._selector = selectors.SelectSelector()
@@ -158,7 +147,7 @@ class Acceptor:
                 if host not in self._crowded:
                     self._crowded.add(host)
                     text = f"{host} has {MAX_PENDING_PER_ADDRESS} connections that did not identify themselves"
-                    self._on_rejected(Reject.CROWDED, host, f"{text}; further ones are closed")
+                    self._say(f"{text}; further ones are closed")
                 continue
             peer, nonce = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES), secrets.token_bytes(NONCE_BYTES)
             with contextlib.suppress(ConnectionError):  # the next receive says so
@@ -179,18 +168,19 @@ class Acceptor:
         try:
             messages = peer.receive(at_most=1)
         except ConnectionError as exc:
-            self._reject(peer, Reject.ELSEWHERE, str(exc))
+            self._reject(peer, str(exc))
             return
         except WireError as exc:
-            self._reject(peer, Reject.FOREIGN, f"it sent {as_one_line(str(exc))}")
+            self._reject(peer, f"it sent {as_one_line(str(exc))}", FOREIGN)
             return
         match messages:
-            case [Knock()]:
-                self._end(peer)
+            case [Probe()]:
+                self._forget(peer)
+                peer.close()
             case [Join() as join]:
                 self._examine(peer, join)
             case [message]:
-                self._reject(peer, Reject.FOREIGN, f"it sent {type(message).__name__}, expected Join")
+                self._reject(peer, f"it sent {type(message).__name__}, expected Join", FOREIGN)
 
     def _examine(self, peer: Connection, join: Join) -> None:
         pending = self._pending[peer]
@@ -198,10 +188,10 @@ class Acceptor:
         check = partial(answer_join, self.secret, join, leader_nonce=pending.nonce)
         # Order matters: a newer protocol may differ in everything but its first fields.
         if join.protocol != PROTOCOL:
-            self._reject(peer, Reject.FOREIGN, f"it sent {describe_version(join)}")
+            self._reject(peer, f"it sent {describe_version(join)}", FOREIGN)
         elif join.job != self.job:
             job = as_one_line(join.job, at_most=MAX_SHOWN)
-            self._reject(peer, Reject.ELSEWHERE, f"it belongs to job {job}, this is job {self.job}")
+            self._reject(peer, f"it belongs to job {job}, this is job {self.job}")
         elif not is_munge_proof(join.proof):
             self._answer(peer, join, check())
         else:  # a thread checks the credential: it asks munged twice, which may hang
@@ -213,31 +203,27 @@ class Acceptor:
         """Accept a peer that belongs to this job, or reject it."""
         if welcome is None:
             why = f"it does not know this job's secret (the leader's comes from {self.secret.source})"
-            self._reject(peer, Reject.FOREIGN, why)
-        elif join.attempt is not None and join.attempt != self.attempt:
-            why = f"it belongs to attempt {join.attempt}, this is attempt {self.attempt}"
-            self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}; it is left over from an earlier one")
+            self._reject(peer, why, FOREIGN)
+        elif join.card.attempt not in (None, self.attempt):
+            why = f"it belongs to attempt {join.card.attempt}, this is attempt {self.attempt}"
+            self._reject(peer, f"{why}; it is left over from an earlier one", EARLIER_ATTEMPT)
         elif reason := self._refuses():
-            self._reject(peer, Reject.ELSEWHERE, reason)
+            self._reject(peer, reason)
         else:
             try:
                 peer.send(welcome)
             except ConnectionError as exc:
-                self._reject(peer, Reject.ELSEWHERE, str(exc))
+                self._reject(peer, str(exc))
                 return
             self._forget(peer)
             peer.max_frame_bytes = MAX_FRAME_BYTES
             self._on_peer(peer, join.card)
 
-    def _reject(self, peer: Connection, why: Reject, reason: str) -> None:
-        """Tell a peer why it is disconnected; an agent of another job, or a slow one, may try again."""
+    def _reject(self, peer: Connection, reason: str, cause: str | None = None) -> None:
+        """Tell a peer why it is disconnected; without a cause it may try again."""
         host = self._forget(peer).host
-        turn_away(peer, reason, is_final=why in (Reject.EARLIER_ATTEMPT, Reject.FOREIGN))
-        self._on_rejected(why, host, f"{peer.peer} was rejected: {reason}")
-
-    def _end(self, peer: Connection) -> None:
-        self._forget(peer)
-        peer.close()
+        turn_away(peer, reason, is_final=cause is not None)
+        self._on_rejected(cause, host, f"{peer.peer} was rejected: {reason}")
 
     def _forget(self, peer: Connection) -> _Pending:
         pending = self._pending.pop(peer)

@@ -14,6 +14,7 @@ import socket
 import struct
 import zlib
 from functools import partial
+from itertools import accumulate
 from typing import Union
 
 import msgspec
@@ -43,9 +44,9 @@ class _PackedPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """_Common as MessagePack, compressed (RFC 1950)."""
 
 
-_Common = tuple[Plan, list[tuple[str, int, int | None, str | None]]]
-"""The Plan of node 0 without its members, and a row for each: name, workers, first rank (None: the rank after the last
-one of the row before), host (None: the name). Rows that are so alike compress to a third."""
+_Common = tuple[Plan, list[tuple[str, int, str | None]]]
+"""The Plan of node 0 without its members, and a row for each: name, workers, host (None: the name). The first rank
+follows from the rows before. Rows that are so alike compress to a third."""
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message | _PackedPlan] = msgspec.msgpack.Decoder(
     Union[(*(kind for kind in Message.__subclasses__() if kind is not Plan), _PackedPlan)]
@@ -181,7 +182,10 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: i
                 payload = _inflate(payload, "a Join", MAX_JOIN_BYTES)
             messages.append(_decode(payload))
         except _UNREADABLE as exc:
-            what = _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
+            what = f"a frame that is not an allranks message: {exc}"
+            with contextlib.suppress(*_UNREADABLE):
+                head = msgspec.msgpack.decode(payload, type=_Head)
+                what = describe_version(head) if head.protocol != PROTOCOL else what
             raise WireError(what) from exc
     return messages
 
@@ -201,29 +205,20 @@ def _decode(payload: bytes) -> Message:
 def _pack(plan: Plan) -> _PackedPlan:
     global _packed
     if _packed is None or msgspec.structs.replace(_packed[0], node_index=plan.node_index) != plan:
-        ends = [0, *(each.first_rank + each.num_workers for each in plan.members)]
-        rows = [
-            (each.name, each.num_workers, _unless(end, each.first_rank), _unless(each.name, each.host))
-            for each, end in zip(plan.members, ends, strict=False)
-        ]
+        rows = [(each.name, each.num_workers, None if each.host == each.name else each.host) for each in plan.members]
         common = msgspec.structs.replace(plan, members=(), node_index=0), rows  # a _Common
         _packed = plan, zlib.compress(_encoder.encode(common))
     return _PackedPlan(node_index=plan.node_index, common=_packed[1])
 
 
-def _unless(usual: object, value: object) -> object:
-    return None if value == usual else value
-
-
 def _unpack(packed: _PackedPlan) -> Plan:
     plan, rows = _common_decoder.decode(_inflate(packed.common, "a Plan", MAX_FRAME_BYTES))
-    members, end = [], 0
-    for name, num_workers, first_rank, host in rows:
-        first_rank = end if first_rank is None else first_rank
-        end = first_rank + num_workers
-        host = name if host is None else host
-        members.append(Member(name=name, first_rank=first_rank, num_workers=num_workers, host=host))
-    return msgspec.structs.replace(plan, members=tuple(members), node_index=packed.node_index)
+    firsts = accumulate((num_workers for _, num_workers, _ in rows), initial=0)
+    members = tuple(
+        Member(name=name, first_rank=first, num_workers=num_workers, host=name if host is None else host)
+        for (name, num_workers, host), first in zip(rows, firsts, strict=False)  # one more of `firsts`: the end
+    )
+    return msgspec.structs.replace(plan, members=members, node_index=packed.node_index)
 
 
 def _inflate(data: bytes, what: str, max_bytes: int) -> bytes:
@@ -242,14 +237,6 @@ class _Head(msgspec.Struct, frozen=True):
 
     protocol: int
     version: str
-
-
-def _describe_foreign_frame(payload: bytes) -> str | None:
-    """Name the version of a Hello or Join that this version cannot read."""
-    with contextlib.suppress(*_UNREADABLE):
-        head = msgspec.msgpack.decode(payload, type=_Head)
-        return describe_version(head) if head.protocol != PROTOCOL else None
-    return None
 
 
 def describe_version(head: _Head | Join) -> str:

@@ -51,7 +51,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 8
+PROTOCOL = 9
 HANDSHAKE_S = 2.0
 NONCE_BYTES = 16
 
@@ -98,7 +98,6 @@ class Join(Message, frozen=True, kw_only=True):
     protocol: int = PROTOCOL
     version: str = __version__
     job: str
-    attempt: int | None
     nonce: bytes
     card: Card
     proof: bytes = b""
@@ -118,7 +117,7 @@ class Refused(Message, frozen=True, kw_only=True):
     """False where the agent may try again: here, if it was too slow, or elsewhere, if this is another job's leader."""
 
 
-class Knock(Message, frozen=True, kw_only=True):
+class Probe(Message, frozen=True, kw_only=True):
     """After the Hello: this was only a look whether the port answers (a pair test, a drill). There is no answer."""
 
 
@@ -171,6 +170,7 @@ class Plan(Message, frozen=True, kw_only=True):
     """Everybody is here: who is which rank, and where the store is."""
 
     members: tuple[Member, ...]
+    """In the order of their ranks, which have no gaps."""
     node_index: int
     attempt: int
     store_address: str
@@ -298,10 +298,7 @@ class Goodbye(Message, frozen=True, kw_only=True):
     """The leader has lost the majority of the members, which may go on under another one."""
 
 
-def own_age_s() -> float | None:
-    """Return for how many seconds this process has been running; None where /proc does not say."""
-    try:
-        started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    except (OSError, ValueError, IndexError):
-        return None
+def own_age_s() -> float:
+    """Return for how many seconds this process has been running; psutil's start times are whole seconds off."""
+    started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     return round(time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"), 3)

@@ -42,18 +42,17 @@ class Secret:
     """Where munged listens, if not where it usually does."""
 
 
-def secret_from_env(env: Mapping[str, str]) -> Secret | None:
-    """Return the key that `submit` or the user set in the environment, if any."""
-    value = env.get(SECRET_VARIABLE)
-    return Secret(value.encode(), f"${SECRET_VARIABLE}") if value else None
-
-
 NAME_ROUNDS = 100_000
 """About 30 ms, once for each agent."""
 
 
-def secret_from_name(rdzv_id: str | None) -> Secret | None:
-    """Return a key derived from the group's name; it is as hard to guess as the name."""
+def secret_from_user(env: Mapping[str, str], rdzv_id: str | None) -> Secret | None:
+    """Return the key that `submit` or the user set in the environment, else one that is derived from the group's name.
+
+    The derived one is as hard to guess as the name.
+    """
+    if value := env.get(SECRET_VARIABLE):
+        return Secret(value.encode(), f"${SECRET_VARIABLE}")
     return Secret(_stretch(rdzv_id), "--rdzv-id") if rdzv_id else None
 
 

@@ -1,6 +1,6 @@
 """The agent's side of the handshake: find the leader and authenticate it. The leader's side is `wire.accept`.
 
-    search = Search(lambda: [[Hint("node01", 29500, "SLURM")]], job="4711", attempt=0, secret=..., card=card)
+    search = Search(lambda: [[Hint("node01", 29500, "SLURM")]], job="4711", secret=..., card=card)
     connection = search.wait(deadline_s=60, on_wait=..., check_signals=...)  # or poll, until it returns something
 
 Hosts are tried in threads of their own, STAGGER_S apart in the order of the hints, so that a path that drops packets, a
@@ -55,7 +55,6 @@ class Search:
 
     Args:
         hints: called in each round, since an announcement may appear; a group is one host, its ports in order.
-        attempt: number of the job's start, if the agent knows it.
         secret: called when a leader has sent Hello; returns None while the key does not exist.
         card: the report of this node; with names and proof, at most MAX_JOIN_BYTES.
     """
@@ -65,11 +64,10 @@ class Search:
         hints: Callable[[], Sequence[Sequence[Hint]]],
         *,
         job: str,
-        attempt: int | None,
         secret: Callable[[], Secret | None],
         card: Card,
     ) -> None:
-        self._hints, self._job, self._attempt, self._secret, self._card = hints, job, attempt, secret, card
+        self._hints, self._job, self._secret, self._card = hints, job, secret, card
         self._found: Future[tuple[Connection, Hint]] = Future()
         """Done: the search is over."""
         self._obstacle = ""
@@ -237,7 +235,7 @@ class Search:
         if key is None:
             raise ConnectionError("the run directory does not have the job's secret yet")
         card = msgspec.structs.replace(self._card, came_by=str(hint), age_s=own_age_s())
-        join = Join(job=self._job, attempt=self._attempt, nonce=secrets.token_bytes(NONCE_BYTES), card=card)
+        join = Join(job=self._job, nonce=secrets.token_bytes(NONCE_BYTES), card=card)
         connection.send(prove_join(key, join, leader_nonce=hello.nonce))
         answer = self._hear(connection, path, munge_s=0.0 if key.key else LEADERS_MUNGE_S)
         if isinstance(answer, Refused):

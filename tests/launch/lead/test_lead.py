@@ -178,20 +178,21 @@ def test_a_rejected_peer_is_reported_once_in_a_while(
 ) -> None:
     job = make_job()
 
-    def knock(times: int) -> None:
-        """A port check: it connects, and leaves without a word."""
+    def connect(times: int, words: bytes = b"") -> None:
         for _ in range(times):
             with socket.create_connection(job.listener.getsockname()[:2], timeout=10) as peer:
                 job.run_until(lambda peer=peer: select.select([peer], [], [], 0)[0], "the leader's greeting")
+                peer.sendall(words)
 
-    knock(3)
+    connect(3)  # a port check
+    connect(3, b"GET / HTTP/1.1\r\n\r\n")
     job.run_until(lambda: job.lines, "the report")
     for _ in range(20):
         job.turn()
     (line,) = job.lines
     assert "was rejected" in line
     monkeypatch.setattr("allranks.launch.lead.driver.TOLD_AGAIN_S", 0.0)
-    knock(2)
+    connect(2, b"GET / HTTP/1.1\r\n\r\n")
     job.run_until(lambda: job.lines == [line] * 3, "one report for each peer")
 
 
@@ -250,7 +251,7 @@ def come_back(job: Job, index: int) -> str:
         lines.append(
             Search(
                 lambda: [[Hint("127.0.0.1", port, "test")]],
-                job="train", attempt=0, secret=lambda: KEY, card=card(index),
+                job="train", secret=lambda: KEY, card=card(index),
             ).wait(deadline_s=PATIENCE_S, on_wait=lambda *_: None, check_signals=lambda: None)
         )  # fmt: skip
 

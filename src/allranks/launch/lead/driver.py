@@ -36,11 +36,11 @@ from allranks.preflight.rollcall import deliver
 from allranks.report.refusal import print_findings
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
-from allranks.wire.accept import Acceptor, Reject, turn_away
+from allranks.wire.accept import Acceptor, turn_away
 from allranks.wire.connection import Connection
 
 TOLD_AGAIN_S = 60.0
-"""How often the same host is reported as rejected for the same reason."""
+"""How often the same host is reported as rejected for the same cause."""
 
 
 class LeaderDriver:
@@ -68,8 +68,8 @@ class LeaderDriver:
         self._decide = scheduler.decide if scheduler is not None else partial(ending.decide, job=None)
         self._can_revive = scheduler is not None and self.plan.request.max_restarts > 0
         self.revivals = Revivals(env=workers.env, run_dir=self.run_dir, patience_s=self.plan.request.capacity_s)
-        self._told_s: dict[tuple[str, Reject], float] = {}
-        """Host and reason of the rejected peers that were reported lately, and when."""
+        self._told_s: dict[tuple[str, str], float] = {}
+        """Host and cause of the rejected peers that were reported lately, and when."""
         self._is_hang_told = False
         self._answers = queue.SimpleQueue[Event]()
         self._lines = Lines(leader.step, self._carry_out, selector)
@@ -125,11 +125,11 @@ class LeaderDriver:
         """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
         threading.Thread(target=lambda: self._answers.put(look()), name="allranks-leader-look", daemon=True).start()
 
-    def _tell_rejected(self, why: Reject, host: str, text: str) -> None:
-        now_s, key = time.monotonic(), (host, why)
+    def _tell_rejected(self, cause: str | None, host: str, text: str) -> None:
+        now_s = time.monotonic()
         self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TOLD_AGAIN_S}
-        if why is not Reject.SILENT and key not in self._told_s:
-            self._told_s[key] = now_s
+        if cause is not None and (host, cause) not in self._told_s:  # port checks and slow agents are no news
+            self._told_s[host, cause] = now_s
             say(text)
 
     def _describe_hang(self) -> str:

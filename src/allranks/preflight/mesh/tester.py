@@ -16,7 +16,7 @@ What happens between the tester and one target; all of it at the same time, but 
     3. UDP, unfragmentable   one of 1500 and one of the interface's MTU   <- the same size      TRIES, each TRY_S
                              or one of `Target.probe_bytes`, and no 4
     4. TCP, one port of 1    the large payload, as fast as it goes  <- all of it                LARGE_S
-    5. TCP, the leader's     connects                               <- Hello, then Knock        ANSWER_S
+    5. TCP, the leader's     connects                               <- Hello, then Probe        ANSWER_S
        port (wire.protocol)
 
 The tester speaks first, but in 5. A pair that works takes some milliseconds, a broken one at most ANSWER_S + LARGE_S.
@@ -48,7 +48,7 @@ from allranks.preflight.mesh.echo import Echo
 from allranks.preflight.mesh.loop import Loop
 from allranks.preflight.mesh.ping import COMMON_MTU, Ping, PingSocket
 from allranks.wire.connection import decode_frames, encode_frame
-from allranks.wire.protocol import Hello, Knock, Test
+from allranks.wire.protocol import Hello, Probe, Test
 
 MAX_SOCKETS = 576
 """Ports that are tried at once: all of 63 nodes. With MAX_SERVED, below the usual limit of 1024 files."""
@@ -321,10 +321,10 @@ class _Pair:
     def _on_store(self, sock: socket.socket | None, reason: str) -> None:
         self._store = reason
         if sock is not None:
-            # An ordinary end: the Knock must still arrive.
+            # An ordinary end: the Probe must still arrive.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, bytes(8))
             with contextlib.suppress(OSError):  # it has answered, and that was the question
-                self._loop.bytes_sent += sock.send(encode_frame(Knock()))
+                self._loop.bytes_sent += sock.send(encode_frame(Probe()))
             sock.close()
         self._end_dial()
 
