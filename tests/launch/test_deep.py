@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
-from allranks.launch.check.collective import End, PairOrder, Report, Told, work_of
-from allranks.launch.check.deep import judge_told, plan_pairs, render_figures
+from allranks.launch.check.collective import End, PairOrder, Report, work_of
+from allranks.launch.check.deep import judge_reports, plan_pairs, render_figures
 from allranks.launch.check.outcome import Outcome
 from allranks.launch.check.step import Held, Order
 from allranks.launch.srun import decode, encode
@@ -31,9 +31,9 @@ def order_of(count: int, *, backends: tuple[str, ...] = ("gloo",)) -> PairOrder:
     return PairOrder(ends=ends, rounds=matchings(nodes), backends=backends, port=29500)
 
 
-def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gloo", **of_bad: str) -> Told:
-    """Every pair with a bad node fails, on both ends."""
-    reports = []
+def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gloo", **of_bad: str) -> list[Report]:
+    """Every node is there, and every pair with a bad node fails, on both ends."""
+    reports = [Report(node=name) for name in order.ends]
     for backend in order.backends:
         for number, pairs in enumerate(order.rounds):
             for a, b in pairs:
@@ -44,23 +44,21 @@ def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gl
                     reports.append(
                         Report(node=node, peer=peer, backend=backend, round=number, seconds=seconds, **fields)
                     )
-    return Told(here=set(order.ends), reports=reports, done=set(order.ends))
+    return reports
 
 
-def measured(order: PairOrder, seconds: dict[str, float], *, backend: str = "gloo") -> Told:
+def measured(order: PairOrder, seconds: dict[str, float], *, backend: str = "gloo") -> list[Report]:
     """Every pair reduces 16 MiB in 0.1 s, with these nodes in so many seconds."""
-    told = told_by(order)
-    told.reports = [
+    return [
         replace(r, payload_bytes=16 << 20, payload_s=max(seconds.get(r.node, 0.1), seconds.get(r.peer, 0.1)))
         if r.backend == backend
         else r
-        for r in told.reports
+        for r in told_by(order)
     ]
-    return told
 
 
-def judged(order: PairOrder, told: Told, **skipped: str) -> Outcome:
-    return judge_told(Outcome(nodes=tuple(order.ends)), order, told, skipped=skipped, wanted=CAUSES)
+def judged(order: PairOrder, reports: list[Report], **skipped: str) -> Outcome:
+    return judge_reports(Outcome(nodes=tuple(order.ends)), order, reports, skipped=skipped, wanted=CAUSES)
 
 
 def figures(deep: Outcome) -> tuple[Mapping[str, object], ...]:
@@ -104,11 +102,11 @@ def test_of_two_nodes_nobody_can_be_told() -> None:
 def test_one_bad_link_is_not_a_bad_node() -> None:
     order = order_of(6)
     told = told_by(order)
-    told.reports = [
+    told = [
         Report(node=r.node, peer=r.peer, backend="gloo", round=r.round, status="failed", what="timed out")
         if {r.node, r.peer} == {"node03", "node04"}
         else r
-        for r in told.reports
+        for r in told
     ]
     assert [each.node for each in judged(order, told).findings] == ["node03 <-> node04"]
 
@@ -123,7 +121,7 @@ def test_nccl_has_a_cause_of_its_own() -> None:
 def test_a_child_without_a_last_word_is_the_one() -> None:
     order = order_of(6)
     told = told_by(order, ["node02"])
-    told.reports = [each for each in told.reports if each.node != "node02"]
+    told = [each for each in told if each.node != "node02" or not each.peer]
     (found,) = judged(order, told).findings
     assert found.node == "node02"
     assert "node02 with node05: it did not finish the collective" in [each.seen for each in found.evidence]
@@ -134,9 +132,7 @@ def test_a_port_in_use_or_a_node_that_was_not_started_is_no_failure() -> None:
     deep = judged(order, told_by(order, ["node02"], status="unknown", what="port 29500 is in use here"))
     assert deep.findings == ()
     assert statuses(deep, "AR403")["node02"] is Status.UNKNOWN
-    told = told_by(order)
-    told.here, told.reports = told.here - {"node03"}, [each for each in told.reports if each.node != "node03"]
-    deep = judged(order, told)
+    deep = judged(order, [each for each in told_by(order) if each.node != "node03"])
     assert deep.findings == ()
     assert statuses(deep, "AR403")["node03"] is Status.UNKNOWN
 
@@ -144,8 +140,8 @@ def test_a_port_in_use_or_a_node_that_was_not_started_is_no_failure() -> None:
 def test_a_node_without_torch_is_skipped_and_nobody_is_blamed() -> None:
     order = order_of(6)
     told = told_by(order, ["node06"])
-    told.reports = [each for each in told.reports if each.node != "node06"]
-    told.reports.append(Report(node="node06", no_torch="torch is not installed"))
+    told = [each for each in told if each.node != "node06"]
+    told.append(Report(node="node06", no_torch="torch is not installed"))
     deep = judged(order, told)
     assert deep.findings == ()
     assert statuses(deep, "AR403") == {**dict.fromkeys(names(5), Status.PASS), "node06": Status.SKIP}
@@ -182,11 +178,11 @@ def test_a_warning_of_a_deep_look_is_one_in_the_table_and_stops_nothing() -> Non
 def test_what_failed_is_not_held_against_what_it_would_have_carried() -> None:
     order = order_of(6)
     told = measured(order, {})
-    told.reports = [
+    told = [
         Report(node=r.node, peer=r.peer, backend="gloo", round=r.round, status="failed", what="timed out")
         if "node03" in (r.node, r.peer)
         else r
-        for r in told.reports
+        for r in told
     ]
     deep = judged(order, told)
     assert [each.cause for each in deep.findings] == ["AR403 gloo-timeout"]
@@ -196,7 +192,7 @@ def test_what_failed_is_not_held_against_what_it_would_have_carried() -> None:
 def test_matmuls_are_held_against_the_median() -> None:
     order = order_of(3, backends=("gloo", "nccl"))
     told = told_by(order)
-    told.reports += [Report(node=node, matmul_s=(s,)) for node, s in zip(names(3), (0.01, 0.01, 0.02), strict=True)]
+    told += [Report(node=node, matmul_s=(s,)) for node, s in zip(names(3), (0.01, 0.01, 0.02), strict=True)]
     deep = judged(order, told)
     assert deep.findings == ()
     assert [each["of_median"] for each in figures(deep) if each["backend"] == "matmul"] == [1.0, 1.0, 2.0]
@@ -254,4 +250,4 @@ def test_nccl_needs_a_gpu_on_every_node() -> None:
 def test_one_node_has_nobody_to_be_paired_with() -> None:
     order, skipped = plan_pairs(held(card(1)), port=1)
     assert (order.ends, skipped) == ({}, {"node01": "one node alone"})
-    assert {each.note for each in judged(order, Told(), **skipped).results} == {"one node alone"}
+    assert {each.note for each in judged(order, [], **skipped).results} == {"one node alone"}

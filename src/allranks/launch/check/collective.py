@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ import msgspec
 import allranks.join
 from allranks.host.node import name_of
 from allranks.host.signals import die_with_parent
-from allranks.launch.check.step import start_members
+from allranks.launch.check.step import step_of_members
 from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.srun import Parcel, send, words_of
+from allranks.launch.srun import Parcel, run_steps, send, words_of
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import check_one_agent_per_node, world_from_env
@@ -73,7 +73,7 @@ class PairOrder(msgspec.Struct, frozen=True, kw_only=True, tag="pairs"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one end of a pair reports, or why a node cannot take part."""
+    """What one end of a pair reports, or why a node cannot take part; an empty one says that the node is there."""
 
     node: str = ""
     peer: str = ""
@@ -144,47 +144,39 @@ def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     return meetings
 
 
-@dataclass(slots=True)
-class Told:
-    """What was received from the step."""
-
-    here: set[str] = field(default_factory=set)
-    reports: list[Report] = field(default_factory=list)
-    done: set[str] = field(default_factory=set)
-
-    def take(self, parcel: Parcel) -> None:
-        """Take a document of the step."""
-        if parcel.kind == "pair":
-            self.reports.append(msgspec.structs.replace(parcel.read(Report), node=parcel.sender))
-        else:
-            (self.here if parcel.kind == "here" else self.done).add(parcel.sender)
-
-
-def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[str, str]) -> Told:
+def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[str, str]) -> list[Report]:
     """Start the children on the nodes, and return their reports.
 
     Raises:
         AllranksError: SLURM started nothing.
     """
-    told, nodes, check_signals = Told(), set(order.ends), SignalInbox().check
-    with start_members(place, order, env) as steps:
-        steps.listen(
-            told.take,
-            is_complete=lambda: told.done >= nodes,
-            first_s=queue_s,
-            next_s=order.deadline_s + SLACK_S,
-            describe_wait=lambda waited_s: (
-                f"still waiting for the collectives on {fold_hosts(sorted(nodes - told.done))} after {waited_s:.0f} s"
-            ),
-            say=say,
-            check_signals=check_signals,
-        )
-    if not told.here:
-        said = words_of(steps.words) or f"no answer within {queue_s:.0f} s"
+    reports, done, words = list[Report](), set[str](), list[str]()
+
+    def take(parcel: Parcel) -> None:
+        if parcel.kind == "done":
+            done.add(parcel.sender)
+        else:
+            reports.append(msgspec.structs.replace(parcel.read(Report), node=parcel.sender))
+
+    def late() -> list[str]:
+        return sorted(order.ends.keys() - done)
+
+    run_steps(
+        *step_of_members(place, order, env),
+        take,
+        words=words,
+        is_complete=lambda: not late(),
+        on_wait=lambda s: say(f"still waiting for the collectives on {fold_hosts(late())} after {s:.0f} s"),
+        first_s=queue_s,
+        next_s=order.deadline_s + SLACK_S,
+        check_signals=SignalInbox().check,
+    )
+    if not reports:
+        said = words_of(words) or f"no answer within {queue_s:.0f} s"
         raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
-    if silent := sorted(nodes - told.done):
+    if silent := late():
         say(f"the collectives did not finish on {', '.join(silent)}")
-    return told
+    return reports
 
 
 def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
@@ -195,7 +187,7 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     """
     check_one_agent_per_node(world_from_env(env))
     node = name_of(env)
-    send(node, "here")
+    send(node, "pair", Report())  # it is here
     command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py"), json.dumps(work_of(order, node))]
     dies_with_us = die_with_parent(signal.SIGKILL)
     with subprocess.Popen(

@@ -23,7 +23,7 @@ from statistics import median
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause, failed, warned
-from allranks.launch.check.collective import End, Meeting, PairOrder, Report, Told, list_meetings
+from allranks.launch.check.collective import End, Meeting, PairOrder, Report, list_meetings
 from allranks.launch.check.outcome import Outcome, add_more
 from allranks.launch.check.step import Held
 from allranks.model.card import Card
@@ -76,17 +76,22 @@ def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
     return PairOrder(ends=ends, rounds=matchings([*ends]), backends=backends, port=held.store_port or port), skipped
 
 
-def judge_told(
-    outcome: Outcome, order: PairOrder, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]
+def judge_reports(
+    outcome: Outcome,
+    order: PairOrder,
+    reports: Sequence[Report],
+    *,
+    skipped: Mapping[str, str],
+    wanted: Collection[type[Cause]],
 ) -> Outcome:
     """Return the outcome of a check with the culprits that follow from the reports, and with the figures.
 
     Args:
         skipped: node -> why it did not take part.
     """
-    skipped = {**skipped, **{each.node: each.no_torch for each in told.reports if each.no_torch}}
+    skipped = {**skipped, **{each.node: each.no_torch for each in reports if each.no_torch}}
     here = [name for name in order.ends if name not in skipped]
-    meetings = list_meetings(order, told.reports)
+    meetings = list_meetings(order, reports)
     shares = {backend: compare(each for each in meetings if each.backend == backend) for backend in order.backends}
     results, findings = list[Result](), list[Finding]()
     for cause in (each for each in wanted if each.deep):
@@ -96,14 +101,16 @@ def judge_told(
                 findings += find_slow(of_backend, order.ends)
                 cells += [(name, *_cell_of_speed(name, of_backend)) for name in here]
         elif (backend := _BACKENDS[cause.id]) in order.backends:
-            tests = _tests(meetings, backend, absent=skipped.keys() | (order.ends.keys() - told.here))
+            tests = _tests(
+                meetings, backend, absent=skipped.keys() | (order.ends.keys() - {each.node for each in reports})
+            )
             edges = [Edge(*pair, not reason) for pair, reason in tests.items()]
             findings += [_finding(cause, NAMES[backend], each, tests) for each in blame(edges)]
-            cells += [(name, *_cell(name, tests, told)) for name in here]
+            cells += [(name, *_cell(name, tests, reports)) for name in here]
         else:
             cells = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
         results += [Result(cause=cause.label(), node=name, status=status, note=note) for name, status, note in cells]
-    figures = (*_figures(meetings, shares), *_matmuls(told.reports))
+    figures = (*_figures(meetings, shares), *_matmuls(reports))
     return replace(add_more(outcome, results, findings), figures=figures)
 
 
@@ -162,12 +169,12 @@ def _cell_of_speed(name: str, shares: Mapping[Meeting, float]) -> tuple[Status, 
     return Status.PASS, f"{NAMES[best.backend]}: {describe_speed(best)}"
 
 
-def _cell(name: str, tests: Mapping[tuple[str, str], str], told: Told) -> tuple[Status, str]:
+def _cell(name: str, tests: Mapping[tuple[str, str], str], reports: Sequence[Report]) -> tuple[Status, str]:
     """One cell of a node that took part; that of a culprit gets its finding later."""
     own = [reason for pair, reason in tests.items() if name in pair]
     if own:
         return (Status.UNKNOWN, "no pair with this node passed") if all(own) else (Status.PASS, "")
-    taken = next((each.what for each in told.reports if each.node == name and each.status == "unknown"), "")
+    taken = next((each.what for each in reports if each.node == name and each.status == "unknown"), "")
     return Status.UNKNOWN, taken or "no pair with this node was tested"
 
 
