@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import pytest
 from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
@@ -202,15 +203,13 @@ def test_matmuls_are_held_against_the_median() -> None:
 # --- Who takes part
 
 
-def held(*cards: Card, store_port: int | None = 29501) -> Held:
+def held(*cards: Card, store_port: int | None = 29501, **more: Mapping[int, str]) -> Held:
     seen = Observations(cards=dict(enumerate(cards)))
     hosts = tuple(card.host for card in cards)
-    return Held(seen=seen, num_nodes=len(cards), node_names=hosts, store_port=store_port)
+    return Held(seen=seen, num_nodes=len(cards), node_names=hosts, store_port=store_port, **more)
 
 
-def card(
-    number: int, *, has_torch: bool = True, is_told: bool = True, num_gpus: int = 0, came_by: str | None = None
-) -> Card:
+def card(number: int, *, has_torch: bool = True, is_told: bool = True, num_gpus: int = 0) -> Card:
     nics = tuple(
         Interface(name, (f"{net}.{number}",), is_up=True, networks=(f"{net}.0/24",))
         for name, net in (("eth0", "10.0.0"), ("eth1", "10.0.1"))
@@ -218,7 +217,7 @@ def card(
     packages = {"torch": "2.13.0"} if has_torch else {}
     facts = Facts(interfaces=nics, packages=packages, torch_cuda="13.0" if num_gpus else None)
     path = {"data_interface": "eth1", "data_address": f"10.0.1.{number}"} if is_told else {}
-    return make_card(number, num_gpus=num_gpus, came_by=came_by, facts=facts, **path)
+    return make_card(number, num_gpus=num_gpus, facts=facts, **path)
 
 
 def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> None:
@@ -234,8 +233,16 @@ def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> N
 
 
 def test_without_a_data_network_it_is_the_one_on_which_nodes_found_each_other() -> None:
-    order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False, came_by="10.0.0.1:29500")), port=1)
+    met_at = {0: "10.0.0.1", 1: "10.0.0.2"}
+    order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False), addresses=met_at), port=1)
     assert order.ends["node02"] == End(address="10.0.0.2", interface="eth0")
+
+
+@pytest.mark.parametrize("met_at", [{}, {0: "10.0.0.1", 1: ""}, {0: "10.0.0.1", 1: "198.51.100.2"}])
+def test_a_node_whose_address_is_none_of_its_own_cannot_take_part(met_at: dict[int, str]) -> None:
+    order, skipped = plan_pairs(held(card(1), card(2, is_told=False), addresses=met_at), port=1)
+    assert order.ends == {}
+    assert skipped["node02"] == "its data interface is unknown; name it in cluster.toml"
 
 
 def test_nccl_needs_a_gpu_on_every_node() -> None:

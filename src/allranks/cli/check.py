@@ -247,12 +247,11 @@ class _View:
 
             parts.insert(1, printable(render_figures(outcome.figures)))
         if held.num_nodes > 1 and not self.data:
-            from allranks.preflight.networks import address_taken, advise_network
+            from allranks.preflight.networks import advise_network
 
             path = "the test used the network over which the nodes found each other"
             say(f"cluster.toml does not name the data network: {path}; allranks init writes cluster.toml")
-            cards = [*held.seen.cards.values()]
-            if advice := advise_network(cards, address_taken(cards)):
+            if advice := advise_network([*held.seen.cards.values()], held.addresses.get(0)):
                 say(f"note: {advice}")
         click.echo("\n\n".join(filter(None, [*parts, summarise(outcome, elapsed_s=elapsed_s)])))
 

@@ -32,7 +32,6 @@ from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.judge import ALONE, name_nodes
 from allranks.preflight.matchings import matchings
-from allranks.preflight.networks import list_subnets
 
 WARN_BELOW = 0.8
 """As a fraction of the yardstick; links usually reach 80 % of their advertised speed."""
@@ -59,9 +58,8 @@ def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
         port: used if the roll call had no port.
     """
     cards, ends, skipped, has_gpus = held.seen.cards, dict[str, End](), dict[str, str](), True
-    network = _network_of_the_leader(cards)
     for index, name in name_nodes(cards).items():
-        card, end = cards[index], _end(cards[index], network)
+        card, end = cards[index], _end(cards[index], held.addresses.get(index))
         if card.facts is None or "torch" not in card.facts.packages:
             skipped[name] = "torch is not installed"
         elif end is None:
@@ -232,26 +230,10 @@ def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
     ]
 
 
-def _network_of_the_leader(cards: Mapping[int, Card]) -> str | None:
-    """The network on which the nodes found each other, if no file names one; a job would use it, too."""
-    leader = cards[0].facts if 0 in cards else None
-    nics = leader.interfaces if leader else ()
-    networks = {address: subnet for nic in nics for subnet, address in list_subnets(nic)}
-    for card in cards.values():
-        host = (card.came_by or "").rpartition(":")[0].strip("[]")
-        known = card.facts.resolved.get(host, ()) if card.facts else ()
-        if taken := [networks[address] for address in (host, *known) if address in networks]:
-            return taken[0]
-    return None
-
-
-def _end(card: Card, network: str | None) -> End | None:
-    nics = card.facts.interfaces if card.facts else ()
-    found = [(nic.name, address) for nic in nics for subnet, address in list_subnets(nic) if subnet == network]
-    if card.data_interface and card.data_address:
-        found = [(card.data_interface, card.data_address)]
-    if not found:
+def _end(card: Card, met_at: str | None) -> End | None:
+    """Return the end of a node; without a data network, it is where the nodes found each other, as in a job."""
+    address, nics = card.data_address or met_at, card.facts.interfaces if card.facts else ()
+    nic = next((nic for nic in nics if address in nic.addresses), None)
+    if nic is None or address is None:
         return None
-    interface, address = found[0]
-    speed = next((nic.speed_mbit_s for nic in nics if nic.name == interface), None)
-    return End(address=address, interface=interface, num_gpus=card.num_gpus, link_mbit_s=speed)
+    return End(address=address, interface=nic.name, num_gpus=card.num_gpus, link_mbit_s=nic.speed_mbit_s)

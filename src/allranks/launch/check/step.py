@@ -79,6 +79,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: int
     node_names: tuple[str, ...]
     store_port: int | None = None
+    addresses: Mapping[int, str] = {}
+    """Of each node, on the network on which the nodes found each other."""
     ignored: frozenset[str] = frozenset()
     """Ids of causes that are not reported."""
 
@@ -278,7 +280,11 @@ def take_part(
         called.acceptor.close()
     with called.listener:
         held = Held(
-            seen=called.observations, num_nodes=plan.num_nodes, node_names=plan.node_names, store_port=called.port
+            seen=called.observations,
+            num_nodes=plan.num_nodes,
+            node_names=plan.node_names,
+            store_port=called.port,
+            addresses=called.addresses,
         )
         dismiss(called.peers, Goodbye(exit_code=judge(held), summary=""))
     return held
