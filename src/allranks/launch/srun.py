@@ -32,8 +32,8 @@ from allranks.model.hostlist import fold_hosts
 
 TICK_S = 0.2
 NOTICE_AFTER_S = 2.0
-END_S = 2.0
-"""For srun to end its step after SIGTERM, before it is killed."""
+END_S = 5.0
+"""For srun after SIGTERM, before it is killed: it waits for the end of its step."""
 STEP_MINUTES = 5
 """SLURM ends a step itself after this time, if this process is killed."""
 LINE_BYTES = 600
@@ -151,14 +151,13 @@ def words_of(lines: Iterable[str]) -> str:
     return "".join(c if c.isprintable() else " " for c in "; ".join(dict.fromkeys(kept))[:300])
 
 
-def end_srun(process: subprocess.Popen[bytes], *, own_s: float = 0.0, patience_s: float = END_S) -> None:
+def end_srun(process: subprocess.Popen[bytes], *, own_s: float = 0.0) -> None:
     """End srun, which passes SIGTERM on to its step, and gives up a place in the queue.
 
     Args:
         own_s: how long it may take to end by itself.
-        patience_s: how long it may take to end after SIGTERM.
     """
-    for end, wait_s in ((process.poll, own_s), (process.terminate, patience_s), (process.kill, 1.0)):
+    for end, wait_s in ((process.poll, own_s), (process.terminate, END_S), (process.kill, 1.0)):
         if process.poll() is None:
             end()
             with contextlib.suppress(subprocess.TimeoutExpired):
