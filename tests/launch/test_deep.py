@@ -221,7 +221,7 @@ def card(number: int, *, has_torch: bool = True, is_told: bool = True, num_gpus:
 
 
 def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> None:
-    order, skipped = plan_pairs(held(card(1), card(2), card(3, has_torch=False)), port=29500)
+    order, skipped = plan_pairs(held(card(1), card(2), card(3, has_torch=False)))
     assert skipped == {"node03": "torch is not installed"}
     assert (order.port, order.backends, order.rounds) == (29501, ("gloo",), ((("node01", "node02"),),))
     assert order.ends["node02"] == End(address="10.0.1.2", interface="eth1")
@@ -234,20 +234,20 @@ def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> N
 
 def test_without_a_data_network_it_is_the_one_on_which_nodes_found_each_other() -> None:
     met_at = {0: "10.0.0.1", 1: "10.0.0.2"}
-    order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False), addresses=met_at), port=1)
+    order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False), addresses=met_at))
     assert order.ends["node02"] == End(address="10.0.0.2", interface="eth0")
 
 
 @pytest.mark.parametrize("met_at", [{}, {0: "10.0.0.1", 1: ""}, {0: "10.0.0.1", 1: "198.51.100.2"}])
 def test_a_node_whose_address_is_none_of_its_own_cannot_take_part(met_at: dict[int, str]) -> None:
-    order, skipped = plan_pairs(held(card(1), card(2, is_told=False), addresses=met_at), port=1)
+    order, skipped = plan_pairs(held(card(1), card(2, is_told=False), addresses=met_at))
     assert order.ends == {}
     assert skipped["node02"] == "its data interface is unknown; name it in cluster.toml"
 
 
 def test_nccl_needs_a_gpu_on_every_node() -> None:
-    both, _ = plan_pairs(held(card(1, num_gpus=8), card(2, num_gpus=8)), port=1)
-    one, _ = plan_pairs(held(card(1, num_gpus=8), card(2)), port=1)
+    both, _ = plan_pairs(held(card(1, num_gpus=8), card(2, num_gpus=8)))
+    one, _ = plan_pairs(held(card(1, num_gpus=8), card(2)))
     assert (both.backends, one.backends) == (("gloo", "nccl"), ("gloo",))
     work = work_of(both, "node01")
     assert [(each["step"], each["backend"]) for each in work["work"]] == [(0, "gloo"), (1, "nccl")]
@@ -255,6 +255,6 @@ def test_nccl_needs_a_gpu_on_every_node() -> None:
 
 
 def test_one_node_has_nobody_to_be_paired_with() -> None:
-    order, skipped = plan_pairs(held(card(1)), port=1)
+    order, skipped = plan_pairs(held(card(1)))
     assert (order.ends, skipped) == ({}, {"node01": "one node alone"})
     assert {each.note for each in judged(order, [], **skipped).results} == {"one node alone"}

@@ -148,7 +148,7 @@ def check(
     if is_deep:
         from allranks.cli.deep import look_deeper
 
-        outcome = look_deeper(place, cluster, held, outcome, wanted=wanted, queue_s=queue_s)
+        outcome = look_deeper(place, held, outcome, wanted=wanted, queue_s=queue_s)
     view.show(outcome, held)
     return outcome.exit_code
 

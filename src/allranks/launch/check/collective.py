@@ -53,6 +53,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     interface: str
     num_gpus: int = 0
+    """That torch can use there."""
     link_mbit_s: int | None = None
     """Speed that the interface reports; None if it reports none, as virtual interfaces do."""
 

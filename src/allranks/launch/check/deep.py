@@ -26,7 +26,7 @@ from allranks.causes.cause import Cause, failed, warned
 from allranks.launch.check.collective import End, Meeting, PairOrder, Report, list_meetings
 from allranks.launch.check.outcome import Outcome, add_more
 from allranks.launch.check.step import Held
-from allranks.model.card import Card
+from allranks.model.card import Card, Facts
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
@@ -50,14 +50,13 @@ _PAIR = "{backend}, round {round}: {nodes[0]} <-> {nodes[1]}: 4 MiB in {seconds}
 _MATMUL = "{node} GPU {gpu}: matmul {seconds} s, {of_median} of the median"
 
 
-def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
+def plan_pairs(held: Held) -> tuple[PairOrder, dict[str, str]]:
     """Return which nodes form pairs, none if fewer than two can, and why others cannot take part.
 
     Args:
         held: result of the ordinary check, which found nothing that would stop a job.
-        port: used if the roll call had no port.
     """
-    cards, ends, skipped, has_gpus = held.seen.cards, dict[str, End](), dict[str, str](), True
+    cards, ends, skipped = held.seen.cards, dict[str, End](), dict[str, str]()
     for index, name in name_nodes(cards).items():
         card, end = cards[index], _end(cards[index], held.addresses.get(index))
         if card.facts is None or "torch" not in card.facts.packages:
@@ -66,12 +65,12 @@ def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
             skipped[name] = "its data interface is unknown; name it in cluster.toml"
         else:
             ends[name] = end
-            has_gpus = has_gpus and bool(card.num_gpus and card.facts.torch_cuda)
     if len(ends) < 2:
         skipped |= dict.fromkeys(ends, ALONE if len(cards) < 2 else "no other node can take part")
-        ends, has_gpus = {}, True  # what is skipped says why, whether there are GPUs or not
-    backends = tuple(NAMES) if has_gpus else ("gloo",)
-    return PairOrder(ends=ends, rounds=matchings([*ends]), backends=backends, port=held.store_port or port), skipped
+        ends = {}
+    # Without any end: what is skipped says why, whether there are GPUs or not.
+    backends = tuple(NAMES) if all(end.num_gpus for end in ends.values()) else ("gloo",)
+    return PairOrder(ends=ends, rounds=matchings([*ends]), backends=backends, port=held.store_port or 0), skipped
 
 
 def judge_reports(
@@ -232,8 +231,9 @@ def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
 
 def _end(card: Card, met_at: str | None) -> End | None:
     """Return the end of a node; without a data network, it is where the nodes found each other, as in a job."""
-    address, nics = card.data_address or met_at, card.facts.interfaces if card.facts else ()
-    nic = next((nic for nic in nics if address in nic.addresses), None)
+    address, facts = card.data_address or met_at, card.facts or Facts()
+    nic = next((nic for nic in facts.interfaces if address in nic.addresses), None)
     if nic is None or address is None:
         return None
-    return End(address=address, interface=nic.name, num_gpus=card.num_gpus, link_mbit_s=nic.speed_mbit_s)
+    num_gpus = card.num_gpus if facts.torch_cuda else 0
+    return End(address=address, interface=nic.name, num_gpus=num_gpus, link_mbit_s=nic.speed_mbit_s)
