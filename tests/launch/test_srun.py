@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.srun import Parcel, pack, run_steps, step_env, words_of
+from allranks.launch.srun import pack, run_steps, step_env, words_of
 
 ENV = {"PATH": "/usr/bin:/bin"}
 
@@ -22,7 +22,8 @@ def listen(
     is_whole = run_steps(
         commands,
         ENV,
-        lambda parcel: found.append((parcel.sender, parcel.read(str))),
+        lambda sender, document: found.append((sender, document)),
+        kinds={"said": str},
         words=words,
         is_complete=lambda: len(found) >= count,
         on_wait=lambda waited_s: found.append(f"waiting for {waited_s:.0f} s"),
@@ -45,7 +46,7 @@ def test_documents_of_all_steps_come_and_what_is_said_aside_is_kept() -> None:
 
 
 def test_a_document_of_another_version_is_passed_over_and_nobody_waits_after_the_last_one() -> None:
-    odd, good = pack("n1", "said", 7), pack("n1", "said", "one")
+    odd, good = pack("n1", "said", 7) + pack("n1", "sung", "la"), pack("n1", "said", "one")
     assert listen([shell(f"echo '{odd}{good}'; sleep 60")], count=1) == (True, [("n1", "one")], [])
 
 
@@ -60,7 +61,7 @@ class Enough(Exception):
     pass
 
 
-def leave(_: Parcel) -> None:
+def leave(sender: str, document: str) -> None:
     raise Enough
 
 
@@ -71,7 +72,15 @@ def test_what_still_runs_is_ended_whatever_ends_the_wait(ends: str, tmp_path: Pa
     if ends == "an exception":
         with pytest.raises(Enough):
             run_steps(
-                [command], ENV, leave, words=[], is_complete=bool, on_wait=lambda _: None, first_s=20.0, next_s=20.0
+                [command],
+                ENV,
+                leave,
+                kinds={"said": str},
+                words=[],
+                is_complete=bool,
+                on_wait=lambda _: None,
+                first_s=20.0,
+                next_s=20.0,
             )
     else:
         assert listen([command], count=1) == (True, [("n1", "here")], [])

@@ -1,13 +1,13 @@
 """How are steps of srun started, listened to and ended, and how does a document come through their mixed output?
 
     commands = [step_command(2, "--overlap", verb=("stack", "--here", "7"))]
-    has_all = run_steps(commands, env, take, words=words, is_complete=..., on_wait=..., first_s=60, next_s=20)
+    has_all = run_steps(commands, env, take, kinds={"card": dict}, is_complete=..., first_s=60, next_s=20, ...)
 
 One task per node answers with parcels: short lines that say whose and which part of a document they are, since srun
 mixes the output of its tasks in pieces of 1 KiB, and site wrappers print banners around it.
 
     >>> parts = {}
-    >>> [parcel.read(dict) for line in pack("node03", "card", {}).splitlines() if (parcel := unpack(line, parts))]
+    >>> [decode(found[2], dict) for line in pack("node03", "card", {}).splitlines() if (found := unpack(line, parts))]
     [{}]
 """
 
@@ -23,7 +23,6 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -44,8 +43,9 @@ _LINE = re.compile(rf"{MARK} (\S{{1,300}}) ([a-z]{{1,16}}) (\d{{1,7}})/(\d{{1,7}
 def run_steps(
     commands: Iterable[Sequence[str]],
     env: Mapping[str, str],
-    take: Callable[[Parcel], None],
+    take: Callable[[str, Any], object],
     *,
+    kinds: Mapping[str, Any],
     words: list[str],
     is_complete: Callable[[], bool],
     on_wait: Callable[[float], None],
@@ -58,7 +58,8 @@ def run_steps(
     None of the steps runs any more when this returns or raises.
 
     Args:
-        take: gets each document; one that it cannot read (ValueError) does not count.
+        take: gets sender and document; one that is not of its kind's type (ValueError) does not count.
+        kinds: type of the documents of each kind.
         words: gets the lines of standard error: srun's words, and the site's.
         on_wait: called after 2 s, 4 s, 8 s ..., with the seconds.
         first_s: how long to wait for the first document.
@@ -82,9 +83,10 @@ def run_steps(
             for line, is_aside in _read_lines(selector, rest):
                 if is_aside:
                     words.append(line)
-                elif parcel := unpack(line, parts):
+                elif (parcel := unpack(line, parts)) and parcel[1] in kinds:
+                    sender, kind, text = parcel
                     with contextlib.suppress(ValueError):  # from another version of allranks
-                        take(parcel)
+                        take(sender, decode(text, kinds[kind]))
                         end_s = time.monotonic() + next_s
     return True
 
@@ -181,19 +183,6 @@ def decode(text: str, kind: Any) -> Any:
         raise ValueError(str(exc)) from exc
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """One document of one node."""
-
-    sender: str
-    kind: str
-    text: str
-
-    def read(self, kind: Any) -> Any:
-        """Return the document; raises ValueError as `decode` does."""
-        return decode(self.text, kind)
-
-
 def send(sender: str, kind: str, document: Any = None) -> None:
     """Print a document for the process that started the step."""
     print(pack(sender, kind, document), end="", flush=True)
@@ -211,8 +200,8 @@ def pack(sender: str, kind: str, document: Any = None) -> str:
     return "".join(f"{MARK} {sender} {kind} {n}/{len(parts)} {part}%\n" for n, part in enumerate(parts, start=1))
 
 
-def unpack(line: str, parts: dict[tuple[str, str], dict[int, str]]) -> Parcel | None:
-    """Return the document that a line completes; lines come in any order. What is none of ours is passed over.
+def unpack(line: str, parts: dict[tuple[str, str], dict[int, str]]) -> tuple[str, str, str] | None:
+    """Return sender, kind and encoded text of the document that a line completes; lines come in any order.
 
     Args:
         parts: of the documents that are not complete, by sender and kind.
@@ -224,4 +213,4 @@ def unpack(line: str, parts: dict[tuple[str, str], dict[int, str]]) -> Parcel | 
     known[int(number)] = part
     if len(known) < int(count):
         return None
-    return Parcel(sender, kind, "".join(part for _, part in sorted(parts.pop((sender, kind)).items())))
+    return sender, kind, "".join(part for _, part in sorted(parts.pop((sender, kind)).items()))

@@ -32,7 +32,7 @@ from allranks.host.signals import die_with_parent
 from allranks.launch.check.step import step_of_members
 from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.srun import Parcel, run_steps, send, words_of
+from allranks.launch.srun import run_steps, send, words_of
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import check_one_agent_per_node, world_from_env
@@ -153,11 +153,11 @@ def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[st
     """
     reports, done, words = list[Report](), set[str](), list[str]()
 
-    def take(parcel: Parcel) -> None:
-        if parcel.kind == "done":
-            done.add(parcel.sender)
+    def take(node: str, report: Report | None) -> None:
+        if report is None:
+            done.add(node)
         else:
-            reports.append(msgspec.structs.replace(parcel.read(Report), node=parcel.sender))
+            reports.append(msgspec.structs.replace(report, node=node))
 
     def late() -> list[str]:
         return sorted(order.ends.keys() - done)
@@ -165,6 +165,7 @@ def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[st
     run_steps(
         *step_of_members(place, order, env),
         take,
+        kinds={"pair": Report, "done": None},
         words=words,
         is_complete=lambda: not late(),
         on_wait=lambda s: say(f"still waiting for the collectives on {fold_hosts(late())} after {s:.0f} s"),

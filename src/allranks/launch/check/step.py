@@ -106,16 +106,16 @@ class Heard:
         said = srun.words_of(self.words)
         return f" (SLURM: {said})" if said else ""
 
-    def take(self, parcel: srun.Parcel) -> None:
+    def take(self, sender: str, document: tuple[str, ...] | Card | Held) -> None:
         """Take a document of the step."""
-        match parcel.kind:
-            case "here":
-                self.node_names = self.node_names or parcel.read(tuple[str, ...])
-                self.here.add(int(parcel.sender))
-            case "card":
-                self.cards[int(parcel.sender)] = parcel.read(Card)
-            case "held":
-                self.held, self.held_s = parcel.read(Held), time.monotonic()
+        match document:
+            case Held():
+                self.held, self.held_s = document, time.monotonic()
+            case Card():
+                self.cards[int(sender)] = document
+            case names:
+                self.node_names = self.node_names or names
+                self.here.add(int(sender))
 
     def is_complete(self) -> bool:
         """Whether no more documents are expected."""
@@ -143,6 +143,7 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
         is_answered = srun.run_steps(
             *step_of_members(place, msgspec.structs.replace(order, directory=directory), env),
             heard.take,
+            kinds={"here": tuple[str, ...], "card": Card, "held": Held},
             words=heard.words,
             is_complete=heard.is_complete,
             on_wait=lambda waited_s: say(_describe_wait(heard, place, waited_s)),

@@ -52,7 +52,8 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     has_ended = run_steps(
         map(srun_command, parts),
         step_env(env),
-        lambda parcel: documents.update({parcel.sender: parcel.read(NodeStacks)}),
+        documents.__setitem__,
+        kinds={"stacks": NodeStacks},
         words=lines,
         is_complete=lambda: not late(),
         on_wait=lambda waited_s: say(describe_missing(late(), len(wanted), waited_s)),
