@@ -200,11 +200,11 @@ def look_at(place: Place | None, cluster: Cluster, *, queue_s: float) -> Held:
     Raises:
         AllranksError: SLURM refuses, or no node answers.
     """
-    from allranks.launch.check.step import Order, check_nodes, look_here
+    from allranks.launch.check.step import check_nodes, look_here
 
     if place is None:
         return look_here(cluster, os.environ)
-    return check_nodes(place, Order(cluster=cluster), queue_s=queue_s, env=os.environ)
+    return check_nodes(place, cluster, queue_s=queue_s, env=os.environ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

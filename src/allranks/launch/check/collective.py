@@ -88,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int = 0
     """Of the all-reduces that measure the bandwidth."""
     payload_s: float | None = None
-    """Of the fastest of them, without set-up."""
+    """Of the fastest of them, without set-up; None of a pair that failed."""
     no_torch: str = ""
     """Why this node has no working torch."""
     matmul_s: tuple[float, ...] = ()
@@ -136,12 +136,10 @@ def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     for backend, (number, pairs) in itertools.product(order.backends, enumerate(order.rounds)):
         for pair in pairs:
             ends = tuple(said.get((backend, number, node), NO_REPORT) for node in pair)
-            done = [each for each in ends if each.status == "ok" and each.payload_s]
-            is_measured = len(done) == 2 and done[0].payload_bytes == done[1].payload_bytes
-            size_bytes = done[0].payload_bytes if is_measured else 0
-            time_s = max(each.payload_s or 0.0 for each in done) if is_measured else 0.0
+            is_measured = all(each.payload_s for each in ends) and ends[0].payload_bytes == ends[1].payload_bytes
+            time_s = max(each.payload_s or 0.0 for each in ends) if is_measured else 0.0
             link_gb_s = min(speeds[node] for node in pair) or None
-            meetings.append(Meeting(backend, number, pair, ends, link_gb_s, size_bytes, time_s))
+            meetings.append(Meeting(backend, number, pair, ends, link_gb_s, ends[0].payload_bytes, time_s))
     return meetings
 
 

@@ -68,7 +68,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     """What the starter tells the members of a check."""
 
     cluster: Cluster
-    directory: str = ""
+    directory: str
     """Where the leader announces itself; its starter creates and removes it. Empty: it is found by name only."""
 
 
@@ -126,11 +126,10 @@ class Heard:
         return bool(self.here) and 0 not in self.here and self.here <= self.cards.keys()
 
 
-def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str, str]) -> Held:
+def check_nodes(place: Place, cluster: Cluster, *, queue_s: float, env: Mapping[str, str]) -> Held:
     """Run a check on nodes of the cluster and return the observations.
 
     Args:
-        order: what the members do; its directory is created here.
         queue_s: how long SLURM may take to start the members.
     Raises:
         UsageError: SLURM does not know what is asked for.
@@ -138,10 +137,10 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
         AllranksError: no node answered.
     """
     require_slurm("srun", env)
-    heard, check_signals, join_s = Heard(), SignalInbox().check, order.cluster.guard.join_s
+    heard, check_signals, join_s = Heard(), SignalInbox().check, cluster.guard.join_s
     with announcement_directory(DIRECTORY_PREFIX + secrets.token_hex(8), Path.cwd, Path.home) as directory:
         is_answered = srun.run_steps(
-            *step_of_members(place, msgspec.structs.replace(order, directory=directory), env),
+            *step_of_members(place, Order(cluster=cluster, directory=directory), env),
             heard.take,
             kinds={"here": tuple[str, ...], "card": Card, "held": Held},
             words=heard.words,
