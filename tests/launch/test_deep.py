@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import pytest
 from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
-from allranks.launch.check.collective import End, PairOrder, Report, Told, work_of
-from allranks.launch.check.deep import judge_told, plan_pairs, render_figures
+from allranks.launch.check.collective import End, PairOrder, Report, work_of
+from allranks.launch.check.deep import judge_reports, plan_pairs, render_figures
 from allranks.launch.check.outcome import Outcome
 from allranks.launch.check.step import Held, Order
 from allranks.launch.srun import decode, encode
@@ -31,9 +32,9 @@ def order_of(count: int, *, backends: tuple[str, ...] = ("gloo",)) -> PairOrder:
     return PairOrder(ends=ends, rounds=matchings(nodes), backends=backends, port=29500)
 
 
-def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gloo", **of_bad: str) -> Told:
-    """Every pair with a bad node fails, on both ends."""
-    reports = []
+def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gloo", **of_bad: str) -> list[Report]:
+    """Every node is there, and every pair with a bad node fails, on both ends."""
+    reports = [Report(node=name) for name in order.ends]
     for backend in order.backends:
         for number, pairs in enumerate(order.rounds):
             for a, b in pairs:
@@ -44,23 +45,21 @@ def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gl
                     reports.append(
                         Report(node=node, peer=peer, backend=backend, round=number, seconds=seconds, **fields)
                     )
-    return Told(here=set(order.ends), reports=reports, done=set(order.ends))
+    return reports
 
 
-def measured(order: PairOrder, seconds: dict[str, float], *, backend: str = "gloo") -> Told:
+def measured(order: PairOrder, seconds: dict[str, float], *, backend: str = "gloo") -> list[Report]:
     """Every pair reduces 16 MiB in 0.1 s, with these nodes in so many seconds."""
-    told = told_by(order)
-    told.reports = [
+    return [
         replace(r, payload_bytes=16 << 20, payload_s=max(seconds.get(r.node, 0.1), seconds.get(r.peer, 0.1)))
         if r.backend == backend
         else r
-        for r in told.reports
+        for r in told_by(order)
     ]
-    return told
 
 
-def judged(order: PairOrder, told: Told, **skipped: str) -> Outcome:
-    return judge_told(Outcome(nodes=tuple(order.ends)), order, told, skipped=skipped, wanted=CAUSES)
+def judged(order: PairOrder, reports: list[Report], **skipped: str) -> Outcome:
+    return judge_reports(Outcome(nodes=tuple(order.ends)), order, reports, skipped=skipped, wanted=CAUSES)
 
 
 def figures(deep: Outcome) -> tuple[Mapping[str, object], ...]:
@@ -104,11 +103,11 @@ def test_of_two_nodes_nobody_can_be_told() -> None:
 def test_one_bad_link_is_not_a_bad_node() -> None:
     order = order_of(6)
     told = told_by(order)
-    told.reports = [
+    told = [
         Report(node=r.node, peer=r.peer, backend="gloo", round=r.round, status="failed", what="timed out")
         if {r.node, r.peer} == {"node03", "node04"}
         else r
-        for r in told.reports
+        for r in told
     ]
     assert [each.node for each in judged(order, told).findings] == ["node03 <-> node04"]
 
@@ -123,7 +122,7 @@ def test_nccl_has_a_cause_of_its_own() -> None:
 def test_a_child_without_a_last_word_is_the_one() -> None:
     order = order_of(6)
     told = told_by(order, ["node02"])
-    told.reports = [each for each in told.reports if each.node != "node02"]
+    told = [each for each in told if each.node != "node02" or not each.peer]
     (found,) = judged(order, told).findings
     assert found.node == "node02"
     assert "node02 with node05: it did not finish the collective" in [each.seen for each in found.evidence]
@@ -134,9 +133,7 @@ def test_a_port_in_use_or_a_node_that_was_not_started_is_no_failure() -> None:
     deep = judged(order, told_by(order, ["node02"], status="unknown", what="port 29500 is in use here"))
     assert deep.findings == ()
     assert statuses(deep, "AR403")["node02"] is Status.UNKNOWN
-    told = told_by(order)
-    told.here, told.reports = told.here - {"node03"}, [each for each in told.reports if each.node != "node03"]
-    deep = judged(order, told)
+    deep = judged(order, [each for each in told_by(order) if each.node != "node03"])
     assert deep.findings == ()
     assert statuses(deep, "AR403")["node03"] is Status.UNKNOWN
 
@@ -144,8 +141,8 @@ def test_a_port_in_use_or_a_node_that_was_not_started_is_no_failure() -> None:
 def test_a_node_without_torch_is_skipped_and_nobody_is_blamed() -> None:
     order = order_of(6)
     told = told_by(order, ["node06"])
-    told.reports = [each for each in told.reports if each.node != "node06"]
-    told.reports.append(Report(node="node06", no_torch="torch is not installed"))
+    told = [each for each in told if each.node != "node06"]
+    told.append(Report(node="node06", no_torch="torch is not installed"))
     deep = judged(order, told)
     assert deep.findings == ()
     assert statuses(deep, "AR403") == {**dict.fromkeys(names(5), Status.PASS), "node06": Status.SKIP}
@@ -182,11 +179,11 @@ def test_a_warning_of_a_deep_look_is_one_in_the_table_and_stops_nothing() -> Non
 def test_what_failed_is_not_held_against_what_it_would_have_carried() -> None:
     order = order_of(6)
     told = measured(order, {})
-    told.reports = [
+    told = [
         Report(node=r.node, peer=r.peer, backend="gloo", round=r.round, status="failed", what="timed out")
         if "node03" in (r.node, r.peer)
         else r
-        for r in told.reports
+        for r in told
     ]
     deep = judged(order, told)
     assert [each.cause for each in deep.findings] == ["AR403 gloo-timeout"]
@@ -196,7 +193,7 @@ def test_what_failed_is_not_held_against_what_it_would_have_carried() -> None:
 def test_matmuls_are_held_against_the_median() -> None:
     order = order_of(3, backends=("gloo", "nccl"))
     told = told_by(order)
-    told.reports += [Report(node=node, matmul_s=(s,)) for node, s in zip(names(3), (0.01, 0.01, 0.02), strict=True)]
+    told += [Report(node=node, matmul_s=(s,)) for node, s in zip(names(3), (0.01, 0.01, 0.02), strict=True)]
     deep = judged(order, told)
     assert deep.findings == ()
     assert [each["of_median"] for each in figures(deep) if each["backend"] == "matmul"] == [1.0, 1.0, 2.0]
@@ -206,15 +203,13 @@ def test_matmuls_are_held_against_the_median() -> None:
 # --- Who takes part
 
 
-def held(*cards: Card, store_port: int | None = 29501) -> Held:
+def held(*cards: Card, store_port: int | None = 29501, **more: Mapping[int, str]) -> Held:
     seen = Observations(cards=dict(enumerate(cards)))
     hosts = tuple(card.host for card in cards)
-    return Held(seen=seen, num_nodes=len(cards), node_names=hosts, store_port=store_port)
+    return Held(seen=seen, num_nodes=len(cards), node_names=hosts, store_port=store_port, **more)
 
 
-def card(
-    number: int, *, has_torch: bool = True, is_told: bool = True, num_gpus: int = 0, came_by: str | None = None
-) -> Card:
+def card(number: int, *, has_torch: bool = True, is_told: bool = True, num_gpus: int = 0) -> Card:
     nics = tuple(
         Interface(name, (f"{net}.{number}",), is_up=True, networks=(f"{net}.0/24",))
         for name, net in (("eth0", "10.0.0"), ("eth1", "10.0.1"))
@@ -222,11 +217,11 @@ def card(
     packages = {"torch": "2.13.0"} if has_torch else {}
     facts = Facts(interfaces=nics, packages=packages, torch_cuda="13.0" if num_gpus else None)
     path = {"data_interface": "eth1", "data_address": f"10.0.1.{number}"} if is_told else {}
-    return make_card(number, num_gpus=num_gpus, came_by=came_by, facts=facts, **path)
+    return make_card(number, num_gpus=num_gpus, facts=facts, **path)
 
 
 def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> None:
-    order, skipped = plan_pairs(held(card(1), card(2), card(3, has_torch=False)), port=29500)
+    order, skipped = plan_pairs(held(card(1), card(2), card(3, has_torch=False)))
     assert skipped == {"node03": "torch is not installed"}
     assert (order.port, order.backends, order.rounds) == (29501, ("gloo",), ((("node01", "node02"),),))
     assert order.ends["node02"] == End(address="10.0.1.2", interface="eth1")
@@ -238,13 +233,21 @@ def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> N
 
 
 def test_without_a_data_network_it_is_the_one_on_which_nodes_found_each_other() -> None:
-    order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False, came_by="10.0.0.1:29500")), port=1)
+    met_at = {0: "10.0.0.1", 1: "10.0.0.2"}
+    order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False), addresses=met_at))
     assert order.ends["node02"] == End(address="10.0.0.2", interface="eth0")
 
 
+@pytest.mark.parametrize("met_at", [{}, {0: "10.0.0.1", 1: ""}, {0: "10.0.0.1", 1: "198.51.100.2"}])
+def test_a_node_whose_address_is_none_of_its_own_cannot_take_part(met_at: dict[int, str]) -> None:
+    order, skipped = plan_pairs(held(card(1), card(2, is_told=False), addresses=met_at))
+    assert order.ends == {}
+    assert skipped["node02"] == "its data interface is unknown; name it in cluster.toml"
+
+
 def test_nccl_needs_a_gpu_on_every_node() -> None:
-    both, _ = plan_pairs(held(card(1, num_gpus=8), card(2, num_gpus=8)), port=1)
-    one, _ = plan_pairs(held(card(1, num_gpus=8), card(2)), port=1)
+    both, _ = plan_pairs(held(card(1, num_gpus=8), card(2, num_gpus=8)))
+    one, _ = plan_pairs(held(card(1, num_gpus=8), card(2)))
     assert (both.backends, one.backends) == (("gloo", "nccl"), ("gloo",))
     work = work_of(both, "node01")
     assert [(each["step"], each["backend"]) for each in work["work"]] == [(0, "gloo"), (1, "nccl")]
@@ -252,6 +255,6 @@ def test_nccl_needs_a_gpu_on_every_node() -> None:
 
 
 def test_one_node_has_nobody_to_be_paired_with() -> None:
-    order, skipped = plan_pairs(held(card(1)), port=1)
+    order, skipped = plan_pairs(held(card(1)))
     assert (order.ends, skipped) == ({}, {"node01": "one node alone"})
-    assert {each.note for each in judged(order, Told(), **skipped).results} == {"one node alone"}
+    assert {each.note for each in judged(order, [], **skipped).results} == {"one node alone"}

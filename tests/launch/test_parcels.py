@@ -4,13 +4,13 @@ import os
 
 import pytest
 
-from allranks.launch.srun import Parcel, pack, unpack
+from allranks.launch.srun import decode, pack, unpack
 
 
 def read_all(lines: list[str]) -> list[tuple[str, str, object]]:
     parts: dict[tuple[str, str], dict[int, str]] = {}
-    parcels: list[Parcel] = [parcel for line in lines if (parcel := unpack(line, parts)) is not None]
-    return [(parcel.sender, parcel.kind, parcel.read(str)) for parcel in parcels]
+    found = [parcel for line in lines if (parcel := unpack(line, parts)) is not None]
+    return [(sender, kind, decode(text, str)) for sender, kind, text in found]
 
 
 def test_documents_survive_being_mixed_banners_and_a_torn_line() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_fuzz import CARDS
 
 from allranks.model.card import Card, Facts, Interface
-from allranks.preflight.networks import address_taken, advise_network
+from allranks.preflight.networks import advise_network
 
 LO = Interface("lo", ("127.0.0.1",), True, ("127.0.0.0/8",), 65536, kind="loopback")
 DOCKER = Interface("docker0", ("172.17.0.1",), True, ("172.17.0.0/16",), 1500, kind="bridge")
@@ -73,18 +73,10 @@ def test_else_nothing_is_said(cards: list[Card], taken: str | None) -> None:
     assert advise_network(cards, taken) is None
 
 
-@pytest.mark.parametrize(
-    ("came_by", "address"),
-    [(None, None), ("n1:29500", None), ("10.77.0.1:29500", "10.77.0.1"), ("[fd00::1]:29500", "fd00::1")],
-)
-def test_what_was_taken_is_told_by_how_the_others_came(came_by: str | None, address: str | None) -> None:
-    assert address_taken([node(1, lan(1)), node(2, lan(2), came_by=came_by)]) == address
-
-
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(CARDS, max_size=4))
 def test_whatever_cards_say_it_is_one_text_or_none(cards):
     addresses = {a for card in cards if card.facts for nic in card.facts.interfaces for a in nic.addresses}
-    for taken in (address_taken(cards), "127.0.0.2", *addresses):
+    for taken in (None, "127.0.0.2", *addresses):
         said = advise_network(cards, taken)
         assert said is None or "under [network] in cluster.toml" in said

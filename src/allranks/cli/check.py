@@ -148,7 +148,7 @@ def check(
     if is_deep:
         from allranks.cli.deep import look_deeper
 
-        outcome = look_deeper(place, cluster, held, outcome, wanted=wanted, queue_s=queue_s)
+        outcome = look_deeper(place, held, outcome, wanted=wanted, queue_s=queue_s)
     view.show(outcome, held)
     return outcome.exit_code
 
@@ -200,11 +200,11 @@ def look_at(place: Place | None, cluster: Cluster, *, queue_s: float) -> Held:
     Raises:
         AllranksError: SLURM refuses, or no node answers.
     """
-    from allranks.launch.check.step import Order, check_nodes, look_here
+    from allranks.launch.check.step import check_nodes, look_here
 
     if place is None:
         return look_here(cluster, os.environ)
-    return check_nodes(place, Order(cluster=cluster), queue_s=queue_s, env=os.environ)
+    return check_nodes(place, cluster, queue_s=queue_s, env=os.environ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,12 +247,11 @@ class _View:
 
             parts.insert(1, printable(render_figures(outcome.figures)))
         if held.num_nodes > 1 and not self.data:
-            from allranks.preflight.networks import address_taken, advise_network
+            from allranks.preflight.networks import advise_network
 
             path = "the test used the network over which the nodes found each other"
             say(f"cluster.toml does not name the data network: {path}; allranks init writes cluster.toml")
-            cards = [*held.seen.cards.values()]
-            if advice := advise_network(cards, address_taken(cards)):
+            if advice := advise_network([*held.seen.cards.values()], held.addresses.get(0)):
                 say(f"note: {advice}")
         click.echo("\n\n".join(filter(None, [*parts, summarise(outcome, elapsed_s=elapsed_s)])))
 

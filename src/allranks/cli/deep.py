@@ -14,12 +14,10 @@ if TYPE_CHECKING:
     from allranks.launch.check.outcome import Outcome
     from allranks.launch.check.step import Held
     from allranks.launch.check.where import Place
-    from allranks.model.cluster import Cluster
 
 
 def look_deeper(
     place: Place | None,
-    cluster: Cluster,
     held: Held,
     outcome: Outcome,
     *,
@@ -30,7 +28,6 @@ def look_deeper(
 
     Args:
         place: the nodes of the check; None: this machine alone.
-        cluster: its port is used if there was no roll call.
         held: the measurements of the check.
         outcome: the results of the check.
         wanted: causes to look for.
@@ -38,19 +35,19 @@ def look_deeper(
     Raises:
         AllranksError: SLURM does not start a second step.
     """
-    from allranks.launch.check.collective import Told, run_pairs
-    from allranks.launch.check.deep import judge_told, plan_pairs
+    from allranks.launch.check.collective import Report, run_pairs
+    from allranks.launch.check.deep import judge_reports, plan_pairs
 
     if any(finding.severity is Severity.FAIL for finding in outcome.findings):
         say("--deep: no collectives were run, because the check found a problem that would stop a job")
         return outcome
-    order, skipped = plan_pairs(held, port=cluster.network.port)
-    told = Told()
+    order, skipped = plan_pairs(held)
+    reports = list[Report]()
     if place is None or held.num_nodes == 1:
         say("--deep: no collectives were run, because they need at least two nodes")
     elif not order.ends:
         say("--deep: no collectives were run, because fewer than two nodes can take part")
     else:
         again = replace(place, num_nodes=len(order.ends), pinned=tuple(order.ends))
-        told = run_pairs(again, order, queue_s=queue_s, env=os.environ)
-    return judge_told(outcome, order, told, skipped=skipped, wanted=wanted)
+        reports = run_pairs(again, order, queue_s=queue_s, env=os.environ)
+    return judge_reports(outcome, order, reports, skipped=skipped, wanted=wanted)

@@ -1,14 +1,13 @@
 """How are steps of srun started, listened to and ended, and how does a document come through their mixed output?
 
-    with run_steps([step_command(2, "--overlap", verb=("stack", "--here", "7"), minutes=2)], env) as steps:
-        has_all = steps.listen(take, is_complete=..., first_s=60, next_s=20, describe_wait=..., say=say)
+    commands = [step_command(2, "--overlap", verb=("stack", "--here", "7"))]
+    has_all = run_steps(commands, env, take, kinds={"card": dict}, is_complete=..., first_s=60, next_s=20, ...)
 
 One task per node answers with parcels: short lines that say whose and which part of a document they are, since srun
-mixes the output of its tasks in pieces of 1 KiB, and site wrappers print banners around it. Whoever leaves the block,
-with an exception too, leaves no step behind.
+mixes the output of its tasks in pieces of 1 KiB, and site wrappers print banners around it.
 
     >>> parts = {}
-    >>> [parcel.read(dict) for line in pack("node03", "card", {}).splitlines() if (parcel := unpack(line, parts))]
+    >>> [decode(found[2], dict) for line in pack("node03", "card", {}).splitlines() if (found := unpack(line, parts))]
     [{}]
 """
 
@@ -24,7 +23,6 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -33,76 +31,69 @@ from allranks.model.hostlist import fold_hosts
 
 TICK_S = 0.2
 NOTICE_AFTER_S = 2.0
-END_S = 2.0
-"""For srun to end its step after SIGTERM, before it is killed."""
+END_S = 5.0
+"""For srun after SIGTERM, before it is killed: it waits for the end of its step."""
+STEP_MINUTES = 5
+"""SLURM ends a step itself after this time, if this process is killed."""
 LINE_BYTES = 600
 MARK = "%allranks-parcel"
 _LINE = re.compile(rf"{MARK} (\S{{1,300}}) ([a-z]{{1,16}}) (\d{{1,7}})/(\d{{1,7}}) ([A-Za-z0-9+/=]+)%")
 
 
-class Steps:
-    """What running steps write."""
+def run_steps(
+    commands: Iterable[Sequence[str]],
+    env: Mapping[str, str],
+    take: Callable[[str, Any], object],
+    *,
+    kinds: Mapping[str, Any],
+    words: list[str],
+    is_complete: Callable[[], bool],
+    on_wait: Callable[[float], None],
+    first_s: float,
+    next_s: float,
+    check_signals: Callable[[], None] = lambda: None,
+) -> bool:
+    """Start steps, one per command, and hand on documents until they are complete or the steps have ended.
 
-    def __init__(self, selector: selectors.BaseSelector) -> None:
-        self.words: list[str] = []
-        """Lines of standard error: srun's words, and the site's."""
-        self._selector = selector
-        self._rest: dict[int, bytes] = {}
-        self._parts: dict[tuple[str, str], dict[int, str]] = {}
+    None of the steps runs any more when this returns or raises.
 
-    def listen(
-        self,
-        take: Callable[[Parcel], None],
-        *,
-        is_complete: Callable[[], bool],
-        first_s: float,
-        next_s: float,
-        describe_wait: Callable[[float], str],
-        say: Callable[[str], None],
-        check_signals: Callable[[], None] = lambda: None,
-    ) -> bool:
-        """Hand on documents until they are complete or the steps have ended; False: none came for too long.
-
-        Args:
-            take: gets each document; one that it cannot read (ValueError) does not count.
-            first_s: how long to wait for the first document.
-            next_s: how long to wait for each further one.
-            describe_wait: returns the line that is said after 2 s, 4 s, 8 s ..., given the seconds.
-            check_signals: raises StoppedBySignal when somebody told this process to stop.
-        """
-        began_s = time.monotonic()
-        end_s, notice_s = began_s + first_s, NOTICE_AFTER_S
-        while self._selector.get_map() and not is_complete():  # without streams, nothing more can come
+    Args:
+        take: gets sender and document; one that is not of its kind's type (ValueError) does not count.
+        kinds: type of the documents of each kind.
+        words: gets the lines of standard error: srun's words, and the site's.
+        on_wait: called after 2 s, 4 s, 8 s ..., with the seconds.
+        first_s: how long to wait for the first document.
+        next_s: how long to wait for each further one.
+        check_signals: raises StoppedBySignal when somebody told this process to stop.
+    Returns:
+        False if no document came for too long.
+    """
+    began_s = time.monotonic()
+    end_s, notice_s = began_s + first_s, NOTICE_AFTER_S
+    rest, parts = dict[int, bytes](), dict[tuple[str, str], dict[int, str]]()
+    with _start(commands, env) as selector:
+        while selector.get_map() and not is_complete():  # without streams, nothing more can come
             check_signals()
             now_s = time.monotonic()
             if now_s > end_s:
                 return False
             if now_s > began_s + notice_s:
                 notice_s *= 2
-                say(describe_wait(now_s - began_s))
-            for parcel in self._parcels():
-                with contextlib.suppress(ValueError):  # from another version of allranks
-                    take(parcel)
-                    end_s = time.monotonic() + next_s
-        return True
-
-    def _parcels(self) -> Iterator[Parcel]:
-        """Yield the documents that are complete, or become so within TICK_S."""
-        for key, _ in self._selector.select(TICK_S):
-            data = os.read(key.fd, 1 << 16)
-            if not data:
-                self._selector.unregister(key.fileobj)
-            *lines, self._rest[key.fd] = (self._rest.get(key.fd, b"") + (data or b"\n")).split(b"\n")
-            for line in (each.decode(errors="replace") for each in lines):
-                if key.data:
-                    self.words.append(line)
-                elif parcel := unpack(line, self._parts):
-                    yield parcel
+                on_wait(now_s - began_s)
+            for line, is_aside in _read_lines(selector, rest):
+                if is_aside:
+                    words.append(line)
+                elif (parcel := unpack(line, parts)) and parcel[1] in kinds:
+                    sender, kind, text = parcel
+                    with contextlib.suppress(ValueError):  # from another version of allranks
+                        take(sender, decode(text, kinds[kind]))
+                        end_s = time.monotonic() + next_s
+    return True
 
 
 @contextlib.contextmanager
-def run_steps(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iterator[Steps]:
-    """Start steps, one per command, and end what still runs of them when the block is left."""
+def _start(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iterator[selectors.BaseSelector]:
+    """Start processes, and end those that still run when the block is left; the selector has their streams."""
     with contextlib.ExitStack() as left, selectors.DefaultSelector() as selector:
         for command in commands:
             process = subprocess.Popen(
@@ -118,19 +109,28 @@ def run_steps(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iter
             for stream, is_aside in ((process.stdout, False), (process.stderr, True)):
                 assert stream is not None
                 selector.register(stream, selectors.EVENT_READ, is_aside)
-        yield Steps(selector)
+        yield selector
 
 
-def step_command(num_nodes: int, *options: str, verb: Sequence[str], minutes: int) -> list[str]:
+def _read_lines(selector: selectors.BaseSelector, rest: dict[int, bytes]) -> Iterator[tuple[str, bool]]:
+    """Yield the lines that are complete, or become so within TICK_S, and whether each is of standard error."""
+    for key, _ in selector.select(TICK_S):
+        data = os.read(key.fd, 1 << 16)
+        if not data:
+            selector.unregister(key.fileobj)
+        *lines, rest[key.fd] = (rest.get(key.fd, b"") + (data or b"\n")).split(b"\n")
+        yield from ((line.decode(errors="replace"), key.data) for line in lines)
+
+
+def step_command(num_nodes: int, *options: str, verb: Sequence[str]) -> list[str]:
     """Return the command that starts `allranks VERB...` once on each node of a step.
 
     Args:
         options: of srun, beyond those of every step.
-        minutes: after which SLURM ends the step itself, if this process is killed.
     """
     return [
         *("srun", *options, f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"),
-        *("--mpi=none", "--input=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", f"--time={minutes}"),
+        *("--mpi=none", "--input=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", f"--time={STEP_MINUTES}"),
         *(sys.executable, "-m", "allranks", *verb),
     ]
 
@@ -153,14 +153,13 @@ def words_of(lines: Iterable[str]) -> str:
     return "".join(c if c.isprintable() else " " for c in "; ".join(dict.fromkeys(kept))[:300])
 
 
-def end_srun(process: subprocess.Popen[bytes], *, own_s: float = 0.0, patience_s: float = END_S) -> None:
+def end_srun(process: subprocess.Popen[bytes], *, own_s: float = 0.0) -> None:
     """End srun, which passes SIGTERM on to its step, and gives up a place in the queue.
 
     Args:
         own_s: how long it may take to end by itself.
-        patience_s: how long it may take to end after SIGTERM.
     """
-    for end, wait_s in ((process.poll, own_s), (process.terminate, patience_s), (process.kill, 1.0)):
+    for end, wait_s in ((process.poll, own_s), (process.terminate, END_S), (process.kill, 1.0)):
         if process.poll() is None:
             end()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -184,19 +183,6 @@ def decode(text: str, kind: Any) -> Any:
         raise ValueError(str(exc)) from exc
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """One document of one node."""
-
-    sender: str
-    kind: str
-    text: str
-
-    def read(self, kind: Any) -> Any:
-        """Return the document; raises ValueError as `decode` does."""
-        return decode(self.text, kind)
-
-
 def send(sender: str, kind: str, document: Any = None) -> None:
     """Print a document for the process that started the step."""
     print(pack(sender, kind, document), end="", flush=True)
@@ -214,8 +200,8 @@ def pack(sender: str, kind: str, document: Any = None) -> str:
     return "".join(f"{MARK} {sender} {kind} {n}/{len(parts)} {part}%\n" for n, part in enumerate(parts, start=1))
 
 
-def unpack(line: str, parts: dict[tuple[str, str], dict[int, str]]) -> Parcel | None:
-    """Return the document that a line completes; lines come in any order. What is none of ours is passed over.
+def unpack(line: str, parts: dict[tuple[str, str], dict[int, str]]) -> tuple[str, str, str] | None:
+    """Return sender, kind and encoded text of the document that a line completes; lines come in any order.
 
     Args:
         parts: of the documents that are not complete, by sender and kind.
@@ -227,4 +213,4 @@ def unpack(line: str, parts: dict[tuple[str, str], dict[int, str]]) -> Parcel | 
     known[int(number)] = part
     if len(known) < int(count):
         return None
-    return Parcel(sender, kind, "".join(part for _, part in sorted(parts.pop((sender, kind)).items())))
+    return sender, kind, "".join(part for _, part in sorted(parts.pop((sender, kind)).items()))

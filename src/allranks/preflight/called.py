@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -91,7 +92,11 @@ class Called:
     @property
     def addresses(self) -> dict[int, str]:
         """Where each node is reached by the others, on the network on which the agents found each other."""
-        return {0: self._own_address or ""} | {index: peer.peer_address for index, peer in self.peers.items()}
+        found = {0: self._own_address or ""}
+        for index, peer in self.peers.items():
+            with contextlib.suppress(OSError):  # it has just left
+                found[index] = peer.peer_address
+        return found
 
     @property
     def verdict(self) -> Verdict:

@@ -136,12 +136,6 @@ def advise_network(cards: Sequence[Card], taken: str | None) -> str | None:
     )
 
 
-def address_taken(cards: Sequence[Card]) -> str | None:
-    """Return the leader's address by which another node found it; None where nobody came by an address."""
-    came = (card.came_by.rpartition(":")[0].strip("[]") for card in cards if card.came_by)
-    return next((host for host in came if re.fullmatch(r"[0-9.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*", host)), None)
-
-
 def _speed(mbit_s: int | None) -> str:
     return f", {mbit_s / 1000:g} Gbit/s" if mbit_s else ""
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,10 @@ import msgspec
 import allranks.join
 from allranks.host.node import name_of
 from allranks.host.signals import die_with_parent
-from allranks.launch.check.step import start_members
+from allranks.launch.check.step import step_of_members
 from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.srun import Parcel, send, words_of
+from allranks.launch.srun import run_steps, send, words_of
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import check_one_agent_per_node, world_from_env
@@ -53,6 +53,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     interface: str
     num_gpus: int = 0
+    """That torch can use there."""
     link_mbit_s: int | None = None
     """Speed that the interface reports; None if it reports none, as virtual interfaces do."""
 
@@ -73,7 +74,7 @@ class PairOrder(msgspec.Struct, frozen=True, kw_only=True, tag="pairs"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one end of a pair reports, or why a node cannot take part."""
+    """What one end of a pair reports, or why a node cannot take part; an empty one says that the node is there."""
 
     node: str = ""
     peer: str = ""
@@ -87,7 +88,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     payload_bytes: int = 0
     """Of the all-reduces that measure the bandwidth."""
     payload_s: float | None = None
-    """Of the fastest of them, without set-up."""
+    """Of the fastest of them, without set-up; None of a pair that failed."""
     no_torch: str = ""
     """Why this node has no working torch."""
     matmul_s: tuple[float, ...] = ()
@@ -135,56 +136,47 @@ def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     for backend, (number, pairs) in itertools.product(order.backends, enumerate(order.rounds)):
         for pair in pairs:
             ends = tuple(said.get((backend, number, node), NO_REPORT) for node in pair)
-            done = [each for each in ends if each.status == "ok" and each.payload_s]
-            is_measured = len(done) == 2 and done[0].payload_bytes == done[1].payload_bytes
-            size_bytes = done[0].payload_bytes if is_measured else 0
-            time_s = max(each.payload_s or 0.0 for each in done) if is_measured else 0.0
+            is_measured = all(each.payload_s for each in ends) and ends[0].payload_bytes == ends[1].payload_bytes
+            time_s = max(each.payload_s or 0.0 for each in ends) if is_measured else 0.0
             link_gb_s = min(speeds[node] for node in pair) or None
-            meetings.append(Meeting(backend, number, pair, ends, link_gb_s, size_bytes, time_s))
+            meetings.append(Meeting(backend, number, pair, ends, link_gb_s, ends[0].payload_bytes, time_s))
     return meetings
 
 
-@dataclass(slots=True)
-class Told:
-    """What was received from the step."""
-
-    here: set[str] = field(default_factory=set)
-    reports: list[Report] = field(default_factory=list)
-    done: set[str] = field(default_factory=set)
-
-    def take(self, parcel: Parcel) -> None:
-        """Take a document of the step."""
-        if parcel.kind == "pair":
-            self.reports.append(msgspec.structs.replace(parcel.read(Report), node=parcel.sender))
-        else:
-            (self.here if parcel.kind == "here" else self.done).add(parcel.sender)
-
-
-def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[str, str]) -> Told:
+def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[str, str]) -> list[Report]:
     """Start the children on the nodes, and return their reports.
 
     Raises:
         AllranksError: SLURM started nothing.
     """
-    told, nodes, check_signals = Told(), set(order.ends), SignalInbox().check
-    with start_members(place, order, env) as steps:
-        steps.listen(
-            told.take,
-            is_complete=lambda: told.done >= nodes,
-            first_s=queue_s,
-            next_s=order.deadline_s + SLACK_S,
-            describe_wait=lambda waited_s: (
-                f"still waiting for the collectives on {fold_hosts(sorted(nodes - told.done))} after {waited_s:.0f} s"
-            ),
-            say=say,
-            check_signals=check_signals,
-        )
-    if not told.here:
-        said = words_of(steps.words) or f"no answer within {queue_s:.0f} s"
+    reports, done, words = list[Report](), set[str](), list[str]()
+
+    def take(node: str, report: Report | None) -> None:
+        if report is None:
+            done.add(node)
+        else:
+            reports.append(msgspec.structs.replace(report, node=node))
+
+    def late() -> list[str]:
+        return sorted(order.ends.keys() - done)
+
+    run_steps(
+        *step_of_members(place, order, env),
+        take,
+        kinds={"pair": Report, "done": None},
+        words=words,
+        is_complete=lambda: not late(),
+        on_wait=lambda s: say(f"still waiting for the collectives on {fold_hosts(late())} after {s:.0f} s"),
+        first_s=queue_s,
+        next_s=order.deadline_s + SLACK_S,
+        check_signals=SignalInbox().check,
+    )
+    if not reports:
+        said = words_of(words) or f"no answer within {queue_s:.0f} s"
         raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
-    if silent := sorted(nodes - told.done):
+    if silent := late():
         say(f"the collectives did not finish on {', '.join(silent)}")
-    return told
+    return reports
 
 
 def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
@@ -195,7 +187,7 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     """
     check_one_agent_per_node(world_from_env(env))
     node = name_of(env)
-    send(node, "here")
+    send(node, "pair", Report())  # it is here
     command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py"), json.dumps(work_of(order, node))]
     dies_with_us = die_with_parent(signal.SIGKILL)
     with subprocess.Popen(

@@ -23,16 +23,15 @@ from statistics import median
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause, failed, warned
-from allranks.launch.check.collective import End, Meeting, PairOrder, Report, Told, list_meetings
+from allranks.launch.check.collective import End, Meeting, PairOrder, Report, list_meetings
 from allranks.launch.check.outcome import Outcome, add_more
 from allranks.launch.check.step import Held
-from allranks.model.card import Card
+from allranks.model.card import Card, Facts
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.judge import ALONE, name_nodes
 from allranks.preflight.matchings import matchings
-from allranks.preflight.networks import list_subnets
 
 WARN_BELOW = 0.8
 """As a fraction of the yardstick; links usually reach 80 % of their advertised speed."""
@@ -51,42 +50,45 @@ _PAIR = "{backend}, round {round}: {nodes[0]} <-> {nodes[1]}: 4 MiB in {seconds}
 _MATMUL = "{node} GPU {gpu}: matmul {seconds} s, {of_median} of the median"
 
 
-def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
+def plan_pairs(held: Held) -> tuple[PairOrder, dict[str, str]]:
     """Return which nodes form pairs, none if fewer than two can, and why others cannot take part.
 
     Args:
         held: result of the ordinary check, which found nothing that would stop a job.
-        port: used if the roll call had no port.
     """
-    cards, ends, skipped, has_gpus = held.seen.cards, dict[str, End](), dict[str, str](), True
-    network = _network_of_the_leader(cards)
+    cards, ends, skipped = held.seen.cards, dict[str, End](), dict[str, str]()
     for index, name in name_nodes(cards).items():
-        card, end = cards[index], _end(cards[index], network)
+        card, end = cards[index], _end(cards[index], held.addresses.get(index))
         if card.facts is None or "torch" not in card.facts.packages:
             skipped[name] = "torch is not installed"
         elif end is None:
             skipped[name] = "its data interface is unknown; name it in cluster.toml"
         else:
             ends[name] = end
-            has_gpus = has_gpus and bool(card.num_gpus and card.facts.torch_cuda)
     if len(ends) < 2:
         skipped |= dict.fromkeys(ends, ALONE if len(cards) < 2 else "no other node can take part")
-        ends, has_gpus = {}, True  # what is skipped says why, whether there are GPUs or not
-    backends = tuple(NAMES) if has_gpus else ("gloo",)
-    return PairOrder(ends=ends, rounds=matchings([*ends]), backends=backends, port=held.store_port or port), skipped
+        ends = {}
+    # Without any end: what is skipped says why, whether there are GPUs or not.
+    backends = tuple(NAMES) if all(end.num_gpus for end in ends.values()) else ("gloo",)
+    return PairOrder(ends=ends, rounds=matchings([*ends]), backends=backends, port=held.store_port or 0), skipped
 
 
-def judge_told(
-    outcome: Outcome, order: PairOrder, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]
+def judge_reports(
+    outcome: Outcome,
+    order: PairOrder,
+    reports: Sequence[Report],
+    *,
+    skipped: Mapping[str, str],
+    wanted: Collection[type[Cause]],
 ) -> Outcome:
     """Return the outcome of a check with the culprits that follow from the reports, and with the figures.
 
     Args:
         skipped: node -> why it did not take part.
     """
-    skipped = {**skipped, **{each.node: each.no_torch for each in told.reports if each.no_torch}}
+    skipped = {**skipped, **{each.node: each.no_torch for each in reports if each.no_torch}}
     here = [name for name in order.ends if name not in skipped]
-    meetings = list_meetings(order, told.reports)
+    meetings = list_meetings(order, reports)
     shares = {backend: compare(each for each in meetings if each.backend == backend) for backend in order.backends}
     results, findings = list[Result](), list[Finding]()
     for cause in (each for each in wanted if each.deep):
@@ -96,14 +98,16 @@ def judge_told(
                 findings += find_slow(of_backend, order.ends)
                 cells += [(name, *_cell_of_speed(name, of_backend)) for name in here]
         elif (backend := _BACKENDS[cause.id]) in order.backends:
-            tests = _tests(meetings, backend, absent=skipped.keys() | (order.ends.keys() - told.here))
+            tests = _tests(
+                meetings, backend, absent=skipped.keys() | (order.ends.keys() - {each.node for each in reports})
+            )
             edges = [Edge(*pair, not reason) for pair, reason in tests.items()]
             findings += [_finding(cause, NAMES[backend], each, tests) for each in blame(edges)]
-            cells += [(name, *_cell(name, tests, told)) for name in here]
+            cells += [(name, *_cell(name, tests, reports)) for name in here]
         else:
             cells = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
         results += [Result(cause=cause.label(), node=name, status=status, note=note) for name, status, note in cells]
-    figures = (*_figures(meetings, shares), *_matmuls(told.reports))
+    figures = (*_figures(meetings, shares), *_matmuls(reports))
     return replace(add_more(outcome, results, findings), figures=figures)
 
 
@@ -162,12 +166,12 @@ def _cell_of_speed(name: str, shares: Mapping[Meeting, float]) -> tuple[Status, 
     return Status.PASS, f"{NAMES[best.backend]}: {describe_speed(best)}"
 
 
-def _cell(name: str, tests: Mapping[tuple[str, str], str], told: Told) -> tuple[Status, str]:
+def _cell(name: str, tests: Mapping[tuple[str, str], str], reports: Sequence[Report]) -> tuple[Status, str]:
     """One cell of a node that took part; that of a culprit gets its finding later."""
     own = [reason for pair, reason in tests.items() if name in pair]
     if own:
         return (Status.UNKNOWN, "no pair with this node passed") if all(own) else (Status.PASS, "")
-    taken = next((each.what for each in told.reports if each.node == name and each.status == "unknown"), "")
+    taken = next((each.what for each in reports if each.node == name and each.status == "unknown"), "")
     return Status.UNKNOWN, taken or "no pair with this node was tested"
 
 
@@ -225,26 +229,11 @@ def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
     ]
 
 
-def _network_of_the_leader(cards: Mapping[int, Card]) -> str | None:
-    """The network on which the nodes found each other, if no file names one; a job would use it, too."""
-    leader = cards[0].facts if 0 in cards else None
-    nics = leader.interfaces if leader else ()
-    networks = {address: subnet for nic in nics for subnet, address in list_subnets(nic)}
-    for card in cards.values():
-        host = (card.came_by or "").rpartition(":")[0].strip("[]")
-        known = card.facts.resolved.get(host, ()) if card.facts else ()
-        if taken := [networks[address] for address in (host, *known) if address in networks]:
-            return taken[0]
-    return None
-
-
-def _end(card: Card, network: str | None) -> End | None:
-    nics = card.facts.interfaces if card.facts else ()
-    found = [(nic.name, address) for nic in nics for subnet, address in list_subnets(nic) if subnet == network]
-    if card.data_interface and card.data_address:
-        found = [(card.data_interface, card.data_address)]
-    if not found:
+def _end(card: Card, met_at: str | None) -> End | None:
+    """Return the end of a node; without a data network, it is where the nodes found each other, as in a job."""
+    address, facts = card.data_address or met_at, card.facts or Facts()
+    nic = next((nic for nic in facts.interfaces if address in nic.addresses), None)
+    if nic is None or address is None:
         return None
-    interface, address = found[0]
-    speed = next((nic.speed_mbit_s for nic in nics if nic.name == interface), None)
-    return End(address=address, interface=interface, num_gpus=card.num_gpus, link_mbit_s=speed)
+    num_gpus = card.num_gpus if facts.torch_cuda else 0
+    return End(address=address, interface=nic.name, num_gpus=num_gpus, link_mbit_s=nic.speed_mbit_s)

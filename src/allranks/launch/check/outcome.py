@@ -81,7 +81,7 @@ def judge_check(
     wanted: Collection[type[Cause]],
     *,
     ignored: Collection[str] = (),
-    skipped: Mapping[str, str] | None = None,
+    skipped: Mapping[str, str] = {},
 ) -> Outcome:
     """Apply the known causes to the observations.
 
@@ -90,11 +90,9 @@ def judge_check(
         ignored: ids that are not reported even then.
         skipped: id -> why it cannot be judged in this check.
     """
-    skipped = skipped or {}
     chosen = ({cause.id for cause in wanted} | _ALWAYS) - set(ignored)
-    looked_for = chosen - skipped.keys()
-    terms = msgspec.structs.replace(held, ignored=frozenset(cause.id for cause in all_causes()) - looked_for)
-    judgement = judge(held.seen, terms, causes=[cause for cause in wanted if cause.id in looked_for])
+    left_out = {cause.id for cause in all_causes()} - (chosen - skipped.keys())
+    judgement = judge(held.seen, msgspec.structs.replace(held, ignored=frozenset(left_out)))
     names = name_nodes(held.seen.cards)
     results = [*judgement.results]
     for cause in (each for each in all_causes() if each.id in chosen):

@@ -20,7 +20,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -59,8 +59,6 @@ SILENCE_S = 30.0
 LATE_CARD_S = 3.0
 """For the node report of a node that answered and found no leader, after the leader's document has arrived."""
 NOWHERE = Path("/nonexistent")
-STEP_MINUTES = 5
-"""SLURM ends the step itself if this process is killed."""
 # Settings that the user made for srun; all other SLURM_ variables may belong to an outer job.
 _KEPT = frozenset(f"SLURM_{name}" for name in ("CONF", "ACCOUNT", "QOS", "RESERVATION", "CONSTRAINT", "WCKEY"))
 _USAGE = ("invalid", "unknown partition", "unrecognized", "specification", "more processors requested")
@@ -70,7 +68,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     """What the starter tells the members of a check."""
 
     cluster: Cluster
-    directory: str = ""
+    directory: str
     """Where the leader announces itself; its starter creates and removes it. Empty: it is found by name only."""
 
 
@@ -81,6 +79,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: int
     node_names: tuple[str, ...]
     store_port: int | None = None
+    addresses: Mapping[int, str] = {}
+    """Of each node, on the network on which the nodes found each other."""
     ignored: frozenset[str] = frozenset()
     """Ids of causes that are not reported."""
 
@@ -97,7 +97,7 @@ class Heard:
     held: Held | None = None
     held_s: float = 0.0
     """When it came."""
-    words: Sequence[str] = ()
+    words: list[str] = field(default_factory=list)
     """Messages of srun and of the site."""
 
     @property
@@ -106,16 +106,16 @@ class Heard:
         said = srun.words_of(self.words)
         return f" (SLURM: {said})" if said else ""
 
-    def take(self, parcel: srun.Parcel) -> None:
+    def take(self, sender: str, document: tuple[str, ...] | Card | Held) -> None:
         """Take a document of the step."""
-        match parcel.kind:
-            case "here":
-                self.node_names = self.node_names or parcel.read(tuple[str, ...])
-                self.here.add(int(parcel.sender))
-            case "card":
-                self.cards[int(parcel.sender)] = parcel.read(Card)
-            case "held":
-                self.held, self.held_s = parcel.read(Held), time.monotonic()
+        match document:
+            case Held():
+                self.held, self.held_s = document, time.monotonic()
+            case Card():
+                self.cards[int(sender)] = document
+            case names:
+                self.node_names = self.node_names or names
+                self.here.add(int(sender))
 
     def is_complete(self) -> bool:
         """Whether no more documents are expected."""
@@ -126,11 +126,10 @@ class Heard:
         return bool(self.here) and 0 not in self.here and self.here <= self.cards.keys()
 
 
-def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str, str]) -> Held:
+def check_nodes(place: Place, cluster: Cluster, *, queue_s: float, env: Mapping[str, str]) -> Held:
     """Run a check on nodes of the cluster and return the observations.
 
     Args:
-        order: what the members do; its directory is created here.
         queue_s: how long SLURM may take to start the members.
     Raises:
         UsageError: SLURM does not know what is asked for.
@@ -138,20 +137,19 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
         AllranksError: no node answered.
     """
     require_slurm("srun", env)
-    check_signals, join_s = SignalInbox().check, order.cluster.guard.join_s
+    heard, check_signals, join_s = Heard(), SignalInbox().check, cluster.guard.join_s
     with announcement_directory(DIRECTORY_PREFIX + secrets.token_hex(8), Path.cwd, Path.home) as directory:
-        order = msgspec.structs.replace(order, directory=directory)
-        with start_members(place, order, env) as steps:
-            heard = Heard(words=steps.words)
-            is_answered = steps.listen(
-                heard.take,
-                is_complete=heard.is_complete,
-                first_s=queue_s,
-                next_s=join_s * 4 / 3 + SILENCE_S,
-                describe_wait=lambda waited_s: _describe_wait(heard, place, waited_s),
-                say=say,
-                check_signals=check_signals,
-            )
+        is_answered = srun.run_steps(
+            *step_of_members(place, Order(cluster=cluster, directory=directory), env),
+            heard.take,
+            kinds={"here": tuple[str, ...], "card": Card, "held": Held},
+            words=heard.words,
+            is_complete=heard.is_complete,
+            on_wait=lambda waited_s: say(_describe_wait(heard, place, waited_s)),
+            first_s=queue_s,
+            next_s=join_s * 4 / 3 + SILENCE_S,
+            check_signals=check_signals,
+        )
     if heard.here:
         return sum_up(heard, place.num_nodes, waited_s=join_s)
     if not is_answered:
@@ -166,10 +164,10 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
     raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
 
 
-def start_members(
+def step_of_members(
     place: Place, order: msgspec.Struct, env: Mapping[str, str]
-) -> contextlib.AbstractContextManager[srun.Steps]:
-    """Start a step with one member per node, which carries out the order; the members share a new key."""
+) -> tuple[list[list[str]], dict[str, str]]:
+    """Return command and environment of a step whose members, one per node, carry out the order; they share a key."""
     command = srun.step_command(
         place.num_nodes,
         # Beside steps that hold all resources.
@@ -178,10 +176,9 @@ def start_members(
         *([f"--nodelist={','.join(place.pinned)}"] if place.pinned else []),
         *([f"--gpus-per-node={place.gpus_per_node}"] if place.gpus_per_node else []),
         verb=("check", "--member"),
-        minutes=STEP_MINUTES,
     )
     own = {ORDER_VARIABLE: srun.encode(order), SECRET_VARIABLE: secrets.token_hex(32)}
-    return srun.run_steps([command], srun.step_env(env, kept=_KEPT) | own)
+    return [command], srun.step_env(env, kept=_KEPT) | own
 
 
 def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
@@ -283,7 +280,11 @@ def take_part(
         called.acceptor.close()
     with called.listener:
         held = Held(
-            seen=called.observations, num_nodes=plan.num_nodes, node_names=plan.node_names, store_port=called.port
+            seen=called.observations,
+            num_nodes=plan.num_nodes,
+            node_names=plan.node_names,
+            store_port=called.port,
+            addresses=called.addresses,
         )
         dismiss(called.peers, Goodbye(exit_code=judge(held), summary=""))
     return held

@@ -21,6 +21,7 @@ from pathlib import PurePath
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from allranks.host.stacks import Frame, NodeStacks, Process, Role, Thread, is_library
 from allranks.model.hostlist import fold_hosts
@@ -119,15 +120,11 @@ class StackReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def split_jobs(document: NodeStacks) -> list[StackReport]:
     """Return one report per job, for a node that runs several jobs: their ranks are never folded together."""
-    jobs: dict[str, list[Process]] = {}
-    for process in document.processes:
-        jobs.setdefault(process.job, []).append(process)
+    jobs = sorted({process.job for process in document.processes})
     if len(jobs) < 2:
         return [StackReport(job=document.job, documents=[document])]
-    return [
-        StackReport(job=name, documents=[msgspec.structs.replace(document, job=name, processes=tuple(own))])
-        for name, own in sorted(jobs.items())
-    ]
+    of_jobs = [(job, tuple(each for each in document.processes if each.job == job)) for job in jobs]
+    return [StackReport(job=job, documents=[replace(document, job=job, processes=own)]) for job, own in of_jobs]
 
 
 def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[Group]:

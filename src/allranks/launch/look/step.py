@@ -25,8 +25,6 @@ from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts
 
 ASK_S = 20.0
-STEP_MINUTES = 2
-"""SLURM ends the step itself if this process is killed."""
 
 
 def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callable[[str], None]) -> StackReport:
@@ -46,25 +44,27 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     parts = find_parts(job, find_jobs(job.partition("+")[0], deadline_s=ASK_S))
     require_slurm("srun", env)
     wanted = [node for part in parts for node in expand_hosts(part.nodes)]
-    documents: dict[str, NodeStacks] = {}
+    documents, lines = dict[str, NodeStacks](), list[str]()
 
     def late() -> list[str]:
         return [node for node in wanted if node not in documents]
 
-    with run_steps(map(srun_command, parts), step_env(env)) as steps:
-        has_ended = steps.listen(
-            lambda parcel: documents.update({parcel.sender: parcel.read(NodeStacks)}),
-            is_complete=lambda: not late(),
-            first_s=silence_s,
-            next_s=silence_s,
-            describe_wait=lambda waited_s: describe_missing(late(), len(wanted), waited_s),
-            say=say,
-        )
-    words = words_of(steps.words)
+    has_ended = run_steps(
+        map(srun_command, parts),
+        step_env(env),
+        documents.__setitem__,
+        kinds={"stacks": NodeStacks},
+        words=lines,
+        is_complete=lambda: not late(),
+        on_wait=lambda waited_s: say(describe_missing(late(), len(wanted), waited_s)),
+        first_s=silence_s,
+        next_s=silence_s,
+    )
+    words = words_of(lines)
     if has_ended and not documents and words:
         raise AllranksError(f"stack {job}: no node answered; srun: {words}")
     why = "; srun gave no reason" + (f": {words}" if words else "") if has_ended else f" within {silence_s:.0f} s"
-    silent = {node: f"did not answer{_words_about(node, steps.words) or why}" for node in late()}
+    silent = {node: f"did not answer{_words_about(node, lines) or why}" for node in late()}
     return StackReport(job=job, documents=[documents[node] for node in wanted if node in documents], silent=silent)
 
 
@@ -105,7 +105,6 @@ def srun_command(part: JobState) -> list[str]:
         "--propagate=NONE",
         "--chdir=/",  # this directory may not exist there
         verb=("stack", "--here", job_id),
-        minutes=STEP_MINUTES,
     )
 
 

@@ -34,8 +34,6 @@ from allranks.report.rundir import RunDir
 AGAIN_S = 2.0
 """Before the second try; doubled before each further one."""
 LONGEST_PAUSE_S = 30.0
-END_S = 5.0
-"""Time for an srun to end after SIGTERM: it waits for the end of its step."""
 TAKEN_AWAY = ("Requested node configuration is not available", "not in this job", "Invalid node name", "Invalid job id")
 """Messages of srun after which another try does not help."""
 BACK_VARIABLE = "ALLRANKS_BACK"
@@ -84,7 +82,7 @@ class Revivals:
     def close(self) -> None:
         """End every srun, and with it the agent that it started."""
         for srun in self._sruns.values():
-            end_srun(srun, patience_s=END_S)
+            end_srun(srun)
         self._tries.clear()
 
     def _try_again(self, node: str, command: Sequence[str]) -> Generator[str, float, None]:
