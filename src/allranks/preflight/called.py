@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -92,11 +91,7 @@ class Called:
     @property
     def addresses(self) -> dict[int, str]:
         """Where each node is reached by the others, on the network on which the agents found each other."""
-        found = {0: self._own_address or ""}
-        for index, peer in self.peers.items():
-            with contextlib.suppress(OSError):  # it has just left
-                found[index] = peer.peer_address
-        return found
+        return {0: self._own_address or ""} | {index: peer.peer for index, peer in self.peers.items()}
 
     @property
     def verdict(self) -> Verdict:

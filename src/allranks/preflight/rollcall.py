@@ -334,11 +334,9 @@ class RollCall:
         for index, card in self.roster.cards.items():
             if card.test_ports is None or card.problem is not None:
                 continue
-            peer = self.roster.peers.get(index)
             address = card.data_address
-            if address is None and peer is not None:
-                with contextlib.suppress(OSError):  # it has just left
-                    address = peer.peer_address
+            if address is None and index in self.roster.peers:
+                address = self.roster.peers[index].peer
             if address is None and index == 0 and self.roster.peers:
                 address = next(iter(self.roster.peers.values())).own_address
             if address is not None:

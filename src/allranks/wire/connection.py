@@ -82,11 +82,6 @@ class Connection:
         """This machine's address on the connection; the other side can reach it."""
         return plain_address(str(self.sock.getsockname()[0]))
 
-    @property
-    def peer_address(self) -> str:
-        """The other side's address; empty for an agent and its leader in one process."""
-        return plain_address(str(self.sock.getpeername()[0])) if self.sock.family != socket.AF_UNIX else ""
-
     def send(self, message: Message) -> None:
         """Queue a message and write what the kernel takes now."""
         self.send_frame(encode_frame(message))

@@ -83,5 +83,3 @@ class Terms:
     """How long to wait for nodes below the minimum."""
     can_change_leader: bool = True
     """Whether another node may lead if this one is lost."""
-    own: int = 0
-    """Index of the leader's node in the job."""

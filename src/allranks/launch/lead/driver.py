@@ -146,8 +146,7 @@ def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Le
         rendezvous: the generation that runs, and the agents that are here.
         store_port: where rank 0 of the next generations has its store.
     """
-    group, own_address = rendezvous.group, rendezvous.own_address or LOOPBACK
-    addresses = {index: peer.peer_address for index, peer in rendezvous.peers.items()}
+    group, peers, own_address = rendezvous.group, rendezvous.peers, rendezvous.own_address or LOOPBACK
     assert group.past is not None
     return Leader(
         Terms(
@@ -159,12 +158,11 @@ def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Le
             min_nodes=plan.min_nodes,
             capacity_s=plan.request.capacity_s,
             can_change_leader=len(group.successors) > 1,
-            own=group.nodes[group.node_index],
         ),
         guard=Guard(plan.guard, job=plan.job),
         past=group.past,
         nodes={
-            index: Node(card=card, name=card.host, address=addresses.get(index, own_address))
+            index: Node(card=card, name=card.host, address=peers[index].peer if index in peers else own_address)
             for index, card in rendezvous.cards.items()
         },
         plan=group,

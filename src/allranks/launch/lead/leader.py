@@ -76,7 +76,7 @@ class Leader(Reports):
             has_resigned: it has left the job, and ended its workers, after a verdict on its own node.
         """
         leader, reason = lost
-        members, own = self._members, self._terms.own
+        members, own = self._members, self._own
         name = members.name_of(leader)
         why = f"{name} has left the job" if has_resigned else f"the leader's agent on {name} is gone ({reason})"
         self._say(f"{members.name_of(own)} leads now: {why}")
@@ -173,8 +173,8 @@ class Leader(Reports):
             crash_of(judged, self.steps),
             history=self._history,
             culprits=at_fault,
-            leader=self._terms.own,
-            leader_name=self._members.name_of(self._terms.own),
+            leader=self._own,
+            leader_name=self._members.name_of(self._own),
             can_resign=len(plan.successors) > 1 and self._members.have_majority(without=at_fault),
             checkpoint=self.checkpoint,
             ran_s=now_s - self._generation.began_s,
@@ -198,7 +198,7 @@ class Leader(Reports):
         self._send(this.stop, self._members.here)
 
     def _await_stopped(self, now_s: float) -> None:
-        own, this, running = self._terms.own, self._generation, self._members.running
+        own, this, running = self._own, self._generation, self._members.running
         # Who is away may come back: to go on, or to hear how the job has ended.
         if (running or self._members.away) and now_s < self._deadline_s:
             return
@@ -235,7 +235,7 @@ class Leader(Reports):
         for index in nodes & self._members.here.keys():
             self._members.excluded.add(index)
             self._send(_LEFT_OUT, [index])
-            if index != self._terms.own:
+            if index != self._own:
                 self._record("node_lost", node=self._members.name_of(index), reason="it was at fault")
                 self._do(events.Disconnect(node=index))
                 self._members.remove(index)
@@ -244,7 +244,7 @@ class Leader(Reports):
         """The leader's own node is at fault: the others go on under another leader."""
         self._enter(Phase.OVER)
         self.has_resigned = True
-        self._send(Resign(past=self._past), self._members.nodes.keys() - {self._terms.own})
+        self._send(Resign(past=self._past), self._members.nodes.keys() - {self._own})
         self.verdict = Verdict(job=self._terms.job, attempt=self._generation.plan.attempt, exit_code=Exit.OK)
 
     def _give_way(self) -> None:
@@ -283,7 +283,7 @@ class Leader(Reports):
         try:
             plans = make_group(
                 {index: node.card for index, node in nodes.items()},
-                leader=terms.own,
+                leader=self._own,
                 can_change_leader=terms.can_change_leader,
                 addresses={index: node.address for index, node in nodes.items()},
                 wanted_backend=terms.wanted_backend,
@@ -299,16 +299,16 @@ class Leader(Reports):
             self._say(str(exc))
             self._give_up(exc.exit_code, *([exc.finding] if exc.finding else []))
             return
-        self._announce(plans[terms.own])
+        self._announce(plans[self._own])
         self._enter(Phase.RUNNING)
-        self._begin(plans[terms.own], now_s)
+        self._begin(plans[self._own], now_s)
         for index, plan in plans.items():
             self._send(plan, [index])
 
     def _announce(self, plan: Plan) -> None:
         names = [member.name for member in plan.members]
         gone = [name for index, name in self._members.group.items() if index not in plan.nodes]
-        own, left = self._members.name_of(self._terms.own), self._history.restarts_left
+        own, left = self._members.name_of(self._own), self._history.restarts_left
         checkpoint, is_tracked = self.checkpoint, bool(self.steps)
         self._record("restarting", generation=plan.generation, leader=own, members=names, checkpoint=checkpoint)
         text = outcome.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
@@ -370,7 +370,7 @@ class Leader(Reports):
     def _tell_end(self, joined: events.Joined) -> None:
         """An agent connects when the job is over: one that had workers of it hears how it ended."""
         node, number = joined.card.node_index, joined.connection
-        is_outsider = joined.card.generation < 0 or node == self._terms.own or node in self._members.excluded
+        is_outsider = joined.card.generation < 0 or node == self._own or node in self._members.excluded
         if self._goodbye is None or node is None or is_outsider:
             self._do(events.Reject(connection=number, reason="the job is over"))
         else:

@@ -90,7 +90,7 @@ class Reports:
         self.is_finished = False
         """Whether the workers have completed all their steps."""
         self._unresponsive: set[int] = set()
-        self._terms, self._guard = terms, guard
+        self._terms, self._guard, self._own = terms, guard, plan.nodes[plan.node_index]
         self._history, self._survived = past.history, [*past.survived]
         self._effects: list[Effect] = []
         self._members = Members(terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded))
@@ -152,7 +152,7 @@ class Reports:
         }
         addresses |= {position[index]: node.addresses for index, node in self._members.here.items()}
         ports = {position[each.node]: each.port for each in plan.successors}
-        self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._terms.own], ports=ports)
+        self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
         self._capacity_until_s = None
         self.steps, self.is_finished = {}, False
 
