@@ -22,10 +22,7 @@ class Lines(Driver):
     """
 
     def __init__(
-        self,
-        step: Callable[[Event], Sequence[Effect]],
-        do: Callable[[Effect], None],
-        selector: selectors.BaseSelector,
+        self, step: Callable[[Event], Sequence[Effect]], do: Callable[[Effect], None], selector: selectors.BaseSelector
     ) -> None:
         super().__init__(step, self._carry_out)
         self._do_else, self._selector = do, selector

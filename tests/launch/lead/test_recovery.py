@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.guard.judged import Judged
-from allranks.launch.lead.recovery import Decision, crash_of, decide
+from allranks.launch.lead.recovery import Decision, decide
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.past import Crash, History
@@ -21,10 +21,6 @@ def judged(**more: Any) -> Judged:
     return Judged(**{"findings": (FINDING,), "exit_code": 137, "ranks": (2,), "nodes": (2,), **more})
 
 
-def crash(step: int | None = 40, what: str = "killed") -> Crash:
-    return Crash(cause="AR407 dead-rank", ranks=(2,), step=step, what=what)
-
-
 def move(
     fault: Judged,
     *,
@@ -32,17 +28,23 @@ def move(
     culprits: tuple[int, ...] = (2,),
     at: int | None = 40,
     can_resign: bool = False,
+    **more: Any,
 ) -> Decision:
+    steps = {} if at is None else {2: at}
     return decide(
-        fault, crash(at), history=history, culprits=culprits, leader=0, leader_name="n0", can_resign=can_resign,
+        fault, history=history, culprits=culprits, leader=0, leader_name="n0", can_resign=can_resign,
+        **{"steps": steps} | more,
     )  # fmt: skip
 
 
 def test_a_crash_is_known_by_its_finding_and_by_the_rank_that_came_least_far():
-    assert crash_of(judged(ranks=(2, 3)), {1: 30, 2: 41, 3: 40}) == Crash(
-        cause="AR407 dead-rank", ranks=(2, 3), step=40, what="killed"
-    )
-    assert crash_of(judged(findings=()), {}) == Crash(cause="", ranks=(2,), step=None, what="")
+    history = History(restarts_left=2)
+    move(judged(ranks=(2, 3)), history=history, steps={1: 30, 2: 41, 3: 40})
+    move(judged(findings=()), history=history, steps={})
+    assert history.crashes == [
+        Crash(cause="AR407 dead-rank", ranks=(2, 3), step=40, what="killed"),
+        Crash(cause="", ranks=(2,), step=None, what=""),
+    ]
 
 
 def test_a_dead_rank_is_started_again_on_the_same_nodes():
@@ -127,35 +129,12 @@ def test_the_same_rank_the_third_time_without_progress_ends_the_job():
 
 def test_workers_that_ran_for_long_have_got_on():
     history = History(restarts_left=9)
-    decisions = [
-        decide(
-            judged(),
-            crash(None),
-            history=history,
-            culprits=(2,),
-            leader=0,
-            leader_name="n0",
-            can_resign=False,
-            ran_s=3600.0,
-        )
-        for _ in range(4)
-    ]
+    decisions = [move(judged(), history=history, at=None, ran_s=3600.0) for _ in range(4)]
     assert {each.restarts for each in decisions} == {True}
 
 
 def test_a_checkpoint_between_two_faults_is_progress():
     history = History(restarts_left=9)
-    decisions = [
-        decide(
-            judged(),
-            crash(step),
-            history=history,
-            culprits=(2,),
-            leader=0,
-            leader_name="n0",
-            can_resign=False,
-            checkpoint=step - 5,
-        )
-        for step in (10, 20, 30, 40)
-    ]
+    steps = (10, 20, 30, 40)
+    decisions = [move(judged(), history=history, at=step, checkpoint=step - 5) for step in steps]
     assert {each.restarts for each in decisions} == {True}

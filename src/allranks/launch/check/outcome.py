@@ -77,11 +77,7 @@ def choose_checks(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Ca
 
 
 def judge_check(
-    held: Held,
-    wanted: Collection[type[Cause]],
-    *,
-    ignored: Collection[str] = (),
-    skipped: Mapping[str, str] = {},
+    held: Held, wanted: Collection[type[Cause]], *, ignored: Collection[str] = (), skipped: Mapping[str, str] = {}
 ) -> Outcome:
     """Apply the known causes to the observations.
 

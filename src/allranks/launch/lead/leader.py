@@ -23,7 +23,7 @@ from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead import course, outcome
 from allranks.launch.lead.course import Phase
 from allranks.launch.lead.group import make_group
-from allranks.launch.lead.recovery import Decision, crash_of, decide
+from allranks.launch.lead.recovery import Decision, decide
 from allranks.launch.lead.reports import Reports
 from allranks.launch.queue import ending
 from allranks.launch.queue.ending import Ending
@@ -170,7 +170,7 @@ class Leader(Reports):
         at_fault = frozenset(plan.nodes[position] for position in judged.nodes)
         decision = decide(
             judged,
-            crash_of(judged, self.steps),
+            steps=self.steps,
             history=self._history,
             culprits=at_fault,
             leader=self._own,

@@ -23,17 +23,6 @@ PROGRESS_S = 600.0
 _NOT_RETRIED = "not restarted: a restart does not cure an error of the script; --restart-on-error restarts anyway"
 
 
-def crash_of(judged: Judged, steps: Mapping[int, int]) -> Crash:
-    """Return the guard's judgement in the form that is compared; `steps` has the last step of each rank."""
-    first = judged.findings[0] if judged.findings else None
-    return Crash(
-        cause=first.cause if first else "",
-        ranks=judged.ranks,
-        step=min((steps[rank] for rank in judged.ranks if rank in steps), default=None),
-        what=first.message if first else "",
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The next move, with the reason if it is not obvious."""
@@ -50,8 +39,8 @@ class Decision:
 
 def decide(
     judged: Judged,
-    crash: Crash,
     *,
+    steps: Mapping[int, int],
     history: History,
     culprits: Collection[int],
     leader: int,
@@ -63,13 +52,16 @@ def decide(
     """Return the next move, and write the fault into the history.
 
     Args:
-        crash: the judgement, in comparable form.
+        steps: the last one of each rank.
         history: the job's faults so far.
         culprits: the nodes at fault, if nodes are at fault; they and the leader's node by their index in the job.
         can_resign: whether the nodes that are not at fault may go on under another leader.
         checkpoint: step of the newest checkpoint.
         ran_s: how long this generation of workers has run, in seconds.
     """
+    cause, what = (judged.findings[0].cause, judged.findings[0].message) if judged.findings else ("", "")
+    step = min((steps[rank] for rank in judged.ranks if rank in steps), default=None)
+    crash = Crash(cause=cause, ranks=judged.ranks, step=step, what=what)
     is_again = crash in history.crashes
     history.crashes.append(crash)
     if checkpoint != history.checkpoint or ran_s >= PROGRESS_S:
@@ -82,7 +74,7 @@ def decide(
     is_error = not judged.is_retryable
     if is_error and not (history.retries_errors and judged.exit_code == Exit.USER_CODE):
         return Decision(exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")
-    if is_again and not is_error and crash.step is not None:
+    if is_again and not is_error and step is not None:
         return Decision(exit_code=judged.exit_code, is_crash_loop=True)
     if history.restarts_left <= 0:
         return Decision(exit_code=judged.exit_code)
