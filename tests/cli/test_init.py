@@ -10,8 +10,8 @@ import pytest
 from fake_srun import FakeStep
 
 from allranks.config.file import parse_cluster, read_cluster
-from allranks.launch.check.describe import Surroundings, describe_cluster, reasons_of
 from allranks.model.card import Card, Facts, Gpu, Interface, RdmaPort
+from allranks.preflight.describe import Surroundings, describe_cluster, reasons_of
 from allranks.preflight.networks import choose_network
 from allranks.report.toml import render_toml
 from cards import make_card

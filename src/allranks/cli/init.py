@@ -19,9 +19,9 @@ from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import count_of, say
 
 if TYPE_CHECKING:
-    from allranks.launch.check.describe import Surroundings
     from allranks.launch.check.step import Held
     from allranks.launch.check.where import Asked, Place
+    from allranks.preflight.describe import Surroundings
 
 
 @click.command("init")
@@ -50,8 +50,8 @@ def init(
 
     The data network is the fastest one that all nodes share. A comment says what could not be determined.
     """
-    from allranks.launch.check.describe import describe_cluster, reasons_of
     from allranks.launch.check.where import Asked
+    from allranks.preflight.describe import describe_cluster, reasons_of
     from allranks.report.toml import render_toml
 
     is_stdout = as_json or str(output) == "-"
@@ -87,7 +87,7 @@ def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
     """Return the nodes to examine, and what SLURM says about them."""
     from allranks.host.slurm import NodeState, list_nodes
     from allranks.host.slurm_site import Site, read_site
-    from allranks.launch.check.describe import Surroundings
+    from allranks.preflight.describe import Surroundings
 
     if not (asked.is_any or os.environ.get("SLURM_JOB_ID")) and shutil.which("sinfo") is None:
         return None, _nothing_around()
@@ -129,7 +129,7 @@ def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
 
 
 def _nothing_around() -> Surroundings:
-    from allranks.launch.check.describe import Surroundings
+    from allranks.preflight.describe import Surroundings
 
     return Surroundings()
 
