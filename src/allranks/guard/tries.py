@@ -1,6 +1,6 @@
 """Can this machine reach another one: do small packets pass, do full-sized ones? Kernel to kernel.
 
-    listener = Listener("192.168.20.13")                     # what others try; nobody reads from it
+    listener = Listener("192.168.20.13")             # what others try; nobody reads from it
     tries = Tries(own_data_address="192.168.20.13")
     tries.begin(order, now_s)                        # wire.protocol.Try
     tries.turn(now_s)                                # often; never waits

@@ -7,7 +7,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from allranks.join.group import TESTED, is_tested
 from allranks.launch.lead.group import make_group
 from allranks.launch.plan import JobPlan
 from allranks.model.card import Card
@@ -166,6 +165,8 @@ def describe_torch(version: str) -> list[Setting]:
     >>> [each.name for each in describe_torch("2.5.1+cu124")], [each.name for each in describe_torch("2.13.0+cpu")]
     (['torch', 'flight recorder', 'kept port'], ['torch'])
     """
+    from allranks.join.group import TESTED, is_tested  # an agent needs nothing of it
+
     reason = f"allranks was tested with {' to '.join(f'{major}.{minor}' for major, minor in TESTED)}"
     if not is_tested(version):
         reason += "; with this one the guard may see less"

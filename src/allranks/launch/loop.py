@@ -71,8 +71,8 @@ class Loop:
         """Where this agent leads."""
         self.driver: LeaderDriver | None = None
         self.began_s = time.monotonic()
-        losses = find_events(workers.run_dir.read_events(), "node_lost", node=self.name)
-        self.times_lost = len(losses) if rendezvous.group.generation else 0
+        told = workers.run_dir.read_events() if rendezvous.group.generation else []
+        self.times_lost = len(find_events(told, "node_lost", node=self.name))
         """Before this agent began: in a later generation it may be back from a loss."""
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
         data_address = plan.data_path.address if plan.data_path else address
