@@ -65,11 +65,21 @@ class Ours:
         self.checkpoints.close()
 
 
+class KeptStager(DefaultStager):
+    """The caller's: torch before 2.13 closes it after each save, and a closed one can stage nothing."""
+
+    def close(self) -> None:
+        pass
+
+    def end(self) -> None:
+        super().close()
+
+
 class Dcp:
     def __init__(self, directory: Path, state: dict[str, Any], *, writer: Any, shared: bool, background: bool) -> None:
         has_gpu = next(iter(state["model"].values())).is_cuda
         self.state, self.directory, self.writer = state, directory / "dcp", writer
-        self.stager = DefaultStager(
+        self.stager = KeptStager(
             StagingOptions(
                 use_pinned_memory=has_gpu,
                 use_shared_memory=shared,
@@ -91,7 +101,7 @@ class Dcp:
         return stall_s
 
     def close(self) -> None:
-        self.stager.close()
+        self.stager.end()
 
 
 def main() -> None:

@@ -60,6 +60,7 @@ class Job:
         script: str | Path,
         *arguments: str,
         nodes: int = 2,
+        min_nodes: int | None = None,
         ranks_per_node: int = 1,
         flags: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
@@ -74,6 +75,7 @@ class Job:
             script: a file, or the text of one.
             arguments: of the script.
             nodes: agents on this machine; one: without a rendezvous.
+            min_nodes: with how many it goes on; with all of them if None.
             ranks_per_node: more than one: they share the GPU although they are on one node.
             flags: of `allranks run`.
             env: beside the usual.
@@ -87,7 +89,8 @@ class Job:
         path = script if isinstance(script, Path) else where / "script.py"
         if isinstance(script, str):
             path.write_text(textwrap.dedent(script))
-        meet = ["--nnodes", str(nodes), "--rdzv-endpoint", f"{endpoint}:{free_port()}"] if nodes > 1 else []
+        span = f"{min_nodes or nodes}:{nodes}"
+        meet = ["--nnodes", span, "--rdzv-endpoint", f"{endpoint}:{free_port()}"] if nodes > 1 else []
         meet += ["--nproc-per-node", str(ranks_per_node), "--rdzv-id", "job", "--cluster", str(where / "cluster.toml")]
         self._agents = []
         self.began_s = time.monotonic()
@@ -126,8 +129,9 @@ class Job:
         return list(json.loads((self.where / "runs/job/attempt_0/verdict.json").read_text())["findings"])
 
     def culprits(self) -> list[tuple[str, list[int]]]:
-        """Cause and ranks of each finding: `("AR407", [1])`."""
-        return [(each["cause"].split()[0], list(each.get("ranks") or [])) for each in self.findings]
+        """Cause and ranks of each finding that is a failure: `("AR407", [1])`."""
+        failures = [each for each in self.findings if each["severity"] == "fail"]
+        return [(each["cause"].split()[0], list(each.get("ranks") or [])) for each in failures]
 
     def json_of(self, rank: int) -> Any:
         """What a rank told by `rank.tell`."""
@@ -151,6 +155,11 @@ class Job:
     def strike(self, rank: int, signum: int) -> float:
         """Send a signal to one rank; returns when."""
         os.kill(int((self.where / f"{rank}.pid").read_text()), signum)
+        return time.monotonic()
+
+    def kill_agent(self, node: int) -> float:
+        """Send SIGKILL to one node's agent; returns when."""
+        self._agents[node].kill()
         return time.monotonic()
 
     def end(self, *, timeout_s: float = PATIENCE_S) -> list[int]:
@@ -203,7 +212,7 @@ def run_bare(
 
     Args:
         where: folder for the script and `rank_0.err` and so on.
-        script: its text. A rank that prints `ready` may be struck.
+        script: its text. A rank that prints `READY` may be struck.
         ranks: how many; they share the GPU.
         env: beside the usual.
         strike: a rank and the signal that it gets when all ranks are ready.
@@ -216,14 +225,14 @@ def run_bare(
     processes = []
     for rank in range(ranks):
         with (where / f"rank_{rank}.out").open("w") as out, (where / f"rank_{rank}.err").open("w") as err:
-            own = suite_env(**place, **(env or {}), RANK=str(rank))
+            own = suite_env(**{**place, **(env or {}), "RANK": str(rank)})
             command = [sys.executable, "-u", str(where / "script.py")]
             processes.append(subprocess.Popen(command, cwd=where, env=own, stdout=out, stderr=err))
     end_s = time.monotonic() + timeout_s
     try:
         if strike:
             outs = [where / f"rank_{rank}.out" for rank in range(ranks)]
-            wait_until(lambda: all("ready" in path.read_text() for path in outs), "all ranks are ready", timeout_s)
+            wait_until(lambda: all("READY" in path.read_text() for path in outs), "all ranks are ready", timeout_s)
             processes[strike[0]].send_signal(strike[1])
         struck = processes[strike[0]] if strike else None
         for process in sorted(processes, key=lambda each: each is struck):

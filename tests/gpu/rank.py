@@ -33,12 +33,12 @@ if not is_rehearsal:
 
 
 def form_group(chosen: str | None = backend, *, timeout_s: float = 60) -> None:
-    """Form the group and have one collective done, which makes NCCL's communicator; say `ready`."""
+    """Form the group and have one collective done, which makes NCCL's communicator; say `READY`."""
     # allranks refuses NCCL where a node has fewer GPUs than ranks, and rightly so; here it is what is tried.
     os.environ.pop("ALLRANKS_NODE_GPUS", None)
     dist.init_process_group(chosen, timeout=timedelta(seconds=timeout_s))
     add_up()
-    print("ready", flush=True)
+    print("READY", flush=True)
 
 
 def add_up(number: float = 1.0) -> float:

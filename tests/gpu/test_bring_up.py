@@ -38,13 +38,13 @@ def test_a_session_takes_nccl_and_its_gpu_by_itself(start: StartJob):
 
 
 @pytest.mark.rehearsable
-def test_a_group_whose_backend_nobody_named_carries_tensors_of_cpu_and_gpu(start: StartJob):
-    """Expected: init_process_group() without a backend makes cpu:gloo,cuda:nccl, so a tensor of each device is
-    summed. Source: torch 2.11, distributed_c10d.BackendConfig.
+def test_a_group_with_a_backend_a_device_carries_tensors_of_cpu_and_gpu(start: StartJob):
+    """Expected: a tensor of each device is summed. Without a backend torch takes that of the accelerator alone (2.11,
+    distributed_c10d.BackendConfig), and a tensor of the CPU then ends with "No backend type associated".
     """
     script = """\
     from rank import device, dist, torch
-    dist.init_process_group()
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "cpu:gloo")
     for where in ("cpu", device):
         total = torch.ones(4, device=where)
         dist.all_reduce(total)
@@ -92,14 +92,14 @@ def test_an_exception_ends_all_ranks_and_is_named(start: StartJob, how: str, not
 import allranks
 from rank import add_up, device, dist, form_group, rank, torch
 {begin}
-    print("ready", flush=True)
+    print("READY", flush=True)
     if rank == 1:
         raise ValueError("batch 3 has no label")
     add_up()
 dist.destroy_process_group()
 """
     job = start(script)
-    began_s = job.wait_for("ready")
+    began_s = job.wait_for("READY")
     codes = job.end()
     note("seconds from the first collective to the end", f"{time.monotonic() - began_s:.1f}")
     assert codes == [1, 1], job.tail()

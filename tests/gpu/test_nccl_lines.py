@@ -71,8 +71,7 @@ def test_lines_of_a_stopped_rank(tmp_path, note: Note):
 @pytest.mark.rehearsable
 def test_lines_of_different_sizes(tmp_path, note: Note):
     """Expected: over sockets NCCL notices that a message is longer than the buffer, "message truncated : receiving" (
-    transport/net_socket.cc:565), or hangs until the timeout; nobody ends with 0 unnoticed. `why` says mismatch or
-    timeout.
+    transport/net_socket.cc:565), or hangs until the timeout; nobody ends with 0 unnoticed. `why` says mismatch.
     """
     where = tmp_path / "sizes"
     script = f"""\
@@ -88,7 +87,7 @@ def test_lines_of_different_sizes(tmp_path, note: Note):
     assert 0 not in ended.codes
     found = why(where)
     note("why", found)
-    assert found[:1] in (["AR410"], ["AR490"], ["AR408"], ["AR403"], ["AR215"])
+    assert is_rehearsal() or found[:1] == ["AR410"]
 
 
 def test_lines_where_rank_0_does_not_come_to_the_first_collective(tmp_path, note: Note):

@@ -280,7 +280,7 @@ class BackendDeviceMismatch(Cause, id="AR111"):
     ## Fix
     If GPUs are expected, run `nvidia-smi` on the named nodes and submit with `sbatch --gpus-per-node=N`. If not, use
     `--backend gloo`, or `backend = "gloo"` in cluster.toml. For tensors on both, use
-    `init_process_group("cpu:gloo,cuda:nccl")`, which is PyTorch's default without a backend.
+    `init_process_group("cpu:gloo,cuda:nccl")`; without a backend, PyTorch takes that of the accelerator alone.
 
     ## Source
     PyTorch, "Distributed communication package", backends: https://docs.pytorch.org/docs/stable/distributed.html

@@ -112,9 +112,11 @@ class CollectiveMismatch(Cause, id="AR410"):
             confidence=Confidence.LIKELY,
         ),
         Sign(
-            r"NET/Socket : message truncated : receiving (?P<received>[0-9]+) bytes instead of (?P<expected>[0-9]+)",
+            r"NET/Socket : (?:peer (?P<peer>[^ ]{1,80}) )?message truncated : "
+            r"receiving (?P<received>[0-9]+) bytes instead of (?P<expected>[0-9]+)",
             Role.LIKELY,
-            confidence=Confidence.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
         ),
         Sign(
             r"Message truncated : received (?P<received>[0-9]+) bytes instead of (?P<expected>[0-9]+)",
@@ -164,6 +166,11 @@ class CollectiveMismatch(Cause, id="AR410"):
         "NCCL WARN NET/IB : collective mismatch error local size 4096 remote 1024 addr 7f rkey 12 seq 1/1",
         "n1:1:1 [0] transport/net_socket.cc:420 NCCL WARN NET/Socket : message truncated : receiving 1048576 bytes "
         "instead of 65536",
+        "node-a:39964:40075 [0] transport/net_socket.cc:600 NCCL WARN NET/Socket : peer 10.81.11.2<45763> message "
+        "truncated : receiving 1048576 bytes instead of 524288. If you believe your socket network is in healthy "
+        "state, there may be a mismatch in collective sizes or environment settings (e.g. NCCL_PROTO, NCCL_ALGO)",
+        "n1:342239:342300 [0] transport/net_socket.cc:424 NCCL WARN NET/Socket : peer 192.168.161.30<59210> message "
+        "truncated : receiving 1048576 bytes instead of 65536",
         "p4de-2:4827:6900 [4] bootstrap.cc:77 NCCL WARN Message truncated : received 256 bytes instead of 4",
         "[n1:4123] *** MPI_ERR_TRUNCATE: message truncated",
     )

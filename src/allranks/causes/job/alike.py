@@ -62,13 +62,6 @@ class EnvDrift(Cause, id="AR503"):
     told = "the two sides of a connection use different settings: the environment differs between nodes"
     also = ("AR504", "AR410", "AR590")
     signs = (
-        # NCCL, src/transport/net_socket.cc; what the later ones suspect holds where an earlier one says less.
-        Sign(
-            r"peer [^ ]{1,80} message truncated : receiving [0-9]+ bytes instead of [0-9]+",
-            Role.LIKELY,
-            Blames.NOBODY,
-            Confidence.UNDECIDED,
-        ),
         # Ray, check_version_info: "Version mismatch: The cluster was started with: ..." over several lines.
         Sign(r"This process on node (?P<node>[^ ]{1,200}) was started with:", blames=Blames.NAMED),
         Sign(r"Version mismatch: The cluster was started with:", blames=Blames.NOBODY),
@@ -76,13 +69,6 @@ class EnvDrift(Cause, id="AR503"):
     hits = (
         "This process on node 10.0.0.7 was started with:",
         "RuntimeError: Version mismatch: The cluster was started with:",
-        "node-a:39964:40075 [0] transport/net_socket.cc:600 NCCL WARN NET/Socket : peer 10.81.11.2<45763> message "
-        "truncated "
-        ": receiving 1048576 bytes instead of 524288. If you believe your socket network is in healthy state, there "
-        "may be "
-        "a mismatch in collective sizes or environment settings (e.g. NCCL_PROTO, NCCL_ALGO) between ranks",
-        "n1:342239:342300 [0] transport/net_socket.cc:424 NCCL WARN NET/Socket : peer 192.168.161.30<59210> message "
-        "truncated : receiving 1048576 bytes instead of 65536",
     )
     misses = (
         "n1:1:1 [0] NCCL INFO NCCL_PROTO set by environment to Simple",

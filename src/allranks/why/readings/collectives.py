@@ -30,6 +30,8 @@ _ALONE = re.compile(
     r"|preprocessing|converting|consolidating)\b"
 )
 """What the first rank does while the others wait for it."""
+_FAILED = "raised the following async exception"
+"""torch, ProcessGroupNCCL.cpp, checkAndSetException."""
 _DAY_S = 86_400.0
 _ASK = "allranks stack JOB while it hangs, or TORCH_FR_BUFFER_SIZE=2000 and the flight recorder's dumps of all ranks"
 
@@ -51,7 +53,8 @@ def read_groups(logs: Logs, people: People) -> Mapping[str, Mapping[int, Stuck]]
     groups: defaultdict[str, dict[int, Stuck]] = defaultdict(dict)
     group_of: dict[int, str] = {}
     named_groups: set[str] = set()
-    said = list(_speakers(logs, people))
+    failed = _failed(logs, people)
+    said = [(event, rank) for event, rank in _speakers(logs, people) if rank not in failed]
     for event, rank in said:
         if named := event.values.get("group"):
             group_of.setdefault(rank, named)
@@ -74,7 +77,7 @@ def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
         stuck = sorted(group.values(), key=lambda each: each.rank)
         yield from _behind(stuck)
         yield from _different(stuck)
-        yield from _silent(stuck, people)
+        yield from _silent(stuck, people, failed=_failed(logs, people))
     yield from _slow(logs)
     timeouts = [(event, rank) for event, rank in _speakers(logs, people) if event.number("ms")]
     if timeouts:
@@ -161,12 +164,12 @@ def _different(stuck: list[Stuck]) -> Iterator[Conclusion]:
         )
 
 
-def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
+def _silent(stuck: list[Stuck], people: People, *, failed: set[int]) -> Iterator[Conclusion]:
     """Ranks that report no timeout although most others do."""
     if len(stuck) < 2 or (stuck[0].seq is None and len({each.op for each in stuck}) > 1):  # no number before 1.10
         return
     reporting = {each.rank for each in stuck}
-    missing = missing_of(reporting, people.world)
+    missing = missing_of(reporting | failed, people.world)
     if not missing or len(missing) >= len(reporting):
         return
     yield Conclusion(
@@ -246,6 +249,11 @@ def _speakers(logs: Logs, people: People) -> Iterator[tuple[Event, int]]:
             rank = event.number("rank")
         if rank is not None:
             yield event, rank
+
+
+def _failed(logs: Logs, people: People) -> set[int]:
+    """Ranks whose watchdog reports an error of NCCL: they did not wait, and the number is of what had not completed."""
+    return {rank for event, rank in _speakers(logs, people) if _FAILED in event.line.text}
 
 
 def _op(stuck: Stuck) -> str:
