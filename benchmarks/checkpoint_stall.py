@@ -5,8 +5,8 @@ python benchmarks/checkpoint_stall.py [--rounds 9] [--parameters 100_000_000] [-
 Each round saves the same fp32 parameters with their AdamW state once in each way, in an order that changes, and waits
 until it is on disk before the next; so nobody writes while another is timed. The stall is the time until the parameters
 may change again: until the call returns, or, where DCP stages in the background, until staging is complete. DCP keeps
-its staging memory from save to save (the stager is the caller's). The first save, which makes the memory, is reported
-apart. DCP's best is the way with the lowest median of this run.
+its staging memory from save to save, where torch lets it (the stager is the caller's). The first save, which makes the
+memory, is reported apart. DCP's best is the way with the lowest median of this run.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 from allranks.state.saved.checkpoint import Checkpointer
 
 THREAD, PROCESS = AsyncCheckpointerType.THREAD, AsyncCheckpointerType.PROCESS
+KEEPS_STAGER = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
+"""DefaultStager of 2.11 closes itself after one save, and its memory with it; 2.12 was not looked at."""
 
 
 def training_state(count: int, device: str) -> dict[str, Any]:
@@ -65,30 +67,22 @@ class Ours:
         self.checkpoints.close()
 
 
-class KeptStager(DefaultStager):
-    """The caller's: torch before 2.13 closes it after each save, and a closed one can stage nothing."""
-
-    def close(self) -> None:
-        pass
-
-    def end(self) -> None:
-        super().close()
-
-
 class Dcp:
     def __init__(self, directory: Path, state: dict[str, Any], *, writer: Any, shared: bool, background: bool) -> None:
         has_gpu = next(iter(state["model"].values())).is_cuda
         self.state, self.directory, self.writer = state, directory / "dcp", writer
-        self.stager = KeptStager(
-            StagingOptions(
-                use_pinned_memory=has_gpu,
-                use_shared_memory=shared,
-                use_async_staging=background,
-                use_non_blocking_copy=has_gpu,
-            )
+        self.options = StagingOptions(
+            use_pinned_memory=has_gpu,
+            use_shared_memory=shared,
+            use_async_staging=background,
+            use_non_blocking_copy=has_gpu,
         )
+        self.stager = DefaultStager(self.options)
 
     def __call__(self) -> float:
+        if not KEEPS_STAGER:
+            self.stager.close()
+            self.stager = DefaultStager(self.options)
         began_s = time.perf_counter()
         saving: Any = dcp.async_save(
             self.state, checkpoint_id=self.directory, async_checkpointer_type=self.writer, async_stager=self.stager
@@ -101,7 +95,7 @@ class Dcp:
         return stall_s
 
     def close(self) -> None:
-        self.stager.end()
+        self.stager.close()
 
 
 def main() -> None:
