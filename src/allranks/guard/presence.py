@@ -116,17 +116,17 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     is_lost = node.lost_s is not None
     first = node.lost_reason if is_lost else f"no word from its agent for {silent_s:.1f} s"
     tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
-    told = [_say(scene, index, each) for index, each in tried]
+    seen = [first, *[_say(scene, index, each) for index, each in tried]]
+    undecided = {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
+    gave_up = "the node's agent ended while no leader ran: it was killed, or gave up"
+    if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
+        seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
     if any(each.seen.refused for _, each in tried) and first != NOT_COME:
-        what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
-        seen, unsure = [first, *told], {}
-        if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
-            seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
         if has_slept or UNLED in first:
-            what = "the node's agent ended while no leader ran: it was killed, or gave up"
-            unsure = {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
-        return scene.fault("AR012", what, *node.ranks, evidence=seen, fix=fix, **unsure)
+            return scene.fault("AR012", gave_up, *node.ranks, evidence=seen, fix=fix, **undecided)
+        what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
+        return scene.fault("AR012", what, *node.ranks, evidence=seen, fix=fix)
     is_late = is_lost or silent_s >= gone_s
     if tried and not any(each.seen.connects for _, each in tried):
         tried_networks = {each.seen.network for _, each in tried}
@@ -135,27 +135,27 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
             way = f"does not answer on the {next(iter(tried_networks))} network"
             what = f"the node is gone: its machine {'answers on no network' if len(tried_networks) > 1 else way}"
             if len(scene.nodes) == 2 or any(index != scene.leader for index, _ in tried):
-                return scene.fault("AR012", what, *node.ranks, evidence=[first, *told])
+                return scene.fault("AR012", what, *node.ranks, evidence=seen)
             # Only the leader's own tries say so: its link may be at fault, if no other node can be asked.
             helpers = [each for each in scene.nodes if each.index not in (scene.leader, node.index)]
             if any(each.lost_s is None and each.silent_s(now_s) < gone_s for each in helpers) and silent_s < 2 * gone_s:
                 return None
-            where, seen = f"{scene.nodes[scene.leader].name} or {node.name}", [first, *told]
-            more = {"node": where, "evidence": seen, "confidence": Confidence.UNDECIDED}
-            return scene.fault("AR012", f"{what}, and no other node could try it", *node.ranks, **more)
+            return scene.fault("AR012", f"{what}, and no other node could try it", *node.ranks, evidence=seen, **undecided)
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if is_late and mute_s >= patience_s and _is_last(scene, node):
         what = f"the node's agent has been stopped (SIGSTOP), or gets no processor time, for {silent_s:.0f} s: "
         what += "its machine answers, and all other ranks have finished"
         fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
-        return scene.fault("AR010", what, *node.ranks, evidence=[first, *told], fix=fix, confidence=Confidence.LIKELY)
+        return scene.fault("AR010", what, *node.ranks, evidence=seen, fix=fix, confidence=Confidence.LIKELY)
     is_still = scene.moved_s + scene.settings.hang_s <= now_s
     is_needed = is_lost or is_still or _is_waited_for(scene, node, now_s)
     if is_late and mute_s >= patience_s and is_needed and first != NOT_COME:
+        if is_lost and has_slept:
+            return scene.fault("AR012", gave_up, *node.ranks, evidence=seen, **undecided)
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
         what = what if tried else "the node's agent is gone, and no other node could test its machine"
-        return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], confidence=Confidence.LIKELY)
+        return scene.fault("AR012", what, *node.ranks, evidence=seen, confidence=Confidence.LIKELY)
     return None
 
 
