@@ -105,14 +105,16 @@ def test_where_both_networks_are_one_the_machine_does_not_answer_on_that_one():
     [
         (20.0, NOW_S - 1.0, "node01 or node03", "undecided"),
         (2.5, NOW_S - 1.0, "node03", "certain"),
-        (20.0, NOW_S - 9.0, "node03", "certain"),
+        (20.0, NOW_S - 11.0, "node03", "certain"),
     ],
     ids=["it slept since", "it slept for a moment", "it was heard after that"],
 )
-def test_an_agent_that_ended_while_the_leader_slept_may_have_given_up(slept_s, woke_s, node, confidence):
-    made = picture(silent_s=8.0, is_lost=True, tries=REFUSED)
+@pytest.mark.parametrize("tries", [REFUSED, ANSWERS, []], ids=["refused", "answers", "nobody can try"])
+def test_an_agent_that_ended_while_the_leader_slept_may_have_given_up(slept_s, woke_s, node, confidence, tries):
+    made = picture(silent_s=9.5, is_lost=True, tries=tries)
     made.slept_s, made.woke_s = slept_s, woke_s
     (finding,) = judge_gone(made, NOW_S)[0].findings
+    confidence = "likely" if confidence == "certain" and tries != REFUSED else confidence
     assert (finding.cause, finding.node, finding.confidence) == ("AR012 node-failure", node, confidence)
     assert ("the leader's agent did not run for 20 s" in [each.seen for each in finding.evidence]) is (
         confidence == "undecided"

@@ -146,14 +146,13 @@ KNOWN: dict[str, Life] = {
         turn_s=0.27661930477010965,
     ),
     "given-up-for-good": Life(
-        seed=33826,
+        seed=13,
         num_nodes=2,
-        num_steps=11,
+        num_steps=1,
         faults=(
-            Fault(at_s=1.0, kind=Kind.AGENT_STOPS, node=-1, for_s=4.0, on="leaderless"),
-            Fault(at_s=5.0, kind=Kind.LINE_ENDS, node=1, after_s=1.4924393709829686),
+            Fault(at_s=1.0, kind=Kind.LINE_ENDS, node=0, after_s=1.8973153691475222),
+            Fault(at_s=2.9629523857100217, kind=Kind.AGENT_STOPS, node=-1, for_s=2.0),
         ),
-        max_restarts=4,
     ),
     "left-out-without-a-record": Life(
         seed=84248,
@@ -281,6 +280,26 @@ KNOWN: dict[str, Life] = {
             Fault(at_s=17.5, kind=Kind.ONLY_A_QUORUM_HEALS, node=-1),
         ),
         max_restarts=4,
+        is_slurm=True,
+    ),
+    "who-gave-up-while-the-leader-slept": Life(
+        seed=807193,
+        num_nodes=4,
+        num_steps=3,
+        faults=(
+            Fault(at_s=1.0, kind=Kind.AGENT_STOPS, node=-1, for_s=19.0, on="leaderless"),
+            Fault(at_s=3.0, kind=Kind.NODE_IS_CUT_OFF, node=0, for_s=4.0),
+        ),
+    ),
+    "who-came-back-to-a-leader-that-slept": Life(
+        seed=799071,
+        num_nodes=2,
+        num_steps=1,
+        faults=(
+            Fault(at_s=0.4, kind=Kind.LINE_ENDS, node=0, after_s=2.4020464259298997),
+            Fault(at_s=2.8, kind=Kind.AGENT_STOPS, node=0, for_s=4.3),
+        ),
+        max_restarts=1,
         is_slurm=True,
     ),
 }

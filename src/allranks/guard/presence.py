@@ -140,7 +140,8 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
             helpers = [each for each in scene.nodes if each.index not in (scene.leader, node.index)]
             if any(each.lost_s is None and each.silent_s(now_s) < gone_s for each in helpers) and silent_s < 2 * gone_s:
                 return None
-            return scene.fault("AR012", f"{what}, and no other node could try it", *node.ranks, evidence=seen, **undecided)
+            what += ", and no other node could try it"
+            return scene.fault("AR012", what, *node.ranks, evidence=seen, **undecided)
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if is_late and mute_s >= patience_s and _is_last(scene, node):
