@@ -302,4 +302,36 @@ KNOWN: dict[str, Life] = {
         max_restarts=1,
         is_slurm=True,
     ),
+    "who-waits-comes-back-as-a-member": Life(
+        seed=1018075,
+        num_nodes=2,
+        num_steps=5,
+        faults=(
+            Fault(at_s=5.0, kind=Kind.NODE_IS_CUT_OFF, node=1, for_s=4.0),
+            Fault(at_s=14.0, kind=Kind.LINE_ENDS, node=0),
+        ),
+        max_restarts=3,
+        is_tracked=False,
+    ),
+    "a-leader-that-has-resigned-rejects-late-ones": Life(
+        seed=1027655,
+        num_nodes=5,
+        num_steps=7,
+        faults=(Fault(at_s=6.8, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=5.4),),
+        max_restarts=3,
+        turn_s=0.3847759832941744,
+    ),
+    "a-plan-is-begun-when-its-workers-are": Life(
+        seed=1027900,
+        num_nodes=3,
+        num_steps=4,
+        faults=(
+            Fault(at_s=4.3, kind=Kind.NODE_IS_CUT_OFF, node=2, for_s=5.0),
+            Fault(at_s=12.0, kind=Kind.NODE_DIES, node=-1),
+        ),
+        workers=2,
+        max_restarts=1,
+        start_s=1.0,
+        turn_s=0.2560596896856346,
+    ),
 }

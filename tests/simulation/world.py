@@ -220,7 +220,7 @@ class World(Ends, Strikes):
         if agent.phase == "ending":
             key = (process.node, agent.plan.generation)
             self.ending_s[key] = self.ending_s.get(key, 0.0) + self.life.turn_s
-        if agent.phase != "gone" and self._has_news(process):
+        if agent.phase not in ("starting", "gone") and self._has_news(process):
             self._observe(process)
         if process.lead is not None and process.is_alive:
             process.lead.feed(events.Due(now_s=self.now_s))

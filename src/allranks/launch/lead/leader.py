@@ -371,8 +371,11 @@ class Leader(Reports):
         """An agent connects when the job is over: one that had workers of it hears how it ended."""
         node, number = joined.card.node_index, joined.connection
         is_outsider = joined.card.generation < 0 or node == self._own or node in self._members.excluded
-        if self._goodbye is None or node is None or is_outsider:
+        if node is None or is_outsider or not (self._goodbye or self.has_resigned):
             self._do(events.Reject(connection=number, reason="the job is over"))
+        elif self.has_resigned:
+            self._do(events.Accept(connection=number, node=node))
+            self._send(Resign(past=self._past), [node])
         else:
             self._do(events.Accept(connection=number, node=node))
             self._part(node, joined.card.generation)

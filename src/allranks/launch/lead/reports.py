@@ -214,8 +214,9 @@ class Reports:
         index = members.take_back(card, joined.address, generation=number_now, may_return=is_running)
         if index is not None:
             self._do(events.Accept(connection=number, node=index))
-            self._guard.returned(self._generation.plan.nodes.index(index), joined.now_s)
-            self._tell_again(index, card.generation)
+            if members.nodes[index].state is not State.WAITING:
+                self._guard.returned(self._generation.plan.nodes.index(index), joined.now_s)
+                self._tell_again(index, card.generation)
             return
         found = members.admit(card) if self._generation.plan.max_restarts > 0 else "the job is not started again"
         if isinstance(found, str):
