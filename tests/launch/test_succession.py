@@ -331,6 +331,10 @@ def restarting(leader: str, generation: int) -> dict:
     return {"event": "restarting", "generation": generation, "leader": leader}
 
 
+def paused(leader: str, generation: int) -> dict:
+    return {"event": "paused", "generation": generation, "leader": leader, "nodes": 2, "at_least": 3}
+
+
 def ended(*, is_cut_off: bool) -> dict:
     return {"event": "ended", "leader": "n0", "exit_code": 0, "is_cut_off": is_cut_off}
 
@@ -348,6 +352,9 @@ EVENTS = {
     "others that did not get its Plan": ([restarting("n0", 3), PASSED_OVER], True),
     "the others have started again": ([restarting("n2", 4)], True),
     "the others have started twice, and the first line is not here yet": ([restarting("n2", 5)], True),
+    "another leader waits for nodes": ([took_over("n0", 3), paused("n2", 3)], True),
+    "another leader waited for nodes, before": ([paused("n2", 3), took_over("n0", 3)], False),
+    "it waits for nodes itself": ([paused("n0", 3)], False),
     "its own restart": ([restarting("n0", 4)], False),
     "the job's end": ([ended(is_cut_off=False)], True),
     "the end of a leader that was cut off": ([ended(is_cut_off=True)], False),

@@ -334,4 +334,20 @@ KNOWN: dict[str, Life] = {
         start_s=1.0,
         turn_s=0.2560596896856346,
     ),
+    "a-pause-is-no-sign-of-a-leader": Life(
+        seed=2075197,
+        num_nodes=3,
+        num_steps=4,
+        faults=(
+            Fault(at_s=4.0, kind=Kind.PARTITION, node=2, for_s=2.0, others=(0, 2)),
+            Fault(at_s=4.8, kind=Kind.NODE_IS_CUT_OFF, node=-1),
+            Fault(at_s=8.0, kind=Kind.AGENT_STOPS, node=0),
+            Fault(at_s=10.3, kind=Kind.ONE_WAY, node=1),
+            Fault(at_s=30.0, kind=Kind.ONLY_A_QUORUM_HEALS, node=-1),
+        ),
+        max_restarts=3,
+        min_nodes=3,
+        is_slurm=True,
+        turn_s=0.2814229247484525,
+    ),
 }

@@ -135,7 +135,7 @@ def is_led_elsewhere(told: Sequence[Mapping[str, Any]], generation: int, leader:
     """
     began = max((at for at, each in enumerate(told) if find_events([each], "took_over", leader=leader)), default=0)
     others = [each for each in told[began:] if each.get("leader") != leader]
-    led = [each["generation"] for each in find_events(others, "took_over")]
+    led = [each["generation"] for event in ("took_over", "paused") for each in find_events(others, event)]
     begun = [each["generation"] for each in find_events(others, "restarting")]
     # A generation whose Plan the others did not get: they go on from the one before.
     is_own = find_events(told, "restarting", generation=generation, leader=leader)

@@ -278,7 +278,8 @@ class Leader(Reports):
             self._enter(Phase.PAUSED)
             if self._capacity_until_s is None:  # a pause that goes on after a look for a checkpoint keeps its deadline
                 self._capacity_until_s, self._next_notice_s = now_s + terms.capacity_s, now_s
-                self._record("paused", nodes=len(nodes), at_least=terms.min_nodes)
+                leader, at_least = self._members.name_of(self._own), terms.min_nodes
+                self._record("paused", generation=last.generation, leader=leader, nodes=len(nodes), at_least=at_least)
             return
         try:
             plans = make_group(
