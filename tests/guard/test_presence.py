@@ -161,18 +161,38 @@ def test_a_stopped_agent_is_named_when_all_other_ranks_have_finished(silent_s: f
         assert "its machine answers, and all other ranks have finished" in judged.findings[0].message
 
 
+def six_nodes(*silent: int):
+    """Six nodes, of which some are silent, and tried by two others."""
+    made = scene([beat(i, away(i, num=6)) for i in range(6)])
+    for index in silent:
+        made.nodes[index].heard_s = NOW_S - 3.5
+        for source, network in ((0, "data"), (0, "control"), (2, "data"), (2, "control")):
+            seen = TrySeen(target=index, network=network, connects=False, refused=False, carries=None)
+            made.note_try(made.nodes[source], Tried(seen, NOW_S))
+    return made
+
+
 def test_two_nodes_are_named_in_one_verdict():
-    made = picture(silent_s=3.5, tries=NO_ANSWER[:2], who=(1, 2))
-    assert judge_gone(made, NOW_S)[0] is None  # the leader alone has tried
-    made.nodes[3].tries = made.nodes[0].tries
-    made._triers.add(3)
-    judged, may_grow = judge_gone(made, NOW_S)
+    judged, may_grow = judge_gone(six_nodes(1, 3), NOW_S)
     assert ([finding.node for finding in judged.findings], judged.nodes, may_grow) == (
-        ["node02", "node03"],
-        (1, 2),
+        ["node02", "node04"],
+        (1, 3),
         False,
     )
-    assert [finding.victims for finding in judged.findings] == [(0, 3), (0, 3)]
+    assert [finding.victims for finding in judged.findings] == [(0, 2, 4, 5), (0, 2, 4, 5)]
+
+
+def test_the_leader_alone_proves_nothing_about_two_nodes():
+    assert judge_gone(picture(silent_s=3.5, tries=NO_ANSWER[:2], who=(1, 2)), NOW_S)[0] is None
+
+
+def test_when_half_of_the_nodes_are_gone_the_job_goes_on_without_them_but_nobody_can_tell_which_side_it_is():
+    judged, may_grow = judge_gone(six_nodes(1, 3, 4), NOW_S)
+    (finding,) = judged.findings
+    assert (finding.cause, finding.confidence, may_grow) == ("AR211 partition", "undecided", False)
+    assert finding.node == "node[01,03,06] or node[02,04-05]"
+    assert finding.message.endswith("the network between them failed, or half of the nodes did")
+    assert (judged.nodes, judged.cures, judged.exit_code) == ((1, 3, 4), True, 75)
 
 
 def test_a_second_silent_node_may_still_join_the_verdict():
@@ -203,17 +223,12 @@ def test_when_they_are_silent_but_their_machines_answer_nobody_can_tell(who, tri
 
 
 def test_when_most_of_the_nodes_fall_silent_nobody_can_tell_which_side_it_is():
-    made = scene([beat(i, away(i, num=6)) for i in range(6)])
-    for index in (1, 3, 4, 5):
-        made.nodes[index].heard_s = NOW_S - 3.5
-        for source, network in ((0, "data"), (0, "control"), (2, "data"), (2, "control")):
-            seen = TrySeen(target=index, network=network, connects=False, refused=False, carries=None)
-            made.note_try(made.nodes[source], Tried(seen, NOW_S))
-    judged, may_grow = judge_gone(made, NOW_S)
+    judged, may_grow = judge_gone(six_nodes(1, 3, 4, 5), NOW_S)
     (finding,) = judged.findings
     assert (finding.cause, finding.confidence, may_grow) == ("AR211 partition", "undecided", False)
     assert finding.node == "node[01,03] or node[02,04-06]"
     assert finding.message.startswith("node[01,03] lost node[02,04-06] at once: ")
+    assert (judged.nodes, judged.cures) == ((), False)
 
 
 def test_a_node_that_never_spoke_gets_its_time():

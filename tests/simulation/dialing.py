@@ -48,7 +48,7 @@ def stop(process: Process) -> None:
 
 
 def _go_round(world: World, search: Search) -> None:
-    if search.is_over or not search.process.is_alive:
+    if _is_over(search) or not search.process.is_alive:
         return
     rng, last_s = world.rng("dial"), 0.0
     for index, contact in enumerate(search.contacts):
@@ -60,7 +60,12 @@ def _go_round(world: World, search: Search) -> None:
 
 
 def _later(world: World, search: Search, do: Callable[[], None]) -> Callable[[], None]:
-    return lambda: world.on(search.process, lambda: None if search.is_over else do())
+    return lambda: world.on(search.process, lambda: None if _is_over(search) else do())
+
+
+def _is_over(search: Search) -> bool:
+    """Whether it has found somebody, or its agent has given up."""
+    return search.is_over or search.process.agent.succession is None
 
 
 def _listener_of(world: World, contact: Contact) -> Process | None:

@@ -11,7 +11,8 @@ A node is gone where a second way says the same:
                                           or none has moved for hang_s
     silent 3 x gone_s                     its machine answers; all other ranks are done    its agent is stopped
 
-Where every other node falls silent at once, it is the leader's own network; where most of them do, nobody can tell.
+Where every other node falls silent at once, it is the leader's own network; where half of all nodes or more do, nobody
+can tell.
 """
 
 from __future__ import annotations
@@ -61,10 +62,13 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
     if 2 * len(suspects) > len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
         is_deaf = len(proven) == len(scene.nodes) - 1 and not any(each.seen.connects for each in tried)
-        return _blame_leader(scene) if is_deaf else _cut_off(scene, suspects), is_open
+        found = (_lose_part(scene, suspects),)
+        return _blame_leader(scene) if is_deaf else Judged(findings=found, exit_code=Exit.NODE_FAULT), is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
     findings = tuple(msgspec.structs.replace(proven[index], victims=scene.others(*ranks)) for index in gone)
+    if 2 * len(gone) == len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
+        findings = (_lose_part(scene, [scene.nodes[index] for index in gone]),)
     is_over = all(_is_last(scene, scene.nodes[index]) for index in gone)
     judged = Judged(findings=findings, exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=gone, cures=True, is_over=is_over)
     return judged, is_open
@@ -210,10 +214,10 @@ def _blame_leader(scene: Scene) -> Judged:
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(leader.index,), cures=True)
 
 
-def _cut_off(scene: Scene, silent: list[NodeView]) -> Judged:
-    """Most of the nodes are lost at once: as likely as their end is that of the path between them and the leader's."""
+def _lose_part(scene: Scene, silent: list[NodeView]) -> Finding:
+    """Half of the nodes or more are lost at once: as likely as their end is that of the path to the leader's."""
     here, there = (fold_hosts([each.name for each in scene.nodes if (each in silent) == lost]) for lost in (0, 1))
-    what = f"{here} lost {there} at once: the network between them failed, or most of the nodes did"
+    part = "half" if 2 * len(silent) == len(scene.nodes) else "most"
+    what = f"{here} lost {there} at once: the network between them failed, or {part} of the nodes did"
     fix = f"from {scene.nodes[scene.leader].name}, ping {there}; look for errors of the switch between them"
-    finding = name_fault("AR211", what, node=f"{here} or {there}", confidence=Confidence.UNDECIDED, fix=fix)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT)
+    return name_fault("AR211", what, node=f"{here} or {there}", confidence=Confidence.UNDECIDED, fix=fix)

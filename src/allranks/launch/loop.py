@@ -113,8 +113,10 @@ class Loop:
                     acceptor.turn(time.monotonic())
                 if self.driver is not None:
                     self.driver.turn(time.monotonic())
-                else:
+                elif agent.succession is not None:
                     self._look_for_leader(time.monotonic())
+                else:
+                    self._end_search()  # this agent has given up
             wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S, say)
             assert agent.goodbye is not None
             return agent.goodbye

@@ -118,7 +118,8 @@ class Leader(Reports):
             self._next_ping_s = now_s + self._guard.beat_s
             self._send(Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed), self._members.nodes)
         self._unanswered = {signum: until_s for signum, until_s in self._unanswered.items() if now_s < until_s}
-        self._lose_away(now_s)
+        if self._own not in self._generation.decision.without:  # else they are away since its own link is at fault
+            self._lose_away(now_s)
         match self.phase:
             case Phase.RUNNING:
                 self._judge(now_s)
@@ -372,11 +373,8 @@ class Leader(Reports):
         """An agent connects when the job is over: one that had workers of it hears how it ended."""
         node, number = joined.card.node_index, joined.connection
         is_outsider = joined.card.generation < 0 or node == self._own or node in self._members.excluded
-        if node is None or is_outsider or not (self._goodbye or self.has_resigned):
+        if self._goodbye is None or node is None or is_outsider:
             self._do(events.Reject(connection=number, reason="the job is over"))
-        elif self.has_resigned:
-            self._do(events.Accept(connection=number, node=node))
-            self._send(Resign(past=self._past), [node])
         else:
             self._do(events.Accept(connection=number, node=node))
             self._part(node, joined.card.generation)

@@ -93,11 +93,15 @@ class CutOff(LeaderStrike):
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
         """Note the workers of the cut-off side, and cut it off."""
-        lost = cls.culprit(scene).nodes
-        scene.remember("workers", [machines.identify(target.worker_pid(scene, node)) for node in lost])
+        scene.remember("workers", [machines.identify(target.worker_pid(scene, node)) for node in cls.lost(scene)])
         struck_s = time.time()
         cls.cut(scene)
         return struck_s
+
+    @classmethod
+    def lost(cls, scene: Scene) -> tuple[str, ...]:
+        """Return the nodes of the cut-off side."""
+        return cls.culprit(scene).nodes
 
     @classmethod
     def cut(cls, scene: Scene) -> None:
@@ -193,10 +197,20 @@ class Split(CutOff):
         scene.unfilter(SWITCH, family="bridge")
 
 
-class Split33(Split, name="split-3-3", cause="AR012"):
-    """The network splits into two halves: the leader's goes on."""
+class Split33(Split, name="split-3-3", cause="AR211"):
+    """The network splits into two halves: the leader's goes on, but nobody can tell which one is at fault."""
 
     num_with_leader, num_lost, succession = 3, 3, Succession.NONE
+
+    @classmethod
+    def lost(cls, scene: Scene) -> tuple[str, ...]:
+        """Return the half without the leader."""
+        return cls.groups(scene)[1]
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """Return both halves."""
+        return Culprit(nodes=tuple(scene.hosts))
 
 
 class Split24(Split, name="split-2-4", cause="AR012"):
