@@ -231,6 +231,20 @@ def test_when_most_of_the_nodes_fall_silent_nobody_can_tell_which_side_it_is():
     assert (judged.nodes, judged.cures) == ((), False)
 
 
+def test_when_most_of_the_nodes_have_come_back_the_others_get_the_time_to():
+    made = picture(silent_s=6.5, is_lost=True)
+    silent = made.nodes[1], made.nodes[3]
+    for node in silent:
+        node.lost_s = NOW_S
+    assert judge_gone(made, NOW_S)[0] is not None  # most nodes are lost, one for long
+    for node in silent:
+        node.lost_s, node.heard_s = None, NOW_S + 0.5
+    assert judge_gone(made, NOW_S + 0.5)[0] is None
+    for node in silent:
+        node.heard_s = NOW_S + 6.0
+    assert judge_gone(made, NOW_S + 6.0)[0].nodes == (GONE,)
+
+
 def test_a_node_that_never_spoke_gets_its_time():
     made = scene([beat(0, away(0, num=2))], num=2, began_s=NOW_S - 10)
     assert find_suspects(made, NOW_S) == []

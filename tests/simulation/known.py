@@ -392,4 +392,11 @@ KNOWN: dict[str, Life] = {
         start_s=1.0,
         turn_s=0.3176934410559238,
     ),
+    "most-come-back-one-after-another": Life(
+        seed=4078045,
+        num_nodes=62,
+        num_steps=4,
+        faults=(Fault(at_s=3.8, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=4.2),),
+        turn_s=0.3782148367630285,
+    ),
 }

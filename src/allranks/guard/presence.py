@@ -55,6 +55,8 @@ def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
 def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     """Return the verdict on nodes that are gone, and whether it can wait for others that may be gone with them."""
     suspects = find_suspects(scene, now_s)
+    if 2 * len(suspects) > len(scene.nodes) > 2:
+        scene.deaf_s = now_s
     proven = {node.index: finding for node in suspects if (finding := _judge_node(scene, node, now_s)) is not None}
     if not proven:
         return None, False
@@ -148,6 +150,8 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
             return scene.fault("AR012", what, *node.ranks, evidence=seen, **undecided)
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
+    if scene.deaf_s < now_s:  # most have come back since: one after another
+        mute_s = min(mute_s, now_s - scene.deaf_s)
     if is_late and mute_s >= patience_s and _is_last(scene, node):
         what = f"the node's agent has been stopped (SIGSTOP), or gets no processor time, for {silent_s:.0f} s: "
         what += "its machine answers, and all other ranks have finished"

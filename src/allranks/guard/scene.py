@@ -5,6 +5,7 @@ Times are of the guard's clock, which stands still while the leader itself was a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -154,6 +155,8 @@ class Scene:
         ]
         self.slept_s, self.woke_s = 0.0, now_s
         """How long the leader did not run, the last time, and when it went on."""
+        self.deaf_s = -math.inf
+        """When most of the nodes were silent, the last time: the leader's own link may have failed."""
         self.moved_s = now_s
         """When any rank has last made a step, or begun or completed a call."""
         self.ranks: dict[int, RankView] = {}

@@ -237,6 +237,17 @@ def test_the_last_word_waits_for_a_member_whose_connection_has_ended(comes_back:
     assert (job.sent(Goodbye, to=0).exit_code, job.sent(Goodbye, to=1) is not None) == (0, comes_back)
 
 
+def test_a_node_that_has_come_back_is_silent_from_then_on():
+    job = Job()
+    job.stop(is_one_lost=False)
+    job.feed(Lost(now_s=job.now_s, node=1, reason="reset by peer"))
+    job.wait(RETURN_S - 0.5)
+    card = Card(host="n1", pid=1, node_index=1, num_workers=1, num_gpus=0, incarnation=7, generation=1)
+    job.feed(Joined(now_s=job.now_s, connection=1, card=card, address=""))
+    job.wait(2 * GuardTable().gone_s)
+    assert job.leader.phase is Phase.RUNNING
+
+
 def test_who_joins_a_job_that_is_over_is_rejected():
     job = Job()
     job.interrupt(signal.SIGTERM, is_paused=False)
