@@ -9,7 +9,7 @@ from allranks.guard.verdict import Guard
 from allranks.host.slurm_job import OwnJob
 from allranks.launch import events
 from allranks.model.past import Past
-from allranks.wire.protocol import Plan, Refused
+from allranks.wire.protocol import Goodbye, Plan, Refused
 
 from .invariants import check_after
 from .network import Line, Process
@@ -123,6 +123,7 @@ class Lead:
                         line.agent.was_left_out = True
                         self.left_out.add(node)
                         world.revive(node, 2.0)  # somebody starts it again by hand
+                    line.agent.was_told_goodbye |= isinstance(message, Goodbye)
                     world._tell_agent(line, message)
                     world.said(self, line, message)
             case events.Disconnect(node=node):

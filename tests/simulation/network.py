@@ -86,6 +86,7 @@ class Process:
     exit_code: int | None = None
     was_killed: bool = False
     was_left_out: bool = False
+    was_told_goodbye: bool = False
     heard: Goodbye | None = None
     """The leader's last word, or another one's."""
     was_refused: bool = False
