@@ -38,6 +38,19 @@ def one_verdict(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     return "two verdicts" if lead.verdict is not None and lead.leader.verdict is not lead.verdict else ""
 
 
+def the_end_is_told(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """When the job is over, every connected agent hears so, or is disconnected to look for the others."""
+    if lead.verdict is not None or lead.leader.verdict is None or lead.leader.has_resigned:
+        return ""
+    told = {
+        each.node
+        for each in effects
+        if isinstance(each, events.Disconnect) or isinstance(getattr(each, "message", None), Goodbye)
+    }
+    untold = lead.leader._members.nodes.keys() - told
+    return f"n{min(untold)} is not told" if untold else ""
+
+
 def other_generations_say_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """What a rank or an agent says of another generation changes nothing in this one."""
     message = getattr(event, "message", None)
@@ -201,6 +214,7 @@ IN_TIME: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
 
 AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     one_verdict,
+    the_end_is_told,
     other_generations_say_nothing,
     a_generation_begins_when_the_last_has_ended,
     a_minority_begins_nothing,
