@@ -15,7 +15,7 @@ from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTA
 from allranks.launch.succession import find_events
 from allranks.model.finding import Confidence, Severity
 from allranks.model.hostlist import expand_hosts
-from allranks.wire.protocol import Beat, Ended, Goodbye, Order, Ping, Plan, Stop, Stopped
+from allranks.wire.protocol import Beat, Ended, Goodbye, Order, Ping, Plan, Resign, Stop, Stopped
 
 from .terms import TERMS
 
@@ -51,6 +51,12 @@ def the_end_is_told(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     return f"n{min(untold)} is not told" if untold else ""
 
 
+def who_resigns_is_succeeded(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """A leader resigns only where another node can lead."""
+    has_resigned = any(isinstance(getattr(each, "message", None), Resign) for each in effects)
+    return f"n{lead.node} did" if has_resigned and len(lead.leader._generation.plan.successors) < 2 else ""
+
+
 def other_generations_say_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """What a rank or an agent says of another generation changes nothing in this one."""
     message = getattr(event, "message", None)
@@ -75,8 +81,8 @@ def a_generation_begins_when_the_last_has_ended(lead: Lead, event: Any, effects:
 
 
 def a_minority_begins_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
-    """A leader begins a generation only with connected members that are the majority of the last one."""
-    if not (plans := _new_plans(lead, effects)):
+    """Where another node can lead, a leader begins a generation only with the majority of the last one connected."""
+    if not (plans := _new_plans(lead, effects)) or not lead.world.life.can_change_leader:
         return ""
     *_, plan = plans.values()
     here = [node for node in lead.nodes if node in plan.nodes and node in lead.members_before]
@@ -215,6 +221,7 @@ IN_TIME: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
 AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     one_verdict,
     the_end_is_told,
+    who_resigns_is_succeeded,
     other_generations_say_nothing,
     a_generation_begins_when_the_last_has_ended,
     a_minority_begins_nothing,
@@ -284,6 +291,13 @@ def check_take_over(world: World, lead: Lead, plan: Plan) -> None:
     newer = [node for node in here if world.current[node].agent.plan.generation > plan.generation]
     if newer:
         raise Violation(f"{check_take_over.__doc__} Here: n{lead.node} in {plan.generation}, with n{newer[0]}")
+
+
+def check_succession(world: World, process: Process, takes_over: events.Lead) -> None:
+    """A leader is succeeded only when it has resigned, or has been silent for RETURN_S."""
+    silent_s = world.now_s - process.heard_s
+    if silent_s < RETURN_S and not takes_over.has_resigned:
+        raise Violation(f"{check_succession.__doc__} Here: n{process.node} leads after {silent_s:.1f} s")
 
 
 def check_requeue(world: World, process: Process) -> None:

@@ -351,6 +351,16 @@ KNOWN: dict[str, Life] = {
         is_slurm=True,
         turn_s=0.2814229247484525,
     ),
+    "last-word-waits-for-nobody": Life(
+        seed=1002978,
+        num_nodes=3,
+        num_steps=4,
+        faults=(
+            Fault(at_s=0.0, kind=Kind.LINE_ENDS, node=0, on="stopping", after_s=0.42073934587463724),
+            Fault(at_s=4.0, kind=Kind.WORKER_CRASHES, node=2),
+        ),
+        max_restarts=1,
+    ),
     "a-deaf-leader-gives-up-the-others": Life(
         seed=3063420,
         num_nodes=4,

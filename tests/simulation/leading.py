@@ -56,7 +56,7 @@ class Lead:
             cores.Terms(
                 job="j", wanted_backend="gloo", store_address=world.address_of(process.node),
                 store_port=store_port, num_nodes=life.num_nodes, min_nodes=life.min_nodes,
-                capacity_s=CAPACITY_S,
+                capacity_s=CAPACITY_S, can_change_leader=life.can_change_leader,
             ),
             guard=Guard(TERMS),
             past=past,

@@ -99,6 +99,8 @@ class Life:
     min_nodes: int = 1
     is_slurm: bool = False
     can_requeue: bool = True
+    can_change_leader: bool = True
+    """Whether another node may lead. Not where srun runs on the leader's node, as in a batch job."""
     is_tracked: bool = True
     """Whether the script reports its steps, and saves when it is told to."""
     answer_s: float = 0.0
@@ -170,7 +172,7 @@ def draw(seed: int) -> Life:
         begun_s = rng.random() * num_steps
         faults = [replace(fault, at_s=begun_s + BURST_S * rng.random()) for fault in faults]
     max_restarts = int(rng.random() * 4) + (is_hard or is_succession)
-    return Life(
+    life = Life(
         seed=seed,
         num_nodes=num_nodes,
         workers=1 + int(rng.random() * 2),
@@ -189,6 +191,7 @@ def draw(seed: int) -> Life:
         seen_s=_choose(rng, 0.0, 0.0, 1.0 + rng.random() * 2),
         is_blind_when_cut=rng.random() < 0.3,
     )
+    return replace(life, can_change_leader=False) if life.is_slurm and rng.random() < 0.2 else life
 
 
 def _draw_fault(rng: random.Random, kinds: Sequence[Kind], num_nodes: int, num_steps: int) -> Fault:

@@ -87,6 +87,8 @@ class Process:
     was_killed: bool = False
     was_left_out: bool = False
     was_told_goodbye: bool = False
+    heard_s: float = 0.0
+    """When a leader last said something to it."""
     heard: Goodbye | None = None
     """The leader's last word, or another one's."""
     was_refused: bool = False
@@ -207,6 +209,7 @@ class Network:
         process = line.agent
         if not line.agent_open or process.line is not line:
             return
+        process.heard_s = self.now_s
         if process.agent is not None:
             if isinstance(message, Goodbye) and process.agent.goodbye is None:
                 process.heard = message

@@ -26,7 +26,7 @@ from allranks.wire.protocol import Beat, Ended, Order, Ping, Plan, Try
 
 from . import dialing
 from .ending import Ends
-from .invariants import check_agent, check_save, check_start, check_step, check_take_over
+from .invariants import check_agent, check_save, check_start, check_step, check_succession, check_take_over
 from .kernel import Generation, Kernel, Machine, Worker
 from .leading import Lead
 from .lives import FOREVER_S, Life, Stream
@@ -145,6 +145,7 @@ class World(Ends, Strikes):
         plans = make_group(
             cards, addresses={i: self.address_of(i) for i in nodes}, past=past, wanted_backend="gloo", attempt=0,
             store_address=self.address_of(0), store_port=1, max_restarts=life.max_restarts,
+            can_change_leader=life.can_change_leader,
         )  # fmt: skip
         first = self.processes[0]
         for process in self.processes:
@@ -284,6 +285,7 @@ class World(Ends, Strikes):
                 self.at(life.sweep_s, lambda: self.on(process, swept))
 
     def _become_leader(self, process: Process, effect: events.Lead) -> None:
+        check_succession(self, process, effect)
         own = self.open_line(process, process)
         lines = {node: process.joined.pop(each.connection) for node, each in effect.joined.items()}
         cards = {
