@@ -17,6 +17,10 @@ can tell.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence, Set
+from functools import cache, partial
+from typing import Any
+
 import msgspec
 
 from allranks.guard.judged import Judged, name_fault
@@ -57,18 +61,21 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     suspects = find_suspects(scene, now_s)
     if 2 * len(suspects) > len(scene.nodes) > 2:
         scene.deaf_s = now_s
-    proven = {node.index: finding for node in suspects if (finding := _judge_node(scene, node, now_s)) is not None}
+    needed = cache(lambda: _waited_for(scene, now_s))
+    found = {node.index: _judge_node(scene, node, now_s, needed) for node in suspects}
+    proven = {index: finding for index, finding in found.items() if finding is not None}
     if not proven:
         return None, False
     is_open = any(node.index not in proven and not answers(scene, node, now_s) for node in suspects)
     tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
     if 2 * len(suspects) > len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
         is_deaf = len(proven) == len(scene.nodes) - 1 and not any(each.seen.connects for each in tried)
-        found = (_lose_part(scene, suspects),)
-        return _blame_leader(scene) if is_deaf else Judged(findings=found, exit_code=Exit.NODE_FAULT), is_open
+        part = (_lose_part(scene, suspects),)
+        return _blame_leader(scene) if is_deaf else Judged(findings=part, exit_code=Exit.NODE_FAULT), is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
-    findings = tuple(msgspec.structs.replace(proven[index], victims=scene.others(*ranks)) for index in gone)
+    victims = scene.others(*ranks)
+    findings = tuple(msgspec.structs.replace(proven[index], victims=victims) for index in gone)
     if 2 * len(gone) == len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
         findings = (_lose_part(scene, [scene.nodes[index] for index in gone]),)
     is_over = all(_is_last(scene, scene.nodes[index]) for index in gone)
@@ -116,7 +123,8 @@ def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | No
     return now_s - silent_s
 
 
-def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
+def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[], Set[int]]) -> Finding | None:
+    """Return what is wrong with a suspect, None while nothing is proven; `needed` returns the ranks waited for."""
     gone_s = scene.settings.gone_s
     silent_s = node.silent_s(now_s)
     is_lost = node.lost_s is not None
@@ -127,12 +135,13 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     gave_up = "the node's agent ended while no leader ran: it was killed, or gave up"
     if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
         seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
+    fault = partial(_find_fault, scene, node, seen)
     if any(each.seen.refused for _, each in tried) and first != NOT_COME:
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
         if has_slept or UNLED in first:
-            return scene.fault("AR012", gave_up, *node.ranks, evidence=seen, fix=fix, **undecided)
+            return fault("AR012", gave_up, fix=fix, **undecided)
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
-        return scene.fault("AR012", what, *node.ranks, evidence=seen, fix=fix)
+        return fault("AR012", what, fix=fix)
     is_late = is_lost or silent_s >= gone_s
     if tried and not any(each.seen.connects for _, each in tried):
         tried_networks = {each.seen.network for _, each in tried}
@@ -141,13 +150,13 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
             way = f"does not answer on the {next(iter(tried_networks))} network"
             what = f"the node is gone: its machine {'answers on no network' if len(tried_networks) > 1 else way}"
             if len(scene.nodes) == 2 or any(index != scene.leader for index, _ in tried):
-                return scene.fault("AR012", what, *node.ranks, evidence=seen)
+                return fault("AR012", what)
             # Only the leader's own tries say so: its link may be at fault, if no other node can be asked.
             helpers = [each for each in scene.nodes if each.index not in (scene.leader, node.index)]
             if any(each.lost_s is None and each.silent_s(now_s) < gone_s for each in helpers) and silent_s < 2 * gone_s:
                 return None
             what += ", and no other node could try it"
-            return scene.fault("AR012", what, *node.ranks, evidence=seen, **undecided)
+            return fault("AR012", what, **undecided)
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if scene.deaf_s < now_s:  # most have come back since: one after another
@@ -156,16 +165,21 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         what = f"the node's agent has been stopped (SIGSTOP), or gets no processor time, for {silent_s:.0f} s: "
         what += "its machine answers, and all other ranks have finished"
         fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
-        return scene.fault("AR010", what, *node.ranks, evidence=seen, fix=fix, confidence=Confidence.LIKELY)
+        return fault("AR010", what, fix=fix, confidence=Confidence.LIKELY)
     is_still = scene.moved_s + scene.settings.hang_s <= now_s
-    is_needed = is_lost or is_still or _is_waited_for(scene, node, now_s)
-    if is_late and mute_s >= patience_s and is_needed and first != NOT_COME:
+    is_mute = is_late and mute_s >= patience_s and first != NOT_COME
+    if is_mute and (is_lost or is_still or (needed() and needed() <= set(node.ranks))):
         if is_lost and has_slept:
-            return scene.fault("AR012", gave_up, *node.ranks, evidence=seen, **undecided)
+            return fault("AR012", gave_up, **undecided)
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
         what = what if tried else "the node's agent is gone, and no other node could test its machine"
-        return scene.fault("AR012", what, *node.ranks, evidence=seen, confidence=Confidence.LIKELY)
+        return fault("AR012", what, confidence=Confidence.LIKELY)
     return None
+
+
+def _find_fault(scene: Scene, node: NodeView, seen: Sequence[str], cause_id: str, what: str, /, **more: Any) -> Finding:
+    """Return a finding about a node; who its victims are depends on what else is gone."""
+    return scene.fault(cause_id, what, *node.ranks, evidence=seen, victims=(), **more)
 
 
 def answers(scene: Scene, node: NodeView, now_s: float) -> bool:
@@ -190,12 +204,11 @@ def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, T
     ]
 
 
-def _is_waited_for(scene: Scene, node: NodeView, now_s: float) -> bool:
-    """Whether others have waited long, and for nobody else."""
+def _waited_for(scene: Scene, now_s: float) -> frozenset[int]:
+    """The ranks that others have waited for long; empty: nobody has."""
     waiting = find_waiting(scene, now_s, names_unknown=True)
-    if waiting is None or not waiting.sinks or waiting.waited_s < scene.settings.gone_s:
-        return False
-    return set(waiting.sinks) <= set(node.ranks)
+    is_long = waiting is not None and waiting.waited_s >= scene.settings.gone_s
+    return frozenset(waiting.sinks) if waiting is not None and is_long else frozenset()
 
 
 def _say(scene: Scene, index: int, each: Tried) -> str:
@@ -220,7 +233,10 @@ def _blame_leader(scene: Scene) -> Judged:
 
 def _lose_part(scene: Scene, silent: list[NodeView]) -> Finding:
     """Half of the nodes or more are lost at once: as likely as their end is that of the path to the leader's."""
-    here, there = (fold_hosts([each.name for each in scene.nodes if (each in silent) == lost]) for lost in (0, 1))
+    lost = {each.index for each in silent}
+    here, there = (
+        fold_hosts([each.name for each in scene.nodes if (each.index in lost) == is_lost]) for is_lost in (False, True)
+    )
     part = "half" if 2 * len(silent) == len(scene.nodes) else "most"
     what = f"{here} lost {there} at once: the network between them failed, or {part} of the nodes did"
     fix = f"from {scene.nodes[scene.leader].name}, ping {there}; look for errors of the switch between them"

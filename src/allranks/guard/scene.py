@@ -222,7 +222,9 @@ class Scene:
         nodes = {self.node_of(rank).index: self.node_of(rank) for rank in sorted(ranks)}
         values = {"interface": self.interface(*nodes), "job": self.job, **({"rank": min(ranks)} if ranks else {})}
         names = [node.name for node in nodes.values()]
-        about = {"node": fold_hosts(names), "ranks": ranks, "victims": self.others(*ranks), "values": values}
+        if "victims" not in more:  # a look at all ranks
+            more["victims"] = self.others(*ranks)
+        about = {"node": fold_hosts(names), "ranks": ranks, "values": values}
         return name_fault(cause_id, message, **about | more)
 
     def interface(self, *indices: int) -> str:
@@ -232,7 +234,8 @@ class Scene:
 
     def others(self, *ranks: int) -> tuple[int, ...]:
         """All ranks but these and those that have left well: the victims."""
-        return tuple(rank for rank in self._node_of if rank not in ranks and rank not in self.left)
+        skipped = self.left.keys() | set(ranks)
+        return tuple(rank for rank in self._node_of if rank not in skipped)
 
     def hear(self, beat: NodeBeat, now_s: float, *, told_s: float | None = None) -> NodeBeat | None:
         """Take in a node's word, and return what of it counts; None: it is of no node of ours or another generation.

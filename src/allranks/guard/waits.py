@@ -7,7 +7,11 @@ checkpoint), so it is only named, aloud and ever more rarely, and ended when not
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -59,7 +63,8 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
         names_unknown: also ranks of which only older words are known may keep the others waiting.
     """
     views = {view.beat.rank: view for view in scene.running()}
-    dumps = [dump for view in views.values() if (dump := _dump_of(view, views)) is not None]
+    progress = _Progress(views.values())
+    dumps = [dump for view in views.values() if (dump := _dump_of(view, progress)) is not None]
     dumps += [_dump_of_left(scene.ranks[rank].beat) for rank in scene.left if rank in scene.ranks]
     stops = (stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND))
     if (stop := next(stops, None)) is None:
@@ -161,12 +166,32 @@ def judge_blocked(scene: Scene) -> Judged | None:
 # --- Beats as dumps ---------------------------------------------------------------------------------------------------
 
 
-def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
+class _Progress:
+    """How far the ranks have come in each group; of thousands, no look at one may go through all others."""
+
+    def __init__(self, views: Iterable[RankView]) -> None:
+        told: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+        for view in views:
+            for group in view.beat.groups:
+                told[group.name].append((view.moved_s, group.completed))
+        self._groups: dict[str, tuple[list[float], list[int]]] = {}
+        for name, each in told.items():
+            each.sort(reverse=True)
+            self._groups[name] = [-moved_s for moved_s, _ in each], [*accumulate((done for _, done in each), max)]
+
+    def completed(self, name: str, *, since_s: float) -> int:
+        """The most that a rank has completed which has moved on since; 0: none has."""
+        negated, most = self._groups[name]
+        num_since = bisect_right(negated, -since_s)
+        return most[num_since - 1] if num_since else 0
+
+
+def _dump_of(view: RankView, progress: _Progress) -> Dump | None:
     """What the walk needs of one rank; None where others show that it has gone on since it said so."""
     if view.is_leaving:
         return _dump_of_left(view.beat)
     said_s = view.told_s - max(view.beat.silent_s or 0.0, CROSSING_S)
-    if any(_has_gone_on(group, said_s, views) for group in view.beat.groups):
+    if any(_has_gone_on(group, progress.completed(group.name, since_s=said_s)) for group in view.beat.groups):
         return None
     return _as_dump(view.beat)
 
@@ -177,11 +202,10 @@ def _dump_of_left(beat: RankBeat) -> Dump:
     return _as_dump(msgspec.structs.replace(beat, calls=(), groups=groups))
 
 
-def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:
+def _has_gone_on(group: GroupSeen, completed: int) -> bool:
     """Whether others have since finished what this rank was in, or more than the next one: so it is not there now."""
     first_open = group.completed + 1 if group.waiting_s > 0 else group.enqueued + 2
-    later = (other for view in views.values() if view.moved_s >= said_s for other in view.beat.groups)
-    return any(other.name == group.name and other.completed >= max(first_open, 1) for other in later)
+    return completed >= max(first_open, 1)
 
 
 def _as_dump(beat: RankBeat) -> Dump:
