@@ -347,7 +347,7 @@ class World:
         groups = tuple(
             GroupSeen(
                 name=name,
-                ranks=members,
+                ranks=members if len(members) < len(self.ranks) else (),
                 enqueued=rank.seqs.get(name, 0),
                 completed=rank.done.get(name, 0),
                 waiting_s=for_s if in_call and doing.group == name else 0.0,

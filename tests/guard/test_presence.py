@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from allranks.guard import presence
 from allranks.guard.orders import Orders
 from allranks.guard.presence import (
     NOT_COME,
@@ -229,6 +230,15 @@ def test_when_most_of_the_nodes_fall_silent_nobody_can_tell_which_side_it_is():
     assert finding.node == "node[01,03] or node[02,04-06]"
     assert finding.message.startswith("node[01,03] lost node[02,04-06] at once: ")
     assert (judged.nodes, judged.cures) == ((), False)
+
+
+def test_who_waits_for_whom_is_looked_at_once_however_many_nodes_are_silent(monkeypatch):
+    # Each look goes through all ranks: with one for each silent node, 512 of them took a minute.
+    looks = []
+    monkeypatch.setattr(presence, "find_waiting", lambda *args, **more: looks.append(args))
+    made = scene([beat(i, waiting(i, call(), num=8, for_s=NOW_S)) for i in range(8)])
+    judge_gone(made, NOW_S + 100.0)
+    assert len(looks) == 1
 
 
 def test_when_most_of_the_nodes_have_come_back_the_others_get_the_time_to():

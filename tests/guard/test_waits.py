@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from allranks.guard.waits import find_waiting, judge_blocked, judge_hang, judge_left, longest_wait_s, say_slow
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
@@ -131,6 +132,14 @@ def test_a_receive_waits_for_its_sender():
     found = find_waiting(made, NOW_S)
     assert found.sinks == (0,)
     assert set(found.waiting) == {1, 2}
+
+
+def test_a_group_that_names_no_ranks_is_that_of_all():
+    told = [waiting(i, call(), num=NUM, for_s=41.0) for i in range(NUM - 1)]
+    told = [replace(rank, groups=tuple(replace(group, ranks=()) for group in rank.groups)) for rank in told]
+    made = scene([beat(i, *told[i : i + 1]) for i in range(NUM)])
+    found = find_waiting(made, NOW_S, names_unknown=True)
+    assert (found.sinks, found.waiting) == ((3,), (0, 1, 2))
 
 
 def test_old_words_of_a_rank_that_has_gone_on_name_nobody():

@@ -259,7 +259,6 @@ class Kernel:
         is_waiting = generation.blocked_s is not None and worker.is_well
         group = GroupSeen(
             name="0",
-            ranks=generation.ranks,
             enqueued=generation.step + is_waiting,
             completed=generation.step,
             waiting_s=now_s - generation.blocked_s if is_waiting and generation.blocked_s is not None else 0.0,

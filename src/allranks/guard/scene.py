@@ -169,6 +169,7 @@ class Scene:
         self.calls_version = 0
         """Changes whenever a rank tells of other calls than before."""
         self.num_ranks = membership.world_size
+        self.everybody = range(self.num_ranks)
         self.waiting_since_s: dict[int, float] = {}
         """Of each rank that is in a collective and has not ended: since when it waits."""
         self._triers: set[int] = set()

@@ -12,7 +12,7 @@ all.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -72,10 +72,10 @@ class Stragglers:
     """Takes in when ranks called which collective, and names who is late."""
 
     def __init__(self) -> None:
-        self._groups: defaultdict[tuple[str, tuple[int, ...]], _Group] = defaultdict(_Group)
+        self._groups: defaultdict[tuple[str, Sequence[int]], _Group] = defaultdict(_Group)
         self._named: dict[int, Straggler] = {}
 
-    def hear(self, group: str, members: tuple[int, ...], rank: int, seq: int, called_s: float, error_s: float) -> None:
+    def hear(self, group: str, members: Sequence[int], rank: int, seq: int, called_s: float, error_s: float) -> None:
         """Take in when a rank called a collective of its group, by the leader's clock, and how wrong that may be."""
         state = self._groups[group, members]
         if rank not in members or seq <= state.newest - _MAX_OPEN:

@@ -136,7 +136,7 @@ class Guard:
             return
         heard = scene.hear(beat.node, now, told_s=now - min(max(now_s - node_s + clock.offset_s, 0.0), MAX_WAY_S))
         for rank in heard.ranks if heard else ():
-            members = {group.name: group.ranks for group in rank.groups}
+            members = {group.name: group.ranks or scene.everybody for group in rank.groups}
             for group, seq, created_ns in rank.lags:
                 if 1 < len(members.get(group, ())) <= scene.num_ranks:
                     called_s = created_ns / 1e9 - clock.offset_s

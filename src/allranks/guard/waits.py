@@ -63,9 +63,9 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
         names_unknown: also ranks of which only older words are known may keep the others waiting.
     """
     views = {view.beat.rank: view for view in scene.running()}
-    progress = _Progress(views.values())
-    dumps = [dump for view in views.values() if (dump := _dump_of(view, progress)) is not None]
-    dumps += [_dump_of_left(scene.ranks[rank].beat) for rank in scene.left if rank in scene.ranks]
+    progress, everybody = _Progress(views.values()), scene.everybody
+    dumps = [dump for view in views.values() if (dump := _dump_of(view, progress, everybody)) is not None]
+    dumps += [_dump_of_left(scene.ranks[rank].beat, everybody) for rank in scene.left if rank in scene.ranks]
     stops = (stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND))
     if (stop := next(stops, None)) is None:
         return None
@@ -186,20 +186,20 @@ class _Progress:
         return most[num_since - 1] if num_since else 0
 
 
-def _dump_of(view: RankView, progress: _Progress) -> Dump | None:
+def _dump_of(view: RankView, progress: _Progress, everybody: range) -> Dump | None:
     """What the walk needs of one rank; None where others show that it has gone on since it said so."""
     if view.is_leaving:
-        return _dump_of_left(view.beat)
+        return _dump_of_left(view.beat, everybody)
     said_s = view.told_s - max(view.beat.silent_s or 0.0, CROSSING_S)
     if any(_has_gone_on(group, progress.completed(group.name, since_s=said_s)) for group in view.beat.groups):
         return None
-    return _as_dump(view.beat)
+    return _as_dump(view.beat, everybody)
 
 
-def _dump_of_left(beat: RankBeat) -> Dump:
+def _dump_of_left(beat: RankBeat, everybody: range) -> Dump:
     """Of a rank that has left, or is about to: what it called is done, whatever its last beat said."""
     groups = tuple(msgspec.structs.replace(group, completed=group.enqueued) for group in beat.groups)
-    return _as_dump(msgspec.structs.replace(beat, calls=(), groups=groups))
+    return _as_dump(msgspec.structs.replace(beat, calls=(), groups=groups), everybody)
 
 
 def _has_gone_on(group: GroupSeen, completed: int) -> bool:
@@ -208,7 +208,7 @@ def _has_gone_on(group: GroupSeen, completed: int) -> bool:
     return completed >= max(first_open, 1)
 
 
-def _as_dump(beat: RankBeat) -> Dump:
+def _as_dump(beat: RankBeat, everybody: range) -> Dump:
     calls = [_as_call(call) for call in beat.calls]
     for group in beat.groups:
         # What the recorder counted and did not describe: where it is, though not what.
@@ -222,7 +222,7 @@ def _as_dump(beat: RankBeat) -> Dump:
         rank=beat.rank,
         calls=tuple(calls),
         enqueued={group.name: group.enqueued for group in beat.groups},
-        members={group.name: group.ranks for group in beat.groups if group.ranks},
+        members={group.name: group.ranks or everybody for group in beat.groups},
         is_whole=False,
     )
 

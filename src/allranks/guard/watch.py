@@ -50,6 +50,7 @@ class Watch:
         self._table = self._settings = settings
         self._node_index = 0
         self._generation = 0
+        self._everybody = range(0)
         self._workers: Sequence[WatchedWorker] = ()
         self._next_s = 0.0
         data, control = plain_address(data_address), plain_address(control_address)
@@ -70,11 +71,19 @@ class Watch:
         self._last: dict[int, RankBeat] = {}
 
     def begin(
-        self, generation: int, workers: Sequence[WatchedWorker], now_s: float, *, node_index: int, num_nodes: int = 1
+        self,
+        generation: int,
+        workers: Sequence[WatchedWorker],
+        now_s: float,
+        *,
+        node_index: int,
+        num_nodes: int = 1,
+        num_ranks: int = 0,
     ) -> None:
         """Watch these workers from now on; the node may have another index in each generation."""
         self._settings = self._table.for_nodes(num_nodes)
         self._generation, self._workers, self._node_index = generation, workers, node_index
+        self._everybody = range(num_ranks)
         self._next_s = now_s
         self._last.clear()
 
@@ -125,7 +134,7 @@ class Watch:
     def _to_keep(self, within_s: float) -> Iterator[tuple[str, bytes]]:
         for rank, beat in sorted(self._last.items()):
             if beat.calls:
-                data = msgspec.json.encode(_as_recorder(beat))
+                data = msgspec.json.encode(_as_recorder(beat, self._everybody))
                 yield f"recorder_rank_{rank}.json", msgspec.json.format(data, indent=1)
         pids = {beat.pid: rank for rank, beat in self._last.items() if beat.state is not ProcessState.GONE and beat.pid}
         if pids:
@@ -181,12 +190,13 @@ def _all_of_interface(address: str) -> tuple[str, ...]:
     return (address,)
 
 
-def _as_recorder(beat: RankBeat) -> dict[str, object]:
+def _as_recorder(beat: RankBeat, everybody: range) -> dict[str, object]:
     """A rank's calls in the shape of torch's recorder (format 2.10)."""
     return {
         "version": "2.10",
         "pg_config": {
-            group.name: {"name": group.name, "desc": "", "ranks": str(list(group.ranks))} for group in beat.groups
+            group.name: {"name": group.name, "desc": "", "ranks": str(list(group.ranks or everybody))}
+            for group in beat.groups
         },
         "pg_status": {
             group.name: {

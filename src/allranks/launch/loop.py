@@ -206,10 +206,11 @@ class Loop:
             return
         self._plan_to_start = None
         self.workers.start(plan, interface=self.rendezvous.interface)
-        now_s, generation, num_nodes = time.monotonic(), plan.generation, len(plan.members)
+        now_s, generation = time.monotonic(), plan.generation
         begun = self.workers.still_running
         watched = [WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell) for worker in begun]
-        self._watch.begin(generation, watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
+        sizes = {"num_nodes": len(plan.members), "num_ranks": plan.world_size}
+        self._watch.begin(generation, watched, now_s, node_index=plan.node_index, **sizes)
         self._pulse = Pulse(now_s)
         pids = {worker.rank: worker.pid for worker in begun}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))

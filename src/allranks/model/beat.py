@@ -98,7 +98,7 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaul
     name: Word
     """Its key, as in CallSeen."""
     ranks: tuple[int, ...] = ()
-    """Global ranks of its members; empty: not known, all for the default group."""
+    """Global ranks of its members; empty: all of the job (of thousands, they would be most of what a node tells)."""
     enqueued: Number = -1
     """Number of the last collective that it called; -1: not known."""
     completed: Number = -1

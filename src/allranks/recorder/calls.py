@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from allranks.model.beat import CallSeen, show_call
@@ -36,7 +36,7 @@ class Dump:
     enqueued: Mapping[str, int] = field(default_factory=dict)
     """By the name of the group, the last number called; -1 where the backend does not tell. Only asked where the group
     has no calls: sends and receives count into it."""
-    members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    members: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Global ranks of each group in the group's order, where the recorder knows them (Gloo's does not)."""
     descs: Mapping[str, str] = field(default_factory=dict)
     is_whole: bool = True

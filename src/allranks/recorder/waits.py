@@ -78,7 +78,7 @@ def find_stops(dumps: Sequence[Dump]) -> list[Stop]:
 class _Group:
     name: str
     desc: str
-    order: tuple[int, ...]
+    order: Sequence[int]
     """Global ranks of its members, as far as they are known."""
     dumps: dict[int, Dump]
     """Of its members."""
@@ -128,7 +128,7 @@ def _is_done(calls: Iterable[Call]) -> bool:
 
 def _list_groups(dumps: Sequence[Dump]) -> list[_Group]:
     """Sub groups of one mesh may share a name: their members tell them apart."""
-    named: defaultdict[str, dict[tuple[int, ...], list[Dump]]] = defaultdict(lambda: defaultdict(list))
+    named: defaultdict[str, dict[Sequence[int], list[Dump]]] = defaultdict(lambda: defaultdict(list))
     calls: defaultdict[tuple[str, int], list[Call]] = defaultdict(list)
     for dump in dumps:
         for call in dump.calls:
@@ -149,7 +149,7 @@ def _list_groups(dumps: Sequence[Dump]) -> list[_Group]:
 
 
 def _group(
-    name: str, order: tuple[int, ...], dumps: Sequence[Dump], all_calls: Mapping[tuple[str, int], Sequence[Call]]
+    name: str, order: Sequence[int], dumps: Sequence[Dump], all_calls: Mapping[tuple[str, int], Sequence[Call]]
 ) -> _Group:
     calls: dict[int, dict[int, list[Call]]] = {}
     pairs: defaultdict[int, list[Call]] = defaultdict(list)

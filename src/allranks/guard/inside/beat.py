@@ -5,7 +5,8 @@ process is stopped or its GIL held, which the agent then sees from outside. What
 CLOCK_MONOTONIC but `created_ns`:
 
     at (main thread's place), lags [[group, seq, created_ns]], blind [text],
-    groups [[name, ranks, enqueued, completed, open_since_ns]], calls (model.beat.CallSeen, where one is open for long)
+    groups [[name, ranks (none: all of the job), enqueued, completed, open_since_ns]]
+    calls (model.beat.CallSeen, where one is open for long)
 
 Its own cost is bounded: a dump of the recorder takes milliseconds with the GIL held, so the next one for lags waits
 until they are DUMP_SHARE of the time. Runs in the worker's Python.
@@ -41,6 +42,7 @@ class Beat:
         self._cell = cell
         self._flight = flight
         self._main = threading.main_thread().ident
+        self._everybody = tuple(range(int(os.environ.get("WORLD_SIZE") or 0)))
         self._every_s = float(os.environ.get("ALLRANKS_BEAT_S") or EVERY_S)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="allranks-beat", daemon=True)
@@ -94,7 +96,12 @@ class Beat:
         told = {
             "at": at,
             "groups": [
-                (name, group.ranks, *states.get(name, (-1, -1)), self._open.get(name, (0, 0))[1])
+                (
+                    name,
+                    () if group.ranks == self._everybody else group.ranks,
+                    *states.get(name, (-1, -1)),
+                    self._open.get(name, (0, 0))[1],
+                )
                 for name, group in self._flight.groups().items()
             ],
             "calls": self._calls,
