@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.guard import mismatch
 from allranks.guard.verdict import Guard
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.finding import Finding
@@ -250,6 +251,18 @@ def test_a_late_end_still_names_the_culprit_where_there_were_only_victims():
     assert (first.findings[0].cause, first.is_final) == ("AR490 collective-timeout", False)
     guard.ended(end(2, message="ValueError: x", at_s=100.2), 103.0)
     assert guard.judge(103.0).findings[0].message == "ValueError: x"
+
+
+@pytest.mark.parametrize(("num", "most"), [(256, 256), (2048, 20)], ids=["small", "large"])
+def test_the_beats_of_a_large_job_do_not_each_bring_a_look_for_what_explains_a_crash(num, most, monkeypatch):
+    """2,048 looks took 12 s in which the leader did nothing else."""
+    looks, look = [], mismatch.find_mismatch
+    monkeypatch.setattr(mismatch, "find_mismatch", lambda scene: looks.append(1) or look(scene))
+    guard = guard_of(num)
+    guard.ended(end(0, message=GLOO_LOST), 100.0)
+    for index in range(num):
+        guard.hear(Beat(node=beat(index, away(index, num=num))), 100 + index / num)
+    assert 2 <= len(looks) <= most
 
 
 RANK_2_LEAVES = [away(rank, num=3, phase="leaving" if rank == 2 else "training") for rank in range(3)]
