@@ -234,6 +234,15 @@ def test_a_generation_that_not_all_have_begun_needs_the_majority_of_the_one_befo
     assert bool(node.all_of(Lead)) is leads
 
 
+def test_who_has_followed_another_leader_does_not_go_back_to_the_one_before():
+    node = lost(2, 5)
+    node.feed(Found, leader=1)
+    node.feed(Heard, message=Ping(sent_ns=1))
+    node.feed(Lost, reason="reset by peer")
+    *_, seek = node.all_of(Seek)
+    assert [each.node for each in seek.contacts] == [1, 3, 4]
+
+
 def test_after_a_resignation_nobody_waits_for_the_old_leader_and_its_word_counts():
     past = Past(history=History(restarts_left=1), excluded=(0,))
     node = Node(1, plans(4)[1])

@@ -99,15 +99,15 @@ KNOWN: dict[str, Life] = {
         answer_s=1.3,
     ),
     "late-successor-calls-the-leader-killed": Life(
-        seed=16677,
+        seed=60350,
         num_nodes=3,
-        num_steps=6,
+        num_steps=8,
         faults=(
-            Fault(at_s=7.0, kind=Kind.NODE_IS_CUT_OFF, node=1, for_s=16.0),
-            Fault(at_s=7.4, kind=Kind.NODE_IS_CUT_OFF, node=2, for_s=8.0),
+            Fault(at_s=8.0, kind=Kind.ONE_WAY, node=2, for_s=8.0, doubled=True),
+            Fault(at_s=9.0, kind=Kind.ONE_WAY, node=2, for_s=12.0),
+            Fault(at_s=10.0, kind=Kind.ONE_WAY, node=1, for_s=15.0),
         ),
-        max_restarts=2,
-        start_s=1.0,
+        max_restarts=4,
     ),
     "others-go-on-from-the-generation-before": Life(
         seed=18663,
@@ -335,7 +335,7 @@ KNOWN: dict[str, Life] = {
         start_s=1.0,
         turn_s=0.2560596896856346,
     ),
-    "a-pause-is-no-sign-of-a-leader": Life(
+    "a-leader-that-slept-while-it-was-succeeded": Life(
         seed=2075197,
         num_nodes=3,
         num_steps=4,
@@ -408,5 +408,23 @@ KNOWN: dict[str, Life] = {
         num_steps=4,
         faults=(Fault(at_s=3.8, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=4.2),),
         turn_s=0.3782148367630285,
+    ),
+    "a-cut-off-leader-ends-at-once": Life(
+        seed=20011186,
+        num_nodes=4,
+        num_steps=2,
+        faults=(Fault(at_s=1.118509406072381, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=5.6),),
+        max_restarts=1,
+        turn_s=0.2524510260027279,
+    ),
+    "back-to-a-former-leader": Life(
+        seed=59727,
+        num_nodes=3,
+        num_steps=3,
+        faults=(
+            Fault(at_s=3.0, kind=Kind.NODE_IS_CUT_OFF, node=0, for_s=7.0),
+            Fault(at_s=11.0, kind=Kind.LINE_ENDS, node=2),
+        ),
+        max_restarts=2,
     ),
 }

@@ -110,6 +110,8 @@ class Agent:
         self.succession: Succession | None = None
         """While the leader is lost."""
         self._search: Succession | None = None  # the last one, until whoever was found has spoken: it may not lead
+        self._succeeded: set[int] = set()
+        """Former leaders of this generation."""
         self.interrupted_by: int | None = None
         self._waits_s = self._heard_s = self._stepped_s = now_s
         self._signals: list[int] = []
@@ -158,6 +160,8 @@ class Agent:
             case events.Due():
                 self._turn(now_s)
             case events.Heard(message=message):
+                if self._search is not None and self._search.leader != self.leader:
+                    self._succeeded.add(self._search.leader)
                 self._heard_s, self._search = now_s, None
                 self._obey(message, now_s)
             case events.Lost(reason=reason):
@@ -205,7 +209,7 @@ class Agent:
 
     def _start(self, plan: Plan) -> None:
         self._enter(Phase.STARTING)
-        self.plan, self.ending, self._next_plan = plan, None, None
+        self.plan, self.ending, self._next_plan, self._succeeded = plan, None, None, set()
         self._told, self._pids, self._savers, self._has_failed = [], {}, set(), False
         self._do(events.Start(plan=plan))
 
@@ -369,7 +373,7 @@ class Agent:
         self._next_plan = None  # whoever leads next does not know that it was begun
         self.succession = self._search or Succession(
             own=self.node, leader=self.leader, plan=self.plan, confirmed=self._confirmed, reason=reason, lost_s=now_s,
-            has_resigned=has_resigned, was_stopped=self.ending is not None,
+            has_resigned=has_resigned, was_stopped=self.ending is not None, succeeded=frozenset(self._succeeded),
         )  # fmt: skip
         self._search, self.leader = None, self.succession.leader
         if self.succession.contacts and self.interrupted_by is None:

@@ -51,6 +51,8 @@ class Succession:
     has_resigned: bool = False
     was_stopped: bool = False
     """Whether the leader had ordered the workers' end: it may have left since, because it found itself cut off."""
+    succeeded: frozenset[int] = frozenset()
+    """Leaders of this generation before that one: whoever has followed another does not go back to them."""
     joined: dict[int, events.Joined] = field(default_factory=dict)
     """Agents that were accepted, by node."""
     is_outdated: bool = False
@@ -59,7 +61,7 @@ class Succession:
     @property
     def contacts(self) -> tuple[Contact, ...]:
         """Agents to look for: the leader, unless it has resigned, and its successors."""
-        skipped = (self.own, self.leader) if self.has_resigned else (self.own,)
+        skipped = {self.own, *self.succeeded, *([self.leader] if self.has_resigned else [])}
         can_change = self.has_resigned or self.is_replaceable
         reachable = [each for each in self.plan.successors if each.port and each.node not in skipped]
         return tuple(each for each in reachable if can_change or each.node == self.leader)
@@ -67,7 +69,7 @@ class Succession:
     @property
     def is_replaceable(self) -> bool:
         """Whether the other members are a majority without the leader, and restarts are allowed."""
-        others = set(self.plan.nodes) - {self.leader}
+        others = set(self.plan.nodes) - {self.leader, *self.succeeded}
         has_heirs = len(self.plan.successors) > 1
         return has_heirs and self.plan.max_restarts > 0 and has_majority(others, self._electors)
 
@@ -78,7 +80,8 @@ class Succession:
 
     def is_open(self, now_s: float) -> bool:
         """Whether this agent accepts others."""
-        heirs = [each.node for each in self.plan.successors if each.node != self.leader and each.port]
+        gone = {self.leader, *self.succeeded}
+        heirs = [each.node for each in self.plan.successors if each.node not in gone and each.port]
         if self.is_outdated or self.own not in heirs or not self.is_replaceable:
             return False
         return now_s >= self.lost_s + (0.0 if self.has_resigned else RETURN_S) + OPENS_S * heirs.index(self.own)

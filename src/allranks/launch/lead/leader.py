@@ -176,7 +176,8 @@ class Leader(Reports):
             culprits=at_fault,
             leader=self._own,
             leader_name=self._members.name_of(self._own),
-            can_resign=len(plan.successors) > 1 and self._members.have_majority(without=at_fault),
+            # Where the leader's own link is at fault, all others are away.
+            can_resign=len(plan.successors) > 1 and self._members.have_majority(without=at_fault, and_away=True),
             checkpoint=self.checkpoint,
             ran_s=now_s - self._generation.began_s,
         )

@@ -92,9 +92,15 @@ class Members:
         away = [index for index, each in self.away.items() if each.node is None or each.node.state is State.RUNNING]
         return [*(index for index, node in self.nodes.items() if node.state is State.RUNNING), *away]
 
-    def have_majority(self, *, without: Collection[int] = ()) -> bool:
-        """Whether the connected members, without these nodes, may begin another generation."""
-        return has_majority(self.here.keys() - set(without), self.electors)
+    def have_majority(self, *, without: Collection[int] = (), and_away: bool = False) -> bool:
+        """Whether the connected members, without these nodes, may begin another generation.
+
+        Args:
+            without: nodes that are left out.
+            and_away: if those come back that are away.
+        """
+        here = self.here.keys() | self.away.keys() if and_away else self.here.keys()
+        return has_majority(here - set(without), self.electors)
 
     def name_of(self, index: int) -> str:
         """A node's name: as it is connected, or as the Plan has it."""
