@@ -383,6 +383,17 @@ def test_who_is_blocked_is_told_for_the_end():
     assert guard.judge(100.0).blocked == (0, 1, 2)
 
 
+def test_a_node_that_comes_back_before_its_first_beat_is_not_gone_as_soon_as_it_is_lost_again():
+    guard = guard_of(2)
+    for now_s in (100 + each / 2 for each in range(15)):
+        hear_all(guard, now_s, away(0, num=2))
+        if now_s == 106.0:
+            guard.returned(1, now_s)
+        if now_s in (104.0, 106.5):
+            guard.lost(1, "reset", now_s)
+        assert guard.judge(now_s) is None, now_s
+
+
 def test_tries_are_ordered_once_a_round():
     guard = guard_of()
     hear_all(guard, 100.0, *(away(i, num=3) for i in range(3)))

@@ -427,4 +427,49 @@ KNOWN: dict[str, Life] = {
         ),
         max_restarts=2,
     ),
+    "lost-three-times-before-its-first-beat": Life(
+        seed=30228630,
+        num_nodes=2,
+        num_steps=5,
+        faults=(
+            Fault(at_s=0.0, kind=Kind.LINE_ENDS, node=0, after_s=2.385692139646212),
+            Fault(at_s=2.8, kind=Kind.LINE_ENDS, node=0, after_s=2.4404021872701778),
+            Fault(at_s=5.5, kind=Kind.LINE_ENDS, node=1, after_s=2.0107714101309853),
+        ),
+        start_s=0.7,
+        turn_s=0.29517390849909336,
+    ),
+    "left-out-and-found-by-the-next-leader": Life(
+        seed=30609344,
+        num_nodes=3,
+        num_steps=2,
+        faults=(
+            Fault(at_s=1.7, kind=Kind.PARTITION, node=2, for_s=3.0),
+            Fault(at_s=5.2, kind=Kind.PARTITION, node=0),
+        ),
+        max_restarts=3,
+        min_nodes=3,
+        turn_s=0.3560067524901725,
+    ),
+    "links-of-two-leaders-are-no-crash-loop": Life(
+        seed=30665897,
+        num_nodes=4,
+        num_steps=1,
+        faults=(
+            Fault(at_s=1.0, kind=Kind.ONE_WAY, node=0, for_s=5.0),
+            Fault(at_s=7.0, kind=Kind.ONE_WAY, node=2),
+            Fault(at_s=10.0, kind=Kind.PARTITION, node=3),
+        ),
+        max_restarts=2,
+    ),
+    "a-signal-for-a-cut-off-leader": Life(
+        seed=30696434,
+        num_nodes=5,
+        num_steps=4,
+        faults=(
+            Fault(at_s=4.0, kind=Kind.PARTITION, node=0, others=(4,)),
+            Fault(at_s=4.0, kind=Kind.SIGNAL, node=4, signum=15),
+        ),
+        max_restarts=2,
+    ),
 }

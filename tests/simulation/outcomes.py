@@ -37,17 +37,17 @@ def one_exit_code(world: World) -> str:
     for process in world.processes:
         if process.exit_code is None or process.heard is None:
             continue
-        expected = 0 if process.was_left_out or _has_left(process) else process.heard.exit_code
+        expected = 0 if _has_left(process) else process.heard.exit_code
         if process.exit_code != expected:
             return f"n{process.node} exits with {process.exit_code}, the verdict says {expected}"
     return ""
 
 
 def _has_left(process: Process) -> bool:
-    """Whether an agent left a job that others go on with: its leader, or this one, was cut off, or has resigned."""
+    """Whether an agent left a job that others go on with: it was left out, or its leader cut off, or it has resigned."""
     has_resigned = process.lead is not None and process.lead.leader.has_resigned
     is_cut_off = process.heard is not None and process.heard.is_cut_off
-    return process.exit_code == 0 and (has_resigned or is_cut_off)
+    return process.exit_code == 0 and (has_resigned or is_cut_off or process.was_left_out)
 
 
 def the_healthy_hear_the_verdict(world: World) -> str:
@@ -67,11 +67,16 @@ def the_healthy_hear_the_verdict(world: World) -> str:
 
 def one_verdict(world: World) -> str:
     """All agents that hear a verdict hear the same one, whoever led."""
-    members = [each for each in world.processes if each.lead is None and not each.was_left_out and not _has_left(each)]
-    heard = [each for each in members if each.heard and not (each.heard.is_cut_off and world.blind)]
+    members = [each for each in world.processes if each.lead is None and not _has_left(each)]
+    heard = [each for each in members if each.heard and not (each.heard.is_cut_off and _knows_no_better(each, world))]
     heard = [each for each in heard if not each.was_killed]  # nobody hears it from these
     codes = {process.heard.exit_code for process in heard if process.agent and process.agent.goodbye is process.heard}
     return f"exit codes {codes}" if len(codes) > 1 and not _has_ended_unseen(world) else ""
+
+
+def _knows_no_better(process: Process, world: World) -> bool:
+    """Whether one whose leader was cut off cannot see that others go on, or was told to stop, and does not look."""
+    return bool(world.blind) or (process.agent is not None and process.agent.interrupted_by is not None)
 
 
 def _has_ended_unseen(world: World) -> bool:

@@ -75,6 +75,7 @@ class NodeView:
     index: int
     member: Member
     began_s: float
+    """When the generation began, or its agent came back before its first beat."""
     addresses: Mapping[str, str]
     """By network, `data` and `control`, where they are known; and the name of its data `interface`."""
     agent_port: int = 0

@@ -164,7 +164,10 @@ class Guard:
         """A node's agent has taken up its connection again: it lives, whatever its next beat tells."""
         node = self._scene.nodes[node_index]
         node.lost_reason, node.lost_s = "", None
-        node.heard_s = None if node.heard_s is None else self._now(now_s)
+        if node.heard_s is None:  # its first beat may still take its time
+            node.began_s = self._now(now_s)
+        else:
+            node.heard_s = self._now(now_s)
 
     # What follows
 

@@ -119,6 +119,13 @@ def test_the_same_crash_at_the_same_step_ends_the_job(second: int | None, expect
     assert (decision.restarts, decision.is_crash_loop) == expected
 
 
+def test_the_same_fault_of_another_node_is_no_crash_loop():
+    history = History(restarts_left=9)
+    for culprit in (2, 3):  # the ranks of a node that is left out are another one's then
+        decision = move(judged(cures=True, nodes=(culprit,)), history=history, culprits=(culprit,))
+        assert (decision.restarts, decision.is_crash_loop, decision.without) == (True, False, {culprit})
+
+
 def test_the_same_rank_the_third_time_without_progress_ends_the_job():
     history = History(restarts_left=9)
     moves = [move(judged(), history=history, at=step) for step in (10, 20, 30)]

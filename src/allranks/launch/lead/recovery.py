@@ -62,7 +62,7 @@ def decide(
     cause, what = (judged.findings[0].cause, judged.findings[0].message) if judged.findings else ("", "")
     step = min((steps[rank] for rank in judged.ranks if rank in steps), default=None)
     crash = Crash(cause=cause, ranks=judged.ranks, step=step, what=what)
-    is_again = crash in history.crashes
+    is_again = crash in history.crashes and not judged.cures  # a node that is left out: its ranks are others' now
     history.crashes.append(crash)
     if checkpoint != history.checkpoint or ran_s >= PROGRESS_S:
         history.faults.clear()
