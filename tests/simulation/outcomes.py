@@ -44,7 +44,7 @@ def one_exit_code(world: World) -> str:
 
 
 def _has_left(process: Process) -> bool:
-    """Whether an agent left a job that others go on with: it was left out, or its leader cut off, or it has resigned."""
+    """Whether an agent left a job that others go on with: left out, or its leader was cut off, or it has resigned."""
     has_resigned = process.lead is not None and process.lead.leader.has_resigned
     is_cut_off = process.heard is not None and process.heard.is_cut_off
     return process.exit_code == 0 and (has_resigned or is_cut_off or process.was_left_out)
