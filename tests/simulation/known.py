@@ -472,4 +472,17 @@ KNOWN: dict[str, Life] = {
         ),
         max_restarts=2,
     ),
+    "started-again-while-another-leads": Life(
+        seed=40784471,
+        num_nodes=5,
+        num_steps=4,
+        faults=(
+            Fault(at_s=0.0, kind=Kind.AGENT_STOPS, node=-1, on="took over", after_s=4.923584123007666),
+            Fault(at_s=4.0, kind=Kind.NODE_DIES, node=2, for_s=1.0),
+            Fault(at_s=4.4, kind=Kind.NODE_IS_CUT_OFF, node=-1),
+        ),
+        max_restarts=2,
+        is_slurm=True,
+        turn_s=0.410677728102382,
+    ),
 }

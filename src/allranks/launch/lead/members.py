@@ -149,6 +149,7 @@ class Members:
             state = before.state
         elif (
             before is not None
+            or card.generation < 0  # started again: it has had no generation
             or card.generation not in (generation, generation - 1)
             or (away is None and not (may_return and index in self.group and card.generation == generation))
         ):
