@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.launch.lead.members import has_majority
+from allranks.launch.lead.members import Members, has_majority
+from allranks.model.card import Card
 
 
 @pytest.mark.parametrize(
@@ -45,3 +46,12 @@ def test_of_a_job_cut_in_two_exactly_one_part_is_the_majority(num_nodes: int):
     for size in range(num_nodes + 1):
         for part in itertools.combinations(nodes, size):
             assert has_majority(part, [nodes]) != has_majority(set(nodes) - set(part), [nodes])
+
+
+@pytest.mark.parametrize(("generation", "expected"), [(0, 2), (-1, None)])
+def test_an_agent_that_was_started_again_is_no_member_that_missed_the_first_plan(generation: int, expected: int | None):
+    """It would hold the first leader for its own, whoever leads now."""
+    members = Members(num_nodes=3, nodes={}, group={0: "n0", 1: "n1", 2: "n2"})
+    members.miss(2, "it has not come to the new leader", 6.0)
+    card = Card(host="n2", pid=1, node_index=2, num_workers=1, num_gpus=0, incarnation=7, generation=generation)
+    assert members.take_back(card, "10.0.0.2", generation=0, may_return=False) == expected
