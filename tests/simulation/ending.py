@@ -46,6 +46,8 @@ class Ends(Network):
         self.requeues: list[Process] = []
         self.blind: set[int] = set()
         """Nodes that do not see the run directory."""
+        self.were_blind: set[int] = set()
+        """At any time."""
 
     # The run directory
 

@@ -485,4 +485,13 @@ KNOWN: dict[str, Life] = {
         is_slurm=True,
         turn_s=0.410677728102382,
     ),
+    "the-job-had-ended-out-of-sight": Life(
+        seed=50016368,
+        num_nodes=5,
+        num_steps=5,
+        faults=(Fault(at_s=6.0, kind=Kind.PARTITION, node=1, for_s=18.0, others=(2, 3)),),
+        max_restarts=3,
+        min_nodes=5,
+        is_blind_when_cut=True,
+    ),
 }

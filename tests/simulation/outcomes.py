@@ -87,7 +87,7 @@ def _has_ended_unseen(world: World) -> bool:
     first, *later = sorted(ends, key=lambda end: end.at_s)
     seen_s, others = first.at_s + world.life.seen_s, {end.node for end in later} - {first.node}
     led = [lead for lead in world.leads if lead.node in others]
-    return any(world.blind & {first.node, lead.node} or lead.begun_s < seen_s for lead in led)
+    return any(world.were_blind & {first.node, lead.node} or lead.begun_s < seen_s for lead in led)
 
 
 def requeued_once(world: World) -> str:

@@ -169,6 +169,7 @@ def _cut(world: World, nodes: Iterable[int], fault: Fault, *, both_ways: bool) -
         world.raise_wall(there, here, fault.for_s)
     if world.life.is_blind_when_cut and both_ways:
         world.blind |= here
+        world.were_blind |= here
         world.at(fault.for_s, lambda: world.blind.difference_update(here))
 
 
