@@ -36,6 +36,8 @@ class Recorded:
     node: int
     event: str
     fields: Mapping[str, Any]
+    is_late: bool = False
+    """Whether its node did not see the run directory, which gets it when the node does."""
 
 
 class Ends(Network):
@@ -53,7 +55,7 @@ class Ends(Network):
 
     def record(self: World, node: int, event: str, fields: Mapping[str, Any]) -> None:
         """A node's process writes an event."""
-        self.recorded.append(Recorded(self.now_s, node, event, dict(fields)))
+        self.recorded.append(Recorded(self.now_s, node, event, dict(fields), is_late=node in self.blind))
 
     def read_events(self: World, node: int) -> list[dict[str, Any]]:
         """Return what a node can read."""
@@ -63,7 +65,7 @@ class Ends(Network):
         return [
             {"event": each.event, **each.fields}
             for each in self.recorded
-            if (each.at_s <= seen_by_s or each.node == node) and each.node not in self.blind - {node}
+            if (each.at_s <= seen_by_s or each.node == node) and not (each.is_late and each.node in self.blind - {node})
         ]
 
     # The end

@@ -494,4 +494,17 @@ KNOWN: dict[str, Life] = {
         min_nodes=5,
         is_blind_when_cut=True,
     ),
+    "given-up-by-a-leader-that-was-cut-off-later": Life(
+        seed=60341792,
+        num_nodes=5,
+        num_steps=11,
+        faults=(
+            Fault(at_s=0.0, kind=Kind.NODE_IS_CUT_OFF, node=-1, on="took over", after_s=5.553682580740111),
+            Fault(at_s=1.0, kind=Kind.NODE_DIES, node=-1, for_s=3.0),
+            Fault(at_s=2.0, kind=Kind.NODE_IS_CUT_OFF, node=4, for_s=16.0),
+        ),
+        max_restarts=4,
+        is_slurm=True,
+        is_blind_when_cut=True,
+    ),
 }
