@@ -69,7 +69,7 @@ class Succession:
     @property
     def is_replaceable(self) -> bool:
         """Whether the other members are a majority without the leader, and restarts are allowed."""
-        others = set(self.plan.nodes) - {self.leader, *self.succeeded}
+        others = set(self.plan.nodes) - self._leaders
         has_heirs = len(self.plan.successors) > 1
         return has_heirs and self.plan.max_restarts > 0 and has_majority(others, self._electors)
 
@@ -80,8 +80,7 @@ class Succession:
 
     def is_open(self, now_s: float) -> bool:
         """Whether this agent accepts others."""
-        gone = {self.leader, *self.succeeded}
-        heirs = [each.node for each in self.plan.successors if each.node not in gone and each.port]
+        heirs = [each.node for each in self.plan.successors if each.node not in self._leaders and each.port]
         if self.is_outdated or self.own not in heirs or not self.is_replaceable:
             return False
         return now_s >= self.lost_s + (0.0 if self.has_resigned else RETURN_S) + OPENS_S * heirs.index(self.own)
@@ -121,6 +120,11 @@ class Succession:
     def can_lead(self) -> bool:
         """Whether those that have joined are a majority, together with this agent."""
         return not self.is_outdated and has_majority({self.own, *self.joined}, self._electors)
+
+    @property
+    def _leaders(self) -> set[int]:
+        """The one that is lost, and those before it."""
+        return {self.leader, *self.succeeded}
 
     @property
     def _electors(self) -> tuple[tuple[int, ...], ...]:

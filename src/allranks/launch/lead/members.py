@@ -149,8 +149,7 @@ class Members:
             state = before.state
         elif (
             before is not None
-            or card.generation < 0  # started again: it has had no generation
-            or card.generation not in (generation, generation - 1)
+            or card.generation not in (generation, max(0, generation - 1))  # -1: started again, it has had none
             or (away is None and not (may_return and index in self.group and card.generation == generation))
         ):
             return None
