@@ -8,9 +8,19 @@ from pathlib import Path
 
 import pytest
 
-from allranks.state.saved.commit import Attempt, AttemptFailedError, gather_parts, seal, write_part
+from allranks.state.saved.commit import (
+    GIVEN_UP,
+    Attempt,
+    AttemptFailedError,
+    gather_parts,
+    give_up,
+    seal,
+    watch_outcome,
+    write_part,
+)
 from allranks.state.saved.manifest import MANIFEST, part_name, report_name
 from allranks.state.saved.parts import read_manifest
+from allranks.state.saved.tidy import look_at_writers, sweep
 
 CONTENT = bytes(range(256)) * 40
 
@@ -94,6 +104,50 @@ def test_a_rank_that_could_not_write_its_part_ends_the_attempt(
 
     with pytest.raises(AttemptFailedError, match=r"rank 1: .*[Nn]o space left"):
         gather_parts(attempt_of(root), is_orphaned=fail, is_next_due=fail)
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_a_rank_that_comes_after_the_end_of_the_attempt_does_not_go_on_with_it(tmp_path: Path) -> None:
+    """It would make the directory again, and wait in it for a coordinator that is done."""
+    first, late = (attempt_of(tmp_path, rank=rank, name="0123abcd-1") for rank in range(2))
+    write_part(first, memoryview(CONTENT))
+    give_up(first)
+    with pytest.raises(AttemptFailedError):
+        write_part(late, memoryview(CONTENT))
+    assert names_in(late.directory) == [GIVEN_UP]
+    assert look_at_writers(late.directory)[0] is False
+    sweep(tmp_path, run="4567cdef", below=1)  # the next run's
+    assert names_in(tmp_path) == []
+
+
+def test_a_rank_learns_that_its_attempt_is_given_up(tmp_path: Path) -> None:
+    write_part(attempt_of(tmp_path, rank=1), memoryview(CONTENT))
+    give_up(attempt_of(tmp_path))
+    (attempt_of(tmp_path).directory / part_name(1)).write_bytes(CONTENT)  # at the same time
+
+    def fail() -> bool:
+        pytest.fail("it waits for an outcome that is known")
+
+    assert watch_outcome(attempt_of(tmp_path, rank=1), fail) is False
+    assert names_in(attempt_of(tmp_path).directory) == [GIVEN_UP]
+
+
+def test_a_rank_for_whose_reason_there_is_no_room_ends_the_attempt_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_part(attempt_of(tmp_path), memoryview(CONTENT))
+
+    def is_full(*_: object, **more: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", is_full)
+    with pytest.raises(OSError, match="No space left"):
+        write_part(attempt_of(tmp_path, rank=1), memoryview(CONTENT))
+    with pytest.raises(AttemptFailedError, match="neither its part nor why"):
+        gather_parts(attempt_of(tmp_path), is_orphaned=lambda: False, is_next_due=lambda: False)
 
 
 def test_a_part_that_reads_back_as_something_else_ends_the_attempt(

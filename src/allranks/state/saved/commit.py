@@ -6,14 +6,15 @@ All ranks' writers, on any node, and nothing but the shared directory between th
              writes its part, fsyncs it, reads it back unless the next save waits, replaces `rank_k.json` by one with
              size and checksums, fsyncs the directory.
     Phase 2  rank 0's writer, the coordinator, waits until every rank's `rank_k.json` is there and its part is as
-             large as it says. One that failed, or none that comes on for PATIENCE_S, ends the attempt.
+             large as it says. One that failed, or none that comes on for PATIENCE_S, ends the attempt: of its directory
+             stays only `given_up`, which the next save removes, for a writer that has not even begun.
     Phase 3  the coordinator writes MANIFEST.json, fsyncs it and the directory.
     Phase 4  it renames the directory to `step_N`, or `step_N.2` where that is taken, fsyncs the parent, and removes
              `rank_*.json`, by which a living writer could be told from a dead one until then.
 
 Only what has been renamed is a checkpoint, so there is no instant at which a kill, a full disk or a lost node leaves
 half of one under the name of a whole one; checksums are for what happens to it afterwards. The other writers learn the
-outcome by the directory's end: it is renamed, or removed.
+outcome by the directory: it is renamed, or given up.
 
 Why not torch's store: it lives in rank 0's training process, and a checkpoint must be finished when that is dead.
 
@@ -56,6 +57,8 @@ ORPHANED_PATIENCE_S = 15.0
 or have failed."""
 NOT_BEGUN_S = 3.0
 """The same where a rank has not even begun by then: its trainer died before it could ask for it."""
+GIVEN_UP = "given_up"
+"""An empty file in an attempt's directory, for which a full disk has room too: nobody goes on with it."""
 _POLL_S = (0.01, 0.2)
 """First and longest pause between two looks at the directory."""
 
@@ -98,10 +101,12 @@ def write_part(
         should_stop: whether there is no time to verify.
     Raises:
         OSError: the file system would not take it, or gives back something else.
-        AttemptFailedError: the coordinator has removed the directory meanwhile.
+        AttemptFailedError: the attempt has been given up meanwhile.
     """
     attempt.root.mkdir(parents=True, exist_ok=True)
     attempt.directory.mkdir(exist_ok=True)
+    if is_given_up(attempt.directory):
+        raise AttemptFailedError("")  # the coordinator says why
     path = attempt.directory / part_name(attempt.rank)
     try:
         _report(attempt, {"state": "writing"})
@@ -118,12 +123,15 @@ def write_part(
         _report(attempt, {"state": "done", **part_to_json(part)})
         sync_directory(attempt.directory)
     except OSError as exc:
-        if exc.errno in (errno.ENOENT, errno.EIO) and not attempt.directory.exists():
-            raise AttemptFailedError("") from exc  # it says why itself
         with contextlib.suppress(OSError):
             path.unlink()  # makes room, also for the report
-        with contextlib.suppress(OSError):
+        if is_given_up(attempt.directory) or not attempt.directory.exists():
+            raise AttemptFailedError("") from exc
+        try:
             _report(attempt, {"state": "failed", "why": explain(exc, attempt.root)})
+        except OSError:
+            mark_given_up(attempt.directory)
+        else:
             if attempt.rank != 0:
                 raise AttemptFailedError("") from exc  # the coordinator says it, for all
         raise
@@ -167,6 +175,8 @@ def gather_parts(
                 parts[rank] = part
         if len(parts) == attempt.world_size:
             return tuple(parts[rank] for rank in range(attempt.world_size))
+        if is_given_up(attempt.directory):
+            raise AttemptFailedError(f"a rank could write neither its part nor why (to {attempt.root})")
         if seen != (seen := _progress(attempt.directory)) or haste != (haste := (is_orphaned(), is_next_due())):
             came_on_s, pause_s = time.monotonic(), _POLL_S[0]
         waited_s = time.monotonic() - came_on_s
@@ -242,6 +252,34 @@ def _rename(attempt: Attempt) -> Path:
             take += 1
 
 
+# An attempt that comes to nothing
+
+
+def give_up(attempt: Attempt) -> None:
+    """Leave nothing of an attempt but the mark; nothing at all where not even that can be made."""
+    if not mark_given_up(attempt.directory):
+        shutil.rmtree(attempt.directory, ignore_errors=True)  # what stays is swept later
+        return
+    with contextlib.suppress(OSError):
+        for path in list(attempt.directory.iterdir()):
+            if path.name != GIVEN_UP:
+                path.unlink(missing_ok=True)
+
+
+def mark_given_up(directory: Path) -> bool:
+    """Say to whoever comes late that nobody goes on with this attempt; returns whether that could be said."""
+    try:
+        (directory / GIVEN_UP).touch()
+    except OSError:
+        return False
+    return True
+
+
+def is_given_up(directory: Path) -> bool:
+    """Whether nobody goes on with the attempt of this directory."""
+    return (directory / GIVEN_UP).exists()
+
+
 # The other writers
 
 
@@ -249,6 +287,10 @@ def watch_outcome(attempt: Attempt, should_stop: Callable[[], bool]) -> bool | N
     """Wait for what the coordinator makes of it: whole or not; None: told to stop, or it takes too long."""
     pause_s, deadline_s = _POLL_S[0], time.monotonic() + 2 * PATIENCE_S
     while attempt.directory.exists():
+        if is_given_up(attempt.directory):
+            with contextlib.suppress(OSError):  # this part may have been written after the coordinator had tidied
+                (attempt.directory / part_name(attempt.rank)).unlink()
+            return False
         if should_stop() or time.monotonic() > deadline_s:
             return None
         time.sleep(pause_s)

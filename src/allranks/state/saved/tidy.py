@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allranks.state.saved.commit import identify_process, read_report, started_ticks
+from allranks.state.saved.commit import identify_process, is_given_up, read_report, started_ticks
 from allranks.state.saved.manifest import MANIFEST, Damaged, parse_temp, report_name
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 
@@ -95,6 +95,8 @@ def look_at_writers(directory: Path) -> tuple[bool | None, float]:
     touched_s = 0.0
     try:
         touched_s = directory.stat().st_mtime
+        if is_given_up(directory):
+            return False, touched_s
         for path in directory.iterdir():
             with contextlib.suppress(FileNotFoundError):
                 touched_s = max(touched_s, path.stat().st_mtime)

@@ -19,7 +19,6 @@ import json
 import mmap
 import os
 import select
-import shutil
 import signal
 import socket
 import sys
@@ -32,6 +31,7 @@ from allranks.state.saved.commit import (
     AttemptFailedError,
     explain,
     gather_parts,
+    give_up,
     seal,
     watch_outcome,
     write_part,
@@ -89,7 +89,7 @@ class Writer:
             directory = seal(attempt, parts, torch=self._torch)
         except Exception as exc:  # also what nobody thought of: this process has no terminal to die on
             if self._rank == 0:
-                shutil.rmtree(attempt.directory, ignore_errors=True)  # what stays is swept later
+                give_up(attempt)
             why = str(exc) if isinstance(exc, AttemptFailedError | Damaged) else f"the writer failed: {exc!r}"
             return {"is_whole": False, "why": explain(exc, self._root) if isinstance(exc, OSError) else why}
         return {"is_whole": True, "directory": str(directory), "write_s": time.monotonic() - began_s}
