@@ -232,6 +232,29 @@ def test_when_most_of_the_nodes_fall_silent_nobody_can_tell_which_side_it_is():
     assert (judged.nodes, judged.cures) == ((), False)
 
 
+@pytest.mark.parametrize(
+    ("done", "node"),
+    [((3, 4, 5), "node[01,03] or node[02,04-06]"), ((3, 4), "node[01,03,06] or node[02,04-05]"), ((3,), "node02")],
+)
+def test_silent_nodes_that_are_done_count_for_a_split(done, node):
+    """Of those, nothing is wanted any more; but that they are silent, too, tells that the network is."""
+    made = six_nodes(1, *done)
+    for index in done:
+        made.left[index] = NOW_S - 5
+    (finding,) = judge_gone(made, NOW_S)[0].findings
+    assert (finding.node, finding.confidence == "undecided") == (node, len(done) > 1)
+
+
+@pytest.mark.parametrize("tries", [REFUSED, []], ids=["refused", "not tried"])
+@pytest.mark.parametrize(("leader", "node"), [(0, "node01 or node03"), (1, "node03")])
+def test_an_agent_that_was_lost_before_it_began_may_have_lost_its_connection(leader, node, tries):
+    """One that waits for its first Plan ends with its connection; a new leader may not have heard the others."""
+    made = picture(silent_s=6.5, is_lost=True, tries=tries)
+    made.nodes[GONE].heard_s, made.leader = None, leader
+    (finding,) = judge_gone(made, NOW_S)[0].findings
+    assert (finding.node, finding.confidence == "undecided") == (node, leader == 0)
+
+
 def test_who_waits_for_whom_is_looked_at_once_however_many_nodes_are_silent(monkeypatch):
     # Each look goes through all ranks: with one for each silent node, 512 of them took a minute.
     looks = []

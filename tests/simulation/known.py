@@ -507,4 +507,40 @@ KNOWN: dict[str, Life] = {
         is_slurm=True,
         is_blind_when_cut=True,
     ),
+    "who-waits-loses-its-plan": Life(
+        seed=70415599,
+        num_nodes=3,
+        num_steps=9,
+        faults=(
+            Fault(at_s=0.0, kind=Kind.LINE_ENDS, node=-1, on="plan"),
+            Fault(at_s=1.0, kind=Kind.NODE_IS_CUT_OFF, node=0, for_s=12.0),
+            Fault(at_s=1.0, kind=Kind.WORKER_CRASHES, node=0),
+        ),
+        max_restarts=3,
+        is_slurm=True,
+        can_change_leader=False,
+    ),
+    "most-are-done-when-the-network-splits": Life(
+        seed=70432465,
+        num_nodes=64,
+        num_steps=3,
+        faults=(
+            Fault(at_s=2.0, kind=Kind.AGENT_DIES, node=41),
+            Fault(at_s=4.0, kind=Kind.AGENT_DIES, node=-1),
+            Fault(at_s=8.0, kind=Kind.ONE_WAY, node=12),
+            Fault(at_s=18.0, kind=Kind.ONLY_A_QUORUM_HEALS, node=-1),
+        ),
+        max_restarts=4,
+    ),
+    "a-stopped-leaders-connections-time-out": Life(
+        seed=70392481,
+        num_nodes=5,
+        num_steps=2,
+        faults=(
+            Fault(at_s=2.0, kind=Kind.NODE_IS_CUT_OFF, node=0, for_s=3.3),
+            Fault(at_s=4.0, kind=Kind.AGENT_STOPS, node=-1),
+            Fault(at_s=18.0, kind=Kind.ONLY_A_QUORUM_HEALS, node=-1),
+        ),
+        max_restarts=4,
+    ),
 }

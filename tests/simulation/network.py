@@ -42,6 +42,8 @@ class Line:
     due: list[int] = field(default_factory=lambda: [0, 0])
     """How many of each queue would have arrived by now."""
     is_held: list[bool] = field(default_factory=lambda: [False, False])
+    has_timed_out: bool = False
+    """Whether one side's kernel has given it up."""
 
     @property
     def node(self) -> int:
@@ -165,8 +167,10 @@ class Network:
                 self.at(after_s, lambda line=line, lose=lose: self._time_out(line, lose))
 
     def _time_out(self, line: Line, lose: Callable[[Line, str], None]) -> None:
-        # Where the other side has given it up, what this one says is answered with a reset as soon as it gets there.
-        if line.agent_open != line.host_open or not self.reaches(*line.ends(0)):
+        # Where the other side's kernel has given it up, what this one says is answered with a reset as soon as it gets
+        # there, also while that side's process is stopped.
+        if line.has_timed_out or line.agent_open != line.host_open or not self.reaches(*line.ends(0)):
+            line.has_timed_out = True
             process = line.agent if lose == self._lose_agent else line.host
             self._on(process, lambda: lose(line, "timed out"))
 

@@ -47,6 +47,11 @@ HOLD_S = 1.0
 
 def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
     """Return the nodes that may be gone: connection lost, or longer silent than usual."""
+    return [node for node in _find_silent(scene, now_s) if not _is_done(scene, node)]
+
+
+def _find_silent(scene: Scene, now_s: float) -> list[NodeView]:
+    """The same, with those that are done."""
     heard_s = now_s - _patience_s(scene)  # most nodes are heard, and looked at no further
     return [
         node
@@ -58,8 +63,10 @@ def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
 
 def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     """Return the verdict on nodes that are gone, and whether it can wait for others that may be gone with them."""
-    suspects = find_suspects(scene, now_s)
-    if 2 * len(suspects) > len(scene.nodes) > 2:
+    silent = _find_silent(scene, now_s)
+    suspects = [node for node in silent if not _is_done(scene, node)]
+    are_most_silent = 2 * len(silent) > len(scene.nodes) > 2
+    if are_most_silent:
         scene.deaf_s = now_s
     needed = cache(lambda: _waited_for(scene, now_s))
     found = {node.index: _judge_node(scene, node, now_s, needed) for node in suspects}
@@ -68,16 +75,18 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
         return None, False
     is_open = any(node.index not in proven and not answers(scene, node, now_s) for node in suspects)
     tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
-    if 2 * len(suspects) > len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
-        is_deaf = len(proven) == len(scene.nodes) - 1 and not any(each.seen.connects for each in tried)
-        part = (_lose_part(scene, suspects),)
-        return _blame_leader(scene) if is_deaf else Judged(findings=part, exit_code=Exit.NODE_FAULT), is_open
+    if are_most_silent and not any(each.seen.refused for each in tried):
+        are_all_silent = len(silent) == len(scene.nodes) - 1 and len(proven) == len(suspects)
+        is_deaf = are_all_silent and not any(each.seen.connects for each in tried)
+        lost = (_lose_part(scene, silent),)
+        return _blame_leader(scene) if is_deaf else Judged(findings=lost, exit_code=Exit.NODE_FAULT), is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
     victims = scene.others(*ranks)
     findings = tuple(msgspec.structs.replace(proven[index], victims=victims) for index in gone)
-    if 2 * len(gone) == len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
-        findings = (_lose_part(scene, [scene.nodes[index] for index in gone]),)
+    part = [node for node in silent if node.index in proven or _is_done(scene, node)]
+    if 2 * len(part) == len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
+        findings = (_lose_part(scene, part),)
     is_over = all(_is_last(scene, scene.nodes[index]) for index in gone)
     judged = Judged(findings=findings, exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=gone, cures=True, is_over=is_over)
     return judged, is_open
@@ -111,16 +120,21 @@ def _patience_s(scene: Scene) -> float:
 
 
 def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | None:
-    """Since when a node may be gone; None: it may not."""
+    """Since when a node may be gone, whether it is done or not; None: it may not."""
     if node.lost_s is not None:
         return node.lost_s
     patience_s = _patience_s(scene)
     if node.heard_s is None:
         patience_s = max(START_S, MUTE_FACTOR * scene.settings.gone_s)
     silent_s = node.silent_s(now_s)
-    if silent_s <= patience_s or node.index == scene.leader or all(rank in scene.left for rank in node.ranks):
+    if silent_s <= patience_s or node.index == scene.leader:
         return None
     return now_s - silent_s
+
+
+def _is_done(scene: Scene, node: NodeView) -> bool:
+    """Whether nobody needs this node any more, although its agent still beats."""
+    return node.lost_s is None and all(rank in scene.left for rank in node.ranks)
 
 
 def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[], Set[int]]) -> Finding | None:
@@ -133,12 +147,15 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     seen = [first, *[_say(scene, index, each) for index, each in tried]]
     undecided = {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
     gave_up = "the node's agent ended while no leader ran: it was killed, or gave up"
+    has_begun = node.heard_s is not None or scene.leader != 0  # the leader before this one may have heard it
+    if not has_begun:
+        gave_up = "the node's agent ended before its workers began: it was killed, or lost the connection to its leader"
     if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
         seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
     fault = partial(_find_fault, scene, node, seen)
     if any(each.seen.refused for _, each in tried) and first != NOT_COME:
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
-        if has_slept or UNLED in first:
+        if has_slept or UNLED in first or not has_begun:
             return fault("AR012", gave_up, fix=fix, **undecided)
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
         return fault("AR012", what, fix=fix)
@@ -169,7 +186,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     is_still = scene.moved_s + scene.settings.hang_s <= now_s
     is_mute = is_late and mute_s >= patience_s and first != NOT_COME
     if is_mute and (is_lost or is_still or (needed() and needed() <= set(node.ranks))):
-        if is_lost and has_slept:
+        if is_lost and (has_slept or not has_begun):
             return fault("AR012", gave_up, **undecided)
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
         what = what if tried else "the node's agent is gone, and no other node could test its machine"
