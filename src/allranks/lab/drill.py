@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from datetime import date
 from pathlib import Path
 
 import msgspec
@@ -130,7 +131,8 @@ def render_table(done: Sequence[Drilled], *, seed: int) -> str:
         "Every fault of the lab is injected into a running six-node SLURM cluster in network namespaces; then a real",
         "job starts, and its verdict is compared with the truth. `make drills` writes this page.",
         "",
-        f"Seed {seed}. Seconds: from the start of the last agent to the verdict. torchrun: the same program and fault",
+        f"{date.today()}, seed {seed}.",
+        "Seconds: from the start of the last agent to the verdict. torchrun: the same program and fault",
         f"under plain torchrun; seconds until its first line about it, cut off at {BASELINE_S:.0f} s, and that line.",
         "",
         "| fault | the truth | verdict | seconds | exit | correct | torchrun silent for | first line of torchrun |",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
+from datetime import date
 
 from allranks.lab.running.drill import BASELINE_S, Drilled
 from allranks.lab.running.seen import Baseline
@@ -18,7 +19,8 @@ def render_table(done: Sequence[Drilled], *, seed: int) -> str:
         "while all ranks train, and the outcome is compared with the truth.",
         "`make drills` writes this page.",
         "",
-        f"Seed {seed}. Seconds count from the strike: to the verdict as it was printed, and to the next optimizer step",
+        f"{date.today()}, seed {seed}.",
+        "Seconds count from the strike: to the verdict as it was printed, and to the next optimizer step",
         "of new workers; of several drills minimum / median / maximum. torchrun: the same training, unmodified, under",
         f"plain torchrun with restarts; cut off after {BASELINE_S:.0f} s.",
         "",
