@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from allranks.model.membership import ALONE, Membership
+from allranks.state.saved.commit import is_given_up
 from allranks.state.saved.manifest import Damaged, parse_temp
 from allranks.state.saved.pack import StateFile
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
@@ -111,7 +112,7 @@ def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, st
     while True:
         newest_step = max((_step_of(directory) for directory in list_checkpoints(root)), default=-1)
         entries = list(root.iterdir()) if root.exists() else []
-        temps = [(temp[0], path) for path in entries if (temp := parse_temp(path.name))]
+        temps = [(temp[0], path) for path in entries if (temp := parse_temp(path.name)) and not is_given_up(path)]
         unfinished = [path for step, path in sorted(temps, reverse=True) if step > newest_step]
         lives = {path: look_at_writers(path)[0] for path in unfinished}
         waited_s = time.monotonic() - began_s
