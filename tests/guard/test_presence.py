@@ -237,7 +237,7 @@ def test_when_most_of_the_nodes_fall_silent_nobody_can_tell_which_side_it_is():
     [((3, 4, 5), "node[01,03] or node[02,04-06]"), ((3, 4), "node[01,03,06] or node[02,04-05]"), ((3,), "node02")],
 )
 def test_silent_nodes_that_are_done_count_for_a_split(done, node):
-    """Of those, nothing is wanted any more; but that they are silent, too, tells that the network is."""
+    """Nobody needs them any more, but their silence shows that it is not one node that has failed."""
     made = six_nodes(1, *done)
     for index in done:
         made.left[index] = NOW_S - 5

@@ -12,7 +12,8 @@ A node is gone where a second way says the same:
     silent 3 x gone_s                     its machine answers; all other ranks are done    its agent is stopped
 
 Where every other node falls silent at once, it is the leader's own network; where half of all nodes or more do, nobody
-can tell.
+can tell. Nodes whose ranks are done count for that, too. Nor can anybody tell why an agent was lost before its workers
+began: one that waits for its first Plan ends when it loses its connection.
 """
 
 from __future__ import annotations
@@ -146,10 +147,12 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
     seen = [first, *[_say(scene, index, each) for index, each in tried]]
     undecided = {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
-    gave_up = "the node's agent ended while no leader ran: it was killed, or gave up"
     has_begun = node.heard_s is not None or scene.leader != 0  # the leader before this one may have heard it
-    if not has_begun:
-        gave_up = "the node's agent ended before its workers began: it was killed, or lost the connection to its leader"
+    gave_up = (
+        "the node's agent ended while no leader ran: it was killed, or gave up"
+        if has_begun
+        else "the node's agent ended before its workers began: it was killed, or lost the connection to its leader"
+    )
     if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
         seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
     fault = partial(_find_fault, scene, node, seen)

@@ -6,8 +6,8 @@ All ranks' writers, on any node, and nothing but the shared directory between th
              writes its part, fsyncs it, reads it back unless the next save waits, replaces `rank_k.json` by one with
              size and checksums, fsyncs the directory.
     Phase 2  rank 0's writer, the coordinator, waits until every rank's `rank_k.json` is there and its part is as
-             large as it says. One that failed, or none that comes on for PATIENCE_S, ends the attempt: of its directory
-             stays only `given_up`, which the next save removes, for a writer that has not even begun.
+             large as it says. One that failed, or none that comes on for PATIENCE_S, ends the attempt. Only
+             `given_up` stays of its directory, for a writer that has not even begun; the next save removes it.
     Phase 3  the coordinator writes MANIFEST.json, fsyncs it and the directory.
     Phase 4  it renames the directory to `step_N`, or `step_N.2` where that is taken, fsyncs the parent, and removes
              `rank_*.json`, by which a living writer could be told from a dead one until then.
@@ -106,7 +106,7 @@ def write_part(
     attempt.root.mkdir(parents=True, exist_ok=True)
     attempt.directory.mkdir(exist_ok=True)
     if is_given_up(attempt.directory):
-        raise AttemptFailedError("")  # the coordinator says why
+        raise AttemptFailedError("")  # whoever gave it up says why
     path = attempt.directory / part_name(attempt.rank)
     try:
         _report(attempt, {"state": "writing"})
@@ -130,7 +130,7 @@ def write_part(
         try:
             _report(attempt, {"state": "failed", "why": explain(exc, attempt.root)})
         except OSError:
-            mark_given_up(attempt.directory)
+            _mark_given_up(attempt.directory)
         else:
             if attempt.rank != 0:
                 raise AttemptFailedError("") from exc  # the coordinator says it, for all
@@ -257,16 +257,16 @@ def _rename(attempt: Attempt) -> Path:
 
 def give_up(attempt: Attempt) -> None:
     """Leave nothing of an attempt but the mark; nothing at all where not even that can be made."""
-    if not mark_given_up(attempt.directory):
+    if not _mark_given_up(attempt.directory):
         shutil.rmtree(attempt.directory, ignore_errors=True)  # what stays is swept later
         return
     with contextlib.suppress(OSError):
-        for path in list(attempt.directory.iterdir()):
+        for path in attempt.directory.iterdir():
             if path.name != GIVEN_UP:
                 path.unlink(missing_ok=True)
 
 
-def mark_given_up(directory: Path) -> bool:
+def _mark_given_up(directory: Path) -> bool:
     """Say to whoever comes late that nobody goes on with this attempt; returns whether that could be said."""
     try:
         (directory / GIVEN_UP).touch()
