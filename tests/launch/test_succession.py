@@ -293,6 +293,16 @@ def test_whom_an_agent_followed_that_never_led_costs_it_no_second_search(lets_go
     assert "the leader's agent on n0 is gone" in node.agent.goodbye.summary
 
 
+def test_a_leader_that_was_found_late_has_the_time_to_speak():
+    node = lost(1, 2, can_change_leader=False)
+    node.wait(RETURN_S + RETRY_S - 0.2)
+    node.feed(Found, leader=0)
+    node.wait(2.5)
+    node.feed(Heard, message=Ping(sent_ns=2, confirmed=0))
+    node.wait(10.0)
+    assert (node.agent.phase, node.agent.goodbye) == (Phase.WATCHING, None)
+
+
 def test_a_leader_that_has_spoken_may_be_lost_again():
     node = lost(2, 6)
     node.wait(10.0)

@@ -78,8 +78,9 @@ class Ends(Network):
         for line in process.joined.values():
             self._end_line(line, by_host=True)
         process.joined.clear()
-        if process.line is not None:
-            self._end_line(process.line, by_host=False)
+        for line in self.open_lines:
+            if line.agent is process:  # one may have been opened by its search, and not been found yet
+                self._end_line(line, by_host=False)
 
     def exit(self: World, process: Process) -> None:
         """An agent is through: do what launch.end.settle does."""

@@ -543,4 +543,19 @@ KNOWN: dict[str, Life] = {
         ),
         max_restarts=4,
     ),
+    "the-leader-is-found-at-the-last-moment": Life(
+        seed=71574274,
+        num_nodes=3,
+        num_steps=2,
+        faults=(
+            Fault(
+                at_s=1.0, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=7.0, on="stopping", after_s=0.008392241502932803
+            ),
+            Fault(at_s=1.0, kind=Kind.NODE_IS_CUT_OFF, node=2),
+        ),
+        workers=2,
+        max_restarts=1,
+        can_change_leader=False,
+        turn_s=0.39781438751904147,
+    ),
 }

@@ -35,6 +35,7 @@ import msgspec
 
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
+from allranks.launch.lead.course import RETURN_S
 from allranks.launch.succession import Succession
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire import protocol
@@ -319,7 +320,7 @@ class Agent:
                 self._do(self.succession.lead(now_s))
         elif self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
             self._drop_leader(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
-        elif self._search is not None and now_s >= self._search.gives_up_s:
+        elif self._search is not None and now_s >= max(self._search.gives_up_s, self._heard_s + RETURN_S):
             self._drop_leader(f"{self.leader_name} does not lead", now_s)
         is_silent = now_s - max(self._heard_s, self._waits_s) > PEERS_S
         if self.phase is Phase.WAITING and self.goodbye is None and self.interrupted_by is not None and is_silent:
