@@ -548,9 +548,7 @@ KNOWN: dict[str, Life] = {
         num_nodes=3,
         num_steps=2,
         faults=(
-            Fault(
-                at_s=1.0, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=7.0, on="stopping", after_s=0.008392241502932803
-            ),
+            Fault(at_s=1.0, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=7.0, on="stopping", after_s=0.008392241502932803),
             Fault(at_s=1.0, kind=Kind.NODE_IS_CUT_OFF, node=2),
         ),
         workers=2,
