@@ -277,6 +277,18 @@ def test_victims_wait_for_a_rank_on_its_way_out():
     assert guard.judge(105.0).ranks == (2,)
 
 
+def test_victims_wait_for_the_next_word_of_each_node_where_ranks_still_run():
+    """Rank 1 is done, and rank 0 lost a connection: to it, or to a node that has died since it last spoke?"""
+    guard = guard_of()
+    hear_all(guard, 99.9, *(away(rank, num=3) for rank in range(3)))
+    guard.ended(end(1, 0), 100.0)
+    guard.ended(end(0, message=GLOO_LOST, at_s=100.1), 100.1)
+    hear_all(guard, 100.2, *(away(rank, num=3) for rank in range(2)))
+    assert guard.judge(101.8) is None
+    guard.hear(Beat(node=beat(2, away(2, num=3))), 101.9)
+    assert guard.judge(101.9).ranks == (1,)
+
+
 NCCL_TIMEOUT = (
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=8, "
     "Timeout(ms)=600000) ran for 600012 milliseconds before timing out."

@@ -556,4 +556,12 @@ KNOWN: dict[str, Life] = {
         can_change_leader=False,
         turn_s=0.39781438751904147,
     ),
+    "a-node-dies-when-its-job-is-done": Life(
+        seed=72084206,
+        num_nodes=4,
+        num_steps=12,
+        faults=(Fault(at_s=12.3, kind=Kind.NODE_DIES, node=3),),
+        start_s=0.5,
+        turn_s=0.4244525071835311,
+    ),
 }

@@ -12,8 +12,9 @@ A node is gone where a second way says the same:
     silent 3 x gone_s                     its machine answers; all other ranks are done    its agent is stopped
 
 Where every other node falls silent at once, it is the leader's own network; where half of all nodes or more do, nobody
-can tell. Nodes whose ranks are done count for that, too. Nor can anybody tell why an agent was lost before its workers
-began: one that waits for its first Plan ends when it loses its connection.
+can tell. Nodes whose ranks are done count for that, too. Nor can anybody tell whether a node is gone whose machine was
+not tried, or why an agent was lost before its workers began: one that waits for its first Plan ends when it loses its
+connection.
 """
 
 from __future__ import annotations
@@ -191,8 +192,9 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     if is_mute and (is_lost or is_still or (needed() and needed() <= set(node.ranks))):
         if is_lost and (has_slept or not has_begun):
             return fault("AR012", gave_up, **undecided)
+        if not tried:
+            return fault("AR012", "the node's agent is gone, and no other node could test its machine", **undecided)
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
-        what = what if tried else "the node's agent is gone, and no other node could test its machine"
         return fault("AR012", what, confidence=Confidence.LIKELY)
     return None
 

@@ -133,7 +133,7 @@ class Scene:
         now_s: when the generation began.
         job: the job's id, for commands.
         leader: index of the leader's node; it is not that of rank 0 after a change of leaders.
-        ports: of agents that may never be heard by this leader: where they can be tried.
+        ports: of the nodes' agents, by index: where they can be tried before their first beat.
     """
 
     def __init__(

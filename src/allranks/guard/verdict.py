@@ -68,7 +68,8 @@ LOOKS_SHARE = 0.1
 MAX_WAY_S = 60.0
 """A beat is no older than this, whatever the clocks say."""
 EXPLAIN_S = 3.0
-"""How long victims' failures may wait, beyond SETTLE_S, for a node that is suspected to be proven gone."""
+"""How long victims' failures may wait, beyond SETTLE_S, for a node that is suspected, or has not spoken since, to be
+proven gone."""
 LEAVE_S = 10.0
 """How long they wait for a rank whose interpreter is on its way out: it may be the one that broke."""
 
@@ -100,7 +101,7 @@ class Guard:
             addresses: of each node, by its index and `data` or `control`: where others can try it; `interface`: the
                 name of its data interface.
             leader: index of the leader's node in this generation.
-            ports: of agents that may never speak to this leader, by index: where they can be tried.
+            ports: of the nodes' agents, by index: where they can be tried before their first beat.
         """
         membership = Membership(epoch=plan.generation, members=plan.members)
         self._settings = self._table.for_nodes(len(plan.members))
@@ -239,8 +240,10 @@ class Guard:
             return None
         if (explained := self._explained or self._explain(now)) is not None:
             return explained
-        waited_s = now - min(heard_s for _, heard_s in scene.ends.values())
-        if presence.find_suspects(self._scene, now) and waited_s < EXPLAIN_S + self._settings.gone_s:
+        first_s = min(heard_s for _, heard_s in scene.ends.values())
+        waited_s = now - first_s
+        may_be_gone = presence.find_suspects(scene, now) or any(view.told_s <= first_s for view in scene.running())
+        if may_be_gone and waited_s < EXPLAIN_S + self._settings.gone_s:
             return None
         is_one_leaving = any(view.is_leaving and view.beat.state is not ProcessState.GONE for view in scene.running())
         if is_one_leaving and waited_s < LEAVE_S:

@@ -152,6 +152,7 @@ class Reports:
         }
         addresses |= {position[index]: node.addresses for index, node in self._members.here.items()}
         ports = {position[each.node]: each.port for each in plan.successors}
+        ports |= {position[index]: node.card.agent_port for index, node in self._members.here.items()}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
         self._capacity_until_s = None
         self.steps, self.is_finished = {}, False
