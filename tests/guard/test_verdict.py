@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.guard import mismatch
-from allranks.guard.verdict import Guard
+from allranks.guard.verdict import EXPLAIN_S, Guard
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.finding import Finding
 from allranks.wire.connection import decode_frames, encode_frame
@@ -277,7 +277,8 @@ def test_victims_wait_for_a_rank_on_its_way_out():
     assert guard.judge(105.0).ranks == (2,)
 
 
-def test_victims_wait_for_the_next_word_of_each_node_where_ranks_still_run():
+@pytest.mark.parametrize("speaks", [True, False])
+def test_victims_wait_for_the_next_word_of_each_node_where_ranks_still_run(speaks: bool):
     """Rank 1 is done, and rank 0 lost a connection: to it, or to a node that has died since it last spoke?"""
     guard = guard_of()
     hear_all(guard, 99.9, *(away(rank, num=3) for rank in range(3)))
@@ -285,8 +286,13 @@ def test_victims_wait_for_the_next_word_of_each_node_where_ranks_still_run():
     guard.ended(end(0, message=GLOO_LOST, at_s=100.1), 100.1)
     hear_all(guard, 100.2, *(away(rank, num=3) for rank in range(2)))
     assert guard.judge(101.8) is None
-    guard.hear(Beat(node=beat(2, away(2, num=3))), 101.9)
-    assert guard.judge(101.9).ranks == (1,)
+    if speaks:
+        guard.hear(Beat(node=beat(2, away(2, num=3))), 101.9)
+        assert guard.judge(101.9).ranks == (1,)
+    else:
+        asked_s = (102.0 + second for second in range(int(EXPLAIN_S + FAST.gone_s)))
+        judged = next(filter(None, map(guard.judge, asked_s)))
+        assert judged.findings[0].confidence == "undecided"
 
 
 NCCL_TIMEOUT = (
