@@ -163,14 +163,19 @@ def test_a_rank_that_fell_silent_when_the_others_began_to_wait_keeps_them_waitin
     assert judge_hang(made, found, NOW_S).findings[0].cause == "AR408 stuck-rank"
 
 
-def test_a_rank_that_left_is_named_by_those_who_wait_for_it():
-    made = picture(away(2, num=NUM), for_s=5.0, left=(2,))
-    found = find_waiting(made, NOW_S)
-    judged = judge_left(made, found)
-    assert (judged.findings[0].cause, judged.ranks, judged.is_retryable) == ("AR407 dead-rank", (2,), False)
-    assert judge_left(picture(away(2, num=NUM), for_s=1.0, left=(2,)), find_waiting(made, NOW_S)) is not None
-    young = picture(away(2, num=NUM), for_s=1.0, left=(2,))
-    assert judge_left(young, find_waiting(young, NOW_S)) is None
+@pytest.mark.parametrize(
+    ("waited_s", "left_ago_s", "is_named"),
+    [(5.0, 5.0, True), (1.0, 5.0, False), (5.0, 1.0, False)],
+    ids=["for long", "not for long", "and has not told since that it waits"],
+)
+def test_a_rank_that_left_is_named_by_those_who_wait_for_it(waited_s: float, left_ago_s: float, is_named: bool):
+    made = picture(away(2, num=NUM), for_s=waited_s, left=(2,))
+    made.left[2] = NOW_S - left_ago_s
+    judged = judge_left(made, find_waiting(made, NOW_S))
+    expected = ("AR407 dead-rank", (2,), False)
+    assert (judged and (judged.findings[0].cause, judged.ranks, judged.is_retryable)) == (
+        expected if is_named else None
+    )
 
 
 def test_a_rank_whose_script_is_through_waits_for_nobody():

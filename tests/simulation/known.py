@@ -564,4 +564,15 @@ KNOWN: dict[str, Life] = {
         start_s=0.5,
         turn_s=0.4244525071835311,
     ),
+    "a-node-is-cut-off-when-its-job-is-done": Life(
+        seed=73035567,
+        num_nodes=3,
+        num_steps=13,
+        faults=(
+            Fault(at_s=5.0, kind=Kind.LINE_ENDS, node=0, after_s=1.105363673543517),
+            Fault(at_s=12.531689061997778, kind=Kind.NODE_IS_CUT_OFF, node=0, for_s=3.074775181071846),
+        ),
+        max_restarts=2,
+        turn_s=0.3606554033290971,
+    ),
 }

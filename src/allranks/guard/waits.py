@@ -31,7 +31,7 @@ CROSSING_S = 1.0
 LEFT_S = 3.0
 """How long others must have waited for a rank that has left with 0: beats of a healthy end may cross."""
 CAME_S = 1.5
-"""How long after the end of a rank others must still wait for it to come."""
+"""How long after the end of a rank others must tell that they still wait for it."""
 MAX_NAMED = 4
 _UNKNOWN_OP = "collective"
 _FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
@@ -124,6 +124,9 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
     gone = tuple(rank for rank in waiting.sinks if rank in scene.left)
     if not gone or len(gone) < len(waiting.sinks) or min(waiting.waited_s, waiting.stuck_s) < LEFT_S:
         return None
+    left_s = max(scene.left[rank] for rank in gone)
+    if all(scene.ranks[rank].told_s < left_s + CAME_S for rank in waiting.waiting):
+        return None  # they may have left, too: their last words are from before
     what = f"it exited with code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}"
     fix = "every rank must run the same number of steps: check how the data is divided"
     seen = [waiting.stop.message]
