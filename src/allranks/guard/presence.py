@@ -182,7 +182,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if scene.deaf_s < now_s:  # most have come back since: one after another
         mute_s = min(mute_s, now_s - scene.deaf_s)
-    if is_late and mute_s >= patience_s and _is_last(scene, node):
+    if tried and is_late and mute_s >= patience_s and _is_last(scene, node):
         what = f"the node's agent has been stopped (SIGSTOP), or gets no processor time, for {silent_s:.0f} s: "
         what += "its machine answers, and all other ranks have finished"
         fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
