@@ -25,6 +25,8 @@ class Strikes(Network):
         self.armed: list[Fault] = []
         """Faults that wait for something to happen."""
         self.is_network_faulty = self.is_healed = False
+        self.cut_off_core: set[int] = set()
+        """The nodes that were healed, where the others cannot reach them any more."""
         self.suspended_until_s = 0.0
 
     def strike(self: World, fault: Fault) -> None:
@@ -186,9 +188,7 @@ def _heal(world: World) -> None:
     world.blind &= others
     world.faulty |= others
     if was_apart and others:
-        members = world.lead.leader._members.here.keys()
-        if 2 * len(core & members) <= len(members):  # it is they that most members cannot reach
-            world.faulty |= core
+        world.cut_off_core = core
         world.raise_wall(core, others, FOREVER_S)
         world.raise_wall(others, core, FOREVER_S)
     for process in world.processes:
