@@ -98,6 +98,20 @@ def _new_plans(lead: Lead, effects: Sequence[Any]) -> dict[int, Plan]:
     return {node: plan for node, plan in sent.items() if isinstance(plan, Plan) and plan.generation > lead.generation}
 
 
+def the_majority_goes_on(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """A leader that has the majority of a generation, of which it knows that all have begun it, is not cut off."""
+    is_cut_off = any(isinstance(each, events.Send) and _is_cut_off(each.message) for each in effects)
+    plan, here = lead.leader._generation.plan, lead.leader._members.here.keys()
+    if not is_cut_off or lead.process.agent._confirmed < plan.generation:
+        return ""
+    weight = 2 * len(here & set(plan.nodes)) + (plan.nodes[0] in here)
+    return f"it is, with {sorted(here)} of {plan.nodes}" if weight > len(plan.nodes) else ""
+
+
+def _is_cut_off(message: Any) -> bool:
+    return isinstance(message, Goodbye) and message.is_cut_off
+
+
 def waits_end(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """Every wait of the leader ends by its deadline."""
     phase = str(lead.leader.phase)
@@ -188,7 +202,9 @@ def no_healthy_culprit(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
             # Where all other nodes are lost at once, the leader's own link is as likely, and is only called likely.
             are_others_faulty = len(lead.world.faulty - {lead.node}) == lead.world.life.num_nodes - 1
             is_ambiguous = finding.confidence is Confidence.LIKELY and named == {lead.node} and are_others_faulty
-            if named and not named & lead.world.faulty and not is_ambiguous:
+            core, nodes = lead.world.cut_off_core, lead.leader._generation.plan.nodes
+            can_most_not_reach = lead.node not in core and named <= core and 2 * len(core & set(nodes)) <= len(nodes)
+            if named and not named & lead.world.faulty and not is_ambiguous and not can_most_not_reach:
                 return f"{finding.cause} on {finding.node}: {finding.message}"
     return ""
 
@@ -225,6 +241,7 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     other_generations_say_nothing,
     a_generation_begins_when_the_last_has_ended,
     a_minority_begins_nothing,
+    the_majority_goes_on,
     waits_end,
     signals_are_heeded,
     the_leader_waits_for_its_own_agent,

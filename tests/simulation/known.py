@@ -575,4 +575,31 @@ KNOWN: dict[str, Life] = {
         max_restarts=2,
         turn_s=0.3606554033290971,
     ),
+    "an-old-generation-votes-again": Life(
+        seed=1,
+        num_nodes=4,
+        num_steps=30,
+        faults=(Fault(at_s=3.0, kind=Kind.NODE_DIES, node=3), Fault(at_s=14.0, kind=Kind.NODE_DIES, node=0)),
+        max_restarts=4,
+    ),
+    "the-leader-is-lost-before-it-has-spoken-again": Life(
+        seed=74060525,
+        num_nodes=4,
+        num_steps=7,
+        faults=(
+            Fault(
+                at_s=0.0,
+                kind=Kind.NODE_IS_CUT_OFF,
+                node=-2,
+                for_s=3.2,
+                on="leaderless",
+                after_s=0.35515955918947184,
+            ),
+            Fault(at_s=7.0, kind=Kind.NODE_IS_CUT_OFF, node=3),
+            Fault(at_s=14.4, kind=Kind.NODE_IS_CUT_OFF, node=-1, for_s=4.5),
+        ),
+        max_restarts=4,
+        is_slurm=True,
+        turn_s=0.32316184281931554,
+    ),
 }

@@ -161,7 +161,7 @@ class Agent:
             case events.Due():
                 self._turn(now_s)
             case events.Heard(message=message):
-                if self._search is not None and self._search.leader != self.leader:
+                if self._search is not None:
                     self._succeeded.add(self._search.leader)
                 self._heard_s, self._search = now_s, None
                 self._obey(message, now_s)
@@ -387,7 +387,9 @@ class Agent:
         self.leader, self._heard_s = leader, now_s
         if self.succession is not None:
             self._do(*self.succession.let_go(f"this agent follows {self.leader_name}"))
-            self._search, self.succession = self.succession, None
+            # Whoever is not the one that was lost may only want to lead. A search for it goes on until it speaks.
+            self._search = self.succession if leader != self.succession.leader else None
+            self.succession = None
         for told_s, ended in self._told:
             self._send(msgspec.structs.replace(ended, age_s=ended.age_s + now_s - told_s))
         for signum in dict.fromkeys(self._signals):

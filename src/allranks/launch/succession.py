@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from allranks.guard.presence import UNLED
 from allranks.launch import events
 from allranks.launch.events import Effect
@@ -105,7 +107,8 @@ class Succession:
         # A process that is killed closes its connections.
         may_have_left = self.was_stopped or "timed out" in self.reason or unled_s >= UNLED_S
         reason = f"{self.reason}; {UNLED} {unled_s:.0f} s" if may_have_left else self.reason
-        return events.Lead(joined=joined, plan=self.plan, lost=(self.leader, reason), has_resigned=self.has_resigned)
+        plan = msgspec.structs.replace(self.plan, electors=self._electors[:-1])
+        return events.Lead(joined=joined, plan=plan, lost=(self.leader, reason), has_resigned=self.has_resigned)
 
     def let_go(self, reason: str) -> list[Effect]:
         """Disconnect those that have joined: this agent does not lead."""
