@@ -331,8 +331,15 @@ def check_requeue(world: World, process: Process) -> None:
         if lead.process is process or not is_known:
             continue
         has_told = world.now_s - lead.woke_s > TERMS.gone_s + RETURN_S + SLACK_S + world.life.seen_s
-        if lead.goes_on and has_told:
+        if lead.goes_on and has_told and not _has_saved_all(world, process):
             raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, while n{lead.node} leads")
+
+
+def _has_saved_all(world: World, process: Process) -> bool:
+    """Whether all ranks have saved and ended because this process, as the leader, wanted it, and none trains since."""
+    lead = process.lead
+    has_ended = lead is not None and lead.leader._guard.is_all_well
+    return has_ended and (world.trained is None or world.trained.number <= lead.generation)
 
 
 def check_after(lead: Lead, event: Any, effects: Sequence[Any]) -> None:

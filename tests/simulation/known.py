@@ -602,4 +602,16 @@ KNOWN: dict[str, Life] = {
         is_slurm=True,
         turn_s=0.32316184281931554,
     ),
+    "a-stopped-leader-had-all-saved": Life(
+        seed=75158999,
+        num_nodes=3,
+        num_steps=5,
+        faults=(
+            Fault(at_s=3.6, kind=Kind.SIGNAL, node=1, signum=10),
+            Fault(at_s=5.0, kind=Kind.AGENT_STOPS, node=-1, for_s=12.0),
+            Fault(at_s=5.0, kind=Kind.NODE_IS_CUT_OFF, node=0, for_s=4.0),
+        ),
+        max_restarts=1,
+        is_slurm=True,
+    ),
 }
