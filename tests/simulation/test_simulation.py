@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -137,6 +138,32 @@ def test_a_leader_that_is_cut_off_leaves_the_job_to_the_others():
 def test_a_leader_whose_connections_end_goes_on_with_the_same_generation():
     world = life(Fault(at_s=2.0, kind=Kind.LINE_ENDS, node=LEADER, after_s=1.0))
     assert (outcome(world), len(world.leads), world.trained.number) == ((0, ()), 1, 0)
+
+
+LOSSES = (Kind.NODE_DIES, Kind.AGENT_DIES, Kind.NODE_IS_CUT_OFF)
+CRASHES = (Kind.WORKER_CRASHES, Kind.WORKER_HANGS, Kind.WORKER_STOPS)
+
+
+def draw_one_after_another(seed: int) -> Life:
+    """Up to three faults, each after the job has recovered from the one before, that leave a majority each time."""
+    rng = random.Random(seed)
+    num_nodes = rng.randrange(3, 7)
+    left, faults = list(range(num_nodes)), []
+    for number in range(rng.randrange(1, 4)):
+        kind, node = rng.choice([*LOSSES, *CRASHES]), rng.choice(left)
+        if kind in LOSSES:
+            if 2 * (len(left) - 1) <= len(left):
+                break
+            left.remove(node)
+        faults.append(Fault(at_s=3.0 + 40 * number + 10 * rng.random(), kind=kind, node=node))
+    return Life(seed, num_nodes, 150, tuple(faults), max_restarts=3, is_slurm=rng.random() < 0.5)
+
+
+def test_faults_one_after_another_are_survived_while_each_leaves_a_majority():
+    for seed in range(40):
+        world, broken = live(draw_one_after_another(seed))
+        codes = [int(verdict.exit_code) for _, verdict in world.verdicts]
+        assert (seed, broken, codes[-1:]) == (seed, "", [0])
 
 
 def test_of_a_network_in_two_the_minority_says_undecided_and_the_new_leader_names_who_is_lost():
