@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from allranks.guard import mismatch
 from allranks.guard.verdict import EXPLAIN_S, Guard
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
+from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
 from allranks.wire.connection import decode_frames, encode_frame
 from allranks.wire.protocol import Beat, Plan, WorkerEnd
@@ -39,8 +40,12 @@ def plan(num: int = 3, *, generation: int = 0) -> Plan:
     )
 
 
-def guard_of(num: int = 3, now_s: float = 100.0, *, job: str = "JOB") -> Guard:
-    guard = Guard(FAST, job=job)
+SLOW = msgspec.structs.replace(FAST, beat_s=0.5, gone_s=10)
+"""A node that is silent for SETTLE_S is no suspect yet."""
+
+
+def guard_of(num: int = 3, now_s: float = 100.0, *, job: str = "JOB", settings: GuardTable = FAST) -> Guard:
+    guard = Guard(settings, job=job)
     addresses = {i: {network: address(i, network) for network in ("data", "control")} for i in range(num)}
     guard.begin(plan(num), now_s, addresses=addresses)
     return guard
@@ -280,7 +285,7 @@ def test_victims_wait_for_a_rank_on_its_way_out():
 @pytest.mark.parametrize("speaks", [True, False])
 def test_victims_wait_for_the_next_word_of_each_node_where_ranks_still_run(speaks: bool):
     """Rank 1 is done, and rank 0 lost a connection: to it, or to a node that has died since it last spoke?"""
-    guard = guard_of()
+    guard = guard_of(settings=SLOW)
     hear_all(guard, 99.9, *(away(rank, num=3) for rank in range(3)))
     guard.ended(end(1, 0), 100.0)
     guard.ended(end(0, message=GLOO_LOST, at_s=100.1), 100.1)
@@ -290,7 +295,7 @@ def test_victims_wait_for_the_next_word_of_each_node_where_ranks_still_run(speak
         guard.hear(Beat(node=beat(2, away(2, num=3))), 101.9)
         assert guard.judge(101.9).ranks == (1,)
     else:
-        asked_s = (102.0 + second for second in range(int(EXPLAIN_S + FAST.gone_s)))
+        asked_s = (102.0 + second for second in range(int(EXPLAIN_S + SLOW.gone_s)))
         judged = next(filter(None, map(guard.judge, asked_s)))
         assert judged.findings[0].confidence == "undecided"
 
