@@ -614,4 +614,14 @@ KNOWN: dict[str, Life] = {
         max_restarts=1,
         is_slurm=True,
     ),
+    "leader-tells-nothing-again": Life(
+        seed=62744,
+        num_nodes=3,
+        num_steps=14,
+        faults=(
+            Fault(at_s=13.0, kind=Kind.PARTITION, node=2, for_s=10.0),
+            Fault(at_s=13.6, kind=Kind.PARTITION, node=1, for_s=11.0),
+        ),
+        max_restarts=3,
+    ),
 }
