@@ -6,7 +6,7 @@ raises nothing: it returns what broke it, or an empty text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch import events
@@ -86,10 +86,13 @@ def a_minority_begins_nothing(lead: Lead, event: Any, effects: Sequence[Any]) ->
         return ""
     *_, plan = plans.values()
     here = [node for node in lead.nodes if node in plan.nodes and node in lead.members_before]
-    weight = 2 * len(here) + (lead.nodes[0] in here)
-    return (
-        f"generation {plan.generation} on {plan.nodes} after one on {lead.nodes}" if weight <= len(lead.nodes) else ""
-    )
+    told = f"generation {plan.generation} on {plan.nodes} after one on {lead.nodes}"
+    return "" if _are_majority(here, lead.nodes) else told
+
+
+def _are_majority(here: Collection[int], nodes: Sequence[int]) -> bool:
+    """Whether these are more than half of a generation, whose leader is worth half a node more."""
+    return 2 * len(set(here) & set(nodes)) + (nodes[0] in here) > len(nodes)
 
 
 def _new_plans(lead: Lead, effects: Sequence[Any]) -> dict[int, Plan]:
@@ -104,8 +107,7 @@ def the_majority_goes_on(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     plan, here = lead.leader._generation.plan, lead.leader._members.here.keys()
     if not is_cut_off or lead.process.agent._confirmed < plan.generation:
         return ""
-    weight = 2 * len(here & set(plan.nodes)) + (plan.nodes[0] in here)
-    return f"it is, with {sorted(here)} of {plan.nodes}" if weight > len(plan.nodes) else ""
+    return f"it is, with {sorted(here)} of {plan.nodes}" if _are_majority(here, plan.nodes) else ""
 
 
 def _is_cut_off(message: Any) -> bool:
@@ -203,8 +205,8 @@ def no_healthy_culprit(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
             are_others_faulty = len(lead.world.faulty - {lead.node}) == lead.world.life.num_nodes - 1
             is_ambiguous = finding.confidence is Confidence.LIKELY and named == {lead.node} and are_others_faulty
             core, nodes = lead.world.cut_off_core, lead.leader._generation.plan.nodes
-            can_most_not_reach = lead.node not in core and named <= core and 2 * len(core & set(nodes)) <= len(nodes)
-            if named and not named & lead.world.faulty and not is_ambiguous and not can_most_not_reach:
+            is_out_of_reach = lead.node not in core and named <= core and 2 * len(core & set(nodes)) <= len(nodes)
+            if named and not named & lead.world.faulty and not is_ambiguous and not is_out_of_reach:
                 return f"{finding.cause} on {finding.node}: {finding.message}"
     return ""
 
@@ -301,7 +303,7 @@ def check_take_over(world: World, lead: Lead, plan: Plan) -> None:
     generation = begun.get((plan.store_port, number))
     while generation is not None:
         nodes, has_begun = generation.nodes, {each.node for each in generation.workers.values()}
-        if 2 * len(set(here) & set(nodes)) + (nodes[0] in here) <= len(nodes):
+        if not _are_majority(here, nodes):
             raise Violation(f"{check_take_over.__doc__} Here: n{lead.node} with {here} of {number} on {nodes}")
         before = [each for each in begun.values() if each.number == number - 1]
         generation, number = None if has_begun >= set(nodes) or len(before) != 1 else before[0], number - 1

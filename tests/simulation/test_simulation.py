@@ -140,7 +140,7 @@ def test_a_leader_whose_connections_end_goes_on_with_the_same_generation():
     assert (outcome(world), len(world.leads), world.trained.number) == ((0, ()), 1, 0)
 
 
-LOSSES = (Kind.NODE_DIES, Kind.AGENT_DIES, Kind.NODE_IS_CUT_OFF)
+LOSSES = tuple(kind for kind in lives.LOSSES if kind is not Kind.AGENT_STOPS)  # whose workers train on
 CRASHES = (Kind.WORKER_CRASHES, Kind.WORKER_HANGS, Kind.WORKER_STOPS)
 
 

@@ -148,8 +148,7 @@ def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
         fix = "find out what it does before that call: read its .out and .err in the run directory"
         return scene.fault("AR401", what, *absent, node=scene.node_of(absent[0]).name, evidence=seen, fix=fix)
     rank, left_s = min(scene.left.items(), key=lambda item: item[1], default=(-1, first.time_s))
-    are_all_heard = all(view.told_s > first.time_s for view in scene.running())  # else it may have lost one of those
-    if left_s < first.time_s and are_all_heard:
+    if left_s < first.time_s and scene.have_all_told(first.time_s):  # else it may have lost one that is silent
         what = f"it exited with code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection"
         fix = "every rank must run the same number of steps: check how the data is divided"
         return scene.fault("AR407", what, rank, evidence=_evidence(first), confidence=Confidence.LIKELY, fix=fix)

@@ -213,6 +213,10 @@ class Scene:
         """Ranks that have told of themselves and have not ended."""
         return (view for rank, view in self.ranks.items() if rank not in self.left and rank not in self.ends)
 
+    def have_all_told(self, since_s: float) -> bool:
+        """Whether each rank that runs has told of itself since then."""
+        return all(view.told_s > since_s for view in self.running())
+
     def held(self, *states: ProcessState, for_s: float) -> list[RankBeat]:
         """Ranks that have been in one of these states for so long, in their order."""
         held = (view for rank, view in self._held.items() if rank not in self.left and rank not in self.ends)

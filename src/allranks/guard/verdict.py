@@ -242,8 +242,8 @@ class Guard:
             return explained
         first_s = min(heard_s for _, heard_s in scene.ends.values())
         waited_s = now - first_s
-        may_be_gone = presence.find_suspects(scene, now) or any(view.told_s <= first_s for view in scene.running())
-        if may_be_gone and waited_s < EXPLAIN_S + self._settings.gone_s:
+        may_wait = waited_s < EXPLAIN_S + self._settings.gone_s
+        if may_wait and (not scene.have_all_told(first_s) or presence.find_suspects(scene, now)):
             return None
         is_one_leaving = any(view.is_leaving and view.beat.state is not ProcessState.GONE for view in scene.running())
         if is_one_leaving and waited_s < LEAVE_S:
