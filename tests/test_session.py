@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -120,8 +119,7 @@ def test_nccl_is_aborted_after_an_exception(started: Started, tmp_path: Path, ba
 @pytest.mark.torch
 @pytest.mark.parametrize("hook", ["1", "0"])
 def test_under_allranks_run_it_takes_the_agents_group(allranks: Allranks, hook: str):
-    with socket.create_server(("127.0.0.1", 0)) as sock:  # without the hook nobody holds it while the workers start
-        port = sock.getsockname()[1]
+    port = free_port()  # without the hook nobody holds it while the workers start
     result = allranks(
         "run", "--master-port", str(port), "--nproc-per-node", "2", SUM, env=NODE | {"ALLRANKS_HOOK": hook}
     )

@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pytest
 
+from conftest import free_port
+
 pytestmark = pytest.mark.torch
 
 SIX_NODE = Path(__file__).parents[2] / "examples" / "six-node"
@@ -36,11 +38,6 @@ def run(*command: object, **env: object) -> subprocess.CompletedProcess[str]:
 
 def torchrun(num_ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
     return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks, *command)
-
-
-def find_free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def read_accuracy(output: str) -> float:
@@ -103,7 +100,7 @@ def test_three_ranks_with_unequal_last_batches_equal_one_process():
 
 
 def test_plain_srun_forms_the_group_from_slurm_variables():
-    env = {"SLURM_NTASKS": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_free_port()}
+    env = {"SLURM_NTASKS": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     command = [sys.executable, str(PY_EXE), "--epochs", "3", "--check"]
     ranks = [
         subprocess.Popen(
@@ -156,7 +153,7 @@ def test_the_check_sees_a_broken_training_loop(tmp_path, right, wrong, message):
     ("rank", "reason"), [(1, "Connection refused"), (0, "1/2 clients joined")], ids=["rank 0 absent", "rank 1 absent"]
 )
 def test_an_absent_rank_ends_the_other_in_time_with_one_line(rank, reason):
-    port, start_s = find_free_port(), time.monotonic()
+    port, start_s = free_port(), time.monotonic()
     env = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_LOCALID": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     result = run(PY_EXE, "--init-timeout", 2, **env)
     assert time.monotonic() - start_s < 100

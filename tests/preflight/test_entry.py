@@ -32,14 +32,9 @@ from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir, write_whole
 from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
 from allranks.wire.protocol import Goodbye
-from conftest import wait_until
+from conftest import free_port, wait_until
 
 PATIENCE_S = 30
-
-
-def free_port() -> int:
-    with socket.create_server(("", 0)) as sock:
-        return int(sock.getsockname()[1])
 
 
 def applicant(root: Path, index: int | None = 0, num_nodes: int = 3, **more: object) -> Applicant:
