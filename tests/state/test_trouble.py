@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.distributed import HashStore
 
 from allranks.model.errors import UsageError
 from allranks.model.membership import Membership
-from allranks.state.saved import commit
+from allranks.state.saved import checkpoint, commit
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.saved.commit import Attempt, AttemptFailedError, gather_parts, write_part
 from allranks.state.saved.manifest import part_name
@@ -125,6 +128,38 @@ def test_a_save_is_left_out_where_the_one_before_it_hangs(tmp_path: Path) -> Non
         "training goes on, the newest is step 1"
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"step_1", "step_2", "step_4"}
+
+
+@pytest.mark.parametrize(
+    ("waits", "stopped", "whom"),
+    [
+        (1, 1, "rank 1 after _ s; its part of the checkpoint of step 2 is not on disk: does {} hang?"),
+        (1, 0, "rank 0 after _ s; it completes the checkpoint of step 2"),
+        (0, 1, "other ranks after _ s; their parts of the checkpoint of step 2 are not all on disk"),
+    ],
+)
+def test_a_long_wait_for_the_last_save_names_whom_it_is_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waits: int, stopped: int, whom: str
+) -> None:
+    monkeypatch.setattr(checkpoint, "_numbers", itertools.repeat(0))  # both are the first of their process
+    store, said = HashStore(), ([], [])
+    ranks = [Checkpointer(tmp_path, Membership.spread(rank, 2), store=store, say=said[rank].append) for rank in (0, 1)]
+    with ranks[0], ranks[1]:
+        ranks[0].save(1, {})
+        writers = writers_of(tmp_path)
+        ranks[1].save(1, {})
+        writers += set(writers_of(tmp_path)) - set(writers)
+        assert all(rank.wait() for rank in ranks)
+        os.kill(writers[stopped], signal.SIGSTOP)
+        monkeypatch.setattr(checkpoint, "NOTICE_S", 0.2)
+        for rank in ranks:
+            rank.save(2, {})
+        assert not ranks[waits].wait(timeout_s=2.0)
+        os.kill(writers[stopped], signal.SIGCONT)
+        assert all(rank.wait() for rank in ranks)
+    lines = [re.sub(r"after \d+ s", "after _ s", line) for line in said[waits]]
+    assert lines[-1] == f"still waiting for {whom.format(tmp_path)}"
+    assert 2 <= len(lines) <= 4  # after 0.2, 0.4, 0.8 and 1.6 s
 
 
 def test_a_part_that_fails_is_said_by_the_coordinator_alone(tmp_path: Path) -> None:

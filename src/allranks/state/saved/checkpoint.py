@@ -50,6 +50,8 @@ _numbers = itertools.count()
 """Instance counter for store keys; all ranks must construct their checkpointers in the same order."""
 GIVEN_UP_S = 15.0
 """How long the end of a run waits for the save before one that was given up; its writer outlives the run."""
+NOTICE_S = 10.0
+"""A wait for the last save is said after so long, and again whenever it has lasted twice as long."""
 
 
 class CheckpointError(SetupError):
@@ -115,6 +117,7 @@ class Checkpointer:
         self._loads = itertools.count()
         self._number = 0
         self._steps: dict[str, int] = {}
+        self._step = 0
         self._is_whole = True
         self._is_given_up = False
         self.last_complete: int | None = None
@@ -226,7 +229,7 @@ class Checkpointer:
             return Stall(0.0, time.perf_counter() - began_s)
         assert self._snapshot is not None
         self._snapshot.fill(header, pieces)
-        self._steps[name] = step
+        self._steps[name] = self._step = step
         self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": size_bytes})
         copy_s = time.perf_counter() - began_s - waited_s
         if wait:
@@ -237,7 +240,7 @@ class Checkpointer:
         """Wait for the last save to be written; True: it is complete (or there was none)."""
         if self._link is None:
             return not self._is_given_up
-        is_settled = self._link.wait_settled(GIVEN_UP_S if self._is_given_up else timeout_s)
+        is_settled = self._await(self._link, self._link.wait_settled, timeout_s)
         return is_settled and self._is_whole and not self._is_given_up
 
     def close(self, *, wait: bool = True) -> None:
@@ -248,13 +251,33 @@ class Checkpointer:
         """
         if self._link is not None:
             if wait:
-                waits = self._link.wait_settled if self.membership.is_leader else self._link.wait_written
-                waits(GIVEN_UP_S if self._is_given_up else PATIENCE_S)
+                is_done = self._link.wait_settled if self.membership.is_leader else self._link.wait_written
+                self._await(self._link, is_done, PATIENCE_S)
             self._link.close(wait=wait)
             self._link = None
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
+
+    def _await(self, link: WriterLink, is_done: Callable[[float], bool], timeout_s: float) -> bool:
+        """Wait for the last save in one of the link's ways; a long wait is said, with whom it is for."""
+        began_s, notice_s = time.monotonic(), NOTICE_S
+        deadline_s = began_s + (GIVEN_UP_S if self._is_given_up else timeout_s)
+        while not is_done(max(0.0, min(began_s + notice_s, deadline_s) - time.monotonic())):
+            waited_s = time.monotonic() - began_s
+            if link.is_gone or began_s + waited_s >= deadline_s:
+                return False
+            what = f"the checkpoint of step {self._step}"
+            if not link.wait_written(0.0):
+                whom = f"rank {self.membership.rank}"
+                why = f"its part of {what} is not on disk: does {self.directory} hang?"
+            elif self.membership.is_leader:
+                whom, why = "other ranks", f"their parts of {what} are not all on disk"
+            else:
+                whom, why = "rank 0", f"it completes {what}"
+            self._say(f"still waiting for {whom} after {waited_s:.0f} s; {why}")
+            notice_s *= 2
+        return True
 
     def _make_room(self, patience_s: float) -> str:
         """Wait until the memory is free for the next save; return why it is not, "" when it is."""
