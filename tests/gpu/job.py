@@ -11,7 +11,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conftest import allranks_command, clean_env, is_alive, wait_until
+from conftest import allranks_command, clean_env, free_port, is_alive, wait_until
 
 HERE = Path(__file__).parent
 PATIENCE_S = 200.0 if os.environ.get("GPU_SUITE_REHEARSAL") == "1" else 50.0
@@ -43,12 +42,6 @@ def suite_env(**more: str) -> dict[str, str]:
     """What every process of the suite runs in; scripts find `rank` beside this file."""
     path = [str(HERE), *filter(None, [os.environ.get("GPU_SUITE_PATH")])]
     return clean_env(os.environ, PYTHONPATH=os.pathsep.join(path), PYTHONIOENCODING="utf-8", **more)
-
-
-def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return min(int(sock.getsockname()[1]), 65000)
 
 
 class Job:

@@ -155,9 +155,9 @@ def test_a_long_wait_for_the_last_save_names_whom_it_is_for(
         for rank in ranks:
             rank.save(2, {})
         assert not ranks[waits].wait(timeout_s=2.0)
+        lines = [re.sub(r"after \d+ s", "after _ s", line) for line in said[waits]]
         os.kill(writers[stopped], signal.SIGCONT)
         assert all(rank.wait() for rank in ranks)
-    lines = [re.sub(r"after \d+ s", "after _ s", line) for line in said[waits]]
     assert lines[-1] == f"still waiting for {whom.format(tmp_path)}"
     assert 2 <= len(lines) <= 4  # after 0.2, 0.4, 0.8 and 1.6 s
 

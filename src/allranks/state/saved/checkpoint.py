@@ -35,7 +35,7 @@ from allranks.model.errors import SetupError, UsageError
 from allranks.model.membership import ALONE, Membership
 from allranks.report.text import say as say_to_stderr
 from allranks.state.saved.commit import PATIENCE_S
-from allranks.state.saved.consensus import Consensus
+from allranks.state.saved.consensus import NOTICE_S, Consensus
 from allranks.state.saved.link import WriterGoneError, WriterLink
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.pack import Packer, Piece, StateError
@@ -50,8 +50,6 @@ _numbers = itertools.count()
 """Instance counter for store keys; all ranks must construct their checkpointers in the same order."""
 GIVEN_UP_S = 15.0
 """How long the end of a run waits for the save before one that was given up; its writer outlives the run."""
-NOTICE_S = 10.0
-"""A wait for the last save is said after so long, and again whenever it has lasted twice as long."""
 
 
 class CheckpointError(SetupError):
@@ -260,7 +258,7 @@ class Checkpointer:
             self._snapshot = None
 
     def _await(self, link: WriterLink, is_done: Callable[[float], bool], timeout_s: float) -> bool:
-        """Wait for the last save in one of the link's ways; a long wait is said, with whom it is for."""
+        """Wait for the last save, and say so after NOTICE_S, after twice as long, and so on."""
         began_s, notice_s = time.monotonic(), NOTICE_S
         deadline_s = began_s + (GIVEN_UP_S if self._is_given_up else timeout_s)
         while not is_done(max(0.0, min(began_s + notice_s, deadline_s) - time.monotonic())):

@@ -16,7 +16,8 @@ from allranks.model.membership import Membership
 
 DEADLINE_S = 1800.0
 """Reading a large state from a slow file server takes its time."""
-_NOTICE_S = 10.0
+NOTICE_S = 10.0
+"""A wait is said after so long."""
 
 
 class Consensus:
@@ -73,7 +74,7 @@ class Consensus:
         began_s = time.monotonic()
         while True:
             try:
-                self._store.wait(keys, timedelta(seconds=_NOTICE_S))
+                self._store.wait(keys, timedelta(seconds=NOTICE_S))
                 return [self._store.get(name).decode() for name in keys]
             except RuntimeError:
                 missing = [rank for rank, name in zip(ranks, keys, strict=True) if not self._store.check([name])]
