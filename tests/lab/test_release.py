@@ -18,6 +18,7 @@ from allranks.lab.release import (
     RELEASES,
     Mirror,
     cache_dir,
+    check_place,
     daemon_command,
     find_loader,
     parse_index_targets,
@@ -189,6 +190,14 @@ def test_every_program_is_mounted_over_the_machines_own_after_the_root(tmp_path:
     assert ["/etc/slurm/release/programs/slurmstepd", "/usr/sbin/slurmstepd"] in mounts
     assert (lab / "slurm/release").is_dir(), "the place of the first mount"
     assert daemon_command(lab, "slurmdbd") == "/etc/slurm/release/programs/slurmdbd"
+
+
+def test_a_machine_without_the_directory_of_slurm_s_configuration_is_refused(tmp_path: Path) -> None:
+    seen = tmp_path / "slurm/release"
+    with pytest.raises(SetupError, match=f"{tmp_path}/slurm: no such directory"):
+        check_place(seen)
+    seen.parent.mkdir()
+    check_place(seen)
 
 
 def test_without_mmdebstrap_the_command_that_installs_it_is_printed(

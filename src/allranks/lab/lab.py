@@ -116,6 +116,7 @@ class Lab:
             accounting.check_commands(has_release=slurm_release is not None)
         root = None
         if slurm_release and not (self.dir / "lab.json").exists():
+            release.check_place()
             root = release.prepare_root(slurm_release, env=os.environ, say=say)
         progress = _Progress(say)
         with self.locked():

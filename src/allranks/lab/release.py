@@ -1,5 +1,6 @@
 """How does the lab run another release of SLURM than the machine's? Out of a root file system of Debian's, in a cache.
 
+    check_place()
     root = prepare_root("24.11", env=os.environ, say=print)     # the first time: about a minute
     write_mounts(root, lab_dir)                                 # init.py mounts them in each new node
 
@@ -89,14 +90,22 @@ def cache_dir(env: Mapping[str, str]) -> Path:
     return Path(own, "allranks", "slurm").absolute()
 
 
+def check_place(seen: Path = SEEN) -> None:
+    """Refuse a machine that has no directory for the nodes to see another release in.
+
+    Raises:
+        SetupError: the directory above `seen` is missing.
+    """
+    if not seen.parent.is_dir():
+        raise SetupError(f"lab: {seen.parent}: no such directory, but other releases appear there; create it")
+
+
 def prepare_root(release: str, *, env: Mapping[str, str], say: Callable[[str], None]) -> Path:
     """Return the root file system of a release; made on its first use.
 
     Raises:
         SetupError: it cannot be made, or Debian's suite now has another release.
     """
-    if not SEEN.parent.is_dir():
-        raise SetupError(f"lab: {SEEN.parent}: no such directory, but other releases appear there; create it")
     cache = cache_dir(env)
     root = cache / release
     if root.is_dir():
