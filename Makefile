@@ -21,16 +21,21 @@ DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size
 
 # The tests of `make test`; the markers are explained in pyproject.toml.
 QUICK := healthy or not (torch or lab or by_hand)
+# Tests that could need SLURM or another package of the lab without saying so.
+NEAR_SLURM := tests/lab tests/cli tests/host tests/model tests/docs tests/launch/queue $(wildcard tests/launch/test_s*.py) \
+    tests/launch/test_run_in_slurm.py tests/test_suite.py
 # Run as the last command of a target: its row in the table gets the date of today.
 RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
 
-.PHONY: help demo test test-all test-by-hand lint bench drills slurm-versions versions horovod mutations simulate gpu carry pages docs clean
+.PHONY: help demo test test-all test-without-slurm test-by-hand lint bench drills slurm-versions versions horovod mutations simulate gpu carry pages docs clean
 
 help:
 	@echo "make demo          train a small model on real data with six ranks, and check the result"
 	@echo "make test          lint, all tests without torch or a lab, and one healthy job of each kind"
 	@echo "                   (at most 6 minutes on 2 cores; JOBS=0 runs one test at a time)"
-	@echo "make test-all      what CI runs: all tests except those that run by hand (17 to 30 minutes on 2 cores)"
+	@echo "make test-all      all tests except those that run by hand (17 to 30 minutes on 2 cores)"
+	@echo "make test-without-slurm"
+	@echo "                   as root: those tests of 'make test' that could differ on a machine without SLURM"
 	@echo "make lint          formatting, types, import contracts"
 	@echo "make pages         write the generated pages in docs/reference"
 	@echo "make docs          build the documentation site, site/index.html"
@@ -55,6 +60,10 @@ test: $(VENV)/.dev lint
 
 test-all: $(VENV)/.dev lint
 	$(BIN)/python -m pytest --numprocesses $(JOBS) -m "not by_hand" --durations=40
+
+test-without-slurm: $(VENV)/.dev
+	.ci/without-slurm env --unset ALLRANKS_REQUIRE_LAB $(BIN)/python -m pytest --numprocesses $(JOBS) \
+	    -m "not (torch or lab or by_hand)" $(NEAR_SLURM)
 
 test-by-hand: $(VENV)/.dev
 	$(BIN)/python -m pytest --numprocesses $(JOBS) -m by_hand --durations=40

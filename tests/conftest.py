@@ -219,15 +219,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("scontrol") and shutil.which("scontrol") is None:
-        pytest.skip("scontrol is not on PATH; apt-get install slurm-client")
+    for marker in item.iter_markers("program"):
+        name, package = marker.args
+        if shutil.which(name) is None:
+            pytest.skip(f"{name} is not on PATH; apt-get install {package}")
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Where a lab is required, as in CI, a test of the lab or of SLURM that is skipped has failed."""
+    """Where a lab is required, as in CI, a test that is skipped has failed if it needs a lab or one of its programs."""
     report = yield
-    needs_lab = item.get_closest_marker("lab") or item.get_closest_marker("scontrol")
+    needs_lab = item.get_closest_marker("lab") or item.get_closest_marker("program")
     if report.skipped and needs_lab and IS_LAB_REQUIRED:
         report.outcome = "failed"
         report.longrepr = f"ALLRANKS_REQUIRE_LAB=1, but this test was skipped: {report.longreprtext}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -56,7 +57,14 @@ def test_something():
 
 @pytest.mark.parametrize(
     ("marker", "is_required", "last_line"),
-    [("lab", "1", "1 failed"), ("scontrol", "1", "1 failed"), ("lab", "", "1 skipped"), ("torch", "1", "1 skipped")],
+    [
+        ("lab", "1", "1 failed"),
+        ("lab", "", "1 skipped"),
+        ('program("sh", "dash")', "1", "1 failed"),
+        ('program("slurmctld is not here", "none")', "1", "1 error"),
+        ('program("slurmctld is not here", "none")', "", "1 skipped"),
+        ("torch", "1", "1 skipped"),
+    ],
 )
 def test_a_skipped_test_of_the_lab_has_failed_where_a_lab_is_required(
     tmp_path: Path, marker: str, is_required: str, last_line: str
@@ -68,6 +76,14 @@ def test_a_skipped_test_of_the_lab_has_failed_where_a_lab_is_required(
     result = run_pytest(*config, str(test), **env)
     assert result.stdout.splitlines()[-1].startswith(last_line), result.stdout + result.stderr
     assert "slurmctld is not here" in result.stdout
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+@pytest.mark.program("srun", "slurm-client")
+def test_the_script_of_ci_hides_slurm_from_one_command_only() -> None:
+    hidden = "! command -v srun ip && ! test -e /etc/slurm && test -s /etc/passwd && getent hosts localhost"
+    subprocess.run([ROOT / ".ci/without-slurm", "sh", "-c", hidden], check=True, timeout=60, capture_output=True)
+    assert shutil.which("srun") is not None
 
 
 def test_a_healthy_job_of_each_kind_is_in_the_quick_tests() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -118,12 +117,9 @@ def test_any_argument_arrives_as_it_is(value: str, tmp_path: Path) -> None:
     assert words[6:8] == ["--cpus-per-task=4", "env"]
 
 
+@pytest.mark.program("sbatch", "slurm-client")
 @pytest.mark.parametrize("value", NASTY)
 def test_sbatch_itself_reads_any_value_as_it_is(value: str, tmp_path: Path) -> None:
-    if shutil.which("sbatch") is None:
-        if os.environ.get("ALLRANKS_REQUIRE_LAB") == "1":
-            pytest.fail("sbatch is not on PATH; apt-get install slurm-client")
-        pytest.skip("sbatch is not on PATH; apt-get install slurm-client")
     conf = "ClusterName=x\nSlurmctldHost=localhost\nSlurmctldPort=1\nMessageTimeout=1\nNodeName=localhost\n"
     (tmp_path / "slurm.conf").write_text(conf + "PartitionName=main Nodes=localhost\n")
     result = subprocess.run(
@@ -214,12 +210,9 @@ def test_a_template_that_is_not_there_is_said() -> None:
         render_sbatch(SbatchOptions(), COMMAND, template=Path("no/such.j2"))
 
 
+@pytest.mark.program("shellcheck", "shellcheck")
 @pytest.mark.parametrize("is_overridden", [False, True])
 def test_shellcheck_finds_nothing(is_overridden: bool, tmp_path: Path) -> None:
-    if shutil.which("shellcheck") is None:
-        if os.environ.get("ALLRANKS_REQUIRE_LAB") == "1":
-            pytest.fail("shellcheck is not on PATH; apt-get install shellcheck")
-        pytest.skip("shellcheck is not on PATH; apt-get install shellcheck")
     # Left out: hints on single quotes, whether \' and $HOME in them are meant.
     options = SbatchOptions(nodes="2", comment="a b")
     chosen = template(tmp_path, BLOCKS) if is_overridden else None

@@ -184,7 +184,7 @@ def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.scontrol
+@pytest.mark.program("scontrol", "slurm-client")
 @given(st.lists(EXPRESSIONS, min_size=1, max_size=20))
 def test_order_is_that_of_scontrol(slurm_conf: Path, expressions: list[str]) -> None:
     text = ",".join(expressions)
