@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from conftest import is_alive
+from docs import picture
 from docs.consoles import Terminal, Typed, find_missing, read_examples
 
 ROOT = Path(__file__).parents[2]
 HOW_TOS = ROOT / "docs/how-to"
-ON_THIS_MACHINE = ("install", "from-torchrun", "launchers", "slurm")
+ON_THIS_MACHINE = ("install", "from-torchrun", "launchers", "slurm", "watch")
 WITH_TORCH = ("hang", "why", "session")
 IN_THE_LAB = ("check", "restarts", "lab")
 
@@ -116,6 +117,15 @@ def test_the_readme_shows_the_stacks_of_the_how_to_s_hanging_job(tmp_path: Path)
     page = (HOW_TOS / "hang.md").read_text()
     hanging = page.partition("$ allranks stack latest\n")[0]
     try_examples(f"{hanging}```\n{readme_section('Hung, or dead?')}", Terminal(tmp_path), tmp_path)
+
+
+@pytest.mark.torch
+def test_the_picture_shows_what_its_job_prints(tmp_path: Path) -> None:
+    """If not: python tests/docs/picture.py."""
+    (tmp_path / "train.py").write_text(picture.SCRIPT)
+    command, *lines = picture.read_lines(picture.PICTURE.read_text())
+    assert command == f"$ {picture.COMMAND}"
+    assert find_missing(lines, Terminal(tmp_path).type(Typed(picture.COMMAND, []))) == []
 
 
 @pytest.mark.torch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,33 @@ def test_links_lead_to_a_file_and_its_heading() -> None:
     assert dead == []
 
 
+def test_links_by_a_name_have_an_address_and_every_address_a_link() -> None:
+    for page in DOCUMENTS:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+        used = set(re.findall(r"\]\[([\w-]+)\]", text))
+        assert used == set(re.findall(r"^\[([\w-]+)\]: https://\S+$", text, re.MULTILINE)), page
+
+
+def test_no_page_ends_nowhere() -> None:
+    """Each page that teaches or explains ends with links to what is next; generated pages and evidence do not."""
+    folders = ("concepts", "how-to", "reference", "tutorials")
+    pages = [page for folder in folders for page in sorted((DOCS / folder).glob("*.md"))]
+    ends = {page.name: page.read_text().rstrip().splitlines()[-8:] for page in pages if not is_generated(page)}
+    assert [
+        name for name, lines in ends.items() if not any(re.match(r"Next: .*\]\(|## Next$", line) for line in lines)
+    ] == []
+
+
+def is_generated(page: Path) -> bool:
+    return page.name in ("command-line.md", "cluster-toml.md")
+
+
+def test_commands_in_tables_are_copied_without_a_backslash() -> None:
+    """Markdown's tables want `\\|` for a bar; within code the site shows the backslash."""
+    found = [page.name for page in DOCUMENTS for code in re.findall(r"`[^`\n]*`", page.read_text()) if "\\|" in code]
+    assert found == []
+
+
 def anchors(page: Path) -> set[str]:
     heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
@@ -44,6 +73,62 @@ def test_every_page_is_in_the_site_s_navigation() -> None:
     written = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
     causes = {path for path in written if path.startswith("reference/causes/AR")}
     assert in_navigation == written - causes
+
+
+def test_a_page_is_headed_as_the_navigation_calls_it() -> None:
+    """They share a word, so that a reader who clicks on "Faults at start" sees that this is it."""
+    config = tomllib.loads((ROOT / "zensical.toml").read_text())
+    heads = {
+        page: re.search(r"^# (.*)$", (DOCS / page).read_text(), re.MULTILINE)[1]
+        for page in pages_of(config["project"]["nav"])
+    }  # type: ignore[index]
+    small = {"a", "at", "in", "of", "on", "the", "and", "what"}
+    strange = {
+        called: heads[page]
+        for called, page in labels_of(config["project"]["nav"])
+        if page != "index.md" and not words_of(called) & words_of(heads[page]) - small
+    }
+    assert strange == {}
+
+
+def words_of(title: str) -> set[str]:
+    return set(re.findall(r"[\w.]+", title.lower()))
+
+
+def labels_of(nav: Any) -> Iterator[tuple[str, str]]:
+    for each in nav:
+        for called, target in each.items():
+            yield from [(called, target)] if isinstance(target, str) else labels_of(target)
+
+
+def test_the_page_of_events_has_every_event_and_its_fields() -> None:
+    text = (DOCS / "reference/events.md").read_text()
+    rows = {
+        name: set(re.findall(r"`(\w+)`", fields))
+        for name, fields in re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", text, re.MULTILINE)
+    }
+    written: dict[str, set[str]] = {}
+    for event, fields in events_in_source():
+        written[event] = written.get(event, set()) | fields
+    assert rows.keys() == written.keys()
+    assert {name: fields - rows[name] for name, fields in written.items() if fields - rows[name]} == {}
+
+
+WRITERS = ("_record", "add_event", "_on_event")
+
+
+def events_in_source() -> Iterator[tuple[str, set[str]]]:
+    """Calls that write an event, with the names of their fields, except those that they pass as a dict."""
+    for path in (ROOT / "src/allranks").rglob("*.py"):
+        text = path.read_text()
+        if "horovod" in path.parts or not any(f"{writer}(" in text for writer in WRITERS):
+            continue
+        for call in ast.walk(ast.parse(text)):
+            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+                continue
+            name = call.args[0]
+            if call.func.attr in WRITERS and isinstance(name, ast.Constant):
+                yield str(name.value), {keyword.arg for keyword in call.keywords if keyword.arg}
 
 
 def pages_of(nav: Any) -> list[str]:

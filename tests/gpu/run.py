@@ -220,7 +220,7 @@ class Suite:
     def _write(self) -> None:
         date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
         took_s = time.monotonic() - self._began_s
-        title = "A rehearsal on the CPU" if self._told.rehearse else "What a real GPU said"
+        title = "A rehearsal on the CPU" if self._told.rehearse else "On a real GPU"
         text = render(self._machine, list(self._results.values()), date=date, took_s=took_s, title=title)
         self._report_path.parent.mkdir(parents=True, exist_ok=True)
         self._report_path.write_text(text)

@@ -126,7 +126,7 @@ def choose_seed(lab: Lab, name: str, *, seed: int, used: Collection[str]) -> int
 def render_table(done: Sequence[Drilled], *, seed: int) -> str:
     """Return the results as a markdown page, as `make drills` keeps it."""
     lines = [
-        "# Drills",
+        "# Drills: faults at start",
         "",
         "Every fault of the lab is injected into a running six-node SLURM cluster in network namespaces; then a real",
         "job starts, and its verdict is compared with the truth. `make drills` writes this page.",

@@ -13,7 +13,7 @@ from allranks.lab.running.seen import Baseline
 def render_table(done: Sequence[Drilled], *, seed: int) -> str:
     """Return the page."""
     lines = [
-        "# Drills of a running job",
+        "# Drills: faults in a running job",
         "",
         "Faults in a running six-node training: a real SLURM job starts in network namespaces, a fault is injected",
         "while all ranks train, and the outcome is compared with the truth.",
