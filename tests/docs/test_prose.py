@@ -21,6 +21,8 @@ OLD_PHRASES = (
     "For programs.", "came and left again", "cannot fail to fail", "its how many-eth", "two words of an agent",
     "may cost it time or its life", "leave it out (--exclude=that node)", "names the one that is not",
     "before anything was mended", "take the import out of the way", "did not find together", "knows nothing of it",
+    "that nobody else wanted", "waits forever for an exit status", "With that nccl", "a node counts 2",
+    "What nobody wrote down", "it reads from the variables of whoever",
 )  # fmt: skip
 AVOID = ("please", "simply", "easily", "obviously", "sorry", "betokens", "whosoever", "for ever", "in order to")
 BRITISH = (
