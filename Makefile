@@ -1,5 +1,6 @@
 # The two commands of the README are `make demo` and `make test`; each sets up what it needs in .venv.
-# `make test-all` is what CI runs. What takes too long for it runs by hand; docs/development/by-hand.md says when each last did.
+# CI runs `make test-all` and `make test-without-slurm`. What takes too long for it runs by hand;
+# docs/development/by-hand.md says when each last did.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -62,7 +63,7 @@ test-all: $(VENV)/.dev lint
 	$(BIN)/python -m pytest --numprocesses $(JOBS) -m "not by_hand" --durations=40
 
 test-without-slurm: $(VENV)/.dev
-	.ci/without-slurm env --unset ALLRANKS_REQUIRE_LAB $(BIN)/python -m pytest --numprocesses $(JOBS) \
+	.ci/without-slurm $(BIN)/python -m pytest --numprocesses $(JOBS) \
 	    -m "not (torch or lab or by_hand)" $(NEAR_SLURM)
 
 test-by-hand: $(VENV)/.dev
