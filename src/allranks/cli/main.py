@@ -11,6 +11,7 @@ import click
 
 from allranks import __version__
 from allranks.cli.group import VerbGroup
+from allranks.cli.streams import has_reader, secure_streams
 from allranks.model.errors import AllranksError, Exit, StoppedBySignal
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the process ends here."""
+    secure_streams()
     try:
         sys.exit(cli.main(standalone_mode=False, prog_name="allranks") or Exit.OK)
     except StoppedBySignal as exc:
@@ -116,8 +118,13 @@ def main() -> None:
     except click.ClickException as exc:
         print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
         sys.exit(Exit.USAGE)
-    except BrokenPipeError:
-        sys.stderr.close()
+    except (BrokenPipeError, SystemExit) as exc:
+        error = exc.__context__ if isinstance(exc, SystemExit) else exc  # click makes exit code 1 of any broken pipe
+        if not isinstance(error, BrokenPipeError):
+            raise
+        if has_reader(1):  # it was another pipe
+            raise error from None
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is written when the interpreter ends
         sys.exit(Exit.OK)
 
 

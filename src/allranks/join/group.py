@@ -19,6 +19,7 @@ TESTED, and the worker then runs as without us. launch/environment.py says what 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import re
@@ -416,4 +417,5 @@ def _env_int(name: str) -> int | None:
 
 
 def _say(text: str) -> None:
-    print(f"allranks: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk is no reason to end
+        print(f"allranks: {text}", file=sys.stderr, flush=True)

@@ -105,7 +105,8 @@ class Stream(io.FileIO):
 
     def as_text(self) -> io.TextIOWrapper:
         """Return a text file for `sys.stderr`."""
-        return io.TextIOWrapper(self, sys.stderr.encoding, errors="backslashreplace", write_through=True)
+        encoding = sys.stderr.encoding if sys.stderr else "utf-8"
+        return io.TextIOWrapper(self, encoding, errors="backslashreplace", write_through=True)
 
     def _write(self, fd: int) -> None:
         while not self.is_given_up:
