@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -52,8 +52,18 @@ VERBS = {
 }
 
 
+class _PipeError(Exception):
+    """A pipe is broken. Click would end the process with 1 and say nothing, whichever pipe that is."""
+
+
 class _LazyGroup(VerbGroup):
     """Verbs that are imported when called, because every agent loads this from a network file system."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as exc:
+            raise _PipeError from exc
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -118,12 +128,9 @@ def main() -> None:
     except click.ClickException as exc:
         print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
         sys.exit(Exit.USAGE)
-    except (BrokenPipeError, SystemExit) as exc:
-        error = exc.__context__ if isinstance(exc, SystemExit) else exc  # click makes exit code 1 of any broken pipe
-        if not isinstance(error, BrokenPipeError):
-            raise
+    except _PipeError:
         if has_reader(1):  # it was another pipe
-            raise error from None
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is written when the interpreter ends
         sys.exit(Exit.OK)
 
