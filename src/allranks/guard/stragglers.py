@@ -171,8 +171,8 @@ def _share(lags: Sequence[_Lag], rank: int) -> float:
             clear_s = lag.called_s
             continue
         passed_s += max(0.0, lag.called_s - before.called_s)
-        is_followed = after is not None and after.seq == lag.seq + 1
-        went_on = is_followed and after.before_s < lag.called_s - lag.lag_s / 2
+        follower = after if after is not None and after.seq == lag.seq + 1 else None
+        went_on = follower is not None and follower.before_s < lag.called_s - lag.lag_s / 2
         if lag.rank == rank and not went_on:
             waited_s += max(0.0, lag.called_s - max(lag.before_s, clear_s))
             clear_s = lag.called_s

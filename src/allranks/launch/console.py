@@ -4,7 +4,7 @@
     with contextlib.redirect_stderr(console.screen["err"].as_text()):   print(..., file=sys.stderr) goes through it, too
         console.follow(path, start=0, stream="out", prefix="[node03 r3] ")
         console.pump()               shows what is new and has room
-    console.close(patience_s=5)      a reader that takes nothing for so long is given up
+    console.close(is_over=...)       shows the rest, until it is told that it took too long
 
 The output of a single worker is printed byte by byte. With several workers, lines stay whole. A progress bar that
 redraws itself with carriage returns is printed as a line every REDRAW_S, and once more at the end.
@@ -51,6 +51,10 @@ PIECE_BYTES = 1 << 14
 """Written at once: small, so that a slow reader is told from one that has stopped."""
 LOOK_S = 0.1
 """How often `drain` looks whether it is over."""
+STUCK_S = 1.0
+"""A reader that has taken nothing for so long, when time is over, gets nothing more."""
+FINISH_S = 0.5
+"""How long the start of other workers may wait for what the ones before have written to be shown."""
 
 
 class Stream(io.FileIO):
@@ -62,11 +66,13 @@ class Stream(io.FileIO):
         except OSError:  # it is closed, as after `>&-`
             super().__init__(os.devnull, "wb")
         self._waiting = bytearray()
+        self._piece = b""
+        """Of which the thread still has to write all."""
         self._changed = threading.Condition()
         self.is_given_up = False
         """`drain` has given the reader up: what is written goes nowhere."""
-        self.num_dropped_lines = 0
-        """Lines that waited for the reader when it was given up, and that came later."""
+        self.num_dropped = 0
+        """Bytes that were queued and not written."""
         threading.Thread(target=self._write, args=(self.fileno(),), name="allranks-screen", daemon=True).start()
 
     @property
@@ -78,14 +84,14 @@ class Stream(io.FileIO):
         """Queue bytes."""
         with self._changed:
             if self.is_given_up:
-                self.num_dropped_lines += data.count(b"\n")
+                self.num_dropped += len(data)
             else:
                 self._waiting += data
                 self._changed.notify_all()
         return len(data)
 
     def drain(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until all is written; else give the reader up: what waits, and what comes, is dropped.
+        """Wait until all is written; else drop what waits, and give a reader that has stopped up.
 
         Args:
             patience_s: how long the reader may take nothing.
@@ -93,12 +99,13 @@ class Stream(io.FileIO):
         """
         moved_s = time.monotonic()
         with self._changed:
-            while self._waiting:
+            while self._waiting or self._piece:
                 if self._changed.wait(LOOK_S):
                     moved_s = time.monotonic()
-                if self._waiting and (time.monotonic() - moved_s >= patience_s or is_over()):
-                    self.num_dropped_lines = self._waiting.count(b"\n")
-                    self.is_given_up = True
+                still_s = time.monotonic() - moved_s
+                if (self._waiting or self._piece) and (still_s >= patience_s or is_over()):
+                    self.is_given_up = still_s >= min(patience_s, STUCK_S)
+                    self.num_dropped += len(self._waiting) + self.is_given_up * len(self._piece)
                     self._waiting.clear()
                     return False
             return True
@@ -109,22 +116,24 @@ class Stream(io.FileIO):
         return io.TextIOWrapper(self, encoding, errors="backslashreplace", write_through=True)
 
     def _write(self, fd: int) -> None:
-        while not self.is_given_up:
+        while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 end = self._waiting.rfind(b"\n", 0, PIECE_BYTES) + 1 or PIECE_BYTES
-                piece = bytes(self._waiting[:end])
-            try:
-                written = os.write(fd, piece)
-            except BlockingIOError:  # whoever shares the file has made it non-blocking
-                select.select([], [fd], [], 1.0)
-                continue
-            except OSError:  # the reader has left, as after `| head`; the job goes on
-                fd = os.open(os.devnull, os.O_WRONLY)
-                continue
-            with self._changed:
-                del self._waiting[:written]
-                self._changed.notify_all()
+                self._piece = bytes(self._waiting[:end])
+                del self._waiting[:end]
+            while self._piece and not self.is_given_up:
+                try:
+                    written = os.write(fd, self._piece)
+                except BlockingIOError:  # whoever shares the file has made it non-blocking
+                    select.select([], [fd], [], 1.0)
+                    continue
+                except OSError:  # the reader has left, as after `| head`; the job goes on
+                    fd = os.open(os.devnull, os.O_WRONLY)
+                    continue
+                with self._changed:
+                    self._piece = self._piece[written:]
+                    self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -230,24 +239,34 @@ class Console:
         return has_news
 
     def finish(self) -> None:
-        """The writers have ended: what they have written is shown as far as there is room, the rest at later pumps."""
+        """The writers have ended: what they have written is shown as far as there is room and time, the rest at later
+        pumps."""
         for followed in self._followed:
             followed.end = min(followed.end, os.fstat(followed.file_fd).st_size)
-        while self.pump():
+        end_s = time.monotonic() + FINISH_S
+        while self.pump() and time.monotonic() < end_s:
             pass
 
-    def close(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> int:
-        """Show everything that is left, also unfinished lines, as patiently as `Stream.drain`; the writers have ended.
+    def close(self, *, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Show everything that is left, also unfinished lines; the writers have ended.
 
+        Args:
+            is_over: asked meanwhile; True ends it.
         Returns:
-            How many lines were not shown, since nobody read them; the files have them.
+            How many bytes were not shown; the files have them.
         """
-        while True:
-            self.finish()
-            for stream in ("err", "out"):
-                self.screen[stream].drain(patience_s=patience_s, is_over=is_over)
-            if not self._followed:
-                return sum(each.num_dropped_lines for each in set(self.screen.values()))
+        self.finish()
+        while self._followed and not is_over():
+            if not self.pump():
+                for stream in ("err", "out"):
+                    self.screen[stream].drain(is_over=is_over)
+        for stream in ("err", "out"):
+            self.screen[stream].drain(is_over=is_over)
+        for followed in self._followed:
+            os.close(followed.file_fd)
+        left = sum(followed.end - followed.position for followed in self._followed)
+        self._followed.clear()
+        return left + sum(stream.num_dropped for stream in set(self.screen.values()))
 
     def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""

@@ -108,6 +108,14 @@ def print_error(text: str) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def describe_size(num_bytes: int) -> str:
+    """`812 bytes`, `1.4 MB`, `2.3 GB`."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return count_of(num_bytes, "byte")
+
+
 def count_of(number: int, noun: str) -> str:
     """`1 rank`, `6 ranks`, `2 processes`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
