@@ -104,9 +104,12 @@ class Stream(io.FileIO):
                     moved_s = time.monotonic()
                 still_s = time.monotonic() - moved_s
                 if (self._waiting or self._piece) and (still_s >= patience_s or is_over()):
-                    self.is_given_up = still_s >= min(patience_s, STUCK_S)
-                    self.num_dropped += len(self._waiting) + self.is_given_up * len(self._piece)
+                    self.num_dropped += len(self._waiting)
                     self._waiting.clear()
+                    if still_s >= min(patience_s, STUCK_S):
+                        self.is_given_up = True
+                        self.num_dropped += len(self._piece)
+                        self._piece = b""
                     return False
             return True
 
