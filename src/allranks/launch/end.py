@@ -142,6 +142,7 @@ def _leave(loop: Loop) -> int:
 def kill_now(loop: Loop) -> None:
     """A second Ctrl-C: end everything at once, and say how the job ended; nobody else could later."""
     kill_descendants()
+    loop.workers.console.leave_line()
     if loop.leader is not None:
         job, run_dir = loop.workers.job.job, loop.workers.run_dir
         interrupted = Verdict(job=job, attempt=run_dir.attempt, exit_code=exit_for_signal(signal.SIGINT))
