@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pty
 import shlex
 import signal
 import struct
@@ -79,6 +80,32 @@ def test_closed_and_broken_streams_change_neither_the_job_nor_its_exit_code(
         (output,) = tmp_path.glob("runs/latest/attempt_0/*/rank_0.out")
         assert output.read_text() == "trained\n"
         assert output.with_suffix(".err").read_text() == "warned\n"
+
+
+@pytest.mark.torch
+def test_a_job_that_ignores_hangups_goes_on_without_its_terminal(tmp_path: Path):
+    (tmp_path / "train.py").write_text(
+        "import time\nfrom pathlib import Path\nprint('begun', flush=True)\n"
+        "while not Path('gone').exists():\n    time.sleep(0.01)\nprint('trained')\n"
+    )
+    words = shlex.join(allranks_command("run", "--master-port", "0", "train.py"))
+    ours, theirs = pty.openpty()
+    agent = subprocess.Popen(
+        ["sh", "-c", f"trap '' HUP; exec {words}"],
+        cwd=tmp_path,
+        env=clean_env(os.environ, TERM="xterm"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    wait_until(lambda: list(tmp_path.glob("runs/latest/attempt_0/*/rank_0.out")), "the worker has begun")
+    os.close(ours)
+    (tmp_path / "gone").touch()
+    assert agent.wait(60) == 0
+    (path,) = tmp_path.glob("runs/latest/attempt_0/*/rank_0.out")
+    assert path.read_text() == "begun\ntrained\n"
 
 
 def is_full(agent: Agent) -> bool:

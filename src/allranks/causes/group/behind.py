@@ -187,8 +187,8 @@ class StragglerRank(Cause, id="AR409"):
 
     If the rank is slower in every step, no timeout helps. Compare its GPU and node with the others: `nvidia-smi -q -d
     CLOCK,PERFORMANCE`, `allranks check --deep`. The report then says by how much it is later than all other ranks
-    (median of the collectives that were looked at), and up to which share of the time they wait for it: 100 ms in a
-    step of 200 ms are 50 %. Buckets of one backward pass that are late together count once.
+    (median over the sampled collectives), and up to which share of the time they wait for it: 100 ms in a step of 200
+    ms are 50%. Buckets of one backward pass that are late together count once.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, broadcastUniqueNCCLID (2.13 and older), socket.cpp and
