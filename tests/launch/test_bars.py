@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.bars import Lines, Paint, find_place, fit, fold, fold_last
+from allranks.launch.bars import Ended, Lines, Paint, find_place, fit, fold, fold_last
 
 HIDE, SHOW, UP, ERASE = b"\x1b[?25l", b"\x1b[?25h", b"\x1b[A", b"\x1b[2K"
 
@@ -121,14 +121,21 @@ def test_of_two_rows_the_outer_one_tells_who_is_behind():
     assert fold(states) == [b"[r1] epochs: 0%", b"[r1] batch: 99% +1 rank: 50%"]
 
 
-def test_last_states_of_the_same_bar_are_one_line():
-    ended = [
-        (b"[r0] ", b"train: 100%"),
-        (b"[r1] ", b"train: 100%"),
-        (b"[r0] ", b"test: 100%"),
-        (b"[r0] ", b"train: 50%"),
+def test_last_states_of_the_same_bar_are_one_line_and_each_rank_keeps_its_order():
+    written = {0: ["*train: 100%", "loss 1", "*test: 100%", "*train: 100%", "loss 2"], 1: ["*train: 100%", "loss 3"]}
+    waiting = [
+        (rank, b"[r%d] " % rank, Ended(line.removeprefix("*").encode(), line.startswith("*")))
+        for rank, lines in written.items()
+        for line in lines
     ]
-    assert fold_last(ended) == [b"[r0] train: 100% +1 alike", b"[r0] test: 100%", b"[r0] train: 50%"]
+    assert fold_last(waiting) == [
+        (None, b"[r0] train: 100% +1 alike\n"),
+        (0, b"loss 1\n"),
+        (1, b"loss 3\n"),
+        (None, b"[r0] test: 100%\n"),
+        (None, b"[r0] train: 100%\n"),
+        (0, b"loss 2\n"),
+    ]
 
 
 @pytest.mark.parametrize(

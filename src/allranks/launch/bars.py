@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
@@ -40,6 +40,7 @@ _NUMBER = re.compile(rb"[0-9]+")
 _NO_NUMBER = re.compile(rb"[^0-9]*")
 _NO_LETTER = re.compile(rb"[^A-Za-z]+")
 
+Source = TypeVar("Source")
 State = tuple[bytes, Sequence[bytes]]
 """Prefix of a rank, and the rows of its bar."""
 
@@ -266,19 +267,30 @@ def fold(states: Sequence[State], *, columns: int | None = None) -> list[bytes]:
     return [fit(prefix + row, words if number == len(rows) else "", columns) for number, row in enumerate(rows, 1)]
 
 
-def fold_last(ended: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
-    """Return the lines that stay of bars that have ended: those of several ranks that are called the same are one.
+def fold_last(waiting: Iterable[tuple[Source, bytes, Ended]]) -> list[tuple[Source | None, bytes]]:
+    """Return the lines that stay: last states of several ranks' bars as one, and each rank's lines in their order.
 
     Args:
-        ended: prefix of the rank, and the last state of its bar, in the order in which they ended.
+        waiting: where it comes from, the rank's prefix, and what has ended, in the order in which it did.
+    Returns:
+        Lines, each with its newline, and where they come from; None: they have their prefix.
     """
-    groups: dict[object, list[State]] = {}
-    num_seen: Counter[object] = Counter()
-    for prefix, text in ended:
-        kind = find_place([text]).kind
-        num_seen[prefix, kind] += 1
-        groups.setdefault((kind, num_seen[prefix, kind]), []).append((prefix, [text]))
-    return [row for states in groups.values() for row in fold(states)]
+    queues: dict[bytes, deque[tuple[Source, Ended]]] = {}
+    for source, prefix, ended in waiting:
+        queues.setdefault(prefix, deque()).append((source, ended))
+    shown: list[tuple[Source | None, bytes]] = []
+    while any(queues.values()):
+        kinds: dict[object, list[State]] = {}
+        for prefix, queue in queues.items():
+            if queue and queue[0][1].is_redrawn:
+                rows = [queue.popleft()[1].text]
+                kinds.setdefault(find_place(rows).kind, []).append((prefix, rows))
+        shown += [(None, row + b"\n") for states in kinds.values() for row in fold(states)]
+        for queue in queues.values():
+            while queue and not queue[0][1].is_redrawn:
+                source, ended = queue.popleft()
+                shown.append((source, ended.text + b"\n"))
+    return shown
 
 
 def _describe_others(numbers: Sequence[tuple[float, ...]], units: Sequence[str], num_others: int) -> str:

@@ -351,13 +351,13 @@ class Console:
             live = [(each.prefix, rows) for each in shown if (rows := each.lines.rows)]
             waiting = [each for each in self._waiting if self.screen[each[0].stream] is screen]
             if waiting and (is_end or not live or now_s >= waiting[0][2] + FOLD_S):
-                self._waiting = [each for each in self._waiting if each not in waiting]
-                last = [(each.prefix, line.text) for each, line, _ in waiting if line.is_redrawn]
+                self._waiting = [each for each in self._waiting if self.screen[each[0].stream] is not screen]
                 screen.draw([])
-                screen.write(b"".join(row + b"\n" for row in fold_last(last)))
-                for followed in own:
-                    after = [line.text for each, line, _ in waiting if each is followed and not line.is_redrawn]
-                    self._show_or_hold(followed, b"".join(line + b"\n" for line in after))
+                for source, lines in fold_last((each, each.prefix, line) for each, line, _ in waiting):
+                    if source is None:
+                        screen.write(lines)
+                    else:
+                        self._show_or_hold(source, lines)
             screen.draw(live)
 
     def _end_bars(self) -> None:
