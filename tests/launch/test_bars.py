@@ -138,6 +138,13 @@ def test_last_states_of_the_same_bar_are_one_line_and_each_rank_keeps_its_order(
     ]
 
 
+def test_the_last_states_of_different_epochs_stay_apart():
+    ended = [
+        (rank, b"[r%d] " % rank, Ended(b"Epoch %d: 100%%" % epoch, True)) for rank, epoch in ((0, 1), (1, 0), (2, 1))
+    ]
+    assert [line for _, line in fold_last(ended)] == [b"[r0] Epoch 1: 100% +1 alike\n", b"[r1] Epoch 0: 100%\n"]
+
+
 @pytest.mark.parametrize(
     ("row", "words", "columns", "expected"),
     [

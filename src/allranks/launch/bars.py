@@ -222,6 +222,10 @@ class _Place(NamedTuple):
     """What it is called: bars of the same name can be compared."""
 
     @property
+    def epochs(self) -> tuple[float, ...]:
+        return tuple(number for number, unit in zip(self.numbers, self.units, strict=True) if unit == "epoch")
+
+    @property
     def kind(self) -> tuple[tuple[str, ...], tuple[bytes, ...]]:
         return self.units, self.words
 
@@ -284,7 +288,8 @@ def fold_last(waiting: Iterable[tuple[Source, bytes, Ended]]) -> list[tuple[Sour
         for prefix, queue in queues.items():
             if queue and queue[0][1].is_redrawn:
                 rows = [queue.popleft()[1].text]
-                kinds.setdefault(find_place(rows).kind, []).append((prefix, rows))
+                place = find_place(rows)
+                kinds.setdefault((place.kind, place.epochs), []).append((prefix, rows))
         shown += [(None, row + b"\n") for states in kinds.values() for row in fold(states)]
         for queue in queues.values():
             while queue and not queue[0][1].is_redrawn:
