@@ -29,8 +29,9 @@ from allranks.model.finding import Verdict
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant, NodePlan
 from allranks.preflight.called import Called, Rendezvous
-from allranks.preflight.datapath import DataPath, explain_unreachable
+from allranks.preflight.datapath import DataPath
 from allranks.preflight.entry import Entry
+from allranks.preflight.itself import explain
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir, write_whole
 from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
@@ -195,7 +196,7 @@ LO_UP, LO_DOWN = (Interface("lo", ("127.0.0.1",), is_up=is_up, kind="loopback") 
 )
 def test_a_node_that_does_not_reach_itself_says_why_and_what_to_run(lo, address, number, begin, command):
     facts = NodeFacts(host="n1", interfaces=(lo,), num_gpus=0, num_cpus=1)
-    finding = explain_unreachable(address, facts, OSError(number, "so (bind)")).finding
+    finding = explain(address, facts, OSError(number, "so (bind)")).finding
     why = f"n1 cannot connect to its own address {address}: {os.strerror(number).lower()}"
     assert f"{finding.cause[:5]} {finding.message}" == begin + why
     assert command in finding.fix

@@ -399,10 +399,9 @@ def _say_untested() -> None:
 def _members() -> list[tuple[str, int, int]]:
     members, text = [], os.environ.get("ALLRANKS_MEMBERS", "")
     if text.startswith("@"):  # thousands of nodes: in a file
-        try:
-            text = Path(text[1:]).read_text()
-        except (OSError, UnicodeDecodeError):
-            text = ""
+        path, text = Path(text[1:]), ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = path.read_text()
     for entry in text.split(","):
         name, _, numbers = entry.rpartition("=")
         first, _, count = numbers.partition("+")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_network
@@ -11,7 +10,7 @@ from allranks.host.net import find_interface_in, find_interface_of
 from allranks.host.node import NodeFacts
 from allranks.model.card import Interface
 from allranks.model.cluster import Cluster
-from allranks.model.errors import ConfigError, NodeFaultError, SetupError
+from allranks.model.errors import ConfigError, SetupError
 from allranks.model.finding import Finding
 
 LOOPBACK, LOOPBACK_6 = "127.0.0.1", "::1"
@@ -82,30 +81,13 @@ def data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[str
     return DataPath(nic.name, address, reason, source)
 
 
-def explain_unreachable(address: str, facts: NodeFacts, error: OSError) -> NodeFaultError:
-    """Return the verdict on a machine that cannot connect to its own address, where its ranks would meet.
-
-    Packets to any address of the machine itself go through its loopback interface.
-    """
-    loopback = next((nic for nic in facts.interfaces if nic.kind == "loopback"), None)
-    has_address = find_interface_of(address, facts.interfaces) is not None
-    seen = os.strerror(error.errno) if error.errno else str(error)
-    why = f"{facts.host} cannot connect to its own address {address}: {seen.lower()}"
-    if loopback is not None and not loopback.is_up:
-        finding = _finding("AR210", f"{loopback.name} is down, and {why}", facts, interface=loopback.name)
-    else:
-        command = f"ip route get {address}; nft list ruleset" if has_address else f"ip addr add {address}/8 dev lo"
-        finding = _finding("AR217", why, facts, command=command)
-    return NodeFaultError(finding.message, finding=finding)
-
-
 def list_nics(interfaces: Sequence[Interface]) -> str:
     """`ens1f1 (192.168.20.3), eno1 (10.1.0.3)`: what there is instead."""
     return ", ".join(str(interface) for interface in interfaces if interface.addresses) or "none with an address"
 
 
-def _finding(cause: str, what: str, facts: NodeFacts, *, interface: str | None = None, command: str = "") -> Finding:
+def _finding(cause: str, what: str, facts: NodeFacts, *, interface: str | None = None) -> Finding:
     from allranks.causes.catalogue import find_cause  # not before it is needed: plans are made without it
     from allranks.causes.cause import failed
 
-    return find_cause(cause).find(failed(what=what, interface=interface, command=command), node=facts.host)
+    return find_cause(cause).find(failed(what=what, interface=interface), node=facts.host)

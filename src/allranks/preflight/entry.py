@@ -27,17 +27,18 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.host.limits import NONCE, raise_open_files, read_limits, read_place
-from allranks.host.net import describe_port_holder, fail_to_reach_self, is_local_host
+from allranks.host.net import describe_port_holder, is_local_host
 from allranks.host.slurm import read_munge_socket
 from allranks.model.card import Card, Facts, Place
 from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
+from allranks.preflight import itself
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
-from allranks.preflight.datapath import LOOPBACK, LOOPBACK_6, explain_unreachable
+from allranks.preflight.datapath import LOOPBACK, LOOPBACK_6
 from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
@@ -70,8 +71,6 @@ from allranks.wire.seek import Search
 
 PATIENCE_JOINS = 4.0
 """Times `join_s`: each node that comes may make the leader wait a third of it longer."""
-SELF_S = 2.0
-"""For a connection of this node to itself."""
 SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
 
 
@@ -112,7 +111,8 @@ class Entry:
             AllranksError: it could not begin.
         """
         plan = self.plan
-        if self._problem is not None and (plan.is_alone or self._own_address in (LOOPBACK, LOOPBACK_6)):
+        is_on_loopback = plan.data_path is not None and plan.data_path.address in (LOOPBACK, LOOPBACK_6)
+        if self._problem is not None and (plan.is_alone or is_on_loopback):
             raise self._problem  # there is nobody to tell
         if self.applicant.leads:
             return self.lead()
@@ -377,22 +377,7 @@ class Entry:
     @functools.cached_property
     def _problem(self) -> AllranksError | None:
         """Why this node cannot take part."""
-        if self.plan.problem is not None or self._own_address is None:
-            return self.plan.problem
-        error = fail_to_reach_self(self._own_address, within_s=SELF_S)
-        if error is None:
-            return None
-        found = explain_unreachable(self._own_address, self.plan.facts, error)
-        is_ignored = found.finding is not None and found.finding.cause.partition(" ")[0] in self.plan.ignored
-        return None if is_ignored else found
-
-    @functools.cached_property
-    def _own_address(self) -> str | None:
-        """Where this node's ranks meet one another."""
-        plan = self.plan
-        if plan.data_path is not None:
-            return plan.data_path.address
-        return LOOPBACK if plan.is_alone else next(iter(plan.reachable_addresses), None)
+        return self.plan.problem or itself.find_problem(self.plan)
 
 
 def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
