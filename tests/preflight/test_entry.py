@@ -183,6 +183,7 @@ def test_one_node_alone_with_a_problem_says_so(tmp_path):
         entry.take_part()
 
 
+ETH_DOWN = Interface("eth0", ("10.0.0.1",), is_up=False)
 LO_UP, LO_DOWN = (Interface("lo", ("127.0.0.1",), is_up=is_up, kind="loopback") for is_up in (True, False))
 
 
@@ -192,6 +193,7 @@ LO_UP, LO_DOWN = (Interface("lo", ("127.0.0.1",), is_up=is_up, kind="loopback") 
         (LO_DOWN, "127.0.0.1", errno.ENETUNREACH, "AR210 lo is down, and ", "ip link set lo up"),
         (LO_UP, "127.0.0.1", errno.EACCES, "AR217 ", "ip route get 127.0.0.1"),
         (LO_UP, "127.0.0.9", errno.EADDRNOTAVAIL, "AR217 ", "ip addr add 127.0.0.9/8"),
+        (ETH_DOWN, "10.0.0.1", errno.ENETUNREACH, "AR210 eth0 is down, and ", "ip link set eth0 up"),
     ],
 )
 def test_a_node_that_does_not_reach_itself_says_why_and_what_to_run(lo, address, number, begin, command):
