@@ -46,6 +46,12 @@ WRITTEN = {
         ["loss 0.1"],
         ["epochs 0%", "batch 0%"],
     ),
+    "rich prints above a single row": (
+        [HIDE + b"\r" + ERASE + b"epochs 0%", b"\r" + ERASE + b"loss 0.1\nepochs 0%", b"\r" + ERASE + b"epochs 9%"],
+        ["loss 0.1"],
+        ["epochs 9%"],
+    ),
+    "a hidden cursor that goes nowhere": ([HIDE + b"one\ntwo\n", b"\r3"], ["one", "two"], ["3"]),
     "a control sequence in two pieces": ([b"\r 1%\x1b[2", b"K\r 2%"], [], [" 2%"]),
     "a cursor that goes up too far": ([UP * 40 + b"\r 1%"], [], [" 1%"]),
 }
@@ -68,6 +74,14 @@ def test_lines_below_bars_come_when_the_cursor_has_not_gone_up_for_a_while():
     assert lines.is_deep
     assert lines.settle() == [(b"done", False)]
     assert lines.feed(b"more\n") == [(b"more", False)]
+
+
+def test_bars_that_stand_still_for_a_while_stay_bars():
+    lines = Lines()
+    lines.feed(HIDE + b"\r" + ERASE + b"epochs 0%\nbatch 0%")
+    lines.feed(b"\r" + ERASE + UP + ERASE + b"epochs 0%\nbatch 50%")
+    assert lines.settle() == []
+    assert lines.rows == [b"epochs 0%", b"batch 50%"]
 
 
 def test_the_last_state_is_left_at_the_end():

@@ -120,14 +120,16 @@ class Lines:
         data, self._cut = self._cut + data, b""
         if b"\x1b" in data and (cut := _CUT.search(data)):
             data, self._cut = data[: cut.start()], cut.group()
-        if b"\x1b" in data:
-            self._is_hidden = self._is_hidden or HIDE in data
-            for ups in _UP.findall(data):
-                self._depth = min(MAX_ROWS, max(self._depth, sum(int(each or 1) for each in _UP_ONCE.findall(ups))))
-                self._is_hidden = False
-        if self.is_deep or len(self._rows) > 1:
-            return self._draw(data)
         ended: list[Ended] = []
+        if b"\x1b" in data or self._is_hidden:
+            ups = [sum(int(each or 1) for each in _UP_ONCE.findall(run)) for run in _UP.findall(data)]
+            self._depth = min(MAX_ROWS, max([self._depth, *ups]))
+            if self._is_hidden and b"\r" in data:  # the second time that it draws: now it would have gone up
+                self._is_hidden = False
+                ended = self._scroll()
+            self._is_hidden = (self._is_hidden or HIDE in data) and not ups
+        if self.is_deep or len(self._rows) > 1:
+            return [*ended, *self._draw(data)]
         row = self._rows[0]
         if b"\r" not in data and b"\x1b" not in data and not row.is_redrawn and not row.restarts:
             data, newline, rest = data.rpartition(b"\n")
@@ -145,7 +147,10 @@ class Lines:
         return [*ended, *self._draw(rest)]
 
     def settle(self) -> list[Ended]:
-        """The cursor has not gone up for a while: return what is above it."""
+        """The cursor has not gone up for a while: return what is above it, unless it stands in the last of several
+        bars."""
+        if self._rows[self._at].text.strip() and any(row.is_redrawn for row in self._rows[: self._at]):
+            return []
         self._depth, self._is_hidden = 0, False
         return self._scroll()
 

@@ -105,8 +105,9 @@ class Stream(io.FileIO):
             is_slow = len(self._waiting) > PIECE_BYTES  # it gets the lines alone
             if self.paint is None or self.is_given_up or (states and is_slow):
                 return
-            rows = fold(states, columns=self._columns())
-            self._waiting += self.paint.draw(rows)
+            columns, lines = self._size()
+            rows = fold(states, columns=columns - len("^C"))
+            self._waiting += self.paint.draw(rows[1 - lines :])
             self._changed.notify_all()
 
     def leave_line(self) -> None:
@@ -115,10 +116,11 @@ class Stream(io.FileIO):
             with contextlib.suppress(OSError):
                 os.write(self.fileno(), b"\r\n")
 
-    def _columns(self) -> int:
+    def _size(self) -> tuple[int, int]:
         with contextlib.suppress(OSError):
-            return (os.get_terminal_size(self.fileno()).columns or 80) - len("^C")
-        return 78
+            columns, lines = os.get_terminal_size(self.fileno())
+            return columns or 80, max(lines, 2)
+        return 80, 24
 
     def drain(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Wait until all is written; else drop what waits, and give a reader that has stopped up.
