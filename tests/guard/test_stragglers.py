@@ -6,19 +6,19 @@ import random
 
 import pytest
 
+from allranks.guard.inside.flight import chosen
 from allranks.guard.stragglers import Stragglers
 
 RANKS = (0, 1, 2, 3)
 
 
 def feed(
-    late, *, count: int = 100, period_s: float = 0.5, noise_s: float = 0.005, error_s: float = 0.001, stride: int = 1
+    late, *, count: int = 100, period_s: float = 0.5, noise_s: float = 0.005, error_s: float = 0.001, is_told=bool
 ):
     """`late(seq, rank)` seconds after its time; returns who was named."""
     rng = random.Random(1)
     stragglers = Stragglers()
-    for number in range(1, count + 1):
-        seq = number * stride
+    for seq in filter(is_told, range(1, count + 1)):
         for rank in RANKS:
             called_s = seq * period_s + rng.uniform(0, noise_s) + late(seq, rank)
             stragglers.hear("0", RANKS, rank, seq, called_s, error_s)
@@ -48,7 +48,27 @@ def test_its_lag_and_share_are_told():
     (named,) = feed(lambda seq, rank: 0.15 * (rank == 2))
     assert named.lag_s == pytest.approx(0.15, abs=0.006)
     assert named.share == pytest.approx(0.30, abs=0.02)
-    assert feed(lambda seq, rank: 0.15 * (rank == 2), stride=4)[0].share == pytest.approx(0.30, abs=0.02)
+    assert (named.num_late, named.num_collectives) == (36, 36)
+    (named,) = feed(lambda seq, rank: 0.15 * (rank == 2), count=400, is_told=lambda seq: seq // 8 % 4 == 0)
+    assert named.share == pytest.approx(0.30, abs=0.02)
+
+
+@pytest.mark.parametrize("at_most", [16, 8, 20])
+def test_buckets_that_are_late_together_cost_once(at_most: int):
+    """0.08 s forward, three buckets 0.01 s apart that nobody waits for, and then an all-reduce that all wait for: of
+    0.205 s for a step, rank 2 costs the others 0.1 s, however many of the calls are told."""
+    stragglers, told = Stragglers(), 0
+    for first in range(1, 1601, 20):  # told after five steps
+        for seq in sorted(chosen(first, first + 19, at_most)):
+            step, call = divmod(seq - 1, 4)
+            for rank in RANKS:
+                late_s = 0.1 if rank == 2 or call == 3 else 0.0
+                called_s = 0.205 * step + (0.08 + 0.01 * call if call < 3 else 0.105) + late_s
+                stragglers.hear("0", RANKS, rank, seq, called_s, 0.001)
+                told += 1
+    (named,) = stragglers.named()
+    assert (named.rank, named.lag_s) == (2, pytest.approx(0.1))
+    assert named.share == pytest.approx(0.1 / 0.205, abs=0.06), told
 
 
 def test_a_lag_below_what_clocks_may_be_wrong_by_is_none():

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import struct
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -331,3 +334,84 @@ def test_a_traceback_that_ends_nobody_is_shown_whole(terminal, log, monkeypatch)
     log.write(b"going on\n")
     terminal.console.pump()
     assert terminal.err == b"".join(PREFIX.encode() + line + b"\n" for line in (*TRACEBACK.splitlines(), b"going on"))
+
+
+@pytest.mark.parametrize("redraws", [(b"\r10%", b"\r20%"), (b"\r", b"\r10%\r20%"), (b"\r10%\r   \r", b"\r20%")])
+def test_an_empty_state_of_a_bar_does_not_delay_the_next_one(terminal, log, redraws):
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    for written in redraws:
+        log.write(written)
+        terminal.console.pump()
+    assert terminal.out == b"[node02 r3] 10%\n"
+    terminal.console.close()
+
+
+class Screen:
+    """A terminal of 80 columns, and the files of three ranks that are shown on it."""
+
+    def __init__(self, directory: Path) -> None:
+        self._master, terminal = os.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        os.set_blocking(self._master, False)
+        self.console = Console(out_fd=terminal, err_fd=terminal)
+        self.logs = [Log(directory / f"rank_{rank}.err") for rank in range(3)]
+        for rank, log in enumerate(self.logs):
+            self.console.follow(log.path, start=0, stream="err", prefix=f"[r{rank}] ")
+
+    def pump(self, *written: bytes) -> Screen:
+        """The ranks write this, and it is looked at."""
+        for log, data in zip(self.logs, written, strict=False):
+            log.write(data)
+        self.console.pump()
+        return self
+
+    def shows(self, expected: bytes) -> bool:
+        """Whether the terminal gets exactly this since the last call; it passes on what is written a moment later."""
+        assert self.console.screen["err"].drain(patience_s=30)
+        got, end_s = b"", time.monotonic() + 5
+        while len(got) < len(expected) and time.monotonic() < end_s:
+            with contextlib.suppress(BlockingIOError):
+                got += os.read(self._master, 1 << 16).replace(b"\r\n", b"\n")
+        return got == expected
+
+
+@pytest.fixture
+def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Screen:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(console_module, "DRAW_S", 0.0)
+    return Screen(tmp_path)
+
+
+def test_bars_of_several_ranks_are_one_that_is_redrawn_in_place(screen: Screen):
+    assert screen.pump(b"\r10%", b"\r10%", b"\r10%").shows(b"[r0] 10% +2 alike")
+    assert screen.pump(b"\r30%", b"\r20%", b"\r40%").shows(b"\r[r1] 20% +2 ranks: 30-40%\x1b[K")
+    assert screen.pump(b"").shows(b"")
+    assert screen.pump(b"", b"", b"\r          \rnote\n\r40%").shows(b"\r\x1b[J[r2] note\n[r1] 20% +2 ranks: 30-40%")
+    screen.console.screen["err"].write(b"allranks: a line\n")
+    assert screen.shows(b"\r\x1b[Jallranks: a line\n[r1] 20% +2 ranks: 30-40%")
+
+
+def test_bars_that_end_are_one_line_and_what_follows_stays_below_it(screen: Screen, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(console_module, "FOLD_S", 60.0)
+    assert screen.pump(b"\r99%", b"\r99%", b"\r99%").shows(b"[r0] 99% +2 alike")
+    assert screen.pump(b"\r100%\ndone\n", b"\r100%\n").shows(b"\r[r2] 99%\x1b[K")
+    assert screen.pump(b"", b"", b"\r100%\n").shows(b"\r\x1b[J[r0] 100% +2 alike\n[r0] done\n")
+    screen.console.close()
+    assert screen.shows(b"")
+
+
+def test_a_bar_that_others_do_not_end_is_shown_soon(screen: Screen, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(console_module, "FOLD_S", 0.0)
+    assert screen.pump(b"\r99%", b"\r50%").shows(b"[r1] 50% +1 rank: 99%")
+    assert screen.pump(b"\r100%\n").shows(b"\r\x1b[J[r0] 100%\n[r1] 50%")
+
+
+@pytest.mark.parametrize("end", ["close", "drop_tracebacks", "mute"])
+def test_in_the_end_the_bar_is_a_line_with_its_last_state(screen: Screen, end: str):
+    assert screen.pump(b"\r10%", b"\r20%").shows(b"[r0] 10% +1 rank: 20%")
+    getattr(screen.console, end)(*["err"] * (end == "mute"))
+    assert screen.shows(b"\r\x1b[J[r0] 10% +1 rank: 20%\n")
+    if end != "close":
+        assert screen.pump(b"\r11%").shows(b"")
+        screen.console.close()
+        assert screen.shows(b"")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
+import pty
+import shlex
 import signal
 import struct
 import subprocess
@@ -55,6 +57,55 @@ def start(tmp_path: Path) -> Iterator[Start]:
     for agent in agents:
         agent.kill()
         agent.communicate(timeout=10)
+
+
+@pytest.mark.parametrize(
+    ("streams", "exit_code"),
+    [
+        ("<&- >&- 2>&-", 0),
+        ("2>&1 | :", 0),  # a line is printed before the job begins: one flag has no effect
+        ("2>/dev/full broken", 2),
+    ],
+)
+def test_closed_and_broken_streams_change_neither_the_job_nor_its_exit_code(
+    tmp_path: Path, streams: str, exit_code: int
+):
+    script = "nothing.py" if streams.endswith("broken") else "train.py"
+    (tmp_path / "train.py").write_text("import sys\nprint('trained')\nprint('warned', file=sys.stderr)\n")
+    words = shlex.join(allranks_command("run", "--monitor-interval", "1", "--master-port", "0", script))
+    line = f"set -o pipefail; {words} {streams.removesuffix(' broken')}"
+    ended = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=clean_env(os.environ), timeout=100, check=False)
+    assert ended.returncode == exit_code
+    if exit_code == 0:
+        (output,) = tmp_path.glob("runs/latest/attempt_0/*/rank_0.out")
+        assert output.read_text() == "trained\n"
+        assert output.with_suffix(".err").read_text() == "warned\n"
+
+
+@pytest.mark.torch
+def test_a_job_that_ignores_hangups_goes_on_without_its_terminal(tmp_path: Path):
+    (tmp_path / "train.py").write_text(
+        "import time\nfrom pathlib import Path\nprint('begun', flush=True)\n"
+        "while not Path('gone').exists():\n    time.sleep(0.01)\nprint('trained')\n"
+    )
+    words = shlex.join(allranks_command("run", "--master-port", "0", "train.py"))
+    ours, theirs = pty.openpty()
+    agent = subprocess.Popen(
+        ["sh", "-c", f"trap '' HUP; exec {words}"],
+        cwd=tmp_path,
+        env=clean_env(os.environ, TERM="xterm"),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    wait_until(lambda: list(tmp_path.glob("runs/latest/attempt_0/*/rank_0.out")), "the worker has begun")
+    os.close(ours)
+    (tmp_path / "gone").touch()
+    assert agent.wait(60) == 0
+    (path,) = tmp_path.glob("runs/latest/attempt_0/*/rank_0.out")
+    assert path.read_text() == "begun\ntrained\n"
 
 
 def is_full(agent: Agent) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import json
 import os
 import re
+import shlex
 import socket
 import stat
+import subprocess
 import threading
 import time
 import zlib
@@ -28,11 +31,12 @@ from allranks.preflight.applicant import Applicant, NodePlan
 from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.datapath import DataPath
 from allranks.preflight.entry import Entry
+from allranks.preflight.itself import explain
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir, write_whole
 from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
 from allranks.wire.protocol import Goodbye
-from conftest import free_port, wait_until
+from conftest import allranks_command, clean_env, free_port, wait_until
 
 PATIENCE_S = 30
 
@@ -177,6 +181,65 @@ def test_one_node_alone_with_a_problem_says_so(tmp_path):
         Entry(applicant(tmp_path, 0, 1, problem=UsageError("train.py: no such script"))) as entry,
     ):
         entry.take_part()
+
+
+ETH_DOWN = Interface("eth0", ("10.0.0.1",), is_up=False)
+LO_UP, LO_DOWN = (Interface("lo", ("127.0.0.1",), is_up=is_up, kind="loopback") for is_up in (True, False))
+
+
+@pytest.mark.parametrize(
+    ("lo", "address", "number", "begin", "command"),
+    [
+        (LO_DOWN, "127.0.0.1", errno.ENETUNREACH, "AR210 lo is down, and ", "ip link set lo up"),
+        (LO_UP, "127.0.0.1", errno.EACCES, "AR217 ", "ip route get 127.0.0.1"),
+        (LO_UP, "127.0.0.9", errno.EADDRNOTAVAIL, "AR217 ", "ip addr add 127.0.0.9/8"),
+        (ETH_DOWN, "10.0.0.1", errno.ENETUNREACH, "AR210 eth0 is down, and ", "ip link set eth0 up"),
+    ],
+)
+def test_a_node_that_does_not_reach_itself_says_why_and_what_to_run(lo, address, number, begin, command):
+    facts = NodeFacts(host="n1", interfaces=(lo,), num_gpus=0, num_cpus=1)
+    finding = explain(address, facts, OSError(number, "so (bind)")).finding
+    why = f"n1 cannot connect to its own address {address}: {os.strerror(number).lower()}"
+    assert f"{finding.cause[:5]} {finding.message}" == begin + why
+    assert command in finding.fix
+
+
+@pytest.mark.parametrize(("address", "is_reached"), [("127.0.0.1", True), ("192.0.2.7", False)])
+def test_a_node_tries_its_own_address_before_it_begins(tmp_path, address, is_reached):
+    alone = applicant(tmp_path, 0, 1, data_path=DataPath("lo", address, "", ""))
+    node = Node(alone)
+    hold(node)
+    assert (node.error is None) == is_reached
+    if not is_reached:
+        assert node.error.finding.cause == "AR217 local-connect-error"
+        hold(ignores := Node(applicant(tmp_path, 0, 1, data_path=alone.plan.data_path, ignored=frozenset({"AR217"}))))
+        assert ignores.error is None
+
+
+def test_a_node_that_does_not_reach_itself_is_everybodys_verdict(tmp_path):
+    bad = applicant(tmp_path, 1, 2, data_path=DataPath("lo", "192.0.2.7", "", ""))
+    nodes = [Node(applicant(tmp_path, 0, 2)), Node(bad)]
+    hold(*nodes)
+    assert nodes[0].verdict == nodes[1].verdict
+    (finding,) = nodes[0].verdict.findings
+    assert (finding.cause, finding.node) == ("AR217 local-connect-error", "node02")
+
+
+@pytest.mark.lab
+@pytest.mark.parametrize(
+    ("prepared", "cause"), [("true", "AR210 link-down"), ("ip link set lo up; ip addr flush lo", "AR217 local-connect")]
+)
+def test_a_job_in_a_namespace_without_loopback_ends_with_a_verdict_at_once(tmp_path, prepared, cause):
+    (tmp_path / "train.py").write_text("")
+    words = shlex.join(allranks_command("run", "--nproc-per-node", "2", "train.py"))
+    began_s = time.monotonic()
+    done = subprocess.run(
+        ["unshare", "--net", "sh", "-c", f"{prepared}; exec {words}"],
+        cwd=tmp_path, env=clean_env(os.environ), capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 75
+    assert cause in done.stderr
+    assert time.monotonic() - began_s < 10
 
 
 def test_a_problem_of_one_node_is_everybodys_verdict(tmp_path):

@@ -8,7 +8,8 @@ import pytest
 
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.setting import Setting
-from allranks.report.text import Style, render_finding, render_findings, render_settings, say
+from allranks.report.refusal import print_findings
+from allranks.report.text import Style, describe_size, render_finding, render_findings, render_settings, say
 
 UTF8 = Style(is_unicode=True, has_colour=False, width=100)
 ASCII = Style(is_unicode=False, has_colour=False, width=100)
@@ -215,6 +216,28 @@ def test_our_own_lines_are_on_standard_error(capsys):
     say("all 6 ranks are up")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "allranks: all 6 ranks are up\n")
+
+
+def _full() -> io.TextIOBase:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    return Full()
+
+
+@pytest.mark.parametrize("make_stream", [lambda: None, _full])
+def test_a_line_that_cannot_be_printed_ends_nothing(monkeypatch, make_stream):
+    monkeypatch.setattr("sys.stderr", make_stream())
+    say("32 ranks are up")
+    print_findings((FINDING,))
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(1, "1 byte"), (812, "812 bytes"), (1_440_000, "1.4 MB"), (2_300_000_000, "2.3 GB")]
+)
+def test_a_size_is_short_and_has_its_unit(size, text):
+    assert describe_size(size) == text
 
 
 def test_a_note_is_one_calm_line():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks import __version__
 from allranks.cli.group import VerbGroup
+from allranks.cli.streams import has_reader, secure_streams
 from allranks.model.errors import AllranksError, Exit, StoppedBySignal
 
 if TYPE_CHECKING:
@@ -51,8 +52,18 @@ VERBS = {
 }
 
 
+class _PipeError(Exception):
+    """A pipe is broken. Click would end the process with 1 and say nothing, whichever pipe that is."""
+
+
 class _LazyGroup(VerbGroup):
     """Verbs that are imported when called, because every agent loads this from a network file system."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as exc:
+            raise _PipeError from exc
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -96,6 +107,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the process ends here."""
+    secure_streams()
     try:
         sys.exit(cli.main(standalone_mode=False, prog_name="allranks") or Exit.OK)
     except StoppedBySignal as exc:
@@ -116,8 +128,10 @@ def main() -> None:
     except click.ClickException as exc:
         print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
         sys.exit(Exit.USAGE)
-    except BrokenPipeError:
-        sys.stderr.close()
+    except _PipeError:
+        if has_reader(1):  # it was another pipe
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is written when the interpreter ends
         sys.exit(Exit.OK)
 
 

@@ -18,6 +18,11 @@ LATER_FACTOR = 2.0
 LOOK_EVERY_S = 1.0
 """The walk over all groups costs milliseconds with many ranks."""
 STRAGGLER_AGAIN_S = 300.0
+STRAGGLER_FIX = (
+    "find what only rank {rank} does between collectives (data, evaluation, logging, checkpoints); if it is slow in "
+    "another job on {node}, too, the node is: compare its clocks, load and disks with those of another node"
+)
+"""Also of a run that has ended; no timeout is to blame."""
 
 
 class Speech:
@@ -83,18 +88,27 @@ class Speech:
     def _say_stragglers(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
         lines = []
         for each in stragglers:
-            late_ms = f"{each.lag_s * 1e3:.0f} ms"
-            finding = self.warnings[each.rank] = self._scene.fault(
-                "AR409",
-                f"calls most collectives {late_ms} after all others, which lose up to {each.share:.0%} of their time",
-                each.rank,
-                victims=(),
-                evidence=[f"the last of all ranks, by {late_ms}, over {each.num_collectives} collectives"],
-                confidence=Confidence.LIKELY,
-                severity=Severity.WARN,
-            )
             at_s, pause_s = self._straggler_at_s.get(each.rank, (now, STRAGGLER_AGAIN_S))
-            if now >= at_s:
+            if now >= at_s:  # the report has the figures that were said, not later ones
                 self._straggler_at_s[each.rank] = now + pause_s, LATER_FACTOR * pause_s
+                finding = self.warnings[each.rank] = self._name_straggler(each)
                 lines.append(f"straggler: rank {each.rank} on {finding.node} {finding.message}")
         return lines
+
+    def _name_straggler(self, straggler: Straggler) -> Finding:
+        rank, late_ms = straggler.rank, f"{straggler.lag_s * 1e3:.0f} ms"
+        node = self._scene.node_of(rank).name
+        return self._scene.fault(
+            "AR409",
+            f"calls collectives {late_ms} (median) after all other ranks, which wait for it up to "
+            f"{straggler.share:.0%} of the time",
+            rank,
+            victims=(),
+            evidence=[
+                f"the last of all ranks, by {late_ms} (median), in {straggler.num_late} of "
+                f"{straggler.num_collectives} collectives"
+            ],
+            fix=STRAGGLER_FIX.format(rank=rank, node=node),
+            confidence=Confidence.LIKELY,
+            severity=Severity.WARN,
+        )

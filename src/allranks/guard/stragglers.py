@@ -6,7 +6,9 @@ the last one has a lag behind the one before it. Where collectives were late by 
 nearly always by the same rank, in three windows in a row, it is named. Never more than a warning: slow is not broken.
 
 A rank that evaluates now and then is late in few of them, and a blocking call right after a late one is not late at
-all.
+all. What it costs is time on the clock, so collectives that are late together (the buckets of one backward pass) count
+once: where all others went on to the next collective before the last rank came to this one, nobody waited in this one.
+That shows only in collectives that follow one another, so ranks tell of runs of them (guard/inside/flight.py).
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import median
 
 WINDOW_SAMPLES = 12
@@ -39,10 +40,11 @@ class Straggler:
 
     rank: int
     lag_s: float
-    """By how much it is later than all others, in the middle."""
+    """By how much it is later than all others: the median of the collectives that it was late in."""
     share: float
-    """Upper bound of the fraction of wall time that the others waited. Several collectives that it holds up at once are
-    counted one by one, unless all were reported."""
+    """Upper bound of the fraction of wall time that all others waited for it."""
+    num_late: int
+    """Collectives that it was late in, of `num_collectives` that were looked at."""
     num_collectives: int
 
 
@@ -57,14 +59,21 @@ class _Lag:
     """Behind the one before it."""
     error_s: float
 
+    @property
+    def before_s(self) -> float:
+        """When all others had come."""
+        return self.called_s - self.lag_s
+
 
 @dataclass(slots=True)
 class _Group:
     open: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
     """By number: of each rank, when it called, and how wrong that may be."""
     window: list[_Lag] = field(default_factory=list)
-    said: list[Straggler] = field(default_factory=list)
-    """What each window in a row came to that blamed one and the same rank."""
+    blamed: list[list[_Lag]] = field(default_factory=list)
+    """The last windows in a row that blame one and the same rank."""
+    rank: int | None = None
+    """That rank."""
     newest: int = 0
 
 
@@ -112,39 +121,59 @@ class Stragglers:
                 window.clear()
             return
         state.window = []
-        said = _weigh(window)
-        before = [each for each in state.said if said is not None and each.rank == said.rank]
-        state.said = [] if said is None else [*before, said][-NUM_WINDOWS:]
-        if said is not None and len(state.said) == NUM_WINDOWS:
-            self._named[said.rank] = Straggler(
-                rank=said.rank,
-                lag_s=median(each.lag_s for each in state.said),
-                share=median(each.share for each in state.said),
-                num_collectives=len(window) * NUM_WINDOWS,
-            )
+        rank = _find_late(window)
+        if rank is None or rank != state.rank:
+            state.blamed = []
+        state.rank = rank
+        if rank is None:
+            return
+        state.blamed = [*state.blamed, window][-NUM_WINDOWS:]
+        if len(state.blamed) == NUM_WINDOWS and (named := _weigh(state.blamed, rank)).share >= MIN_SHARE:
+            self._named[rank] = named
 
 
-def _weigh(window: list[_Lag]) -> Straggler | None:
+def _least_s(window: Sequence[_Lag]) -> float:
+    """From which lag on a collective of this window counts as late."""
+    return max(MIN_LAG_S, ERROR_FACTOR * median(lag.error_s for lag in window))
+
+
+def _find_late(window: Sequence[_Lag]) -> int | None:
     """Return the rank that was late in one window; None: nobody was, or now this one and now that one."""
-    least_s = max(MIN_LAG_S, ERROR_FACTOR * median(lag.error_s for lag in window))
-    late = [lag for lag in window if lag.lag_s >= least_s]
+    late = [lag for lag in window if lag.lag_s >= _least_s(window)]
     if len(late) < MIN_LATE * len(window):
         return None
     rank, times = Counter(lag.rank for lag in late).most_common(1)[0]
-    lag_s, share = median(lag.lag_s for lag in late if lag.rank == rank), _share(window, rank)
-    is_late = times >= MIN_TIMES_LAST * len(late) and share >= MIN_SHARE
-    return Straggler(rank, lag_s, share, len(window)) if is_late else None
+    return rank if times >= MIN_TIMES_LAST * len(late) else None
 
 
-def _share(window: list[_Lag], rank: int) -> float:
-    """Of the time between two collectives of the window, how much everybody waited for this rank.
+def _weigh(windows: Sequence[Sequence[_Lag]], rank: int) -> Straggler:
+    """Return by how much this rank was late in these windows, and what that cost the others."""
+    lags = [lag for window in windows for lag in window]
+    late = [lag for window in windows for lag in window if lag.rank == rank and lag.lag_s >= _least_s(window)]
+    return Straggler(
+        rank=rank,
+        lag_s=median(lag.lag_s for lag in late),
+        share=_share(lags, rank),
+        num_late=len(late),
+        num_collectives=len(lags),
+    )
 
-    Where only some collectives are told, each stands for those until the next.
+
+def _share(lags: Sequence[_Lag], rank: int) -> float:
+    """Of the time that runs of collectives took, how much everybody waited for this rank; 0 where none follow.
+
+    Whether the others waited in the last one of a run does not show; they are taken to have done so.
     """
     waited_s = passed_s = 0.0
-    for before, lag in pairwise(window):
-        gap_s = max(0.0, lag.called_s - before.called_s)
-        passed_s += gap_s
-        if lag.rank == rank:
-            waited_s += min(lag.lag_s * (lag.seq - before.seq), gap_s)
+    clear_s = lags[0].called_s
+    for before, lag, after in zip(lags, lags[1:], [*lags[2:], None], strict=False):
+        if lag.seq != before.seq + 1:
+            clear_s = lag.called_s
+            continue
+        passed_s += max(0.0, lag.called_s - before.called_s)
+        follower = after if after is not None and after.seq == lag.seq + 1 else None
+        went_on = follower is not None and follower.before_s < lag.called_s - lag.lag_s / 2
+        if lag.rank == rank and not went_on:
+            waited_s += max(0.0, lag.called_s - max(lag.before_s, clear_s))
+            clear_s = lag.called_s
     return waited_s / passed_s if passed_s else 0.0

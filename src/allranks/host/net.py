@@ -214,6 +214,17 @@ def answers(address: str, port: int, *, within_s: float) -> bool:
     return True
 
 
+def fail_to_reach_self(address: str, *, within_s: float) -> OSError | None:
+    """Return why this machine cannot connect to one of its own addresses; None: it can."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.create_server((address, 0), family=family, backlog=1) as server:
+            socket.create_connection(server.getsockname()[:2], timeout=within_s).close()
+    except OSError as exc:
+        return exc
+    return None
+
+
 def describe_port_holder(port: int) -> str:
     """Say which process listens on a port: `python3 (pid 812, alice)`, as far as this user may see it."""
     import psutil

@@ -19,6 +19,7 @@ TESTED, and the worker then runs as without us. launch/environment.py says what 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import os
 import re
@@ -398,10 +399,9 @@ def _say_untested() -> None:
 def _members() -> list[tuple[str, int, int]]:
     members, text = [], os.environ.get("ALLRANKS_MEMBERS", "")
     if text.startswith("@"):  # thousands of nodes: in a file
-        try:
-            text = Path(text[1:]).read_text()
-        except (OSError, UnicodeDecodeError):
-            text = ""
+        path, text = Path(text[1:]), ""
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            text = path.read_text()
     for entry in text.split(","):
         name, _, numbers = entry.rpartition("=")
         first, _, count = numbers.partition("+")
@@ -416,4 +416,5 @@ def _env_int(name: str) -> int | None:
 
 
 def _say(text: str) -> None:
-    print(f"allranks: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk is no reason to end
+        print(f"allranks: {text}", file=sys.stderr, flush=True)

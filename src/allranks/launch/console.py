@@ -4,10 +4,11 @@
     with contextlib.redirect_stderr(console.screen["err"].as_text()):   print(..., file=sys.stderr) goes through it, too
         console.follow(path, start=0, stream="out", prefix="[node03 r3] ")
         console.pump()               shows what is new and has room
-    console.close(patience_s=5)      a reader that takes nothing for so long is given up
+    console.close(is_over=...)       shows the rest, until it is told that it took too long
 
-The output of a single worker is printed byte by byte. With several workers, lines stay whole. A progress bar that
-redraws itself with carriage returns is printed as a line every REDRAW_S, and once more at the end.
+The output of a single worker is printed byte by byte. With several workers, lines stay whole. Of the progress bars of
+all ranks, a terminal shows that of the slowest one, redrawn in place below the lines (launch/bars.py); a file or pipe
+gets each bar as a line every REDRAW_S. Both get the last state once more at the end.
 
 Threads write to the terminal: a pipe that nobody reads, Ctrl-S and a paused pager block `write(2)`. O_NONBLOCK does not
 help: it belongs to the open file, which the shell and the other tasks of a step share. A slow reader delays no worker:
@@ -25,16 +26,22 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from allranks.launch.bars import Ended, Lines, Paint, State, fold, fold_last
+
 CHUNK_BYTES = 1 << 20
 """Of each file at once: a worker that writes faster than the terminal shows must not keep the agent from watching."""
-LINE_LIMIT_BYTES = 1 << 16
-"""Longer lines are shown in pieces; the file has them whole."""
 REDRAW_S = 5.0
+DRAW_S = 0.1
+"""How often a terminal's bar is redrawn."""
+SETTLE_S = 1.0
+"""A cursor that has not gone up for so long does not come back to the lines above it."""
+FOLD_S = 0.5
+"""How long the last state of a bar waits for those of other ranks."""
 HELD_S = 2.5
 """How long a traceback waits for the verdict, which has the one that counts: when a rank breaks, all others lose it,
 and say so in as many tracebacks."""
@@ -51,6 +58,10 @@ PIECE_BYTES = 1 << 14
 """Written at once: small, so that a slow reader is told from one that has stopped."""
 LOOK_S = 0.1
 """How often `drain` looks whether it is over."""
+STUCK_S = 1.0
+"""A reader that has taken nothing for so long, when time is over, gets nothing more."""
+FINISH_S = 0.5
+"""How long the start of other workers may wait for what the ones before have written to be shown."""
 
 
 class Stream(io.FileIO):
@@ -62,11 +73,15 @@ class Stream(io.FileIO):
         except OSError:  # it is closed, as after `>&-`
             super().__init__(os.devnull, "wb")
         self._waiting = bytearray()
+        self._piece = b""
+        """Of which the thread still has to write all."""
         self._changed = threading.Condition()
         self.is_given_up = False
         """`drain` has given the reader up: what is written goes nowhere."""
-        self.num_dropped_lines = 0
-        """Lines that waited for the reader when it was given up, and that came later."""
+        self.num_dropped = 0
+        """Bytes that were queued and not written."""
+        is_terminal = os.isatty(self.fileno()) and os.environ.get("TERM") != "dumb"
+        self.paint = Paint() if is_terminal else None
         threading.Thread(target=self._write, args=(self.fileno(),), name="allranks-screen", daemon=True).start()
 
     @property
@@ -78,14 +93,37 @@ class Stream(io.FileIO):
         """Queue bytes."""
         with self._changed:
             if self.is_given_up:
-                self.num_dropped_lines += data.count(b"\n")
+                self.num_dropped += len(data)
             else:
-                self._waiting += data
+                self._waiting += self.paint.write(bytes(data)) if self.paint else data
                 self._changed.notify_all()
         return len(data)
 
+    def draw(self, states: Sequence[State]) -> None:
+        """Show the bars of several ranks as one, below what is written; none takes it away."""
+        with self._changed:
+            is_slow = len(self._waiting) > PIECE_BYTES  # it gets the lines alone
+            if self.paint is None or self.is_given_up or (states and is_slow):
+                return
+            columns, lines = self._size()
+            rows = fold(states, columns=columns - len("^C"))
+            self._waiting += self.paint.draw(rows[1 - lines :])
+            self._changed.notify_all()
+
+    def leave_line(self) -> None:
+        """The process ends at once: what the shell prints next does not stand behind a bar. For signal handlers."""
+        if self.paint and self.paint.rows and select.select([], [self.fileno()], [], 0)[1]:
+            with contextlib.suppress(OSError):
+                os.write(self.fileno(), b"\r\n")
+
+    def _size(self) -> tuple[int, int]:
+        with contextlib.suppress(OSError):
+            columns, lines = os.get_terminal_size(self.fileno())
+            return columns or 80, max(lines, 2)
+        return 80, 24
+
     def drain(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> bool:
-        """Wait until all is written; else give the reader up: what waits, and what comes, is dropped.
+        """Wait until all is written; else drop what waits, and give a reader that has stopped up.
 
         Args:
             patience_s: how long the reader may take nothing.
@@ -93,37 +131,45 @@ class Stream(io.FileIO):
         """
         moved_s = time.monotonic()
         with self._changed:
-            while self._waiting:
+            while self._waiting or self._piece:
                 if self._changed.wait(LOOK_S):
                     moved_s = time.monotonic()
-                if self._waiting and (time.monotonic() - moved_s >= patience_s or is_over()):
-                    self.num_dropped_lines = self._waiting.count(b"\n")
-                    self.is_given_up = True
-                    self._waiting.clear()
+                still_s = time.monotonic() - moved_s
+                if (self._waiting or self._piece) and (still_s >= patience_s or is_over()):
+                    self.num_dropped += len(self._waiting)
+                    self._waiting[:] = self.paint.reset() if self.paint else b""
+                    if still_s >= min(patience_s, STUCK_S):
+                        self.is_given_up = True
+                        self.num_dropped += len(self._piece)
+                        self._waiting.clear()
+                        self._piece = b""
                     return False
             return True
 
     def as_text(self) -> io.TextIOWrapper:
         """Return a text file for `sys.stderr`."""
-        return io.TextIOWrapper(self, sys.stderr.encoding, errors="backslashreplace", write_through=True)
+        encoding = sys.stderr.encoding if sys.stderr else "utf-8"
+        return io.TextIOWrapper(self, encoding, errors="backslashreplace", write_through=True)
 
     def _write(self, fd: int) -> None:
-        while not self.is_given_up:
+        while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 end = self._waiting.rfind(b"\n", 0, PIECE_BYTES) + 1 or PIECE_BYTES
-                piece = bytes(self._waiting[:end])
-            try:
-                written = os.write(fd, piece)
-            except BlockingIOError:  # whoever shares the file has made it non-blocking
-                select.select([], [fd], [], 1.0)
-                continue
-            except OSError:  # the reader has left, as after `| head`; the job goes on
-                fd = os.open(os.devnull, os.O_WRONLY)
-                continue
-            with self._changed:
-                del self._waiting[:written]
-                self._changed.notify_all()
+                self._piece = bytes(self._waiting[:end])
+                del self._waiting[:end]
+            while self._piece and not self.is_given_up:
+                try:
+                    written = os.write(fd, self._piece)
+                except BlockingIOError:  # whoever shares the file has made it non-blocking
+                    select.select([], [fd], [], 1.0)
+                    continue
+                except OSError:  # the reader has left, as after `| head`; the job goes on
+                    fd = os.open(os.devnull, os.O_WRONLY)
+                    continue
+                with self._changed:
+                    self._piece = self._piece[written:]
+                    self._changed.notify_all()
 
 
 @dataclass(slots=True)
@@ -132,8 +178,9 @@ class _Followed:
     stream: str
     prefix: bytes
     position: int
-    pending: bytearray = field(default_factory=bytearray)
-    """Of a line that has not ended."""
+    lines: Lines = field(default_factory=Lines)
+    deep_s: float = 0.0
+    """When lines last came that its cursor may come back to."""
     redrawn_s: float = 0.0
     held: bytearray = field(default_factory=bytearray)
     """From the beginning of a traceback on."""
@@ -152,23 +199,27 @@ class _Followed:
             self.end = self.position
         return data
 
-    def take_lines(self, data: bytes) -> bytes:
-        """Return the lines that have ended, as a terminal would show them."""
-        *lines, rest = bytes(self.pending + data).split(b"\n")
-        while len(rest) > LINE_LIMIT_BYTES:
-            lines.append(rest[:LINE_LIMIT_BYTES])
-            rest = rest[LINE_LIMIT_BYTES:]
-        self.pending[:] = rest
-        return b"".join(_last_drawn(line) + b"\n" for line in lines if NOISE not in line)
+    @property
+    def is_last(self) -> bool:
+        return self.position >= self.end
+
+    def take_lines(self, data: bytes) -> list[Ended]:
+        """Return the lines that have ended with this data, as a terminal would show them."""
+        ended = self.lines.feed(data)
+        if data:
+            self.deep_s = time.monotonic()
+        elif self.lines.is_deep and time.monotonic() - self.deep_s >= SETTLE_S:
+            ended = self.lines.settle()
+        if self.is_last:
+            ended = [*ended, *self.lines.end()]
+        return [quiet for line in ended if (quiet := _without_noise(line)) is not None]
 
     def take_redrawn(self) -> bytes:
         """Return the last whole state of a line that redraws itself, if it is time to show it."""
-        if b"\r" not in self.pending.rstrip(b"\r") or time.monotonic() - self.redrawn_s < REDRAW_S:
+        if time.monotonic() - self.redrawn_s < REDRAW_S or not (rows := self.lines.take_whole()):
             return b""
         self.redrawn_s = time.monotonic()
-        head, _, rest = bytes(self.pending).rpartition(b"\r")
-        self.pending[:] = rest
-        return _last_drawn(head)
+        return b"".join(row + b"\n" for row in rows)
 
 
 class Console:
@@ -187,6 +238,9 @@ class Console:
         self.screen = {"out": out, "err": out if is_one else Stream(err_fd)}
         self._followed: list[_Followed] = []
         self._is_muted: set[str] = set()
+        self._waiting: list[tuple[_Followed, Ended, float]] = []
+        """Last states of bars that wait for those of other ranks, what follows them, and since when."""
+        self._drawn_s = 0.0
 
     def follow(self, path: Path, *, start: int, stream: str, prefix: str) -> None:
         """Show what a worker writes into this file from `start` on.
@@ -199,54 +253,123 @@ class Console:
         self._followed.append(_Followed(fd, stream, prefix.encode(), start))
 
     def mute(self, stream: str) -> None:
-        """Show no more of a stream; the files still get it."""
+        """Show no more of a stream, after its bars as they are now; the files still get it."""
+        self._end_bars()
         self._is_muted.add(stream)
 
     def drop_tracebacks(self) -> None:
-        """A verdict has been given: tracebacks that wait, and those that come now, are in the files only."""
+        """A verdict has been given: tracebacks that wait, and those that come now, are in the files only. Bars end."""
         for followed in self._followed:
             followed.has_verdict = True
+        self._end_bars()
 
     def pump(self) -> bool:
         """Show what is new and has room; True if there was anything."""
         has_news = False
+        for followed in self._followed:
+            data = followed.read() if self.screen[followed.stream].has_room else b""
+            has_news = has_news or bool(data)
+            if followed.prefix:
+                self._show_lines(followed, followed.take_lines(data))
+            elif data:
+                self._show_or_hold(followed, data)
+        self._draw_bars(is_end=any(followed.is_last for followed in self._followed))
         for followed in list(self._followed):
-            if self.screen[followed.stream].has_room and (data := followed.read()):
-                has_news = True
-                self._show_or_hold(followed, followed.take_lines(data) if followed.prefix else data)
-            if redrawn := followed.take_redrawn():
-                self._show(followed, redrawn + b"\n")
-            is_last = followed.position >= followed.end
-            if followed.held and (is_last or time.monotonic() >= followed.held_until_s):
+            if followed.held and (followed.is_last or time.monotonic() >= followed.held_until_s):
                 if not followed.has_verdict:
                     self._show(followed, bytes(followed.held))
                 followed.held.clear()
-            if is_last:
-                if rest := _last_drawn(bytes(followed.pending)):
-                    self._show(followed, rest + b"\n")
+            if followed.is_last:
                 os.close(followed.file_fd)
                 self._followed.remove(followed)
         return has_news
 
+    def leave_line(self) -> None:
+        """The process ends at once; called from a signal handler."""
+        for screen in set(self.screen.values()):
+            screen.leave_line()
+
     def finish(self) -> None:
-        """The writers have ended: what they have written is shown as far as there is room, the rest at later pumps."""
+        """The writers have ended: what they have written is shown as far as there is room and time, the rest at later
+        pumps."""
         for followed in self._followed:
             followed.end = min(followed.end, os.fstat(followed.file_fd).st_size)
-        while self.pump():
+        end_s = time.monotonic() + FINISH_S
+        while self.pump() and time.monotonic() < end_s:
             pass
 
-    def close(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> int:
-        """Show everything that is left, also unfinished lines, as patiently as `Stream.drain`; the writers have ended.
+    def close(self, *, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Show everything that is left, also unfinished lines; the writers have ended.
 
+        Args:
+            is_over: asked meanwhile; True ends it.
         Returns:
-            How many lines were not shown, since nobody read them; the files have them.
+            How many bytes were not shown; the files have them.
         """
-        while True:
-            self.finish()
-            for stream in ("err", "out"):
-                self.screen[stream].drain(patience_s=patience_s, is_over=is_over)
-            if not self._followed:
-                return sum(each.num_dropped_lines for each in set(self.screen.values()))
+        self.finish()
+        while self._followed and not is_over():
+            if not self.pump():
+                for stream in ("err", "out"):
+                    self.screen[stream].drain(is_over=is_over)
+        self._end_bars()
+        for stream in ("err", "out"):
+            self.screen[stream].drain(is_over=is_over)
+        for followed in self._followed:
+            os.close(followed.file_fd)
+        left = sum(followed.end - followed.position for followed in self._followed)
+        self._followed.clear()
+        return left + sum(screen.num_dropped for screen in set(self.screen.values()))
+
+    def _show_lines(self, followed: _Followed, ended: list[Ended]) -> None:
+        """Show the lines that have ended. On a terminal the last state of a bar waits for those of other ranks, and
+        with it what follows it."""
+        if self.screen[followed.stream].paint is None:
+            self._show_or_hold(followed, b"".join(line.text + b"\n" for line in ended))
+            self._show(followed, followed.take_redrawn())
+            return
+        if followed.has_verdict or followed.stream in self._is_muted:
+            ended = [line for line in ended if not line.is_redrawn]
+        first = next((number for number, line in enumerate(ended) if line.is_redrawn), len(ended))
+        if any(each.prefix == followed.prefix for each, _, _ in self._waiting):
+            first = 0
+        self._show_or_hold(followed, b"".join(line.text + b"\n" for line in ended[:first]))
+        self._waiting += [(followed, line, time.monotonic()) for line in ended[first:]]
+
+    def _draw_bars(self, *, is_end: bool = False) -> None:
+        """Redraw the bar of each terminal, and print what waits for the last states of other ranks' bars.
+
+        Args:
+            is_end: nothing waits any longer.
+        """
+        now_s = time.monotonic()
+        if not is_end and now_s < self._drawn_s + DRAW_S:
+            return
+        self._drawn_s = now_s
+        for name, screen in self.screen.items():
+            if screen.paint is None or (name == "err" and screen is self.screen["out"]):
+                continue
+            own = [each for each in self._followed if self.screen[each.stream] is screen and each.prefix]
+            shown = [each for each in own if each.stream not in self._is_muted and not each.has_verdict]
+            live = [(each.prefix, rows) for each in shown if (rows := each.lines.rows)]
+            waiting = [each for each in self._waiting if self.screen[each[0].stream] is screen]
+            if waiting and (is_end or not live or now_s >= waiting[0][2] + FOLD_S):
+                self._waiting = [each for each in self._waiting if self.screen[each[0].stream] is not screen]
+                screen.draw([])
+                for source, lines in fold_last((each, each.prefix, line) for each, line, _ in waiting):
+                    if source is None:
+                        screen.write(lines)
+                    else:
+                        self._show_or_hold(source, lines)
+            screen.draw(live)
+
+    def _end_bars(self) -> None:
+        """Leave the bars on the terminal as they are now."""
+        for followed in self._followed:
+            if self.screen[followed.stream].paint is not None and followed.prefix:
+                rows = followed.lines.rows
+                self._waiting += [(followed, Ended(row, is_redrawn=True), time.monotonic()) for row in rows]
+                followed.lines.forget()
+        self._draw_bars(is_end=True)
 
     def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""
@@ -258,10 +381,15 @@ class Console:
         followed.held += data[begin:]
 
     def _show(self, followed: _Followed, data: bytes) -> None:
-        if followed.stream not in self._is_muted:
-            self.screen[followed.stream].write(b"".join(followed.prefix + line for line in io.BytesIO(data)))
+        if data and followed.stream not in self._is_muted:
+            if prefix := followed.prefix:
+                data = prefix + data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
+            self.screen[followed.stream].write(data)
 
 
-def _last_drawn(line: bytes) -> bytes:
-    """What a terminal would show of a line that redraws itself."""
-    return line.rstrip(b"\r").rpartition(b"\r")[2]
+def _without_noise(ended: Ended) -> Ended | None:
+    """Return the lines without NOISE; None where nothing else is there."""
+    if NOISE not in ended.text:
+        return ended
+    kept = [line for line in ended.text.split(b"\n") if NOISE not in line]
+    return ended._replace(text=b"\n".join(kept)) if kept else None

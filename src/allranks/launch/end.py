@@ -25,14 +25,13 @@ from allranks.launch.console import Console
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_success
 from allranks.launch.loop import Loop
-from allranks.launch.plan import count_of
 from allranks.launch.queue.ending import goes_back
 from allranks.launch.succession import SEEK_S, find_events, has_ended, is_led_elsewhere
 from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.refusal import print_findings
-from allranks.report.text import say
+from allranks.report.text import describe_size, say
 from allranks.wire.protocol import Goodbye
 
 SILENT_GRACE_S = 1.0
@@ -42,9 +41,9 @@ LEADER_WRITES_S = 5.0
 WAY_BACK_S = 600.0
 """Seconds for a cut-off node to reach srun's machine again: longer than SlurmdTimeout, 300 s by default."""
 READER_S = 5.0
-"""A reader that has read nothing for this many seconds (a paused pager, Ctrl-S) is given up when the job has ended."""
-SHOW_S = 60.0
-"""Seconds to print the rest of the output, while somebody reads it."""
+"""A reader that has read nothing for this many seconds (a paused pager, Ctrl-S) does not get the last lines."""
+SHOW_S = 5.0
+"""Seconds to print the rest of the output once the workers have ended; all of it is in the files."""
 SHOW_INTERRUPTED_S = 2.0
 
 
@@ -143,6 +142,7 @@ def _leave(loop: Loop) -> int:
 def kill_now(loop: Loop) -> None:
     """A second Ctrl-C: end everything at once, and say how the job ended; nobody else could later."""
     kill_descendants()
+    loop.workers.console.leave_line()
     if loop.leader is not None:
         job, run_dir = loop.workers.job.job, loop.workers.run_dir
         interrupted = Verdict(job=job, attempt=run_dir.attempt, exit_code=exit_for_signal(signal.SIGINT))
@@ -150,14 +150,12 @@ def kill_now(loop: Loop) -> None:
 
 
 def show_rest(console: Console, inbox: SignalInbox, files: Path) -> None:
-    """Print the workers' last output, as long as somebody reads it and no further signal arrives."""
+    """Print the workers' last output, within SHOW_S and as long as no further signal arrives."""
     num_signals = len(inbox.received)
     end_s = time.monotonic() + (SHOW_INTERRUPTED_S if num_signals else SHOW_S)
-    num_lost = console.close(
-        patience_s=READER_S, is_over=lambda: len(inbox.received) > num_signals or time.monotonic() > end_s
-    )
-    if num_lost:
-        say(f"{count_of(num_lost, 'line')} of output not shown, the terminal was too slow; all are in {files}")
+    num_left = console.close(is_over=lambda: len(inbox.received) > num_signals or time.monotonic() > end_s)
+    if num_left:
+        say(f"{describe_size(num_left)} of output not shown; all of it is in {files}")
 
 
 def end_step(env: Mapping[str, str]) -> None:

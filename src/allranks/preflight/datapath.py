@@ -13,7 +13,7 @@ from allranks.model.cluster import Cluster
 from allranks.model.errors import ConfigError, SetupError
 from allranks.model.finding import Finding
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, LOOPBACK_6 = "127.0.0.1", "::1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,10 @@ class DataPath:
 
 def data_path_alone(facts: NodeFacts) -> DataPath | None:
     """Return the loopback interface, for a job on one machine; None where it has none."""
-    nic = find_interface_of(LOOPBACK, facts.interfaces)
-    return DataPath(nic.name, LOOPBACK, "all ranks are on this machine", "num_nodes") if nic else None
+    for address in (LOOPBACK, LOOPBACK_6):
+        if (nic := find_interface_of(address, facts.interfaces)) is not None:
+            return DataPath(nic.name, address, "all ranks are on this machine", "num_nodes")
+    return None
 
 
 def data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[str, str]) -> DataPath | None:

@@ -34,10 +34,11 @@ from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
+from allranks.preflight import itself
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
-from allranks.preflight.datapath import LOOPBACK
+from allranks.preflight.datapath import LOOPBACK, LOOPBACK_6
 from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
@@ -110,8 +111,9 @@ class Entry:
             AllranksError: it could not begin.
         """
         plan = self.plan
-        if plan.is_alone and plan.problem is not None:
-            raise plan.problem
+        is_on_loopback = plan.data_path is not None and plan.data_path.address in (LOOPBACK, LOOPBACK_6)
+        if self._problem is not None and (plan.is_alone or is_on_loopback):
+            raise self._problem  # there is nobody to tell
         if self.applicant.leads:
             return self.lead()
         if plan.node_index is None and plan.endpoint and is_local_host(plan.endpoint.host):
@@ -136,7 +138,7 @@ class Entry:
                     f"{plan.facts.host} may open {self._max_files} files, the leader of {plan.num_nodes} nodes needs "
                     f"up to {plan.num_files}; raise the hard limit (ulimit -Hn; for slurmd: LimitNOFILE=131072)"
                 )
-            problem = plan.problem or self._make_run_dir()
+            problem = self._problem or self._make_run_dir()
             nonce = self._write_nonce()
             place = self._look_at_run_dir() if self.run_dir.path.is_dir() else None  # a check may have none
             card = with_place(self.card(port_holder=holder, problem=problem), place)
@@ -370,7 +372,12 @@ class Entry:
             incarnation=self._incarnation,
             facts=self._facts,
         )
-        return with_problem(card, problem or plan.problem)
+        return with_problem(card, problem or self._problem)
+
+    @functools.cached_property
+    def _problem(self) -> AllranksError | None:
+        """Why this node cannot take part."""
+        return self.plan.problem or itself.find_problem(self.plan)
 
 
 def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:

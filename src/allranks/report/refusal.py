@@ -10,7 +10,7 @@ from allranks.model.errors import AllranksError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import World
 from allranks.report.rundir import RunDir
-from allranks.report.text import Style, render_findings
+from allranks.report.text import Style, print_error, render_findings
 
 
 class SessionError(AllranksError, SystemExit):
@@ -50,7 +50,7 @@ def refuse(exc: AllranksError) -> SessionError:
         print_findings((exc.finding,), after="\n")
     else:
         cause = f"{exc.finding.cause}: " if exc.finding else ""
-        print(f"error: {cause}{exc}", file=sys.stderr, flush=True)
+        print_error(f"error: {cause}{exc}")
     findings = (exc.finding,) if exc.finding else ()
     return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
 
@@ -58,4 +58,4 @@ def refuse(exc: AllranksError) -> SessionError:
 def print_findings(findings: Sequence[Finding], *, after: str = "") -> None:
     """Print findings on standard error, if there are any, and this text after them."""
     if findings:
-        print("\n" + render_findings(findings, Style.of(sys.stderr)) + after, file=sys.stderr, flush=True)
+        print_error("\n" + render_findings(findings, Style.of(sys.stderr)) + after)

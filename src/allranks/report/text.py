@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -24,12 +25,13 @@ class Style:
     width: int
 
     @classmethod
-    def of(cls, stream: IO[str]) -> Style:
-        """Return the style of a stream; NO_COLOR is respected (no-color.org)."""
+    def of(cls, stream: IO[str] | None) -> Style:
+        """Return the style of a stream, None for a closed one; NO_COLOR is respected (no-color.org)."""
         import os
 
         encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
-        has_colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        is_terminal = stream is not None and stream.isatty()
+        has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         return cls(encoding.startswith("utf"), has_colour, shutil.get_terminal_size((100, 24)).columns)
 
     def mark(self, unicode: str, ascii_mark: str) -> str:
@@ -96,7 +98,22 @@ def render_settings(settings: Sequence[Setting], style: Style) -> str:
 
 def say(text: str) -> None:
     """Print one line with the prefix `allranks:` on standard error."""
-    print(f"allranks: {one_line(text)}", file=sys.stderr, flush=True)
+    print_error(f"allranks: {one_line(text)}")
+
+
+def print_error(text: str) -> None:
+    """Print on standard error; where that is closed, or nobody reads it, or its disk is full, the job goes on."""
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError, ValueError):
+            print(text, file=sys.stderr, flush=True)
+
+
+def describe_size(num_bytes: int) -> str:
+    """`812 bytes`, `1.4 MB`, `2.3 GB`."""
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return count_of(num_bytes, "byte")
 
 
 def count_of(number: int, noun: str) -> str:

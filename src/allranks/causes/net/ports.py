@@ -312,12 +312,13 @@ class PortInUse(Cause, id="AR207"):
 
 
 class LocalConnectError(Cause, id="AR217"):
-    """A node's own kernel could not open a connection to another node.
+    """A node's own kernel could not open a connection to another node, or to the node itself.
 
     ## What it means
-    In the pair tests of the roll call, `connect` failed on this node itself before anything was sent. Either no local
-    port is free, an address is not the node's own, there is no route for these packets, or a policy forbids them. This
-    says nothing about the other node, which could not be tested.
+    In the pair tests of the roll call, or before it, when the node tried the address at which its own ranks meet,
+    `connect` failed on this node itself before anything was sent. Either no local port is free, an address is not the
+    node's own, there is no route for these packets, or a policy forbids them. This says nothing about the other node,
+    which could not be tested.
 
     ## Why it breaks the job
     It may not. The pair tests open some dozens of connections at once; NCCL and Gloo open more, at other times. If the

@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 KEPT_CALLS = 16
 """Of each group, in a beat."""
 MAX_LAGS = 16
+LAG_RUN = 8
+"""Calls in a row, of those that are told with their times: only neighbors show who waited (guard/stragglers.py)."""
 MAX_NOTES = 8
 _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
@@ -176,16 +178,12 @@ class Flight:
     def lags(self, told: dict[str, int]) -> list[tuple[str, int, int]]:
         """Return (group, seq, created_ns) of calls that were not told yet, the same ones on every rank.
 
-        They are the multiples of a power of two: another rank's may be another power, and then half of them agree.
-        `told`, the last number by group, is brought up to date.
+        They are runs of LAG_RUN calls. `told`, the last number by group, is brought up to date.
         """
         untold = self.untold(told)
         wanted: dict[str, set[int]] = {}
         for name, enqueued in untold.items():
-            stride, first = 1, told.get(name, 0)
-            while (enqueued - first) // stride > MAX_LAGS // len(untold):
-                stride *= 2
-            wanted[name] = set(range(first - first % stride + stride, enqueued + 1, stride))
+            wanted[name] = chosen(told.get(name, 0) + 1, enqueued, MAX_LAGS // len(untold))
             told[name] = enqueued
         found: list[tuple[str, int, int]] = []
         raw = self._dump("gloo") if any(wanted.values()) and "gloo" in self._dumps else b""
@@ -225,6 +223,19 @@ class Flight:
             "is_done": entry.get("state") == "completed" or (source == "gloo" and bool(entry.get("retired"))),
             "created_ns": int(entry["time_created_ns"]),
         }
+
+
+def chosen(first: int, last: int, at_most: int) -> set[int]:
+    """Choose at most so many numbers from `first` to `last`, whole runs of LAG_RUN as far as they are in there.
+
+    Every second run, every fourth, and so on: another rank may choose more of them or fewer, and all of the smaller
+    choice are in the larger one. The golden ratio spreads them, so that they are not always the same part of a step.
+    """
+    numbers, limit = set(range(first, last + 1)), 1 << 32
+    while len(numbers) > at_most:
+        limit >>= 1
+        numbers = {number for number in numbers if number // LAG_RUN * 0x9E3779B1 % (1 << 32) < limit}
+    return numbers
 
 
 def _dump_of(c10d: Any, inside: Any, backend: str) -> Callable[..., bytes] | None:

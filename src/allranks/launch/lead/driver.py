@@ -64,7 +64,7 @@ class LeaderDriver:
         connections: Mapping[int, Connection],
         acceptor: Acceptor | None,
     ) -> None:
-        self.plan, self.run_dir = workers.job, workers.run_dir
+        self.plan, self.run_dir, self._console = workers.job, workers.run_dir, workers.console
         self._decide = scheduler.decide if scheduler is not None else partial(ending.decide, job=None)
         self._can_revive = scheduler is not None and self.plan.request.max_restarts > 0
         self.revivals = Revivals(env=workers.env, run_dir=self.run_dir, patience_s=self.plan.request.capacity_s)
@@ -108,6 +108,7 @@ class LeaderDriver:
             case events.Say(text=text):
                 say(text + self._describe_hang() if text.startswith("slow: ") else text)
             case events.Show(findings=findings):
+                self._console.drop_tracebacks()
                 print_findings(findings)
             case events.Record(event=event, fields=fields):
                 self.run_dir.add_event(event, **fields)
