@@ -397,5 +397,6 @@ class _Noted(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> None:
         if fullname in LATER and os.getpid() == self._pid:
-            is_changed = differing(self._env, os.environ, read=_READ_LATER)
-            self._notes[LATER.index(fullname)] = _CHANGED if is_changed else _SAME
+            # torch._dynamo reads nearly all of these variables, and sets some of them itself.
+            differ = LATER[0] not in sys.modules and differing(self._env, os.environ, read=_READ_LATER)
+            self._notes[LATER.index(fullname)] = _CHANGED if differ else _SAME
