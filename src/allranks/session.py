@@ -45,7 +45,6 @@ from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.identity import NODE_FILES, env_of_worker, world_from_env
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
-from allranks.preflight.ground import Ground, hold_roll_call, no_torch
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
 from allranks.report.refusal import refuse
@@ -55,6 +54,7 @@ from allranks.report.text import say
 if TYPE_CHECKING:
     import torch
 
+    from allranks.preflight.ground import Ground
     from allranks.state.resumed.buckets import PinnedBuckets
     from allranks.state.resumed.sampler import Sampler, SeededDataset
     from allranks.state.resumed.track import Tracked
@@ -196,28 +196,53 @@ class Session:
         from allranks.state.resumed.begin import begin
 
         cell = Cell.inherited()  # None where no agent started this process
-        return begin(
-            parts,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-            default=RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints"),
-            membership=self.membership,
-            device=self.device,
-            keep=keep,
-            keep_best=keep_best,
-            partial=partial,
-            accumulates=accumulates,
-            log=log,
-            cell=cell if cell and cell.claim() else None,
-            on_exit=self._on_exit,
-            on_loss=_say_last_words,
+        try:
+            return begin(
+                parts,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+                default=RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints"),
+                membership=self.membership,
+                device=self.device,
+                keep=keep,
+                keep_best=keep_best,
+                partial=partial,
+                accumulates=accumulates,
+                log=log,
+                cell=cell if cell and cell.claim() else None,
+                on_exit=self._on_exit,
+                on_loss=_say_last_words,
+            )
+        except AllranksError as exc:
+            if "ALLRANKS_AGENT_PID" in os.environ:  # its report has the message, and the line of the script
+                raise
+            raise refuse(exc) from exc
+
+
+class Opening(contextlib.AbstractContextManager[Session]):
+    """A session that is not entered yet. Its attributes are those of the Session that `with` gives."""
+
+    def __init__(self, opened: contextlib.AbstractContextManager[Session]) -> None:
+        self._opened = opened
+
+    def __enter__(self) -> Session:
+        return self._opened.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._opened.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        if not hasattr(Session, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise AttributeError(
+            f"allranks.session().{name}: the session has not begun, and only `with` begins and ends it; "
+            f"write `with allranks.session() as s:`, and s.{name} in its block"
         )
 
 
-@contextlib.contextmanager
 def session(
     *, backend: str | None = None, timeout_s: float | None = None, cluster: str | Path | None = None
-) -> Iterator[Session]:
+) -> Opening:
     """Form the group on entry, and destroy it on exit; works under `allranks run`, srun, MPI, torchrun, and alone.
 
     A second session in the same process, after the first, forms the group again without another roll call.
@@ -229,9 +254,14 @@ def session(
     Raises:
         SessionError: it could not begin. What torch itself raises stays as it is.
     """
+    return Opening(_open(backend=backend, timeout_s=timeout_s, cluster=cluster))
+
+
+@contextlib.contextmanager
+def _open(**arguments: Any) -> Iterator[Session]:
     with contextlib.ExitStack() as on_exit:
         try:
-            made = _enter(on_exit, backend=backend, timeout_s=timeout_s, cluster=cluster)
+            made = _enter(on_exit, **arguments)
         except SessionError:
             raise
         except AllranksError as exc:
@@ -257,6 +287,8 @@ def _enter(
     # Phase 2: roll call
     ground: Ground | None = None
     if not is_below_agent and world.is_placed and not world.is_alone:
+        from allranks.preflight.ground import hold_roll_call  # 0.08 s, which workers of an agent do not need
+
         ground = _grounds.get(os.getpid()) or hold_roll_call(world, loaded, wanted=wanted, run_root=RUN_ROOT)
         _grounds[os.getpid()] = ground
         on_exit.enter_context(ground.in_environment())
@@ -322,6 +354,7 @@ def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
 
 def _import_torch() -> tuple[ModuleType, Any]:
     """Return torch.distributed and the module in which it defines init_process_group."""
+    why, cause = "this build has no torch.distributed", None
     try:
         import torch.distributed as dist
 
@@ -330,8 +363,10 @@ def _import_torch() -> tuple[ModuleType, Any]:
 
             return dist, distributed_c10d
     except (ImportError, OSError) as exc:  # OSError: a shared library of its is missing
-        raise no_torch(str(exc)) from exc
-    raise no_torch("this build has no torch.distributed")
+        why, cause = str(exc), exc
+    from allranks.preflight.ground import no_torch
+
+    raise no_torch(why) from cause
 
 
 def _watch(c10d: Any) -> bool:
@@ -386,7 +421,7 @@ def _take_device(backend: str, world: World, *, node: str) -> torch.device:
 class _CallableModule(ModuleType):
     """`allranks.session()` is the function, also after somebody has imported this module and so taken its name."""
 
-    def __call__(self, **arguments: Any) -> contextlib.AbstractContextManager[Session]:
+    def __call__(self, **arguments: Any) -> Opening:
         return session(**arguments)
 
 
