@@ -212,6 +212,16 @@ def test_a_second_session_forms_the_group_again_and_the_environment_is_restored(
     assert ends[0][2].count("roll call") == 1
 
 
+@pytest.mark.parametrize("name", ["rank", "device", "track", "barrier"])
+def test_a_session_without_with_says_what_to_write(name: str):
+    opened = package.session()
+    with pytest.raises(
+        AttributeError, match=rf"^allranks\.session\(\)\.{name}: .*; write `with allranks\.session\(\) as s:`"
+    ):
+        getattr(opened, name)
+    assert not hasattr(opened, "nothing")
+
+
 # How it ends
 
 
