@@ -195,15 +195,18 @@ def test_a_second_session_forms_the_group_again_and_the_environment_is_restored(
         from allranks.session import Session  # takes the package's name session for the module
         import allranks
 
-        before = dict(os.environ)
+        before, threads = dict(os.environ), torch.get_num_threads()
         for _ in range(2):
             with allranks.session(timeout_s=20) as s:
                 assert isinstance(s, Session)
                 assert os.environ["RANK"] == str(s.rank)
+                assert os.environ["TORCH_FR_BUFFER_SIZE"] == "512"
+                assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"]) == max(1, threads // 2)
                 total = torch.ones(1)
                 dist.all_reduce(total)
                 assert total.item() == 2
             assert dict(os.environ) == before
+            assert torch.get_num_threads() == threads
         print("twice")
         """,
     )

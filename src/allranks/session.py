@@ -286,15 +286,22 @@ def _enter(
 
     # Phase 2: roll call
     ground: Ground | None = None
+    has_threads = "OMP_NUM_THREADS" in os.environ
     if not is_below_agent and world.is_placed and not world.is_alone:
         from allranks.preflight.ground import hold_roll_call  # 0.08 s, which workers of an agent do not need
 
         ground = _grounds.get(os.getpid()) or hold_roll_call(world, loaded, wanted=wanted, run_root=RUN_ROOT)
         _grounds[os.getpid()] = ground
         on_exit.enter_context(ground.in_environment())
+    elif world.launcher is Launcher.TORCHRUN and not is_below_agent:
+        from allranks.preflight.ground import lasting
+
+        on_exit.enter_context(lasting(os.environ).in_environment())
 
     # Phase 3: form the group
     dist, c10d = _import_torch()
+    if ground is not None and not has_threads:
+        _leave_cores(on_exit, int(ground.values["OMP_NUM_THREADS"]))
     if dist.is_initialized():
         raise UsageError("a process group exists already; leave init_process_group out, session() forms the group")
     if ground is not None and not _watch(c10d):
@@ -367,6 +374,15 @@ def _import_torch() -> tuple[ModuleType, Any]:
     from allranks.preflight.ground import no_torch
 
     raise no_torch(why) from cause
+
+
+def _leave_cores(on_exit: contextlib.ExitStack, num_threads: int) -> None:
+    """Compute with so many threads at most: a torch that was imported before has not seen OMP_NUM_THREADS."""
+    import torch
+
+    if (before := torch.get_num_threads()) > num_threads:
+        torch.set_num_threads(num_threads)
+        on_exit.callback(torch.set_num_threads, before)
 
 
 def _watch(c10d: Any) -> bool:

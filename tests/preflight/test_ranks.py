@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from allranks.config.file import LoadedCluster
@@ -135,7 +137,15 @@ def test_a_rank_gets_what_an_agent_would_give_it_and_keeps_what_the_user_set() -
         backend_reason="asked for",
     )
     loaded = LoadedCluster()
-    settings = settings_of(world, group, loaded, interface="ens1", env={"GLOO_SOCKET_IFNAME": "mine"})
+    settings = settings_of(
+        world,
+        group,
+        loaded,
+        interface="ens1",
+        num_cpus=24,
+        recorder=Path("/runs/7/recorder_rank_"),
+        env={"GLOO_SOCKET_IFNAME": "mine"},
+    )
     values = {setting.name: setting.value for setting in settings}
     assert values == {
         "RANK": "2",
@@ -149,6 +159,11 @@ def test_a_rank_gets_what_an_agent_would_give_it_and_keeps_what_the_user_set() -
         "ALLRANKS_NODE": "n2",
         "ALLRANKS_MEMBERS": "n1=0+2,n2=2+1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_FR_BUFFER_SIZE": "512",
+        "TORCH_FR_DUMP_TEMP_FILE": "/runs/7/recorder_rank_",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/runs/7/recorder_rank_",
+        "OMP_NUM_THREADS": "24",
+        "GLOO_SOCKET_IFNAME": "mine",
         "NCCL_SOCKET_IFNAME": "=ens1",
     }
     assert describe_group(group, ["n1", "n2"], "ens1") == "3 ranks on 2 nodes (n[1-2]), gloo over ens1"
