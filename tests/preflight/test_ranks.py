@@ -14,6 +14,7 @@ from allranks.model.identity import world_from_env
 from allranks.model.membership import Member
 from allranks.preflight.ranks import (
     choose_backend,
+    cores_of_node,
     describe_group,
     hosts_of_ranks,
     in_ranks,
@@ -167,3 +168,17 @@ def test_a_rank_gets_what_an_agent_would_give_it_and_keeps_what_the_user_set() -
         "NCCL_SOCKET_IFNAME": "=ens1",
     }
     assert describe_group(group, ["n1", "n2"], "ens1") == "3 ranks on 2 nodes (n[1-2]), gloo over ens1"
+
+
+@pytest.mark.parametrize(
+    ("own", "on_node", "num_local", "shared"),
+    [
+        (64, 64, 8, 64),  # each sees all cores of the machine
+        (8, 64, 8, 64),  # each is bound to its eighth
+        (3, 64, 8, 24),  # each is bound to three
+        (8, 8, 4, 8),  # SLURM's step has 8 cores of the machine, and each rank sees them all
+        (1, 1, 4, 4),  # more ranks than cores
+    ],
+)
+def test_ranks_of_a_node_share_its_cores_or_have_their_own(own: int, on_node: int, num_local: int, shared: int) -> None:
+    assert cores_of_node(own, on_node, num_local) == shared
