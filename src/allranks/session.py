@@ -7,7 +7,7 @@
             with step as batch:
                 ...
 
-Phase 1  who am I        the environment; what contradicts itself is refused before torch is imported  (model.identity)
+Phase 1  who am I        the environment; contradictions are refused before torch is imported   (preflight.identify)
 Phase 2  roll call       `allranks run`: its agents have held it. srun, MPI: the ranks hold it themselves.
                          torchrun: there is none. Nobody launched this: a world of one.               (preflight.place)
 Phase 3  form the group  init_process_group, given the environment that an agent would give            (join.group)
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -37,14 +36,13 @@ from typing import TYPE_CHECKING, Any
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
-from allranks.host.node_files import read_node_files
+from allranks.join.device import choose_backend, leave_cores, take_device
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
-from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, check_someone_starts_ranks
-from allranks.model.errors import AllranksError, SetupError, UsageError
-from allranks.model.identity import NODE_FILES, env_of_worker, world_from_env
+from allranks.model.errors import AllranksError, UsageError
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
+from allranks.preflight.identify import identify
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
 from allranks.report.refusal import refuse
@@ -232,12 +230,8 @@ class Opening(contextlib.AbstractContextManager[Session]):
         return self._opened.__exit__(*error)
 
     def __getattr__(self, name: str) -> Any:
-        if not hasattr(Session, name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        raise AttributeError(
-            f"allranks.session().{name}: the session has not begun, and only `with` begins and ends it; "
-            f"write `with allranks.session() as s:`, and s.{name} in its block"
-        )
+        hint = f"the session has not begun; write `with allranks.session() as s:`, and s.{name} in its block"
+        raise AttributeError(f"allranks.session().{name}: {hint if hasattr(Session, name) else 'no such attribute'}")
 
 
 def session(
@@ -279,7 +273,7 @@ def _enter(
 
     # Phase 1: who am I
     is_below_agent = "ALLRANKS_AGENT_PID" in os.environ
-    world = _identify(os.environ, is_below_agent=is_below_agent)
+    world = identify(os.environ, is_below_agent=is_below_agent)
     path = None if is_below_agent else find_cluster_file(cluster, os.environ, Path())
     loaded = LoadedCluster() if path is None else read_cluster(path)
     wanted = backend or str(loaded.cluster.train.backend)
@@ -301,15 +295,15 @@ def _enter(
     # Phase 3: form the group
     dist, c10d = _import_torch()
     if ground is not None and not has_threads:
-        _leave_cores(on_exit, int(ground.values["OMP_NUM_THREADS"]))
+        leave_cores(on_exit, int(ground.values["OMP_NUM_THREADS"]))
     if dist.is_initialized():
         raise UsageError("a process group exists already; leave init_process_group out, session() forms the group")
     if ground is not None and not _watch(c10d):
         ground.release_port()  # rank 0 binds it itself, as under torchrun
     asked = None if wanted == Backend.AUTO else wanted
-    chosen = asked or os.environ.get("ALLRANKS_BACKEND") or _choose_backend(dist, world)
+    chosen = asked or os.environ.get("ALLRANKS_BACKEND") or choose_backend(dist, world.local_world_size)
     node = os.environ.get("ALLRANKS_NODE") or read_facts(os.environ).host
-    device = _take_device(chosen, world, node=node)
+    device = take_device(chosen, world.local_rank, partial(own_gpu, world.local_rank), node=node)
     seconds = timeout_s or float(os.environ.get("ALLRANKS_TIMEOUT_S") or loaded.cluster.train.timeout_s)
     of_one: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     c10d.init_process_group(
@@ -337,25 +331,6 @@ def _say_last_words() -> None:
         entry.last_words()
 
 
-# Phase 1
-
-
-def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
-    """Who this process is, or why it cannot be believed."""
-    if is_below_agent:
-        members = read_shared_members(env.get("ALLRANKS_MEMBERS", ""))
-        check_no_launcher_inside({**env, "ALLRANKS_MEMBERS": members})
-        env = env_of_worker(env)
-    world = world_from_env(env, files={} if is_below_agent else read_node_files(env, NODE_FILES.values()))
-    is_spawned = multiprocessing.parent_process() is not None
-    if is_spawned and (is_below_agent or world.is_placed):
-        check_not_spawned(world)
-    check_someone_starts_ranks(world)
-    if is_spawned and world.launcher is Launcher.NONE:
-        say("no launcher says which rank this process of multiprocessing is: it is a world of one")
-    return world
-
-
 # Phase 3
 
 
@@ -376,15 +351,6 @@ def _import_torch() -> tuple[ModuleType, Any]:
     raise no_torch(why) from cause
 
 
-def _leave_cores(on_exit: contextlib.ExitStack, num_threads: int) -> None:
-    """Compute with so many threads at most: a torch that was imported before has not seen OMP_NUM_THREADS."""
-    import torch
-
-    if (before := torch.get_num_threads()) > num_threads:
-        torch.set_num_threads(num_threads)
-        on_exit.callback(torch.set_num_threads, before)
-
-
 def _watch(c10d: Any) -> bool:
     """Have init_process_group name who is missing, as in a worker of `allranks run`; False: this torch is another."""
     from allranks.join import group
@@ -395,13 +361,6 @@ def _watch(c10d: Any) -> bool:
         say(f"init_process_group is not watched: {exc!r}")
         return False
     return True
-
-
-def _choose_backend(dist: ModuleType, world: World) -> str:
-    """What this node alone can tell: under torchrun, and for a world of one."""
-    import torch
-
-    return "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= world.local_world_size else "gloo"
 
 
 def _describe_membership(world: World, c10d: Any) -> Membership:
@@ -416,22 +375,6 @@ def _describe_membership(world: World, c10d: Any) -> Membership:
         store_prefix=f"allranks/{epoch}",
         groups=tuple(GroupId(name, backend, number) for backend in sorted(backends)),
     )
-
-
-def _take_device(backend: str, world: World, *, node: str) -> torch.device:
-    import torch
-
-    if backend != Backend.NCCL:
-        return torch.device("cpu")
-    position = own_gpu(world.local_rank, torch.cuda.device_count())
-    if position is None:
-        raise SetupError(
-            f"backend nccl, but PyTorch sees {torch.cuda.device_count()} GPUs on {node} and this is local rank "
-            f"{world.local_rank}; nvidia-smi and torch.version.cuda say why, or session(backend='gloo')"
-        )
-    device = torch.device("cuda", position)
-    torch.cuda.set_device(device)
-    return device
 
 
 class _CallableModule(ModuleType):
