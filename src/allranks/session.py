@@ -36,10 +36,10 @@ from typing import TYPE_CHECKING, Any
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
-from allranks.join.device import choose_backend, leave_cores, take_device
+from allranks.join.device import choose_backend, leave_cores
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
-from allranks.model.errors import AllranksError, UsageError
+from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
 from allranks.preflight.identify import identify
@@ -303,7 +303,7 @@ def _enter(
     asked = None if wanted == Backend.AUTO else wanted
     chosen = asked or os.environ.get("ALLRANKS_BACKEND") or choose_backend(dist, world.local_world_size)
     node = os.environ.get("ALLRANKS_NODE") or read_facts(os.environ).host
-    device = take_device(chosen, world.local_rank, partial(own_gpu, world.local_rank), node=node)
+    device = _take_device(chosen, world, node=node)
     seconds = timeout_s or float(os.environ.get("ALLRANKS_TIMEOUT_S") or loaded.cluster.train.timeout_s)
     of_one: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     c10d.init_process_group(
@@ -375,6 +375,22 @@ def _describe_membership(world: World, c10d: Any) -> Membership:
         store_prefix=f"allranks/{epoch}",
         groups=tuple(GroupId(name, backend, number) for backend in sorted(backends)),
     )
+
+
+def _take_device(backend: str, world: World, *, node: str) -> torch.device:
+    import torch
+
+    if backend != Backend.NCCL:
+        return torch.device("cpu")
+    position = own_gpu(world.local_rank, torch.cuda.device_count())
+    if position is None:
+        raise SetupError(
+            f"backend nccl, but PyTorch sees {torch.cuda.device_count()} GPUs on {node} and this is local rank "
+            f"{world.local_rank}; nvidia-smi and torch.version.cuda say why, or session(backend='gloo')"
+        )
+    device = torch.device("cuda", position)
+    torch.cuda.set_device(device)
+    return device
 
 
 class _CallableModule(ModuleType):

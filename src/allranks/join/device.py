@@ -1,17 +1,9 @@
-"""What does a rank of a session compute with: which backend, which device, how many threads?"""
+"""What does a rank of a session compute with, if nobody has said it: which backend, how many threads?"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
-
-from allranks.model.cluster import Backend
-from allranks.model.errors import SetupError
-
-if TYPE_CHECKING:
-    import torch
 
 
 def choose_backend(dist: ModuleType, num_local: int) -> str:
@@ -24,32 +16,6 @@ def choose_backend(dist: ModuleType, num_local: int) -> str:
     import torch
 
     return "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= num_local else "gloo"
-
-
-def take_device(backend: str, local_rank: int, own: Callable[[int], int | None], *, node: str) -> torch.device:
-    """Return this rank's GPU, now the current one, where the backend is nccl; else the CPU.
-
-    Args:
-        backend: nccl or gloo.
-        local_rank: as the launcher says.
-        own: returns which of so many visible GPUs is this rank's; None: none.
-        node: name of this machine.
-    Raises:
-        SetupError: there is none for it.
-    """
-    import torch
-
-    if backend != Backend.NCCL:
-        return torch.device("cpu")
-    position = own(torch.cuda.device_count())
-    if position is None:
-        raise SetupError(
-            f"backend nccl, but PyTorch sees {torch.cuda.device_count()} GPUs on {node} and this is local rank "
-            f"{local_rank}; nvidia-smi and torch.version.cuda say why, or session(backend='gloo')"
-        )
-    device = torch.device("cuda", position)
-    torch.cuda.set_device(device)
-    return device
 
 
 def leave_cores(on_exit: contextlib.ExitStack, num_threads: int) -> None:
