@@ -205,6 +205,7 @@ def test_a_second_session_forms_the_group_again_and_the_environment_is_restored(
                 total = torch.ones(1)
                 dist.all_reduce(total)
                 assert total.item() == 2
+                assert os.path.isdir(os.path.dirname(os.environ["TORCH_FR_DUMP_TEMP_FILE"]))
             assert dict(os.environ) == before
             assert torch.get_num_threads() == threads
         print("twice")

@@ -445,10 +445,11 @@ def test_what_the_first_worker_imports_the_next_generation_finds_imported(tmp_pa
     ("before", "dynamo"),
     [
         ("os.environ['TORCHDYNAMO_X'] = str(os.getpid())", ""),
+        ("import sys; sys.modules['torch'].__spec__.origin = '/elsewhere'", ""),
         ("", "if os.environ.get('ALLRANKS_AGENT_PID') != str(os.getppid()): held = open('/dev/zero')"),
         ("", "if os.environ.get('ALLRANKS_AGENT_PID') != str(os.getppid()): raise OSError('no libcuda')"),
     ],
-    ids=["a variable of the script", "a device in use", "an import that fails"],
+    ids=["a variable of the script", "a torch from elsewhere", "a device in use", "an import that fails"],
 )
 def test_what_the_standby_cannot_import_as_the_script_does_each_worker_imports(
     tmp_path: Path, before: str, dynamo: str

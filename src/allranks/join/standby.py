@@ -393,10 +393,14 @@ class _Noted(importlib.abc.MetaPathFinder):
     """
 
     def __init__(self, notes: mmap.mmap) -> None:
-        self._notes, self._env, self._pid = notes, dict(os.environ), os.getpid()
+        self._notes, self._env, self._pid, self._path = notes, dict(os.environ), os.getpid(), list(sys.path)
 
     def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> None:
-        if fullname in LATER and os.getpid() == self._pid:
+        if fullname not in LATER or os.getpid() != self._pid:
+            return
+        top = sys.modules[fullname.partition(".")[0]]
+        found = importlib.machinery.PathFinder.find_spec(top.__name__, self._path)
+        if found is not None and top.__spec__ is not None and found.origin == top.__spec__.origin:  # the standby's, too
             # torch._dynamo reads nearly all of these variables, and sets some of them itself.
             differ = LATER[0] not in sys.modules and differing(self._env, os.environ, read=_READ_LATER)
             self._notes[LATER.index(fullname)] = _CHANGED if differ else _SAME
