@@ -1,6 +1,7 @@
 """How long does bring-up take: `allranks run` against torchrun, start to exit of a script that only forms a group?
 
     python benchmarks/bring_up.py --workers 6 --pairs 7
+    python benchmarks/bring_up.py --workers 6 --pairs 7 --other ../before/.venv/bin/allranks    against other code
 
 Both run alternately in the same minutes, so that a noisy machine disturbs both alike; the ratio is taken pair by pair.
 `import torch` is most of both and is measured apart.
@@ -30,13 +31,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", type=int, default=6)
     parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--other", help="the command allranks of another environment, instead of torchrun")
     options = parser.parse_args()
+    other = "other code" if options.other else "torchrun"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "form_group.py").write_text(SCRIPT)
         workers = ["--nproc-per-node", str(options.workers), "form_group.py"]
         commands = {
             "allranks run": [sys.executable, "-m", "allranks", "run", *workers],
-            "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone", *workers],
+            other: [*([options.other, "run"] if options.other else torchrun), *workers],
             "import torch": [sys.executable, "-c", "import torch"],
         }
         for command in commands.values():  # warms the file cache; not counted
@@ -52,9 +56,9 @@ def main() -> None:
     )
     for name, values in times.items():
         print(f"  {name:<14} median {statistics.median(values):6.2f}   {min(values):6.2f} to {max(values):6.2f}")
-    ratios = [ours / theirs for ours, theirs in zip(times["allranks run"], times["torchrun"], strict=True)]
+    ratios = [ours / theirs for ours, theirs in zip(times["allranks run"], times[other], strict=True)]
     low, high = min(ratios), max(ratios)
-    print(f"  allranks run / torchrun, pair by pair: {statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})")
+    print(f"  allranks run / {other}, pair by pair: {statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})")
 
 
 def seconds_of(command: list[str], folder: str) -> float:

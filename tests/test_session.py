@@ -195,21 +195,35 @@ def test_a_second_session_forms_the_group_again_and_the_environment_is_restored(
         from allranks.session import Session  # takes the package's name session for the module
         import allranks
 
-        before = dict(os.environ)
+        before, threads = dict(os.environ), torch.get_num_threads()
         for _ in range(2):
             with allranks.session(timeout_s=20) as s:
                 assert isinstance(s, Session)
                 assert os.environ["RANK"] == str(s.rank)
+                assert os.environ["TORCH_FR_BUFFER_SIZE"] == "512"
+                assert torch.get_num_threads() == int(os.environ["OMP_NUM_THREADS"]) == max(1, threads // 2)
                 total = torch.ones(1)
                 dist.all_reduce(total)
                 assert total.item() == 2
+                assert os.path.isdir(os.path.dirname(os.environ["TORCH_FR_DUMP_TEMP_FILE"]))
             assert dict(os.environ) == before
+            assert torch.get_num_threads() == threads
         print("twice")
         """,
     )
     ends = started.step(script, task(0, (2,)), task(1, (2,)))
     assert [(code, out) for code, out, _ in ends] == [(0, "twice\n")] * 2, ends
     assert ends[0][2].count("roll call") == 1
+
+
+@pytest.mark.parametrize("name", ["rank", "device", "track", "barrier"])
+def test_a_session_without_with_says_what_to_write(name: str):
+    opened = package.session()
+    with pytest.raises(
+        AttributeError, match=rf"^allranks\.session\(\)\.{name}: .*; write `with allranks\.session\(\) as s:`"
+    ):
+        getattr(opened, name)
+    assert not hasattr(opened, "nothing")
 
 
 # How it ends

@@ -7,7 +7,7 @@
             with step as batch:
                 ...
 
-Phase 1  who am I        the environment; what contradicts itself is refused before torch is imported  (model.identity)
+Phase 1  who am I        the environment; contradictions are refused before torch is imported   (preflight.identify)
 Phase 2  roll call       `allranks run`: its agents have held it. srun, MPI: the ranks hold it themselves.
                          torchrun: there is none. Nobody launched this: a world of one.               (preflight.place)
 Phase 3  form the group  init_process_group, given the environment that an agent would give            (join.group)
@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import multiprocessing
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sized
@@ -37,15 +36,13 @@ from typing import TYPE_CHECKING, Any
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
-from allranks.host.node_files import read_node_files
+from allranks.join.device import choose_backend, leave_cores
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
-from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, check_someone_starts_ranks
 from allranks.model.errors import AllranksError, SetupError, UsageError
-from allranks.model.identity import NODE_FILES, env_of_worker, world_from_env
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
-from allranks.preflight.ground import Ground, hold_roll_call, no_torch
+from allranks.preflight.identify import identify
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
 from allranks.report.refusal import refuse
@@ -55,6 +52,7 @@ from allranks.report.text import say
 if TYPE_CHECKING:
     import torch
 
+    from allranks.preflight.ground import Ground
     from allranks.state.resumed.buckets import PinnedBuckets
     from allranks.state.resumed.sampler import Sampler, SeededDataset
     from allranks.state.resumed.track import Tracked
@@ -196,28 +194,49 @@ class Session:
         from allranks.state.resumed.begin import begin
 
         cell = Cell.inherited()  # None where no agent started this process
-        return begin(
-            parts,
-            checkpoint_dir=checkpoint_dir,
-            checkpoint_every=checkpoint_every,
-            default=RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints"),
-            membership=self.membership,
-            device=self.device,
-            keep=keep,
-            keep_best=keep_best,
-            partial=partial,
-            accumulates=accumulates,
-            log=log,
-            cell=cell if cell and cell.claim() else None,
-            on_exit=self._on_exit,
-            on_loss=_say_last_words,
-        )
+        try:
+            return begin(
+                parts,
+                checkpoint_dir=checkpoint_dir,
+                checkpoint_every=checkpoint_every,
+                default=RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints"),
+                membership=self.membership,
+                device=self.device,
+                keep=keep,
+                keep_best=keep_best,
+                partial=partial,
+                accumulates=accumulates,
+                log=log,
+                cell=cell if cell and cell.claim() else None,
+                on_exit=self._on_exit,
+                on_loss=_say_last_words,
+            )
+        except AllranksError as exc:
+            if "ALLRANKS_AGENT_PID" in os.environ:  # its report has the message, and the line of the script
+                raise
+            raise refuse(exc) from exc
 
 
-@contextlib.contextmanager
+class Opening(contextlib.AbstractContextManager[Session]):
+    """A session that is not entered yet. Its attributes are those of the Session that `with` gives."""
+
+    def __init__(self, opened: contextlib.AbstractContextManager[Session]) -> None:
+        self._opened = opened
+
+    def __enter__(self) -> Session:
+        return self._opened.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._opened.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        hint = f"the session has not begun; write `with allranks.session() as s:`, and s.{name} in its block"
+        raise AttributeError(f"allranks.session().{name}: {hint if hasattr(Session, name) else 'no such attribute'}")
+
+
 def session(
     *, backend: str | None = None, timeout_s: float | None = None, cluster: str | Path | None = None
-) -> Iterator[Session]:
+) -> Opening:
     """Form the group on entry, and destroy it on exit; works under `allranks run`, srun, MPI, torchrun, and alone.
 
     A second session in the same process, after the first, forms the group again without another roll call.
@@ -229,9 +248,14 @@ def session(
     Raises:
         SessionError: it could not begin. What torch itself raises stays as it is.
     """
+    return Opening(_open(backend=backend, timeout_s=timeout_s, cluster=cluster))
+
+
+@contextlib.contextmanager
+def _open(**arguments: Any) -> Iterator[Session]:
     with contextlib.ExitStack() as on_exit:
         try:
-            made = _enter(on_exit, backend=backend, timeout_s=timeout_s, cluster=cluster)
+            made = _enter(on_exit, **arguments)
         except SessionError:
             raise
         except AllranksError as exc:
@@ -249,26 +273,35 @@ def _enter(
 
     # Phase 1: who am I
     is_below_agent = "ALLRANKS_AGENT_PID" in os.environ
-    world = _identify(os.environ, is_below_agent=is_below_agent)
+    world = identify(os.environ, is_below_agent=is_below_agent)
     path = None if is_below_agent else find_cluster_file(cluster, os.environ, Path())
     loaded = LoadedCluster() if path is None else read_cluster(path)
     wanted = backend or str(loaded.cluster.train.backend)
 
     # Phase 2: roll call
     ground: Ground | None = None
+    has_threads = "OMP_NUM_THREADS" in os.environ
     if not is_below_agent and world.is_placed and not world.is_alone:
+        from allranks.preflight.ground import hold_roll_call  # 0.08 s, which workers of an agent do not need
+
         ground = _grounds.get(os.getpid()) or hold_roll_call(world, loaded, wanted=wanted, run_root=RUN_ROOT)
         _grounds[os.getpid()] = ground
         on_exit.enter_context(ground.in_environment())
+    elif world.launcher is Launcher.TORCHRUN and not is_below_agent:
+        from allranks.preflight.ground import lasting
+
+        on_exit.enter_context(lasting(os.environ).in_environment())
 
     # Phase 3: form the group
     dist, c10d = _import_torch()
+    if ground is not None and not has_threads:
+        leave_cores(on_exit, int(ground.values["OMP_NUM_THREADS"]))
     if dist.is_initialized():
         raise UsageError("a process group exists already; leave init_process_group out, session() forms the group")
     if ground is not None and not _watch(c10d):
         ground.release_port()  # rank 0 binds it itself, as under torchrun
     asked = None if wanted == Backend.AUTO else wanted
-    chosen = asked or os.environ.get("ALLRANKS_BACKEND") or _choose_backend(dist, world)
+    chosen = asked or os.environ.get("ALLRANKS_BACKEND") or choose_backend(dist, world.local_world_size)
     node = os.environ.get("ALLRANKS_NODE") or read_facts(os.environ).host
     device = _take_device(chosen, world, node=node)
     seconds = timeout_s or float(os.environ.get("ALLRANKS_TIMEOUT_S") or loaded.cluster.train.timeout_s)
@@ -298,30 +331,12 @@ def _say_last_words() -> None:
         entry.last_words()
 
 
-# Phase 1
-
-
-def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
-    """Who this process is, or why it cannot be believed."""
-    if is_below_agent:
-        members = read_shared_members(env.get("ALLRANKS_MEMBERS", ""))
-        check_no_launcher_inside({**env, "ALLRANKS_MEMBERS": members})
-        env = env_of_worker(env)
-    world = world_from_env(env, files={} if is_below_agent else read_node_files(env, NODE_FILES.values()))
-    is_spawned = multiprocessing.parent_process() is not None
-    if is_spawned and (is_below_agent or world.is_placed):
-        check_not_spawned(world)
-    check_someone_starts_ranks(world)
-    if is_spawned and world.launcher is Launcher.NONE:
-        say("no launcher says which rank this process of multiprocessing is: it is a world of one")
-    return world
-
-
 # Phase 3
 
 
 def _import_torch() -> tuple[ModuleType, Any]:
     """Return torch.distributed and the module in which it defines init_process_group."""
+    why, cause = "this build has no torch.distributed", None
     try:
         import torch.distributed as dist
 
@@ -330,8 +345,10 @@ def _import_torch() -> tuple[ModuleType, Any]:
 
             return dist, distributed_c10d
     except (ImportError, OSError) as exc:  # OSError: a shared library of its is missing
-        raise no_torch(str(exc)) from exc
-    raise no_torch("this build has no torch.distributed")
+        why, cause = str(exc), exc
+    from allranks.preflight.ground import no_torch
+
+    raise no_torch(why) from cause
 
 
 def _watch(c10d: Any) -> bool:
@@ -344,13 +361,6 @@ def _watch(c10d: Any) -> bool:
         say(f"init_process_group is not watched: {exc!r}")
         return False
     return True
-
-
-def _choose_backend(dist: ModuleType, world: World) -> str:
-    """What this node alone can tell: under torchrun, and for a world of one."""
-    import torch
-
-    return "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= world.local_world_size else "gloo"
 
 
 def _describe_membership(world: World, c10d: Any) -> Membership:
@@ -386,7 +396,7 @@ def _take_device(backend: str, world: World, *, node: str) -> torch.device:
 class _CallableModule(ModuleType):
     """`allranks.session()` is the function, also after somebody has imported this module and so taken its name."""
 
-    def __call__(self, **arguments: Any) -> contextlib.AbstractContextManager[Session]:
+    def __call__(self, **arguments: Any) -> Opening:
         return session(**arguments)
 
 

@@ -21,9 +21,9 @@ from conftest import wait_until
 MANY = tuple(Member(name=f"gpu-b{i:04}", first_rank=i, num_workers=1, host=f"gpu-b{i:04}") for i in range(8192))
 ASK = """
 from allranks.join.group import _members, name_ranks
-from allranks.session import _identify
+from allranks.preflight.identify import identify
 import os
-print(name_ranks([0, 8191], _members()), _identify(os.environ, is_below_agent=True).world_size)
+print(name_ranks([0, 8191], _members()), identify(os.environ, is_below_agent=True).world_size)
 """
 
 

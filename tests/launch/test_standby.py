@@ -363,6 +363,115 @@ def test_a_child_of_the_script_does_not_start_the_script_again(tmp_path: Path):
         assert run_forked(made, tmp_path, env)[:2] == (0, "begins\nimports\n")
 
 
+@pytest.mark.parametrize(
+    ("set_to", "is_anew"), [({"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}, False), ({"TORCH_LOGS": ""}, True)]
+)
+def test_what_lightning_sets_before_it_imports_torch_starts_nothing_again(
+    tmp_path: Path, set_to: dict[str, str], is_anew: bool
+):
+    script = write(
+        tmp_path / "train.py", f"import os\nos.environ |= {set_to}\nprint('begins', flush=True)\nimport torch\n"
+    )
+    command, env = [sys.executable, str(script)], env_with_torch(tmp_path, "")
+    with standby(command, env) as made:
+        assert run_forked(made, tmp_path, env)[:2] == (0, "begins\n" * (1 + is_anew))
+
+
+# What scripts import later
+
+
+SOON = """
+    import importlib.util, sys
+    path = {path!r}
+    spec = importlib.util.spec_from_file_location("_allranks_standby", path)
+    sys.modules["_allranks_standby"] = module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.IDLE_S = 0.05
+    module.stand_by()
+    """
+"""A sitecustomize whose standby does not wait for seconds."""
+IMPORTS = """
+    import os
+    import torch
+    {before}
+    import torch._dynamo
+    print(torch._dynamo.imported_by == os.getpid(), torch._dynamo.seen, os.getppid() == {agent})
+    """
+
+
+class Later:
+    """A standby of a torch whose _dynamo says who imported it, and a script that imports it."""
+
+    def __init__(self, folder: Path, *, before: str = "", dynamo: str = "") -> None:
+        site, self.folder = folder / "site", folder
+        write(site / "sitecustomize.py", SOON.format(path=str(SITE.parent / "standby.py")))
+        told = "import os\nimported_by, seen = os.getpid(), os.environ.get('TORCHDYNAMO_X')\n"
+        self.env = env_with_torch(folder, "") | {"PYTHONPATH": f"{site}:{folder / 'libs'}"}
+        write(folder / "libs/torch/_dynamo.py", told + f"open('{folder}/imported', 'a').write('x')\n" + dynamo)
+        script = write(folder / "train.py", IMPORTS.format(before=before or "pass", agent=os.getpid()))
+        self.command = [sys.executable, str(script)]
+
+    def run(self, made: Standby) -> str:
+        """One worker; what it says."""
+        (self.folder / "out").write_text("")
+        code, out, err = run_forked(made, self.folder, self.env)
+        assert (code, err) == (0, "")
+        return out
+
+    def imports(self) -> int:
+        return len((self.folder / "imported").read_text())
+
+
+def children_of(made: Standby) -> list[psutil.Process]:
+    return psutil.Process(made.process.pid).children()
+
+
+def test_what_the_first_worker_imports_the_next_generation_finds_imported(tmp_path: Path):
+    later = Later(tmp_path)
+    with standby(later.command, later.env) as made:
+        assert later.run(made) == "True None True\n"
+        wait_until(lambda: later.imports() == 2, "the import in the standby's child", 30)
+        wait_until(lambda: later.run(made) == "False None True\n", "a worker of the child", 30)
+        [child] = children_of(made)
+        before = later.imports()
+        assert later.run(made) == "False None True\n"
+        assert later.imports() == before
+        child.kill()  # the standby goes on without it
+        wait_until(lambda: not children_of(made), "the end of the child")
+        assert later.run(made) == "True None True\n"
+
+
+@pytest.mark.parametrize(
+    ("before", "dynamo"),
+    [
+        ("os.environ['TORCHDYNAMO_X'] = str(os.getpid())", ""),
+        ("import sys; sys.modules['torch'].__spec__.origin = '/elsewhere'", ""),
+        ("", "if os.environ.get('ALLRANKS_AGENT_PID') != str(os.getppid()): held = open('/dev/zero')"),
+        ("", "if os.environ.get('ALLRANKS_AGENT_PID') != str(os.getppid()): raise OSError('no libcuda')"),
+    ],
+    ids=["a variable of the script", "a torch from elsewhere", "a device in use", "an import that fails"],
+)
+def test_what_the_standby_cannot_import_as_the_script_does_each_worker_imports(
+    tmp_path: Path, before: str, dynamo: str
+):
+    later = Later(tmp_path, before=before, dynamo=dynamo)
+    with standby(later.command, later.env) as made:
+        assert later.run(made).startswith("True ")
+        if dynamo:
+            wait_until(lambda: later.imports() == 2 and not children_of(made), "the child's end", 30)
+        else:
+            time.sleep(0.3)  # it would have been there by now
+        assert later.run(made).startswith("True ")
+
+
+def test_the_child_of_a_standby_ends_with_it(tmp_path: Path):
+    later = Later(tmp_path)
+    with standby(later.command, later.env) as made:
+        later.run(made)
+        [child] = wait_until(lambda: children_of(made), "the child")
+    wait_until(lambda: not is_alive(child.pid), "its end")
+
+
 # Ends
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from allranks.config.file import LoadedCluster
@@ -12,6 +14,7 @@ from allranks.model.identity import world_from_env
 from allranks.model.membership import Member
 from allranks.preflight.ranks import (
     choose_backend,
+    cores_of_node,
     describe_group,
     hosts_of_ranks,
     in_ranks,
@@ -135,7 +138,15 @@ def test_a_rank_gets_what_an_agent_would_give_it_and_keeps_what_the_user_set() -
         backend_reason="asked for",
     )
     loaded = LoadedCluster()
-    settings = settings_of(world, group, loaded, interface="ens1", env={"GLOO_SOCKET_IFNAME": "mine"})
+    settings = settings_of(
+        world,
+        group,
+        loaded,
+        interface="ens1",
+        num_cpus=24,
+        recorder=Path("/runs/7/recorder_rank_"),
+        env={"GLOO_SOCKET_IFNAME": "mine"},
+    )
     values = {setting.name: setting.value for setting in settings}
     assert values == {
         "RANK": "2",
@@ -149,6 +160,25 @@ def test_a_rank_gets_what_an_agent_would_give_it_and_keeps_what_the_user_set() -
         "ALLRANKS_NODE": "n2",
         "ALLRANKS_MEMBERS": "n1=0+2,n2=2+1",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCH_FR_BUFFER_SIZE": "512",
+        "TORCH_FR_DUMP_TEMP_FILE": "/runs/7/recorder_rank_",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/runs/7/recorder_rank_",
+        "OMP_NUM_THREADS": "24",
+        "GLOO_SOCKET_IFNAME": "mine",
         "NCCL_SOCKET_IFNAME": "=ens1",
     }
     assert describe_group(group, ["n1", "n2"], "ens1") == "3 ranks on 2 nodes (n[1-2]), gloo over ens1"
+
+
+@pytest.mark.parametrize(
+    ("own", "on_node", "num_local", "shared"),
+    [
+        (64, 64, 8, 64),  # each sees all cores of the machine
+        (8, 64, 8, 64),  # each is bound to its eighth
+        (3, 64, 8, 24),  # each is bound to three
+        (8, 8, 4, 8),  # SLURM's step has 8 cores of the machine, and each rank sees them all
+        (1, 1, 4, 4),  # more ranks than cores
+    ],
+)
+def test_ranks_of_a_node_share_its_cores_or_have_their_own(own: int, on_node: int, num_local: int, shared: int) -> None:
+    assert cores_of_node(own, on_node, num_local) == shared

@@ -27,7 +27,7 @@ from allranks.state.saved.consensus import Consensus
 pytestmark = pytest.mark.torch
 
 
-TOLD, LOADED = ("accumulates", "keep_best", "log"), ("partial", "is_default")
+TOLD, LOADED = ("accumulates", "keep_best", "log"), ("partial", "named")
 """What `tracked` takes beside the parts."""
 
 

@@ -235,7 +235,7 @@ def test_an_error_of_the_script_stays_what_it_is_and_a_failed_collective_ends_th
     assert isinstance(lost.value, SystemExit)
     assert lost.value.code == 1
     assert capsys.readouterr().err == (
-        "error: rank 0: step 0 does not count, a collective failed; no checkpoint is complete: "
+        "allranks: rank 0: step 0 does not count, a collective failed; no checkpoint is complete: "
         "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1\n"
     )
     training.checkpoints.close()

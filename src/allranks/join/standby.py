@@ -8,6 +8,11 @@ sitecustomize before anything of the script. There this process
 3. returns in the worker, which has its own output, environment, session and seeds: the interpreter goes on to the
    script.
 
+Many scripts import more of torch later: the first optimizer, or DDP, imports torch._dynamo, which takes as long as
+torch itself. The first generation does not wait for that. Each worker notes which modules of LATER it imports; then the
+standby forks a child that imports the same, and that child forks the workers of the next generations. If the child
+cannot be forked, or ends, the standby goes on without it.
+
 So sys.argv, sys.path, __main__, tracebacks and exit codes are the interpreter's own work. A worker that the agent does
 not expect any more ends before step 3. A script may change what torch reads at its import (OMP_NUM_THREADS) before it
 imports torch, so torch and numpy appear in the worker only at the script's own import; if such a variable differs then,
@@ -25,8 +30,10 @@ import gc
 import importlib
 import importlib.abc
 import importlib.machinery
+import mmap
 import os
 import re
+import select
 import signal
 import socket
 import stat
@@ -34,6 +41,7 @@ import sys
 import time
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -48,13 +56,26 @@ MAX_FDS, MAX_BYTES = 8, 4096
 
 HELD = ("torch", "numpy")
 """Modules whose libraries read the environment when they are loaded."""
+LATER = ("torch._dynamo", "torch.distributed.checkpoint", "allranks.session", "allranks.state.resumed.begin")
+"""What scripts import after torch, in the order in which the standby's child does. torch._dynamo is 820 modules."""
+IDLE_S = 3.0
+"""Without a fork and without another import of LATER, before the child imports: until then, the cores are the
+workers'."""
+_SAME, _CHANGED = 1, 2
+"""A worker's notes of a module in LATER: whether the variables that its import reads are as at the worker's start."""
+_OF_TORCH = r"TORCH(?!ELASTIC_|_NCCL_|_FR_)"
 _AT_IMPORT = (
-    r"OMP_|GOMP_|GOTO_|KMP_|MKL_|MKLDNN_|DNNL_|ONEDNN_|OPENBLAS_|NPY_|NUMPY_|ATEN_|KINETO_|PYTORCH_"
-    r"|TORCH(?!ELASTIC_|_NCCL_|_FR_)"
+    r"OMP_|GOMP_|GOTO_|KMP_|MKL_|MKLDNN_|DNNL_|ONEDNN_|OPENBLAS_|NPY_|NUMPY_|ATEN_|KINETO_"
+    rf"|PYTORCH_(?!NVML_BASED_CUDA_CHECK$)|{_OF_TORCH}"
 )
 _READ_AT_IMPORT = re.compile(_AT_IMPORT)
 """Variables that torch or a library reads when it is loaded. NCCL and the flight recorder read theirs when a group is
-formed, CUDA when a device is first used. Source: getenv and os.environ, logged during `import torch` (2.13)."""
+formed, CUDA when a device is first used. Each call of torch.cuda.is_available reads PYTORCH_NVML_BASED_CUDA_CHECK,
+which Lightning sets before it imports torch. Source: getenv and os.environ, logged during `import torch` (2.13)."""
+_READ_LATER = re.compile(
+    rf"{_OF_TORCH}|AOT|INDUCTOR_|PT2_|PARTITIONER_|FAKE_|CUT|TRITON_|SYMPY_|MPMATH_|LOG_|DUMP_|CI$|CXX$|TMP|TEMP$"
+)
+"""Variables that an import of LATER reads. Source: os.environ, logged likewise."""
 _READ_AT_START = re.compile(
     rf"{_AT_IMPORT}|PYTHON|LD_|MALLOC_|GLIBC_|LC_(?!CTYPE$)|LANG|TZ$|HOME$|VIRTUAL_ENV$|ALLRANKS_HOOK$"
 )
@@ -76,40 +97,103 @@ def differing(
     return sorted(name for name in names if read.match(name))
 
 
+@dataclass(frozen=True)
+class _Start:
+    """What the standby was when it started, before it imported anything."""
+
+    env: Mapping[str, str]
+    modules: frozenset[str]
+    files: frozenset[str]
+    """As `_open_files`."""
+
+
 def stand_by() -> None:
     """Fork workers until the agent is gone; returns in each worker, never in the standby."""
     control = socket.socket(fileno=int(os.environ.pop(ENV)))  # before anything starts a child that would wait, too
     control.set_inheritable(False)
-    given, known, opened = dict(os.environ), set(sys.modules), _open_files()
-    try:
-        importlib.import_module("torch")
-    except Exception as exc:
-        is_missing = isinstance(exc, ModuleNotFoundError) and exc.name == "torch"
-        obstacle = NO_TORCH if is_missing else f"torch cannot be imported: {exc}"
-    else:
-        obstacle = _find_obstacle(known, opened)
-    sys.stdout.flush()
-    sys.stderr.flush()
+    start = _Start(dict(os.environ), frozenset(sys.modules), _open_files())
+    obstacle = _import("torch") or _find_obstacle(start)
     with contextlib.suppress(OSError):  # the agent is gone
         control.send((obstacle or READY).encode(errors="replace")[:MAX_BYTES])
     if obstacle:
         os._exit(0)
-    from_import = {name: value for name, value in os.environ.items() if given.get(name) != value}
-    agent = os.getppid()
+    _serve(control, start)
+
+
+def _import(*names: str) -> str:
+    """Import these modules, and return why one of them cannot be imported; empty if all are."""
+    try:
+        for name in names:
+            importlib.import_module(name)
+    except Exception as exc:
+        is_missing = isinstance(exc, ModuleNotFoundError) and exc.name == name
+        return f"{name} {'is not installed' if is_missing else f'cannot be imported: {exc}'}"
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    return ""
+
+
+def _serve(control: socket.socket, start: _Start) -> None:
+    """Fork a worker for each message of the agent; returns in each of them."""
+    agent, notes = os.getppid(), mmap.mmap(-1, len(LATER))
     gc.freeze()  # no collection in a worker touches, and so copies, what all of them share
+    child = pipe = 0
+    looks, before = True, notes[:]
     while True:
-        message, fds, _, _ = socket.recv_fds(control, MAX_BYTES, MAX_FDS)
-        if not message or _num_threads() > 1:  # the agent is gone, or does not want it any more
+        ends = [control.fileno(), *([pipe] if child else [])]
+        readable, _, _ = select.select(ends, [], [], IDLE_S if looks else None)
+        if not readable:
+            looks, before = not any(now := notes[:]) or now != before, now
+            if not looks and _CHANGED not in now:
+                names = [name for name, note in zip(LATER, now, strict=True) if note]
+                child, pipe = _fork_child(names, start)
+        elif ends[0] in readable:
+            if _fork_worker(control, agent, start, notes):
+                if child:
+                    os.close(pipe)
+                return
+        else:  # the child is ready, or has ended: until then, this process forks
+            os.close(pipe)
+            os.waitpid(child, 0)
+            child = 0
+
+
+def _fork_child(names: list[str], start: _Start) -> tuple[int, int]:
+    """Fork a process that imports these modules, and return its pid and a pipe that it closes when it can fork workers.
+
+    Returns 0 and 0 in that process, and where it cannot be forked.
+    """
+    standby, (pipe, end) = os.getpid(), os.pipe()
+    child = _try_to_fork()
+    if child == 0:
+        os.close(pipe)
+        _die_with(standby)
+        if _import(*names) or _find_obstacle(start):
             os._exit(0)
-        if (between := _try_to_fork()) == 0:
-            _fork_again(agent)
-            control.close()
-            _become(message.decode().split(), fds, given, from_import)
-            return
-        for fd in fds:
-            os.close(fd)
-        if between is not None:
-            os.waitpid(between, 0)
+        gc.freeze()
+    os.close(end)
+    if child is None:
+        os.close(pipe)
+    return (child, pipe) if child else (0, 0)
+
+
+def _fork_worker(control: socket.socket, agent: int, start: _Start, notes: mmap.mmap) -> bool:
+    """Fork a worker for the next message; returns whether this process is the worker."""
+    message, fds, _, _ = socket.recv_fds(control, MAX_BYTES, MAX_FDS)
+    if not message or _num_threads() > 1:  # the agent is gone, or does not want it any more
+        os._exit(0)
+    if (between := _try_to_fork()) == 0:
+        _fork_again(agent)
+        control.close()
+        _become(message.decode().split(), fds, start)
+        sys.meta_path.insert(0, _Noted(notes))
+        return True
+    for fd in fds:
+        os.close(fd)
+    if between is not None:
+        os.waitpid(between, 0)
+    return False
 
 
 def _try_to_fork() -> int | None:
@@ -137,7 +221,7 @@ def _die_with(agent: int) -> None:
         os._exit(0)
 
 
-def _become(names: list[str], fds: list[int], given: Mapping[str, str], from_import: Mapping[str, str]) -> None:
+def _become(names: list[str], fds: list[int], start: _Start) -> None:
     """Turn this fork of the standby into the worker that the message describes."""
     tether_fd, environment, out, err, *handed = fds
     answer = b""
@@ -153,8 +237,9 @@ def _become(names: list[str], fds: list[int], given: Mapping[str, str], from_imp
         os.set_inheritable(fd, True)
         env[name] = str(fd)
     _take_output(out, err)
-    if "LC_CTYPE" in given and "LC_CTYPE" not in env:
-        env["LC_CTYPE"] = given["LC_CTYPE"]  # Python's own, for the C locale
+    from_import = {name: value for name, value in os.environ.items() if start.env.get(name) != value}
+    if "LC_CTYPE" in start.env and "LC_CTYPE" not in env:
+        env["LC_CTYPE"] = start.env["LC_CTYPE"]  # Python's own, for the C locale
     os.environ.clear()
     os.environ.update({**from_import, **env})
     _draw_seeds()
@@ -183,16 +268,11 @@ def _draw_seeds() -> None:
 # What cannot be forked
 
 
-def _find_obstacle(known: set[str], opened: set[str]) -> str:
-    """Return why this process cannot be forked into workers; empty if it can.
-
-    Args:
-        known: modules before the imports.
-        opened: `_open_files` then.
-    """
-    if shadow := _find_shadow({name.partition(".")[0] for name in set(sys.modules) - known}):
+def _find_obstacle(start: _Start) -> str:
+    """Return why this process cannot be forked into workers; empty if it can."""
+    if shadow := _find_shadow({name.partition(".")[0] for name in sys.modules.keys() - start.modules}):
         return f"{shadow} has the name of a module that torch imports"
-    in_use = sorted(name for name in _open_files() - opened if name.startswith(("/dev/", "socket:")))
+    in_use = sorted(name for name in _open_files() - start.files if name.startswith(("/dev/", "socket:")))
     if in_use or sys.modules["torch"].cuda.is_initialized():
         return f"import torch leaves a device or socket in use: {', '.join(in_use) or 'CUDA'}"
     if _num_threads() > 1:
@@ -236,7 +316,7 @@ def _num_threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _open_files() -> set[str]:
+def _open_files() -> frozenset[str]:
     """Sockets and character devices that this process has open."""
     found = set()
     for entry in os.listdir("/proc/self/fd"):
@@ -244,7 +324,7 @@ def _open_files() -> set[str]:
             mode, name = os.fstat(int(entry)).st_mode, os.readlink(f"/proc/self/fd/{entry}")
             if (stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)) and name not in _HARMLESS:
                 found.add(name)
-    return found
+    return frozenset(found)
 
 
 # The script's own import of torch
@@ -303,3 +383,24 @@ class _Held(importlib.abc.MetaPathFinder):
             signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         os.chdir(self._cwd)
         os.execve(sys.executable, sys.orig_argv, self._env)
+
+
+class _Noted(importlib.abc.MetaPathFinder):
+    """Notes for the standby which modules of LATER this worker imports; finds none.
+
+    Args:
+        notes: a byte a module, in memory that the standby shares.
+    """
+
+    def __init__(self, notes: mmap.mmap) -> None:
+        self._notes, self._env, self._pid, self._path = notes, dict(os.environ), os.getpid(), list(sys.path)
+
+    def find_spec(self, fullname: str, path: object, target: ModuleType | None = None) -> None:
+        if fullname not in LATER or os.getpid() != self._pid:
+            return
+        top = sys.modules[fullname.partition(".")[0]]
+        found = importlib.machinery.PathFinder.find_spec(top.__name__, self._path)
+        if found is not None and top.__spec__ is not None and found.origin == top.__spec__.origin:  # the standby's, too
+            # torch._dynamo reads nearly all of these variables, and sets some of them itself.
+            differ = LATER[0] not in sys.modules and differing(self._env, os.environ, read=_READ_LATER)
+            self._notes[LATER.index(fullname)] = _CHANGED if differ else _SAME

@@ -14,6 +14,7 @@ from allranks.model.cluster import Backend
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.preflight.datapath import LOOPBACK
+from allranks.preflight.environment import Given
 from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
 from allranks.wire.secret import SECRET_VARIABLE
@@ -47,75 +48,57 @@ def node_settings(
     me, num_nodes = group.members[group.node_index], len(group.members)
     has_hook = env.get("ALLRANKS_HOOK") != "0"
     torchrun = "as torchrun sets it"
-    ours: list[Setting] = []
-
-    def fixed(name: str, value: object, reason: str, source: str = "allranks") -> None:
-        ours.append(Setting(name, str(value), reason=reason, source=source))
-
-    def unless_set(name: str, value: object, reason: str, source: str = "allranks") -> None:
-        if name in env:
-            fixed(name, env[name], "already set in the environment; kept", "environment")
-        else:
-            fixed(name, value, reason, source)
-
-    fixed("WORLD_SIZE", group.world_size, f"{count_of(num_nodes, 'node')}, {count_of(group.world_size, 'rank')}")
-    fixed("LOCAL_WORLD_SIZE", me.num_workers, "ranks on this node")
-    fixed("GROUP_RANK", group.node_index, "index of this node")
-    fixed("NODE_RANK", group.node_index, "index of this node, as Lightning and Composer call it")
-    fixed("GROUP_WORLD_SIZE", num_nodes, "nodes in the job")
-    fixed("ROLE_NAME", plan.request.role, torchrun)
-    fixed("ROLE_WORLD_SIZE", group.world_size, torchrun)
-    fixed("MASTER_ADDR", group.store_address, "the leader announced it" if num_nodes > 1 else "one machine")
-    fixed("MASTER_PORT", group.store_port, "the leader holds this port for the store")
-    fixed("TORCHELASTIC_RUN_ID", plan.job, torchrun)
-    fixed("TORCHELASTIC_RESTART_COUNT", group.generation, torchrun)
-    fixed("TORCHELASTIC_MAX_RESTARTS", group.max_restarts, torchrun)
-    fixed("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on a socket of its agent")
-    unless_set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", torchrun)
-    unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1, "a failed collective ends the worker instead of hanging it")
-    if (size := env.get("TORCH_NCCL_TRACE_BUFFER_SIZE")) and "TORCH_FR_BUFFER_SIZE" not in env:
-        fixed("TORCH_FR_BUFFER_SIZE", size, "as TORCH_NCCL_TRACE_BUFFER_SIZE, its name before torch 2.8", "environment")
-    unless_set("TORCH_FR_BUFFER_SIZE", 512, "entries in torch's flight recorder; reading more delays the script")
-    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE") if recorder is not None else ():
-        unless_set(name, recorder, "NCCL's watchdog writes the last collectives here, for allranks why", "run dir")
-    cores = f"{count_of(plan.facts.num_cpus, 'core')} for {count_of(me.num_workers, 'rank')}"
-    threads = max(1, plan.facts.num_cpus // me.num_workers)
-    unless_set("OMP_NUM_THREADS", threads, f"{cores}; more would compete for cores")
-    unless_set("PYTHONUNBUFFERED", 1, "lines appear in the files when they are printed")
-    if interface is not None:
-        reason = "all ranks are on this machine" if num_nodes == 1 else "this node's data interface"
-        unless_set("GLOO_SOCKET_IFNAME", interface, reason, "data_interface")
-        unless_set("NCCL_SOCKET_IFNAME", f"={interface}", f"{reason}; = means exactly this name", "data_interface")
-    if plan.cluster.network.infiniband is False:
-        unless_set("NCCL_IB_DISABLE", 1, "cluster.toml says that NCCL must not use InfiniBand", "network.infiniband")
-    fixed("ALLRANKS_BACKEND", group.backend, group.backend_reason)
+    given = Given(env)
+    fix, offer = given.fix, given.offer
+    fix("WORLD_SIZE", group.world_size, f"{count_of(num_nodes, 'node')}, {count_of(group.world_size, 'rank')}")
+    fix("LOCAL_WORLD_SIZE", me.num_workers, "ranks on this node")
+    fix("GROUP_RANK", group.node_index, "index of this node")
+    fix("NODE_RANK", group.node_index, "index of this node, as Lightning and Composer call it")
+    fix("GROUP_WORLD_SIZE", num_nodes, "nodes in the job")
+    fix("ROLE_NAME", plan.request.role, torchrun)
+    fix("ROLE_WORLD_SIZE", group.world_size, torchrun)
+    fix("TORCHELASTIC_RUN_ID", plan.job, torchrun)
+    fix("TORCHELASTIC_RESTART_COUNT", group.generation, torchrun)
+    fix("TORCHELASTIC_MAX_RESTARTS", group.max_restarts, torchrun)
+    fix("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on a socket of its agent")
+    offer("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", torchrun)
+    given.of_group(
+        group,
+        node=me.name,
+        num_nodes=num_nodes,
+        num_local=me.num_workers,
+        num_cpus=plan.facts.num_cpus,
+        members=members or format_members(group.members),
+        interface=interface,
+        infiniband=plan.cluster.network.infiniband,
+        recorder=recorder,
+    )
+    offer("PYTHONUNBUFFERED", 1, "lines appear in the files when they are printed")
     if plan.wanted_backend != Backend.AUTO:
-        fixed("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that choose no backend", "--backend")
+        fix("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that choose no backend", "--backend")
     timeout_s, hang_s = plan.cluster.train.timeout_s, plan.guard.hang_s
     why, source = "collective timeout, unless script or framework pass one", "train.timeout_s"
     why += "; torch's default is 600 s (nccl) or 1800 s (gloo)"
     if has_hook and hang_s <= timeout_s < hang_s + AFTER_GUARD_S:
         timeout_s, source = hang_s + AFTER_GUARD_S, "guard.hang_s"
         why = f"later than the guard, which reports the hanging rank after {hang_s:g} s (guard.hang_s)"
-    unless_set("ALLRANKS_TIMEOUT_S", timeout_s, why, source)
-    fixed("ALLRANKS_BEAT_S", plan.guard.beat_s, "heartbeat interval of a worker, in seconds", "guard.beat_s")
+    offer("ALLRANKS_TIMEOUT_S", timeout_s, why, source)
+    fix("ALLRANKS_BEAT_S", plan.guard.beat_s, "heartbeat interval of a worker, in seconds", "guard.beat_s")
     if checkpoints is not None:
         if plan.request.checkpoint_dir is not None or "ALLRANKS_CHECKPOINT_DIR" in env:
-            fixed("ALLRANKS_CHECKPOINT_DIR_CHOSEN", 1, "checkpoints of another script are taken if they fit", "user")
-        unless_set("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")
+            fix("ALLRANKS_CHECKPOINT_DIR_CHOSEN", 1, "checkpoints of another script are taken if they fit", "user")
+        offer("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")
     if (every := plan.request.checkpoint_every) is not None:
-        fixed("ALLRANKS_CHECKPOINT_EVERY", every, "steps between checkpoints", "--checkpoint-every")
-    fixed("ALLRANKS_NODE", me.name, "name of this node in the job")
-    fixed("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")
-    fixed("ALLRANKS_MEMBERS", members or format_members(group.members), "node=first rank+number of ranks")
+        fix("ALLRANKS_CHECKPOINT_EVERY", every, "steps between checkpoints", "--checkpoint-every")
+    fix("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")
     if has_hook:
-        fixed("ALLRANKS_STORE_PORT", group.store_port, "init_process_group on this port is watched")
+        fix("ALLRANKS_STORE_PORT", group.store_port, "init_process_group on this port is watched")
         if store_fd is not None:
-            fixed("ALLRANKS_STORE_FD", store_fd, "the leader's socket for rank 0's store")
+            fix("ALLRANKS_STORE_FD", store_fd, "the leader's socket for rank 0's store")
         # Kept to the letter: an empty entry is the working directory.
         path = f"{HOOK_PATH}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else HOOK_PATH
-        fixed("PYTHONPATH", path, "loads the hook; ALLRANKS_HOOK=0 disables it")
-    return ours
+        fix("PYTHONPATH", path, "loads the hook; ALLRANKS_HOOK=0 disables it")
+    return given.settings
 
 
 def base_env(env: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,9 @@ from allranks.host.node import read_facts
 from allranks.model.errors import AllranksError, SetupError
 from allranks.model.finding import Verdict
 from allranks.model.world import World
+from allranks.preflight.environment import Given
 from allranks.preflight.place import apply_rank, take_place
-from allranks.preflight.ranks import describe_group, job_name, settings_of
+from allranks.preflight.ranks import cores_of_node, describe_group, job_name, settings_of
 from allranks.report.refusal import SessionError, print_findings, pronounce
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
@@ -98,8 +99,19 @@ def hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, run_root
             raise SessionError(answer.summary, exit_code=answer.exit_code)
         raise pronounce(answer.verdict, run_dir, world, node=facts.host, is_speaker=world.rank == 0)
     print_findings(answer.warnings, after="\n")
-    interface = answer.interface
-    settings = settings_of(world, answer.group, loaded, interface=interface, env=env)
+    interface, num_local = answer.interface, world.local_world_size
+    on_node = env.get("SLURM_CPUS_ON_NODE", "").partition("(")[0]
+    num_cpus = int(on_node) if on_node.isdecimal() else os.cpu_count() or facts.num_cpus
+    recorder = (run_dir.node_path(facts.host) / "recorder_rank_").absolute()
+    settings = settings_of(
+        world,
+        answer.group,
+        loaded,
+        interface=interface,
+        num_cpus=cores_of_node(facts.num_cpus, num_cpus, num_local),
+        recorder=recorder,
+        env=env,
+    )
     if world.rank == 0:
         if advice := answer.advice:
             say(f"note: {advice}")
@@ -114,6 +126,13 @@ def hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, run_root
     if answer.listener is not None:
         values[_STORE_FD] = str(answer.listener.fileno())
     return Ground(values, answer.listener)
+
+
+def lasting(env: Mapping[str, str]) -> Ground:
+    """Return what a rank of torchrun gets, whose place and cores torchrun has given it."""
+    given = Given(env)
+    given.lasting()
+    return Ground({setting.name: setting.value for setting in given.settings}, None)
 
 
 def no_torch(why: str) -> SetupError:

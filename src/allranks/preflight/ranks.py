@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import groupby
+from pathlib import Path
 
 import msgspec
 
@@ -23,6 +24,7 @@ from allranks.model.finding import Finding
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.model.setting import Setting
 from allranks.model.world import World
+from allranks.preflight.environment import Given
 from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
 
@@ -114,8 +116,31 @@ def in_ranks(finding: Finding, places: Mapping[str, tuple[str | None, int]]) -> 
     return finding
 
 
+def cores_of_node(own: int, on_node: int, num_local: int) -> int:
+    """Return how many cores the ranks of a node share: all that they may use, or each its own if they are bound.
+
+    A rank cannot see whether the others may use its cores. Bound ranks share no more than the node has for them.
+
+    >>> cores_of_node(64, 64, 8), cores_of_node(8, 64, 8), cores_of_node(8, 8, 4), cores_of_node(3, 64, 8)
+    (64, 64, 8, 24)
+
+    Args:
+        own: cores that this rank may use.
+        on_node: cores that the job has on this node, else those of the machine.
+        num_local: ranks on this node.
+    """
+    return min(own * num_local, max(on_node, num_local))
+
+
 def settings_of(
-    world: World, group: Plan, loaded: LoadedCluster, *, interface: str | None, env: Mapping[str, str]
+    world: World,
+    group: Plan,
+    loaded: LoadedCluster,
+    *,
+    interface: str | None,
+    num_cpus: int,
+    recorder: Path | None = None,
+    env: Mapping[str, str],
 ) -> list[Setting]:
     """Return what an agent would give this rank, with the reasons.
 
@@ -124,38 +149,31 @@ def settings_of(
         group: what the leader gave out, a member for each rank.
         loaded: cluster.toml.
         interface: carries gradients here; None where it could not be found out.
+        num_cpus: cores that the ranks of this node share.
+        recorder: how the files of torch's flight recorder begin; the rank follows.
         env: the environment; what the user set there is kept.
     """
     by_host = groupby(group.members, key=lambda member: member.host)
     runs = [(host, [member.first_rank for member in same]) for host, same in by_host]
     of_launcher = {setting.name: setting.source for setting in world.settings}
-    values: dict[str, tuple[object, str, str]] = {
-        "RANK": (world.rank, "of this task", of_launcher["rank"]),
-        "WORLD_SIZE": (world.world_size, "tasks of the step", of_launcher["world_size"]),
-        "LOCAL_RANK": (world.local_rank, "counts the tasks of this node", of_launcher["local_rank"]),
-        "LOCAL_WORLD_SIZE": (world.local_world_size, "tasks on this node", of_launcher["local_world_size"]),
-        "MASTER_ADDR": (group.store_address, "the leader announced it", "roll call"),
-        "MASTER_PORT": (group.store_port, "the leader holds this port for the store", "roll call"),
-        "ALLRANKS_STORE_PORT": (group.store_port, "init_process_group on this port is watched", "roll call"),
-        "ALLRANKS_BACKEND": (group.backend, group.backend_reason, "roll call"),
-        "ALLRANKS_NODE": (group.members[world.rank].host, "name of this node in the job", "roll call"),
-        "ALLRANKS_MEMBERS": (
-            ",".join(f"{host}={ranks[0]}+{len(ranks)}" for host, ranks in runs),
-            "node=first rank+number of ranks",
-            "roll call",
-        ),
-    }
-    polite: dict[str, tuple[object, str, str]] = {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": (1, "a failed collective ends the rank instead of hanging it", "allranks")
-    }
-    if interface is not None:
-        why = "all ranks are on this machine" if world.num_nodes == 1 else "this node's data interface"
-        polite["GLOO_SOCKET_IFNAME"] = (interface, why, "data_interface")
-        polite["NCCL_SOCKET_IFNAME"] = (f"={interface}", f"{why}; = means exactly this name", "data_interface")
-    if loaded.cluster.network.infiniband is False:
-        polite["NCCL_IB_DISABLE"] = (1, "the cluster has no InfiniBand", "network.infiniband")
-    values |= {name: entry for name, entry in polite.items() if name not in env}  # what the user set is kept
-    return [Setting(name, str(value), reason=why, source=source) for name, (value, why, source) in values.items()]
+    given = Given(env)
+    given.fix("RANK", world.rank, "of this task", of_launcher["rank"])
+    given.fix("WORLD_SIZE", world.world_size, "tasks of the step", of_launcher["world_size"])
+    given.fix("LOCAL_RANK", world.local_rank, "counts the tasks of this node", of_launcher["local_rank"])
+    given.fix("LOCAL_WORLD_SIZE", world.local_world_size, "tasks on this node", of_launcher["local_world_size"])
+    given.of_group(
+        group,
+        node=group.members[world.rank].host,
+        num_nodes=world.num_nodes,
+        num_local=world.local_world_size,
+        num_cpus=num_cpus,
+        members=",".join(f"{host}={ranks[0]}+{len(ranks)}" for host, ranks in runs),
+        interface=interface,
+        infiniband=loaded.cluster.network.infiniband,
+        recorder=recorder,
+    )
+    given.fix("ALLRANKS_STORE_PORT", group.store_port, "init_process_group on this port is watched", "roll call")
+    return given.settings
 
 
 def describe_group(group: Plan, names: Sequence[str], network: str | None) -> str:

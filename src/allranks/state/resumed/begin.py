@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from allranks.model.membership import Membership
 from allranks.report.text import say
+from allranks.state.resumed.experiment import Named
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.steps import StepLost
 from allranks.state.resumed.telling import leave_to_agent
@@ -43,7 +44,8 @@ def begin(
     """
     if cell is not None:
         leave_to_agent(lambda: bool(cell.is_ending))
-    named = f"ALLRANKS_CHECKPOINT_DIR{'_CHOSEN' * ('ALLRANKS_AGENT_PID' in os.environ)}"
+    is_below_agent = "ALLRANKS_AGENT_PID" in os.environ
+    variable = f"ALLRANKS_CHECKPOINT_DIR{'_CHOSEN' * is_below_agent}"
     every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
     checkpoints = Checkpointer(
         Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
@@ -63,11 +65,13 @@ def begin(
     )
 
     def close(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        made.say_left()
         if kind is None or (isinstance(error, SystemExit) and not error.code):
             made.leave()
         if kind is None or (issubclass(kind, SystemExit) and not issubclass(kind, StepLost)):
             checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
 
     on_exit.push(close)
-    made.load(partial=partial, is_default=checkpoint_dir is None and named not in os.environ)
+    is_default = checkpoint_dir is None and variable not in os.environ
+    made.load(partial=partial, named=Named(is_default=is_default, is_below_agent=is_below_agent))
     return made

@@ -10,6 +10,7 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,29 @@ def describe() -> dict[str, Any]:
     return {"script": str(script), "text": text, "arguments": shlex.join(sys.argv[1:]), "torch": str(torch.__version__)}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """Who named the directory of the checkpoints, and how another one is named."""
+
+    is_default: bool = False
+    """Nobody did, so it may hold another experiment's."""
+    is_below_agent: bool = True
+    """`allranks run` started this process, else the user's own command did."""
+
+    def how(self, directory: object) -> str:
+        """Return what to do at the next start to name this directory."""
+        return f"{'pass --checkpoint-dir ' if self.is_below_agent else 'set ALLRANKS_CHECKPOINT_DIR='}{directory}"
+
+
 def compare(
-    directory: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, is_default: bool, is_partial: bool
+    directory: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, named: Named, is_partial: bool
 ) -> tuple[str, list[str]]:
     """Return why this training cannot go on from a checkpoint, "" if it can, and what to print if it does.
 
     Args:
         before: what it holds: `describe()` of the experiment, and the state of each part.
         now: the state of each part in this process.
-        is_default: nobody named the directory.
+        named: how the user named the directory.
         is_partial: it may lack parts and hold others.
     """
     then, here = before["experiment"], describe()
@@ -39,13 +54,15 @@ def compare(
     changed["text"] = f"{Path(here['script']).name} was edited"
     changed = {name: said for name, said in changed.items() if then[name] != here[name]}
     new, gone = (", ".join(sorted(names)) for names in (now.keys() - before["parts"], before["parts"].keys() - now))
-    if (new or gone) and not is_partial:
-        lacks = " and ".join([f"lacks {new}"] * bool(new) + [f"also holds {gone}"] * bool(gone))
-        return f"{directory} {lacks}; track the same parts, or take those that are there with partial=True", []
-    differs = [said for name, said in changed.items() if name == "script"] + _misfits(before["parts"], now)
-    if differs and is_default:
+    others = [] if is_partial else [f"lacks {new}"] * bool(new) + [f"also holds {gone}"] * bool(gone)
+    is_foreign = named.is_default and "script" in changed
+    if others and not is_foreign:
+        said = " and ".join(others)
+        return f"{directory} {said}; track the same parts, or take those that are there with partial=True", []
+    differs = [said for name, said in changed.items() if name == "script"] + others + _misfits(before["parts"], now)
+    if differs and named.is_default:
         more = f"; {len(differs) - 3} more differences" * (len(differs) > 3)
-        advice = f"to go on from it, say --checkpoint-dir {directory.parent}; to begin anew, name another directory"
+        advice = f"to begin anew, {named.how('NEW_DIRECTORY')}; to go on from it, {named.how(directory.parent)}"
         return f"{directory} is another experiment's ({'; '.join(differs[:3])}{more}); {advice}", []
     lines = [f"changed since that checkpoint: {', '.join(changed.values())}"] * bool(changed)
     lines += [f"begins anew, since the checkpoint lacks it: {new}"] * bool(new)

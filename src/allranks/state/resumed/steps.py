@@ -58,6 +58,18 @@ def first_words(error: BaseException) -> str:
     return one_line(str(error)).partition(". This is typically caused by")[0]
 
 
+def describe_left(step: int, epoch: int, *, total: int | None, epochs: int | None) -> tuple[bool, str]:
+    """Return whether a training is over, and what is left of it in words.
+
+    >>> describe_left(100, 2, total=150, epochs=None), describe_left(100, 3, total=None, epochs=3)
+    ((False, '50 of 150 steps are left'), (True, '0 of 3 epochs are left'))
+    """
+    left = {"steps": (total, step), "epochs": (epochs, epoch)}
+    known = {noun: (max(0, whole - done), whole) for noun, (whole, done) in left.items() if whole is not None}
+    words = " and ".join(f"{count} of {whole} {noun}" for noun, (count, whole) in known.items())
+    return any(count == 0 for count, _ in known.values()), f"{'at most ' * (len(known) > 1)}{words} are left"
+
+
 @dataclass(slots=True, kw_only=True)
 class Step:
     """One step of the training, on this rank; its block is entered once."""

@@ -22,7 +22,6 @@ included; the generators begin anew from the script's own seed and the step.
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -38,7 +37,15 @@ from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.parts import Parts
 from allranks.state.resumed.sampler import mix
-from allranks.state.resumed.steps import Progress, Step, StepLost, first_words, is_collective_failure, sink_of
+from allranks.state.resumed.steps import (
+    Progress,
+    Step,
+    StepLost,
+    describe_left,
+    first_words,
+    is_collective_failure,
+    sink_of,
+)
 from allranks.state.resumed.telling import Telling
 from allranks.state.saved.checkpoint import Checkpointer, Stall
 
@@ -97,14 +104,18 @@ class Tracked:
         self._is_save_wanted = self._is_stop_wanted = self._is_stopped = False
         self._feed: Feed | None = None
         self._current: Step | None = None
+        self._resumed: experiment.Named | None = None
+        """On rank 0, from the load until it has said how much is left."""
+        self._left = ""
+        """What it says of that when the session is left, if no loop had a step to make."""
         self._loaded: tuple[Any, dict[str, Any]] | None = None
         """This rank's own (None where another number of ranks wrote it) and the common place in the data."""
 
-    def load(self, *, partial: bool = False, is_default: bool = False) -> None:
+    def load(self, *, partial: bool = False, named: experiment.Named = experiment.Named()) -> None:  # noqa: B008
         """Put everything back as the newest whole checkpoint has it; all ranks call it together.
 
         Args:
-            is_default: nobody named the directory, so it may hold another experiment's checkpoints.
+            named: how the user named the directory.
         Raises:
             UsageError: it holds other parts than are tracked, or is another experiment's.
         """
@@ -112,11 +123,13 @@ class Tracked:
         share = self._agreement.give if self._membership.num_nodes > 1 else None
         loaded = self.checkpoints.load({"parts": self._parts.like()}, share=share)
         if loaded is None:
+            if self._membership.is_leader and not named.is_below_agent:
+                say(f"begins at step 0, and saves checkpoints in {self.checkpoints.directory}")
             return
         kept, why, lines = loaded.common["parts"], "", list[str]()
         if self._membership.is_leader:
             why, lines = experiment.compare(
-                loaded.directory, loaded.common, self._parts.state(), is_default=is_default, is_partial=partial
+                loaded.directory, loaded.common, self._parts.state(), named=named, is_partial=partial
             )
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
@@ -130,6 +143,7 @@ class Tracked:
             torch.set_num_threads(loaded.common["threads"])  # sums are cut into as many pieces as there are threads
         if self._membership.is_leader:
             sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._membership.world_size} go on"
+            self._resumed = named
             say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
             for line in lines:
                 say(line)
@@ -186,6 +200,7 @@ class Tracked:
         feed = self._feed if self._feed and self._feed.loader is loader else Feed(loader, self._feed)
         if feed.sampler is not None and not any(feed.sampler is part for part in self._parts.live.values()):
             raise UsageError("the loader's sampler is not tracked, so its position would be lost: track(sampler=...)")
+        self._note_left(total, epochs)
         if self._is_stopped or (total is not None and self.step >= total):
             self._telling.finish()
             return
@@ -249,6 +264,24 @@ class Tracked:
             with self._losing():
                 self._save()
                 self._wait()
+
+    def _note_left(self, total: int | None, epochs: int | None) -> None:
+        """After a resume, say how much is left. A loop over epochs begins with loops that have nothing left."""
+        if self._resumed is None or (total is None and epochs is None):
+            return
+        is_over, self._left = describe_left(self.step, self._epochs, total=total, epochs=epochs)
+        if is_over:
+            self._left += ": the body of the loop does not run"
+            if not self._resumed.is_below_agent:
+                self._left += f"; to begin anew, {self._resumed.how('NEW_DIRECTORY')}"
+        if total is not None or not is_over:
+            self.say_left()
+
+    def say_left(self) -> None:
+        """Say how much was left of a training that was resumed, if that was not said yet."""
+        if self._left:
+            say(self._left)
+            self._left, self._resumed = "", None
 
     def _resume(self, feed: Feed) -> None:
         """Open the loader where the checkpoint was taken, and put the generators back."""
@@ -361,5 +394,5 @@ class Tracked:
         kept = f"the checkpoint of step {at} is complete" if at is not None else "no checkpoint is complete"
         who = f"rank {self._membership.rank}: step {self.step}"
         said = f"{who} does not count, a collective failed; {kept}: {first_words(error)}"
-        print(f"error: {said}", file=sys.stderr, flush=True)
+        say(said)  # the report names who failed; this rank only waited for it
         raise StepLost(said) from error
