@@ -61,14 +61,17 @@ def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
 def show_reports(reports: Sequence[JobReport]) -> None:
     """Print the state of jobs, with their verdicts."""
     from allranks.launch.batch.follow import describe
+    from allranks.report.history import open_findings
 
     style = Style.of(sys.stdout)
     for report in reports:
         click.echo("\n".join(describe(report, now=datetime.now())))
-        if report.verdict is not None and report.verdict.findings:
-            click.echo("\n" + render_findings(report.verdict.findings, style) + "\n")
-        elif report.verdict is not None:
-            click.echo(f"  verdict   {_conclude(report.verdict)}, exit code {report.verdict.exit_code}")
+        verdict = report.verdict
+        findings = open_findings(verdict, report.worker_restarts) if verdict is not None else ()
+        if verdict is not None and (verdict.exit_code == 0 or not findings):
+            click.echo(f"  verdict   {_conclude(verdict)}, exit code {verdict.exit_code}")
+        if findings:
+            click.echo("\n" + render_findings(findings, style) + "\n")
 
 
 def _conclude(verdict: Verdict) -> str:
@@ -173,8 +176,12 @@ def _job_row(job: JobState) -> tuple[str, ...]:
 
 
 def _run_row(run: LocalRun) -> tuple[str, ...]:
+    from allranks.report.history import describe_restarts
+
     words = [f"exit code {run.exit_code}"] if run.exit_code else []
     words += [run.cause] if run.cause else []
+    words += filter(None, [describe_restarts(run.worker_restarts, allowed=run.max_restarts)])
+    words += [f"last alive {run.last_alive}"] if run.state in ("LOST", "UNKNOWN") and run.last_alive else []
     words += [f"ended {run.end}"] if run.end else []
     return run.id, run.name or "-", run.state, str(run.num_nodes), "-", ", ".join(words) or run.nodes or "-"
 

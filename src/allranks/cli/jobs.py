@@ -224,7 +224,7 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
     options = replace(
         options,
         nodes=nodes_of(options.nodes, flags["nnodes"]),
-        job_name=options.job_name or as_file_name(Path(flags["script"]).stem),
+        job_name=options.job_name or as_file_name(Path(os.path.abspath(flags["script"])).stem),  # noqa: PTH100
         partition=options.partition or slurm.partition,
         time=options.time or slurm.time,
         output="slurm-%A_%a.out" if options.array and not _is_said("output") else options.output,

@@ -19,7 +19,16 @@ import click
 import msgspec
 
 from allranks.cli import complete
-from allranks.cli.meant import RUNS, find_job, find_logs, find_meant, find_recordings, find_running
+from allranks.cli.meant import (
+    RUNS,
+    Unfinished,
+    find_job,
+    find_logs,
+    find_meant,
+    find_recordings,
+    find_restarts,
+    find_unfinished,
+)
 from allranks.cli.options import json_option
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
@@ -39,6 +48,7 @@ WITHOUT_HYPERSCAN = (
     "hyperscan is not installed, so reading large logs takes many times as long; the findings are the same. "
     "To install it: pip install hyperscan"
 )
+_NOT_UNFINISHED = Unfinished()
 _GC_THRESHOLDS = (50_000, 20, 50)
 """Lines are kept and form no cycles: garbage collection at its usual rate takes 5 % of the time."""
 
@@ -95,7 +105,8 @@ def why(
         problems,
         verdict=verdict,
         job=job,
-        running=None if verdict else find_running(targets),
+        restarts=find_restarts(targets) if verdict else "",
+        unfinished=Unfinished() if verdict else find_unfinished(targets),
         is_all=is_all,
         with_timeline=with_timeline,
     )
@@ -180,6 +191,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     """Number of matching lines that were not kept, because there were too many."""
     timeline: tuple[Spoken, ...] | None = None
+    restarts: str = ""
+    """How often the ranks of the run were started again, and why; empty for never."""
     running: str | None = None
     """Id of the run, if it is still running: then its logs prove no success."""
 
@@ -196,6 +209,7 @@ class Answer:
     problems: tuple[str, ...]
     rows: tuple[Row, ...] | None
     running: str | None = None
+    restarts: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -222,6 +236,7 @@ class Answer:
             lines=sum(tail.num_lines for tail in self.logs.tails),
             bytes=num_bytes,
             dropped=self.logs.dropped,
+            restarts=self.restarts,
             running=self.running,
             timeline=None
             if rows is None
@@ -247,7 +262,8 @@ def make_answer(
     *,
     verdict: Verdict | None = None,
     job: str | None = None,
-    running: str | None = None,
+    restarts: str = "",
+    unfinished: Unfinished = _NOT_UNFINISHED,
     is_all: bool,
     with_timeline: bool,
 ) -> Answer:
@@ -256,11 +272,13 @@ def make_answer(
     from allranks.why.findings import count_first, fill_job, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
-    from allranks.why.verdicts import join_verdict, leave_out_consequences, read_printed_verdict
+    from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
     conclusions = conclude(logs, dumps)
     own = [to_finding(each) for each in conclusions]
-    findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None)
+    running = unfinished.running
+    findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None, restarts=restarts)
+    findings = join_lost(unfinished.lost, findings)
     findings = leave_out_consequences(findings, is_judged=verdict is not None)
     last: tuple[str, ...] = ()
     if running is not None:  # it has not succeeded, and what its logs lack now may come
@@ -279,6 +297,7 @@ def make_answer(
         problems=tuple(map(_tell_problem, problems)),
         rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
         running=running,
+        restarts=restarts,
     )
 
 
@@ -296,6 +315,8 @@ def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> st
     if answer.running:
         blocks.append(f"{answer.running} is still RUNNING; to see where its ranks are: allranks stack {answer.running}")
     blocks += [render_findings(answer.findings, style)] if answer.findings else []
+    if answer.restarts and answer.exit_code != Exit.OK:  # else the finding has them
+        blocks.append(f"restarts: {answer.restarts}")
     if answer.last:
         clause, *lines = map(one_line, answer.last)
         head = "its logs show no failure so far" if answer.running else "no known cause"

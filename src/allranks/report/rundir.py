@@ -37,9 +37,37 @@ _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGN
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
 """Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
+ALIVE_S = 10.0
+"""How often the leader touches events.jsonl: its time tells when a run was last alive."""
 WRITE_S = 2.0
 """How long the last events may take to be written; then their thread is left alone with the file server."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+_OWN_FILES = (
+    re.compile(r"attempt_\d+/(?:events\.jsonl|roll_call\.json|verdict\.json)"),
+    re.compile(r"attempt_\d+/[^/]+/(?:env\.json|verdict\.json|members)"),
+    re.compile(r"[^/]+/(?:secret|leader\.json|culprits\.json|submission\.sh)"),
+)
+
+_OWN_NAMES = frozenset((
+    "events.jsonl", "roll_call.json", "verdict.json", "env.json", "members", "secret", "leader.json", "culprits.json",
+    "submission.sh",
+))  # fmt: skip
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether this is a file in which allranks keeps the state of a run: it is no log.
+
+    >>> is_own_file(Path("runs/7/attempt_0/events.jsonl")), is_own_file(Path("runs/7/attempt_0/n1/rank_0.err"))
+    (True, False)
+    """
+    if path.name not in _OWN_NAMES:
+        return False
+    where = path.absolute()
+    known = [pattern for pattern in _OWN_FILES if re.search(rf"/{pattern.pattern}$", where.as_posix())]
+    # Those beside the attempts have names that others may have, too.
+    return any(pattern is not _OWN_FILES[-1] or next(where.parent.glob("attempt_*"), None) for pattern in known)
 
 
 def is_secret_name(name: str) -> bool:
@@ -243,6 +271,23 @@ class EventWriter:
                 self._run_dir.append_events(text)
 
 
+class SignOfLife:
+    """Touches events.jsonl every ALIVE_S, in a thread of its own: a slow file server delays nobody."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._path, self._is_over = run_dir.attempt_path / "events.jsonl", threading.Event()
+        threading.Thread(target=self._run, name="allranks-alive", daemon=True).start()
+
+    def end(self) -> None:
+        """Touch it no more."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(ALIVE_S):
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+
+
 def event_line(event: str, **fields: object) -> str:
     """Return an event as events.jsonl has it."""
     return json.dumps({"time_s": round(time.time(), 3), "event": event, **fields}) + "\n"
@@ -268,6 +313,13 @@ def point_latest(root: Path, name: str) -> None:
         draft.unlink(missing_ok=True)
         draft.symlink_to(name)
         draft.replace(root / LATEST)
+
+
+def this_directory() -> str:
+    """Return the working directory for the record; empty if it was removed."""
+    with contextlib.suppress(OSError):
+        return str(Path.cwd())
+    return ""
 
 
 def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:

@@ -18,11 +18,21 @@ from pathlib import Path
 
 from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
 from allranks.host.slurm_command import NoSlurmError
-from allranks.launch.batch.local import LocalRun, cancel_run, look_at_run, note_cancel, show_duration
+from allranks.launch.batch.local import (
+    LocalRun,
+    cancel_run,
+    describe_lost,
+    look_at_run,
+    note_cancel,
+    show_duration,
+    show_time,
+)
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.launch.console import Console
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
+from allranks.report.history import Restart, describe_restarts
+from allranks.report.remains import last_alive, last_words
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
 from allranks.report.text import count_of, say
@@ -49,6 +59,13 @@ class JobReport:
     """Nodes that a waiting job cannot get, with SLURM's reason."""
     local: LocalRun | None = None
     """A run that SLURM does not know."""
+    worker_restarts: tuple[Restart, ...] = ()
+    """Of the newest attempt: all starts of its ranks after the first, each with the fault before it."""
+    max_restarts: int | None = None
+    last_alive: str = ""
+    """When it was last alive, as its files tell, if it has no verdict."""
+    last_words: tuple[str, ...] = ()
+    """If it ended without a verdict: the last lines of its first ranks."""
     no_slurm: str = ""
     """Why SLURM cannot be asked from this machine, where that is so; then only the run directory is known."""
 
@@ -94,8 +111,8 @@ def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
     """
     if isinstance(job, Run):
         run = read_run(job.path)  # its current state
-        report = JobReport(job=run.id, slurm=None, run_dir=str(run.path), attempt=run.attempt, verdict=run.verdict)
-        return [replace(report, local=look_at_run(run))]
+        local = look_at_run(run)
+        return [_fill(JobReport(job=run.id, slurm=None, local=local), run, is_lost=local.state == "LOST")]
     no_slurm: NoSlurmError | None = None
     try:
         if jobs := find_jobs(job) or find_old_jobs(job):
@@ -114,18 +131,35 @@ def _report(job: JobState, log_dir: Path, *, no_slurm: str = "") -> JobReport:
     """Return what is known of a job; of one that SLURM has forgotten, `job` has nothing but the id."""
     run_dir = _find_run_dir(job, log_dir)
     run = read_run(run_dir) if run_dir else None
-    attempt = run.attempt if run else None
-    # A requeued job has the verdict of its last attempt, not of the coming one.
-    is_of_this_attempt = not job.is_pending and attempt is not None and attempt >= job.restarts
     is_short_of_nodes = job.is_pending and "node" in job.reason.lower()
-    return JobReport(
+    report = JobReport(
         job=job.id,
         slurm=job if job.state else None,
-        run_dir=str(run_dir or ""),
-        attempt=attempt,
-        verdict=run.verdict if run and is_of_this_attempt else None,
         unavailable=describe_unavailable(job) if is_short_of_nodes else "",
         no_slurm=no_slurm,
+    )
+    if run is None:
+        return report
+    # A requeued job has the verdict of its last attempt, not of the coming one.
+    is_of_this_attempt = not job.is_pending and run.attempt is not None and run.attempt >= job.restarts
+    if not is_of_this_attempt:
+        return replace(report, run_dir=str(run.path), attempt=run.attempt)
+    return _fill(report, run, is_lost=job.is_finished and job.state != "COMPLETED")
+
+
+def _fill(report: JobReport, run: Run, *, is_lost: bool) -> JobReport:
+    """Return the report with what the run directory has; of a run that is lost, with its ranks' last lines."""
+    is_silent = run.verdict is None and run.attempt is not None
+    words = last_words(run.attempt_path) if is_lost and is_silent else []
+    return replace(
+        report,
+        run_dir=str(run.path),
+        attempt=run.attempt,
+        verdict=run.verdict,
+        worker_restarts=run.restarts,
+        max_restarts=run.max_restarts,
+        last_alive=show_time(last_alive(run.attempt_path)) if is_silent else "",
+        last_words=tuple(f"rank {word.rank}: {word.text}" for word in words),
     )
 
 
@@ -154,8 +188,11 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
     files = dict.fromkeys(filter(None, [job.out, job.err])) if job is not None and not job.is_pending else {}
     attempt = f"attempt {report.attempt}" if report.attempt is not None else "no agent has started yet"
     run = f"{report.run_dir} ({attempt})" if report.run_dir else ""
-    rows = {"nodes": report.unavailable, "output": " ".join(files), "run": run}
-    return [first, *(f"  {name:<9} {text}" for name, text in rows.items() if text)]
+    alive = f"last at {report.last_alive}" if report.last_alive and (job is None or job.state != "RUNNING") else ""
+    restarts = describe_restarts(report.worker_restarts, allowed=report.max_restarts)
+    rows = [("nodes", report.unavailable), ("output", " ".join(files)), ("run", run), ("alive", alive)]
+    rows += [("restarts", restarts), *(("said" if at == 0 else "", word) for at, word in enumerate(report.last_words))]
+    return [first, *(f"  {name:<9} {text}" for name, text in rows if text)]
 
 
 def _describe_state(job: JobState, now: datetime) -> str:
@@ -166,8 +203,7 @@ def _describe_state(job: JobState, now: datetime) -> str:
         case LocalRun(state="RUNNING"):
             return f"RUNNING{where}, since {job.start}; its agent is process {job.pid}"
         case LocalRun(state="LOST"):
-            agent = f"its agent, process {job.pid}{where}"
-            return f"LOST: {agent}, ended without a verdict; to see why: allranks why {job.id}"
+            return f"LOST: {describe_lost(job)}; to see more: allranks why {job.id}"
         case LocalRun(state="UNKNOWN"):
             return f"UNKNOWN: it has no verdict yet, and its agent{where} is not visible from this machine"
     if job.is_pending:
