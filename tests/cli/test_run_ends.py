@@ -123,7 +123,7 @@ def test_an_agent_on_another_machine_is_lost_if_its_files_stay_untouched(
     age_s: float, is_lost: bool, run_dir: RunDir, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURMD_NODENAME", "login1")
-    seen_s = os.stat(run_dir.attempt_path / "events.jsonl").st_mtime - age_s
+    seen_s = (run_dir.attempt_path / "events.jsonl").stat().st_mtime - age_s
     for path in [run_dir.attempt_path / "events.jsonl", *run_dir.node_path("node03").iterdir()]:
         os.utime(path, (seen_s, seen_s))
     assert "UNKNOWN: it has no verdict yet" in tell("status").out

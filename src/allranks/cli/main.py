@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -51,8 +54,32 @@ VERBS = {
 }
 
 
+class _OutputError(Exception):
+    """What standard output does not take, as an error that click does not turn into exit code 1."""
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.filename is not None or exc.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise _OutputError(exc.errno) from exc
+
+
 class _LazyGroup(VerbGroup):
     """Verbs that are imported when called, because every agent loads this from a network file system."""
+
+    def make_context(self, *arguments: Any, **named: Any) -> click.Context:
+        """Read the words, and print the help."""
+        with _writing():
+            return super().make_context(*arguments, **named)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb."""
+        with _writing():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -96,6 +123,7 @@ def cli() -> None:
 
 def main() -> None:
     """Run the command line; the process ends here."""
+    _replace_closed_streams()
     try:
         sys.exit(cli.main(standalone_mode=False, prog_name="allranks") or Exit.OK)
     except StoppedBySignal as exc:
@@ -103,7 +131,7 @@ def main() -> None:
     except AllranksError as exc:
         if _is_first_to_say(exc):
             cause = f" ({exc.finding.cause})" if exc.finding else ""
-            print(f"error: {_go_on_in_lab(str(exc))}{cause}", file=sys.stderr)
+            _tell_error(f"{_go_on_in_lab(str(exc))}{cause}")
         sys.exit(exc.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
@@ -111,14 +139,39 @@ def main() -> None:
         sys.exit(exc.exit_code)
     except click.UsageError as exc:
         hint = f"; see {exc.ctx.command_path} --help" if exc.ctx else ""
-        print(f"error: {_one_line(_message_of(exc))}{hint}", file=sys.stderr)
+        _tell_error(f"{_one_line(_message_of(exc))}{hint}")
         sys.exit(Exit.USAGE)
     except click.ClickException as exc:
-        print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
+        _tell_error(f"{_one_line(exc.format_message())}")
         sys.exit(Exit.USAGE)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(Exit.OK)
+    except _OutputError as exc:
+        number = exc.args[0]
+        _discard(1)
+        if number == errno.EPIPE:  # the reader has all that it wanted, as after `| head`
+            sys.exit(Exit.OK)
+        _tell_error(f"the output cannot be written: {os.strerror(number).lower()}")
+        sys.exit(Exit.UNKNOWN)
+
+
+def _discard(fd: int) -> None:
+    """Drop what Python still holds for this file: else it complains at its end, with an exit code of its own."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+
+
+def _replace_closed_streams() -> None:
+    """Open /dev/null for each standard stream that is closed (`>&-`): else the next open file would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # it gets the lowest number that is free
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "r" if number == 0 else "w"))
+
+
+def _tell_error(text: str) -> None:
+    try:
+        print(f"error: {text}", file=sys.stderr, flush=True)
+    except OSError:  # the exit code tells it, too
+        _discard(2)
 
 
 def _is_first_to_say(exc: AllranksError) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
@@ -96,7 +97,8 @@ def render_settings(settings: Sequence[Setting], style: Style) -> str:
 
 def say(text: str) -> None:
     """Print one line with the prefix `allranks:` on standard error."""
-    print(f"allranks: {one_line(text)}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full disk, a reader that has left: the answer counts
+        print(f"allranks: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def count_of(number: int, noun: str) -> str:
