@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -81,23 +81,34 @@ def _conclude(verdict: Verdict) -> str:
 
 
 @click.command("logs", context_settings=_BOTH_SPELLINGS)
-@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job ends.")
+@click.option("-f", "--follow", "is_followed", is_flag=True, help="Follow the output until the job ends.")
 @click.option(
-    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Print the files of this rank."
+    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Print only this rank; repeatable."
 )
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Print only the ranks of this node; repeatable.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines.")
+@click.option(
+    "--since", metavar="TIME", help="Skip lines before this time: 2026-03-25T10:00, 10:00, or 30m before the last line."
+)
+@click.option("--timestamps", "has_times", is_flag=True, help="Print the time before each line.")
 @log_dir_option
-@click.argument("job", shell_complete=complete.jobs)
-def logs(job: str, follow: bool, ranks: tuple[int, ...], log_dir: Path) -> None:
-    """Print the output of a job: of all ranks, or of some ranks.
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.argument("job", default=LATEST, metavar="[JOB | RUN]", shell_complete=complete.jobs)
+def logs(job: str, log_dir: Path, **wanted: Any) -> None:
+    """Print the output of a job: the lines of all ranks, or of some, in the order of their times.
 
     \b
+    allranks logs                                the newest job or run in runs/
     allranks logs -f 4711
-    allranks logs --rank 3 4711                  rank 3 of the newest attempt
-    allranks logs -f latest                      the newest run in runs/, or a run by its id: allranks list
-    """
-    from allranks.launch.batch.follow import find_job, show_logs
+    allranks logs --rank 3 --tail 50             the last 50 lines of rank 3 of the newest attempt
+    allranks logs --node node03 --since 10m --timestamps 4711
 
-    show_logs(find_job(job, log_dir=log_dir), log_dir=log_dir, ranks=ranks, is_followed=follow)
+    The agents record when each file grows, to 0.25 s; after many hours of output, to 10 s. Each node has its own clock.
+    """
+    from allranks.launch.batch.follow import find_job
+    from allranks.launch.batch.logs import Wanted, show_logs
+
+    show_logs(find_job(job, log_dir=log_dir), log_dir=log_dir, wanted=Wanted(**wanted))
 
 
 @click.command("cancel", context_settings=_BOTH_SPELLINGS)

@@ -2,6 +2,7 @@
 
 runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the workers
                       /<node>/env.json                            the workers' environment, with reasons
+                      /<node>/growth                              when the output files grew (report/growth.py)
                       /<node>/members                             nodes with their ranks, if there are thousands
                       /events.jsonl                               events, as the leader saw them
                       /roll_call.json                             node reports and pair tests
@@ -46,13 +47,13 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 _OWN_FILES = (
     re.compile(r"attempt_\d+/(?:events\.jsonl|roll_call\.json|verdict\.json)"),
-    re.compile(r"attempt_\d+/[^/]+/(?:env\.json|verdict\.json|members)"),
+    re.compile(r"attempt_\d+/[^/]+/(?:env\.json|verdict\.json|members|growth)"),
     re.compile(r"[^/]+/(?:secret|leader\.json|culprits\.json|submission\.sh)"),
 )
 
 _OWN_NAMES = frozenset((
-    "events.jsonl", "roll_call.json", "verdict.json", "env.json", "members", "secret", "leader.json", "culprits.json",
-    "submission.sh",
+    "events.jsonl", "roll_call.json", "verdict.json", "env.json", "members", "growth", "secret", "leader.json",
+    "culprits.json", "submission.sh",
 ))  # fmt: skip
 
 
