@@ -205,7 +205,7 @@ class Answer:
     findings: tuple[Finding, ...]
     others: int
     last: tuple[str, ...]
-    """Set if there are no findings."""
+    """Set if no finding says what happened."""
     problems: tuple[str, ...]
     rows: tuple[Row, ...] | None
     running: str | None = None
@@ -285,7 +285,8 @@ def make_answer(
         proven = (each for each in findings if each.severity is not Severity.NOTE)
         findings = [each for each in proven if each.confidence is not Confidence.UNDECIDED]
     if not is_answer(findings):
-        findings = []
+        is_quiet = bool(findings) and running is None  # no failure, and no progress either: the last lines may tell more
+        findings = findings[:1] if is_quiet else []
         clause, lines = last_words(logs)
         last = (clause, *map(tell_line, lines)) if lines else ("these logs are empty",)
     count = len(findings) if is_all else count_first(findings)
@@ -319,8 +320,8 @@ def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> st
         blocks.append(f"restarts: {answer.restarts}")
     if answer.last:
         clause, *lines = map(one_line, answer.last)
-        head = "its logs show no failure so far" if answer.running else "no known cause"
-        blocks.append("\n".join([f"{head}; {clause}", *(f"  {line}" for line in lines)]))
+        head = "its logs show no failure so far; " if answer.running else "no known cause; "
+        blocks.append("\n".join([f"{'' if answer.findings else head}{clause}", *(f"  {line}" for line in lines)]))
     if answer.others:
         noun = "finding" if answer.others == 1 else "findings"
         blocks.append(f"{answer.others} more {noun}: {one_line(shlex.join(command))}")
