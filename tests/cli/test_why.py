@@ -145,8 +145,7 @@ def test_nothing_found_shows_the_last_lines_of_who_stopped_first(allranks: Allra
     first, _, rest = result.stdout.partition("\n\n")
     assert first.endswith(" undecided")
     assert rest == (
-        "the last lines of rank 2 (rank_2.log), which stopped first, are\n"
-        "  rank_2.log:1: 2026-03-25 10:00:07 hello 2\n"
+        "the last lines of rank 2 (rank_2.log), which stopped first, are\n  rank_2.log:1: 2026-03-25 10:00:07 hello 2\n"
     )
 
 

@@ -15,9 +15,10 @@ import click
 from allranks.cli import complete
 from allranks.cli.context import command_in_lab
 from allranks.cli.options import json_option, log_dir_option
+from allranks.cli.progress import counted
 from allranks.model.errors import Exit, SetupError
 from allranks.report.rundir import LATEST
-from allranks.report.text import Style, render_findings, say
+from allranks.report.text import Style, count_of, render_findings, say
 
 if TYPE_CHECKING:
     from allranks.host.slurm import JobState
@@ -130,13 +131,15 @@ def cancel(jobs: tuple[str, ...], log_dir: Path) -> None:
 
 
 @click.command("list", context_settings=_BOTH_SPELLINGS)
+@click.option("--all", "is_all", is_flag=True, help="List all runs, not only the newest 20.")
 @log_dir_option
 @json_option
-def list_own(log_dir: Path, as_json: bool) -> None:
+def list_own(is_all: bool, log_dir: Path, as_json: bool) -> None:
     """List your pending and running jobs, and the newest runs in runs/.
 
     \b
     allranks list
+    allranks list --all
     allranks list --json
     """
     from allranks.host.slurm import list_jobs
@@ -158,7 +161,8 @@ def list_own(log_dir: Path, as_json: bool) -> None:
             raise
         say(f"cannot list SLURM jobs: {exc}")
     listed = {job.id for job in jobs}
-    runs = [read_run(path) for path in paths[:MAX_RUNS] if path.name not in listed]
+    shown = [path for path in (paths if is_all else paths[:MAX_RUNS]) if path.name not in listed]
+    runs = (read_run(path) for path in counted(shown, "runs read"))
     # A pending job, or one that SLURM has forgotten, may have left only its script.
     seen = [look_at_run(run) for run in runs if run.attempt is not None]
     if seen and no_slurm and (way or "not found" not in no_slurm):  # without SLURM's commands, nobody misses jobs
@@ -171,11 +175,9 @@ def list_own(log_dir: Path, as_json: bool) -> None:
     if not jobs and not seen:
         say(f"you have no pending or running job{no_slurm}, and {log_dir} has no run{way}")
         return
-    _print_table(
-        [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)]
-    )
-    if len(paths) > MAX_RUNS:
-        say(f"{log_dir} has {len(paths) - MAX_RUNS} older runs")
+    print_table([("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)])
+    if len(paths) > MAX_RUNS and not is_all:
+        say(f"{log_dir} has {count_of(len(paths) - MAX_RUNS, 'older run')}; to list them, too: allranks list --all")
 
 
 def _job_row(job: JobState) -> tuple[str, ...]:
@@ -197,7 +199,8 @@ def _run_row(run: LocalRun) -> tuple[str, ...]:
     return run.id, run.name or "-", run.state, str(run.num_nodes), "-", ", ".join(words) or run.nodes or "-"
 
 
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows of equal length, the first of which has the names of the columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -39,6 +39,7 @@ VERBS = {
     "logs": ("allranks.cli.follow", "logs", "Print the output of a job; follow it with -f."),
     "cancel": ("allranks.cli.follow", "cancel", "Cancel jobs."),
     "list": ("allranks.cli.follow", "list_own", "List your pending and running jobs, and the newest runs."),
+    "clean": ("allranks.cli.clean", "clean", "Delete old runs, after a look at what would go."),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is."),
     "why": ("allranks.cli.why", "why", "Explain a failed job from its logs, and name the culprit."),
     "export": ("allranks.cli.export", "export", "Write the weights of a checkpoint to one file, for inference."),

@@ -30,6 +30,7 @@ from allranks.cli.meant import (
     find_unfinished,
 )
 from allranks.cli.options import json_option
+from allranks.cli.progress import EVERY_S, SHOW_AFTER_S, ProgressLine
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.report.text import Style, one_line, render_findings, say
@@ -41,8 +42,6 @@ if TYPE_CHECKING:
     from allranks.why.logs.sources import Source
     from allranks.why.timeline import Row
 
-SHOW_PROGRESS_AFTER_S = 2.0
-PROGRESS_EVERY_S = 0.2
 MAX_PROBLEMS = 8
 WITHOUT_HYPERSCAN = (
     "hyperscan is not installed, so reading large logs takes many times as long; the findings are the same. "
@@ -285,7 +284,7 @@ def make_answer(
         proven = (each for each in findings if each.severity is not Severity.NOTE)
         findings = [each for each in proven if each.confidence is not Confidence.UNDECIDED]
     if not is_answer(findings):
-        is_quiet = bool(findings) and running is None  # no failure, and no progress either: the last lines may tell more
+        is_quiet = bool(findings) and running is None  # neither failure nor progress: the last lines may tell
         findings = findings[:1] if is_quiet else []
         clause, lines = last_words(logs)
         last = (clause, *map(tell_line, lines)) if lines else ("these logs are empty",)
@@ -348,30 +347,21 @@ def _is_packed(source: Source) -> bool:
 
 
 class _Progress:
-    """Progress on standard error, if it is a terminal and reading takes longer than SHOW_PROGRESS_AFTER_S."""
+    """Progress of reading, if it takes longer than SHOW_AFTER_S."""
 
     def __init__(self, total: int, *, is_packed: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.done = 0
         self._total = 0 if is_packed else total  # a packed size does not tell the unpacked size
-        self._clock = clock
-        self._is_terminal = sys.stderr.isatty()
-        self._next_s = clock() + SHOW_PROGRESS_AFTER_S
-        self._width = 0
+        self._clock, self._line = clock, ProgressLine()
+        self._next_s = clock() + SHOW_AFTER_S
+        self.clear = self._line.clear
 
     def add(self, count: int) -> None:
         self.done += count
-        if not self._is_terminal or (now := self._clock()) < self._next_s:
+        if not self._line.is_shown or (now := self._clock()) < self._next_s:
             return
-        self._next_s = now + PROGRESS_EVERY_S
+        self._next_s = now + EVERY_S
         text = f"allranks: {self.done / 1e9:.1f} GB read"
         if self.done <= self._total:
             text = f"allranks: {self.done / 1e9:.1f} of {self._total / 1e9:.1f} GB, {100 * self.done // self._total} %"
-        self._write(text)
-
-    def clear(self) -> None:
-        if self._width:
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        print("\r" + text.ljust(self._width), end="" if text else "\r", file=sys.stderr, flush=True)
-        self._width = len(text)
+        self._line.write(text)

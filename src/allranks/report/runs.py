@@ -28,6 +28,8 @@ _MARKS = (
     "attempt_*/*/env.json",
 )  # fmt: skip
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
+BEING_DELETED = ".deleting."
+"""How the name of a directory begins that `allranks clean` deletes."""
 _JOB_NAME = re.compile(r"^#SBATCH --job-name=(.+)$", re.MULTILINE)
 _JOB_OF_SLURM = re.compile(r"\d+([_+]\d+)?")
 
@@ -132,7 +134,8 @@ def find_run(text: str, log_dir: Path) -> Run | None:
 def list_runs(log_dir: Path) -> list[Path]:
     """Return the directories of all runs below a directory, the newest first."""
     try:
-        found = [path for path in log_dir.iterdir() if not path.is_symlink() and is_run(path)]
+        there = (path for path in log_dir.iterdir() if not path.name.startswith(BEING_DELETED))
+        found = [path for path in there if not path.is_symlink() and is_run(path)]
         return sorted(found, key=lambda path: (_begin_of(path), path.name), reverse=True)
     except OSError:
         return []
