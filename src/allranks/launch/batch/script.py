@@ -25,7 +25,10 @@ _SIZE = "a number with K, M, G or T, for example 64G"
 _GPUS = "a number, or TYPE:NUMBER, for example 4 or a100:4"
 FORMS = {
     "time": (rf"{SLURM_TIME}|-1|(?i:UNLIMITED|INFINITE)", _TIME),
-    "nodes": (r"[1-9]\d*[kKmM]?(?:-[1-9]\d*[kKmM]?)?|\d+[\d,:-]*", "a number, or MIN-MAX, for example 6 or 4-6"),
+    "nodes": (
+        r"[1-9]\d*[kKmM]?(?:-[1-9]\d*[kKmM]?)?|[1-9]\d*(?:[-,:]\d+)+",
+        "a number, or MIN-MAX, for example 6 or 4-6",
+    ),
     "mem": (r"\d+(?:\.\d+)?(?:[KMGT]i?B?|[kmgt])?", _SIZE),
     "gpus": (r"(?:[^\s,:=]+:)?\d+(?:,(?:[^\s,:=]+:)?\d+)*", _GPUS),
     "gpus_per_node": (r"(?:[^\s,:=]+:)?\d+(?:,(?:[^\s,:=]+:)?\d+)*", _GPUS),
