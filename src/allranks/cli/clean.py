@@ -53,7 +53,8 @@ def clean(
     going = [run for run in chosen if not run.kept]
     if not as_json:
         _show(chosen, contents, log_dir)
-    if going and not is_sure and not as_json and sys.stdin.isatty():
+    is_asked = bool(going) and not is_sure and not as_json and sys.stdin.isatty()
+    if is_asked:
         is_sure = click.confirm(f"Delete {count_of(len(going), 'run')}?", err=True)
     deleted, failed = set[str](), dict[str, str]()
     if is_sure:
@@ -71,7 +72,7 @@ def clean(
         freed = sum(contents[name].size_bytes for name in deleted)
         say(f"{count_of(len(deleted), 'run')} deleted, {show_size(freed)}")
     elif going:
-        say("nothing was deleted; to delete these runs, add --yes")
+        say("nothing was deleted" + ("" if is_asked else "; to delete these runs, add --yes"))
     for text in failed.values():
         say(f"not deleted: {text}")
     return Exit.UNKNOWN if failed else Exit.OK
@@ -102,7 +103,7 @@ def _content_of(run: Candidate) -> Content:
 
 def _show(chosen: list[Candidate], contents: dict[str, Content], log_dir: Path) -> None:
     if not chosen:
-        say(f"{log_dir} has no such run")
+        say(f"nothing to delete in {log_dir}")
         return
     rows = [("RUN", "NAME", "STATE", "ENDED", "SIZE", "CHECKPOINT", "WHAT")]
     for run in chosen:
