@@ -142,6 +142,35 @@ def test_a_job_of_slurm_whose_agents_left_no_verdict_says_so(
     assert ("the job is NODE_FAIL in SLURM, and its agents ended without a verdict; last alive" in answer) is is_lost
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"signal": 9, "oom_kills": 1, "is_oom": True}, "SIGKILL, out of memory"),
+        ({"signal": 9, "oom_kills": 2, "is_oom": False}, "SIGKILL (2 out-of-memory kills there since it began)"),
+        ({"signal": 11, "oom_kills": 0}, "SIGSEGV"),
+        ({"signal": None, "oom_kills": 0}, "a signal"),
+    ],
+)
+@pytest.mark.parametrize("seen_from", ["node03", "login1"])
+def test_what_the_process_beside_the_agent_has_seen_is_told_from_everywhere(
+    fields: dict[str, object], words: str, seen_from: str, run_dir: RunDir, tell: Tell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir.add_event("agent_ended", node="node02", signal=15)  # of another node: the job went on
+    run_dir.add_event("agent_ended", node="node03", pid=4194305, **fields)
+    monkeypatch.setenv("SLURMD_NODENAME", seen_from)
+    agent = f"its agent (process 4194305 on node03) was killed by {words}, and left no verdict"
+    assert f"LOST: {agent}; to see more: " in tell("status").out
+    assert f"  {agent}; last alive " in tell("why").out
+
+
+def test_an_agent_that_was_succeeded_ends_no_run(run_dir: RunDir, tell: Tell) -> None:
+    run_dir.add_event("agent_ended", node="node03", pid=4194305, signal=9)
+    run_dir.add_event("took_over", leader="node04", generation=0, after="node03")
+    assert "UNKNOWN: it has no verdict yet" in tell("status").out
+    run_dir.add_event("agent_ended", node="node04", pid=7, signal=9)
+    assert "LOST: its agent (node04) was killed by SIGKILL, and left no verdict" in tell("status").out
+
+
 def test_the_job_of_another_leader_is_not_lost_with_the_first_ones_agent(run_dir: RunDir, tell: Tell) -> None:
     run_dir.add_event("took_over", leader="node04", generation=0, after="node03")
     assert "UNKNOWN: it has no verdict yet" in tell("status").out

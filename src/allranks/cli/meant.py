@@ -149,7 +149,8 @@ def find_unfinished(targets: Sequence[str]) -> Unfinished:
         failed = next((state.state for state in states if state.is_finished and state.state != "COMPLETED"), None)
         if failed and run is not None and run.attempt is not None:
             how = f"the job is {failed} in SLURM, and its agents ended without a verdict"
-            return Unfinished(lost=_judge(run, how, Confidence.UNDECIDED))
+            how += f"; that on {run.leader} was killed by {run.killed}" if run.killed else ""
+            return Unfinished(lost=_judge(run, how, Confidence.CERTAIN if run.killed else Confidence.UNDECIDED))
     return Unfinished()
 
 

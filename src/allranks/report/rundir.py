@@ -46,14 +46,14 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 _OWN_FILES = (
-    re.compile(r"attempt_\d+/(?:events\.jsonl|roll_call\.json|verdict\.json)"),
+    re.compile(r"attempt_\d+/(?:events\.jsonl|roll_call\.json|verdict\.json|exit_code)"),
     re.compile(r"attempt_\d+/[^/]+/(?:env\.json|verdict\.json|members|growth)"),
     re.compile(r"[^/]+/(?:secret|leader\.json|culprits\.json|submission\.sh)"),
 )
 
 _OWN_NAMES = frozenset((
     "events.jsonl", "roll_call.json", "verdict.json", "env.json", "members", "growth", "secret", "leader.json",
-    "culprits.json", "submission.sh",
+    "culprits.json", "submission.sh", "exit_code",
 ))  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import re
 import shlex
+import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.report.history import Restart, list_restarts
 from allranks.report.rundir import LATEST, as_file_name
+from allranks.report.text import count_of
 
 _MARKS = (
     "submission.sh", "leader.json", "attempt_*/events.jsonl", "attempt_*/roll_call.json", "attempt_*/verdict.json",
@@ -51,6 +53,10 @@ class Run:
     """In the order of the ranks; the first node has the leader."""
     pid: int | None = None
     """Process id of the leader's agent, on the first node; None if another agent leads since."""
+    leader: str = ""
+    """The node whose agent leads, or led last."""
+    killed: str = ""
+    """How the leader's agent was killed, if the process beside it has seen that: `SIGKILL, out of memory`."""
     restarts: tuple[Restart, ...] = ()
     max_restarts: int | None = None
     interrupted_by: int | None = None
@@ -154,7 +160,7 @@ def read_run(path: Path) -> Run:
         return Run(id=path.name, path=path, job_name=job_name)
     events = _read_events(attempts[-1] / "events.jsonl")
     started: Mapping[str, Any] = next((each for each in events if each.get("event") == "started"), {})
-    is_led_elsewhere = any(each.get("event") == "took_over" for each in events)
+    leader, killed = _find_leader(events)
     verdict = read_verdict(attempts[-1] / "verdict.json")
     return Run(
         id=path.name,
@@ -164,7 +170,9 @@ def read_run(path: Path) -> Run:
         command=tuple(started.get("command", ())),
         cwd=started.get("cwd", ""),
         nodes=tuple(started.get("members", ())) or _read_nodes(attempts[-1]),
-        pid=None if is_led_elsewhere else started.get("pid"),
+        pid=started.get("pid") if leader == next(iter(started.get("members", ())), "") else None,
+        leader=leader,
+        killed=killed,
         restarts=list_restarts(events),
         max_restarts=started.get("max_restarts"),
         interrupted_by=next((each.get("signum") for each in events if each.get("event") == "interrupted"), None),
@@ -203,6 +211,29 @@ def _read_job_name(submission: Path) -> str:
         return shlex.split(found[1])[0] if found else ""
     except (OSError, ValueError, IndexError):
         return ""
+
+
+def _find_leader(events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return which node's agent led last, and how it was killed; empty if it was not, or nobody has seen that."""
+    leader = killed = ""
+    for event in events:
+        match event:
+            case {"event": "started", "members": [first, *_]}:
+                leader, killed = first, ""
+            case {"event": "took_over", "leader": successor}:
+                leader, killed = successor, ""
+            case {"event": "agent_ended", "node": node} if node == leader:
+                killed = _describe_kill(event)
+    return leader, killed
+
+
+def _describe_kill(event: Mapping[str, Any]) -> str:
+    number = event.get("signal")
+    name = signal.Signals(number).name if number in set(signal.Signals) else "a signal"
+    if event.get("is_oom"):
+        return f"{name}, out of memory"
+    kills = event.get("oom_kills")
+    return f"{name} ({count_of(kills, 'out-of-memory kill')} there since it began)" if kills else name
 
 
 def _read_nodes(attempt: Path) -> tuple[str, ...]:

@@ -187,7 +187,7 @@ def judge_lost(run: Run, *, how: str, confidence: Confidence, words: Sequence[La
         how, confidence = f"the job was ended from outside, by {name}; {how}", _sure_of(name)
     else:
         cause = find_cause("node-failure")
-    node = run.nodes[0] if run.nodes else "that node"
+    node = run.leader or next(iter(run.nodes), "that node")
     return Finding(
         cause=cause.label(),
         severity=Severity.FAIL,

@@ -44,6 +44,10 @@ class LocalRun(JobState):
     max_restarts: int | None = None
     last_alive: str = ""
     """When it was last alive, if it has no verdict."""
+    leader: str = ""
+    """The node whose agent led last."""
+    killed: str = ""
+    """How that agent was killed, if the process beside it has seen that."""
     is_host_younger: bool = False
     """Whether this machine has been restarted since the run began."""
 
@@ -73,6 +77,8 @@ def look_at_run(run: Run) -> LocalRun:
         cause=cause,
         pid=run.pid,
         run_dir=str(run.path),
+        leader=run.leader,
+        killed=run.killed,
         worker_restarts=run.restarts,
         max_restarts=run.max_restarts,
         last_alive="" if verdict or run.attempt is None else show_time(last_alive(run.attempt_path)),
@@ -82,7 +88,10 @@ def look_at_run(run: Run) -> LocalRun:
 
 def describe_lost(run: LocalRun) -> str:
     """Return how a run that is LOST ended, in a clause."""
-    agent = f"its agent (process {run.pid} on {run.nodes})"
+    process = f"process {run.pid} on " if run.pid is not None else ""
+    agent = f"its agent ({process}{run.leader or run.nodes})"
+    if run.killed:
+        return f"{agent} was killed by {run.killed}, and left no verdict"
     if run.is_host_younger:
         return f"the machine {run.nodes} was restarted while {agent} ran"
     return f"{agent} was killed: it is gone without a verdict, while the machine stayed up"
@@ -128,6 +137,8 @@ def note_cancel(run_dir: Path) -> None:
 def _state_of(run: Run) -> str:
     if run.verdict is not None:
         return "COMPLETED" if run.verdict.exit_code == 0 else "CANCELLED" if run.verdict.ended_by else "FAILED"
+    if run.killed:
+        return "LOST"
     if run.pid is None or not _is_here(run):
         return "UNKNOWN"
     return "RUNNING" if _is_agent(run.pid, run.started_s or 0.0) else "LOST"
