@@ -163,6 +163,16 @@ def test_what_the_process_beside_the_agent_has_seen_is_told_from_everywhere(
     assert f"  {agent}; last alive " in tell("why").out
 
 
+def test_the_newest_attempt_counts_also_where_an_older_one_has_a_verdict(run_dir: RunDir, tell: Tell) -> None:
+    before = Finding(cause="AR590 user-code-error", severity=Severity.FAIL, confidence=Confidence.CERTAIN, message="x")
+    run_dir.write_verdict(Verdict(job=RUN, attempt=0, exit_code=1, findings=(before,)), node="node03")
+    begin(run_dir)  # attempt 1, whose agent was killed
+    assert "LOST: its agent" in tell("status").out
+    answer = tell("why").out
+    assert answer.startswith("✗ AR012 node-failure   node03")
+    assert "AR590" in tell("why", "--all").out
+
+
 def test_an_agent_that_was_succeeded_ends_no_run(run_dir: RunDir, tell: Tell) -> None:
     run_dir.add_event("agent_ended", node="node03", pid=4194305, signal=9)
     run_dir.add_event("took_over", leader="node04", generation=0, after="node03")

@@ -313,12 +313,11 @@ def test_the_plan_and_the_workers_environment_say_the_same_size(
     [
         ("echo hi\n", "x.sh: it has no #! line, so the kernel cannot start it; begin it with #!/bin/bash, or another "),
         ("", "x.sh: it is empty; begin it with #!/bin/bash, or another interpreter's path"),
-        ("#!/nope/bash\n", "x.sh: the interpreter in its #! line, '/nope/bash', is not on this machine\n"),
         (
             "#!/bin/sh\r\necho hi\r\n",
-            "x.sh: the interpreter in its #! line, '/bin/sh\\r', is not on this machine; its lines end with CR LF, as "
-            "on Windows: run dos2unix on it\n",
+            "x.sh: its lines end with CR LF, as on Windows, and so does the name in its #! line\n",
         ),
+        ("#!/nope/bash\n", ""),  # other nodes may have it
         ("#! /usr/bin/env  bash\n", ""),
         ("\x7fELF\0", ""),
     ],

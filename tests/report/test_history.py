@@ -40,6 +40,7 @@ KNOWN = {"lost_s": 72.4, "is_tracked": True}
             "3 of 3 restarts used (AR407, rank 2, 2 times; AR012, node03, 3:37 lost)",
         ),
         ([again(1, **KNOWN)], 3, "1 restart (more nodes, 1:12 lost)"),
+        ([{"event": "restarting", "generation": "one"}, {"event": 7}, {}], 3, ""),
         ([again(1, **KNOWN)], 1, "1 restart (more nodes, 1:12 lost)"),  # it costs none of the allowed ones
         (
             [line for n in range(5) for line in (verdict("AR407 dead-rank", ranks=[n]), again(n + 1, lost_s=2000))],

@@ -142,6 +142,8 @@ def find_unfinished(targets: Sequence[str]) -> Unfinished:
     elif is_job_id(targets[0]):
         job = targets[0].partition(".")[0]
         run = read_run(RUNS / as_file_name(job)) if is_run(RUNS / as_file_name(job)) else None
+        if run is not None and run.verdict is not None:
+            return Unfinished()
     with contextlib.suppress(AllranksError):
         states = find_jobs(job) if job else ()
         if any(state.state == "RUNNING" for state in states):

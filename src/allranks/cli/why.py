@@ -104,8 +104,8 @@ def why(
         problems,
         verdict=verdict,
         job=job,
-        restarts=find_restarts(targets) if verdict else "",
-        unfinished=Unfinished() if verdict else find_unfinished(targets),
+        restarts=find_restarts(targets),
+        unfinished=find_unfinished(targets),  # an older attempt may have a verdict
         is_all=is_all,
         with_timeline=with_timeline,
     )

@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -51,7 +52,8 @@ def list_restarts(events: Iterable[Mapping[str, Any]]) -> tuple[Restart, ...]:
             fault = {"cause": event.get("cause", ""), "node": event.get("node"), "ranks": event.get("ranks", ())}
         elif event.get("event") == "restarting":
             told = {name: event[name] for name in ("generation", "lost_s", "is_tracked", "checkpoint") if name in event}
-            restarts.append(msgspec.convert(fault | told, Restart))
+            with contextlib.suppress(msgspec.ValidationError):  # of a version that writes it otherwise
+                restarts.append(msgspec.convert(fault | told, Restart))
             fault = {}
     return tuple(restarts)
 
