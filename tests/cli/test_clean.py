@@ -15,7 +15,6 @@ from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
 from allranks.report.runs import BEING_DELETED, list_runs
-from cli.test_run_ends import begin
 from conftest import Tell
 from fake_slurm import FakeSlurm, fake_slurm  # noqa: F401  (a fixture)
 
@@ -27,7 +26,10 @@ LINE = "{}\x1fRUNNING\x1fNone\x1f2\x1fn[1-2]\x1fmain\x1fada\x1fs\x1fN/A\x1f2:00\
 def leave(folder: Path, name: str, *, days: float, exit_code: int | None = 0, node: str = "node03") -> RunDir:
     """A run that ended, or was last alive, so many days ago."""
     run_dir = RunDir(folder / "runs", name)
-    begin(run_dir, node)
+    run_dir.create()
+    run_dir.create_attempt(None)
+    run_dir.add_event("started", generation=0, command=["python", "train.py"], members=[node], pid=4194305)
+    (run_dir.create_node(node) / "rank_0.out").write_text("step 120\n")
     if exit_code is not None:
         run_dir.write_verdict(Verdict(job=name, attempt=0, exit_code=exit_code), node=node)
     then_s = time.time() - days * DAY_S
