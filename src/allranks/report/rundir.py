@@ -45,16 +45,13 @@ WRITE_S = 2.0
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-_OWN_FILES = (
-    re.compile(r"attempt_\d+/(?:events\.jsonl|roll_call\.json|verdict\.json|exit_code)"),
-    re.compile(r"attempt_\d+/[^/]+/(?:env\.json|verdict\.json|members|growth)"),
-    re.compile(r"[^/]+/(?:secret|leader\.json|culprits\.json|submission\.sh)"),
-)
-
-_OWN_NAMES = frozenset((
-    "events.jsonl", "roll_call.json", "verdict.json", "env.json", "members", "growth", "secret", "leader.json",
-    "culprits.json", "submission.sh", "exit_code",
+_OF_ATTEMPT = frozenset((
+    "events.jsonl", "roll_call.json", "verdict.json", "exit_code", "requeued", "hosts", "lost_hosts", "driver.jsonl",
 ))  # fmt: skip
+_OF_NODE = frozenset(("env.json", "verdict.json", "members", "growth"))
+_OF_RUN = frozenset(("secret", "leader.json", "culprits.json", "submission.sh", "preempted"))
+_OWN = _OF_ATTEMPT | _OF_NODE | _OF_RUN
+"""Files in which the state of a run is kept, by the directory that has them; horovod/run.py writes some of them."""
 
 
 def is_own_file(path: Path) -> bool:
@@ -63,12 +60,14 @@ def is_own_file(path: Path) -> bool:
     >>> is_own_file(Path("runs/7/attempt_0/events.jsonl")), is_own_file(Path("runs/7/attempt_0/n1/rank_0.err"))
     (True, False)
     """
-    if path.name not in _OWN_NAMES:
+    name = path.name
+    if name not in _OWN:
         return False
-    where = path.absolute()
-    known = [pattern for pattern in _OWN_FILES if re.search(rf"/{pattern.pattern}$", where.as_posix())]
-    # Those beside the attempts have names that others may have, too.
-    return any(pattern is not _OWN_FILES[-1] or next(where.parent.glob("attempt_*"), None) for pattern in known)
+    folder = path.absolute().parent
+    is_of_attempt = name in _OF_ATTEMPT and re.fullmatch(r"attempt_\d+", folder.name)
+    is_of_node = name in _OF_NODE and re.fullmatch(r"attempt_\d+", folder.parent.name)
+    is_of_run = name in _OF_RUN and next(folder.glob("attempt_*"), None)  # others may have such names, too
+    return bool(is_of_attempt or is_of_node or is_of_run)
 
 
 def is_secret_name(name: str) -> bool:
