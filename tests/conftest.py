@@ -15,7 +15,7 @@ import textwrap
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -97,6 +97,35 @@ def allranks(tmp_path: Path) -> Allranks:
             timeout=max(timeout_s, HANG_S),
             check=False,
         )
+
+    return run
+
+
+class Told(NamedTuple):
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Tell = Callable[..., Told]
+
+
+@pytest.fixture
+def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tell:
+    """Run `allranks` in `tmp_path`, in this process: most verbs need no interpreter of their own to be tested."""
+    from allranks.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ALLRANKS_LAB_DIR", "/nowhere")
+
+    def run(*words: str) -> Told:
+        monkeypatch.setattr("sys.argv", ["allranks", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        said = capsys.readouterr()
+        return Told(int(ended.value.code or 0), said.out, said.err)
 
     return run
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +15,7 @@ from allranks.cli.run import UNUSED_WITH_VALUE, UNUSED_WITHOUT_VALUE, run
 from allranks.launch.plan import Request
 from allranks.model.errors import UsageError
 from allranks.wire.leader import Hint
-from conftest import Allranks
+from conftest import Allranks, Tell, Told
 
 COMMAND = ("train.py", "--lr", "3e-4")
 
@@ -265,3 +266,77 @@ def test_the_list_of_flags_is_that_of_the_torch_that_is_here():
     theirs = {spelling: is_switch for spelling, is_switch in theirs.items() if spelling not in ("-h", "--help")}
     assert set(theirs) <= set(our_options())
     assert {spelling for spelling in theirs if theirs[spelling]} == TORCHRUN_SWITCHES & set(theirs)
+
+
+def dry_run(tell: Tell, *words: str) -> Told:
+    """What `run` says before it would start; no roll call, no worker."""
+    return tell("run", "--dry-run", *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("train.py", "--nproc-per-node", "2"), "--nproc-per-node"),
+        (("train.py", "--lr", "1", "--nproc_per_node=2"), "--nproc_per_node"),
+        (("train.py", "--hang-timeout", "5m"), "--hang-timeout"),
+        (("train.py", "--no-standby"), "--no-standby"),
+        (("--nproc-per-node", "1", "train.py", "--nproc-per-node", "2"), ""),  # meant for both
+        (("train.py", "--backend", "nccl", "--log-dir", "x", "--lr", "1"), ""),  # the script's own, as it may be
+    ],
+)
+def test_a_flag_behind_the_script_goes_to_the_script_and_that_is_said(
+    words: tuple[str, ...], said: str, tell: Tell, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    told = dry_run(tell, *words)
+    line = f"allranks: {said} stands behind the script, which gets it; for allranks run, write it before the script\n"
+    assert (told.code, told.err) == (0, line if said else "")
+
+
+def test_render_says_so_of_its_own_flags(tell: Tell) -> None:
+    told = tell("render", "train.py", "--nodes", "2")
+    assert told.err.startswith("allranks: --nodes stands behind the script, which gets it; for allranks render, ")
+    assert "train.py --nodes 2\n" in told.out
+
+
+@pytest.mark.parametrize(("words", "size"), [((), "1"), (("--nproc-per-node", "2"), "2")])
+def test_the_plan_and_the_workers_environment_say_the_same_size(
+    words: tuple[str, ...], size: str, tell: Tell, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    rows = [line.split() for line in dry_run(tell, *words, "train.py").out.splitlines()]
+    assert [row[1] for row in rows if row[:1] in (["world_size"], ["WORLD_SIZE"])] == [size, size]
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("echo hi\n", "x.sh: it has no #! line, so the kernel cannot start it; begin it with #!/bin/bash, or another "),
+        ("", "x.sh: it is empty; begin it with #!/bin/bash, or another interpreter's path"),
+        (
+            "#!/bin/sh\r\necho hi\r\n",
+            "x.sh: its lines end with CR LF, as on Windows, and so does the name in its #! line\n",
+        ),
+        ("#!/nope/bash\n", ""),  # other nodes may have it
+        ("#! /usr/bin/env  bash\n", ""),
+        ("\x7fELF\0", ""),
+    ],
+)
+def test_a_program_that_the_kernel_cannot_start_is_a_usage_error(
+    text: str, error: str, tell: Tell, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.sh"
+    path.write_text(text, newline="")
+    path.chmod(0o755)
+    told = dry_run(tell, "--no-python", "./x.sh")
+    assert told.code == (2 if error else 0)
+    assert told.err.startswith(f"error: {error}" if error else "")
+
+
+def test_a_directory_that_python_cannot_run_is_a_usage_error(tell: Tell, tmp_path: Path) -> None:
+    (tmp_path / "pkg").mkdir()
+    told = dry_run(tell, "pkg")
+    words = "error: pkg: this directory has no __main__.py, which Python would run; name the script in it\n"
+    assert (told.code, told.out, told.err) == (2, "", words)
+    (tmp_path / "pkg/__main__.py").touch()
+    assert dry_run(tell, "pkg").code == 0

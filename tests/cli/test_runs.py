@@ -266,7 +266,12 @@ def test_list_says_once_that_the_controller_does_not_answer(runs: Path, slurm: F
     ("exit_code", "node", "state", "line"),
     [
         (143, "node07", "CANCELLED", "CANCELLED, exit code 143 on 1 node (node07), ended "),
-        (None, "node07", "LOST", "LOST: its agent, process 4194305 on 1 node (node07), ended without a verdict"),
+        (
+            None,
+            "node07",
+            "LOST",
+            "LOST: its agent (process 4194305 on node07) was killed: it is gone without a verdict",
+        ),
         (None, "node08", "UNKNOWN", "UNKNOWN: it has no verdict yet, and its agent on 1 node (node08) is not visible"),
     ],
 )

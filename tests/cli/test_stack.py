@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 from allranks.host.process import read_environment
-from conftest import Allranks, allranks_command, clean_env, wait_until
+from allranks.model.finding import Verdict
+from allranks.report.rundir import RunDir
+from conftest import Allranks, Tell, allranks_command, clean_env, wait_until
 from fake_slurm import show_job
 
 SRUN = """\
@@ -185,7 +187,31 @@ def test_without_slurm_it_says_what_to_do(allranks: Allranks, tmp_path: Path) ->
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["runs/gone"], ["1", "2"], ["--pid"], ["--pid", "x"]])
+@pytest.mark.parametrize("name", ["nonsense", "runs/gone"])
+def test_a_name_that_is_no_job_is_looked_for_among_the_runs(tell: Tell, name: str) -> None:
+    told = tell("stack", name)
+    assert (told.code, told.out) == (2, "")
+    assert told.err.startswith(f"error: JOB {name!r}: no such run in runs; expected the id of a run")
+
+
+@pytest.mark.parametrize("verb", ["stack", "logs", "status"])
+def test_without_a_job_the_newest_run_is_meant(tell: Tell, verb: str) -> None:
+    assert tell(verb) == (2, "", "error: latest: there is no run in runs yet\n")
+    run_dir = RunDir(Path("runs"), "20261123-040000-42")
+    run_dir.create()
+    run_dir.create_attempt(None)
+    run_dir.write_verdict(Verdict(job=run_dir.path.name, attempt=0, exit_code=0), node="n")
+    (run_dir.node_path("n") / "rank_0.out").write_text("hello\n")
+    expected = {
+        "stack": f"error: run {run_dir.path.name} has ended; to see what happened: allranks why {run_dir.path.name}\n",
+        "logs": "[n r0] hello\n",
+        "status": f"run {run_dir.path.name}   COMPLETED, exit code 0",
+    }[verb]
+    told = tell(verb)
+    assert (told.out + told.err).startswith(expected)
+
+
+@pytest.mark.parametrize("arguments", [["1", "2"], ["--pid"], ["--pid", "x"]])
 def test_arguments_that_make_no_sense_are_refused(allranks: Allranks, arguments: list[str]) -> None:
     result = allranks("stack", *arguments)
     assert result.returncode == 2

@@ -299,3 +299,32 @@ def test_a_warning_for_the_script_alone_is_handed_on_and_srun_s_own_exit_code_is
 )
 def test_only_what_the_script_alone_gets_is_handed_on(given: str, expected: str) -> None:
     assert SbatchOptions(signal=given).handed_on == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        (
+            "time",
+            ["90", "0", "1:30", "02:00:00", "1-12", "1-12:30:00", "-1", "UNLIMITED"],
+            ["99x", "2h", "1-", "", "1 2"],
+        ),
+        ("nodes", ["1", "4-6", "1k", "1,3-5"], ["x", "0", "-1", "4-", "2.5"]),
+        ("mem", ["0", "64G", "64000", "1.5T", "64GB"], ["10Q", "G", "-1", "64 G"]),
+        ("gpus", ["4", "a100:4", "a100:2,v100:2"], ["a100:", "-1", "4 x"]),
+        ("gpus_per_node", ["8"], ["h100=8"]),
+        ("cpus_per_task", [1, 64], [0, -2]),
+        ("array", ["0-9", "0-9%2", "1,3,5-9:2", "7"], ["1-", "a", "%2", "0-9%"]),
+        ("signal", ["USR1@120", "B:USR1@60", "10@30", "TERM", "RB:USR2"], ["USR1@", "@60", "USR1@1m"]),
+        ("open_mode", ["append", "truncate"], ["a+"]),
+    ],
+)
+def test_values_that_sbatch_would_refuse_are_told_from_others_without_it(
+    name: str, good: list[object], bad: list[object]
+) -> None:
+    for value in good:
+        text = render_sbatch(SbatchOptions(**{name: value}), ["true"])  # type: ignore[arg-type]
+        assert f"#SBATCH --{name.replace('_', '-')}={value}\n" in text
+    for value in bad:
+        with pytest.raises(UsageError, match=f"^--{name.replace('_', '-')}.*: expected "):
+            render_sbatch(SbatchOptions(**{name: value}), ["true"])  # type: ignore[arg-type]

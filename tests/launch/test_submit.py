@@ -14,7 +14,7 @@ import pytest
 from allranks.launch.batch.script import SbatchOptions
 from allranks.launch.batch.submit import expand_pattern
 from allranks.model.finding import Verdict
-from conftest import Allranks, allranks_command, clean_env
+from conftest import Allranks, Tell, allranks_command, clean_env
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 CANARY = "canary-4711-do-not-print"
@@ -171,11 +171,66 @@ def test_a_node_that_is_down_is_told_with_slurm_s_reason(slurm: FakeSlurm, allra
 def test_a_job_that_will_never_start_is_told_so(slurm: FakeSlurm, allranks: Allranks) -> None:
     slurm.answer("sbatch", "--test-only", err="allocation failure: Requested nodes are busy\n", code=1)
     slurm.answer("scontrol", out=show_job(state="PENDING", reason="PartitionNodeLimit", nodes=""))
-    result = allranks("submit", "--nodes", "7", "train.py")
+    result = allranks("submit", "--nodes", "2", "--wait", "train.py")
+    assert result.returncode == 78
     assert result.stderr == (
         "allranks: job 12 cannot start: it requests more nodes than its partition allows or has in service "
         "(PartitionNodeLimit); to remove it: allranks cancel 12\n"
     )
+
+
+NOT_AVAILABLE = "allocation failure: Requested node configuration is not available\n"
+SIX = "".join(f"n{at}\x1fidle\x1fnone\x1f{name}\x1f(null)\n" for name in ("main*", "big") for at in range(6))
+MORE = "".join(f"m{at}\x1fdown*\x1fnone\x1fbig\x1f(null)\n" for at in range(3))
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("--nodes", "9"), "--nodes 9: partition main has 6 nodes; nothing was submitted"),
+        (("--nodes", "10-12", "--partition", "big"), "--nodes 10-12: partition big has 9 nodes; nothing was submitted"),
+        (
+            ("--nodes", "10", "--partition", "main,big"),
+            "--nodes 10: partition main has 6 nodes, partition big has 9 nodes; nothing was submitted",
+        ),
+        (("--nodes", "6"), ""),
+        (("--nodes", "4-12"), ""),
+        (("--nodes", "9", "--partition", "main,big"), ""),  # three of them are down: it waits
+        (("--nodes", "9", "--partition", "unknown"), ""),  # SLURM itself decides
+    ],
+)
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)])
+def test_more_nodes_than_a_partition_has_are_refused_before_the_submission(
+    words: tuple[str, ...], error: str, dry: tuple[str, ...], slurm: FakeSlurm, tell: Tell, tmp_path: Path
+) -> None:
+    slurm.answer("sbatch", "--test-only", err=NOT_AVAILABLE, code=1)
+    slurm.answer("sinfo", out=SIX + MORE)
+    slurm.answer("scontrol", out=show_job(state="PENDING", reason="Resources", nodes=""))
+    told = tell("submit", *dry, *words, "train.py")
+    assert told.code == (2 if error else 0)
+    assert not error or told.err.splitlines()[-1] == f"error: {error}"
+    assert bool([call for call in slurm.calls("sbatch") if "--parsable" in str(call["argv"])]) is not (dry or error)
+
+
+def test_follow_prints_the_output_until_the_job_ends_with_its_exit_code(
+    slurm: FakeSlurm, tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allranks.launch.batch.logs.LAST_WORDS_S", 0.0)
+    (tmp_path / "slurm-12.out").write_text("[node01 r0] step 1\n[node01 r0] step 2")
+    slurm.answer("scontrol", out=show_job(state="FAILED", code="75:0", work=tmp_path))
+    told = tell("submit", "--nodes", "2", "--follow", "train.py")
+    assert told.code == 75
+    assert "\n[node01 r0] step 1\n[node01 r0] step 2" in told.out
+    assert "job 12   train   FAILED, exit code 75" in told.out
+    assert tell("submit", "--follow", "--json", "train.py").code == 2
+
+
+def test_follow_of_a_job_without_output_ends_with_its_exit_code(
+    slurm: FakeSlurm, tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allranks.launch.batch.logs.LAST_WORDS_S", 0.0)
+    slurm.answer("scontrol", out=show_job(state="CANCELLED", code="0:15", work=tmp_path))
+    assert tell("submit", "--nodes", "2", "-f", "train.py").code == 143
 
 
 def test_a_job_too_large_for_the_cluster_is_refused(slurm: FakeSlurm, allranks: Allranks) -> None:

@@ -14,14 +14,17 @@ from hypothesis import strategies as st
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
+from allranks.report import rundir
 from allranks.report.rundir import (
     EventWriter,
     RunDir,
+    SignOfLife,
     as_file_name,
     describe_command,
     is_secret_name,
     read_shared_members,
 )
+from conftest import wait_until
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,20 @@ from allranks.report.rundir import (
 )
 def test_nasty_names_become_safe_paths(name, path):
     assert as_file_name(name) == path
+
+
+def test_the_events_of_a_run_that_is_alive_are_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "ALIVE_S", 0.01)
+    run_dir = RunDir(tmp_path, "7")
+    run_dir.create()
+    run_dir.create_attempt(None)
+    run_dir.add_event("started")
+    events = run_dir.attempt_path / "events.jsonl"
+    os.utime(events, (0, 0))
+    alive = SignOfLife(run_dir)
+    wait_until(lambda: events.stat().st_mtime > 0, "a sign of life")
+    alive.end()
+    events.unlink()  # a file server that fails ends nothing
 
 
 @given(st.text())

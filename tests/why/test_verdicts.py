@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from allranks.cli.meant import Unfinished, find_unfinished
 from allranks.cli.why import make_answer
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.why.logs.collect import collect
@@ -178,7 +179,7 @@ def test_a_secret_in_a_printed_verdict_is_masked(findings: Why) -> None:
     assert "geheim" not in str(found)
 
 
-STARTED = '{"time_s": 1795457466.8, "event": "started", "generation": 0, "members": ["vm"]}\n'
+STARTED = '{"time_s": 1795457466.8, "event": "started", "generation": 0, "members": ["vm"], "pid": 4194305}\n'
 INTERRUPTED = '{"time_s": 1795457472.878, "event": "interrupted", "signum": 2, "node": "vm"}\n'
 KILLED_BY_HAND = (
     'Traceback (most recent call last):\n  File "/home/ada/train.py", line 7, in <module>\nKeyboardInterrupt\n'
@@ -203,8 +204,9 @@ def write_interrupted(folder: Path, *, events: str, exit_code: int | None) -> No
         (STARTED + INTERRUPTED, None, Confidence.CERTAIN),
         (STARTED, 130, Confidence.CERTAIN),
         (STARTED + INTERRUPTED.replace(" 2,", " 15,"), 143, Confidence.LIKELY),
+        (STARTED + INTERRUPTED.replace(" 2,", " 15,"), None, Confidence.LIKELY),
     ],
-    ids=["Ctrl-C", "Ctrl-C twice", "no events", "SIGTERM"],
+    ids=["Ctrl-C", "Ctrl-C, then killed", "no events", "SIGTERM", "SIGTERM, then killed"],
 )
 def test_an_interrupted_run_blames_nobody(
     tmp_path: Path,
@@ -213,11 +215,16 @@ def test_an_interrupted_run_blames_nobody(
     events: str,
     exit_code: int | None,
     confidence: Confidence,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write_interrupted(tmp_path / "runs/7", events=events, exit_code=exit_code)
-    sources, verdict = take_verdict(find_sources([str(tmp_path / "runs/7")]))
+    monkeypatch.setenv("SLURMD_NODENAME", "vm")
+    run = tmp_path / "runs/20261123-031500-7"
+    write_interrupted(run, events=events, exit_code=exit_code)
+    sources, verdict = take_verdict(find_sources([str(run)]))
     logs = collect(sources, patterns, matcher=matcher)
-    (found,) = make_answer(logs, (), (), verdict=verdict, is_all=True, with_timeline=False).findings
+    unfinished = Unfinished() if verdict else find_unfinished([str(run)])
+    answer = make_answer(logs, (), (), verdict=verdict, unfinished=unfinished, is_all=True, with_timeline=False)
+    (found,) = answer.findings
     assert (found.cause, found.confidence) == ("AR508 cancelled", confidence)
     assert (found.node, found.ranks, found.subject) == (None, (), None)
 

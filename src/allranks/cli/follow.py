@@ -8,16 +8,17 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.cli import complete
 from allranks.cli.context import command_in_lab
 from allranks.cli.options import json_option, log_dir_option
+from allranks.cli.progress import counted
 from allranks.model.errors import Exit, SetupError
 from allranks.report.rundir import LATEST
-from allranks.report.text import Style, render_findings, say
+from allranks.report.text import Style, count_of, render_findings, say
 
 if TYPE_CHECKING:
     from allranks.host.slurm import JobState
@@ -61,14 +62,17 @@ def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
 def show_reports(reports: Sequence[JobReport]) -> None:
     """Print the state of jobs, with their verdicts."""
     from allranks.launch.batch.follow import describe
+    from allranks.report.history import open_findings
 
     style = Style.of(sys.stdout)
     for report in reports:
         click.echo("\n".join(describe(report, now=datetime.now())))
-        if report.verdict is not None and report.verdict.findings:
-            click.echo("\n" + render_findings(report.verdict.findings, style) + "\n")
-        elif report.verdict is not None:
-            click.echo(f"  verdict   {_conclude(report.verdict)}, exit code {report.verdict.exit_code}")
+        verdict = report.verdict
+        findings = open_findings(verdict, report.worker_restarts) if verdict is not None else ()
+        if verdict is not None and (verdict.exit_code == 0 or not findings):
+            click.echo(f"  verdict   {_conclude(verdict)}, exit code {verdict.exit_code}")
+        if findings:
+            click.echo("\n" + render_findings(findings, style) + "\n")
 
 
 def _conclude(verdict: Verdict) -> str:
@@ -78,23 +82,34 @@ def _conclude(verdict: Verdict) -> str:
 
 
 @click.command("logs", context_settings=_BOTH_SPELLINGS)
-@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job ends.")
+@click.option("-f", "--follow", "is_followed", is_flag=True, help="Follow the output until the job ends.")
 @click.option(
-    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Print the files of this rank."
+    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Print only this rank; repeatable."
 )
+@click.option("--node", "nodes", multiple=True, metavar="NODE", help="Print only the ranks of this node; repeatable.")
+@click.option("--tail", type=click.IntRange(min=0), metavar="N", help="Print only the last N lines.")
+@click.option(
+    "--since", metavar="TIME", help="Skip lines before this time: 2026-03-25T10:00, 10:00, or 30m before the last line."
+)
+@click.option("--timestamps", "has_times", is_flag=True, help="Print the time before each line.")
 @log_dir_option
-@click.argument("job", shell_complete=complete.jobs)
-def logs(job: str, follow: bool, ranks: tuple[int, ...], log_dir: Path) -> None:
-    """Print the output of a job: of all ranks, or of some ranks.
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.argument("job", default=LATEST, metavar="[JOB | RUN]", shell_complete=complete.jobs)
+def logs(job: str, log_dir: Path, **wanted: Any) -> None:
+    """Print the output of a job: the lines of all ranks, or of some, in the order of their times.
 
     \b
+    allranks logs                                the newest job or run in runs/
     allranks logs -f 4711
-    allranks logs --rank 3 4711                  rank 3 of the newest attempt
-    allranks logs -f latest                      the newest run in runs/, or a run by its id: allranks list
-    """
-    from allranks.launch.batch.follow import find_job, show_logs
+    allranks logs --rank 3 --tail 50             the last 50 lines of rank 3 of the newest attempt
+    allranks logs --node node03 --since 10m --timestamps 4711
 
-    show_logs(find_job(job, log_dir=log_dir), log_dir=log_dir, ranks=ranks, is_followed=follow)
+    The agents record when each file grows, to 0.25 s; after many hours of output, to 10 s. Each node has its own clock.
+    """
+    from allranks.launch.batch.follow import find_job
+    from allranks.launch.batch.logs import Wanted, show_logs
+
+    show_logs(find_job(job, log_dir=log_dir), log_dir=log_dir, wanted=Wanted(**wanted))
 
 
 @click.command("cancel", context_settings=_BOTH_SPELLINGS)
@@ -116,13 +131,15 @@ def cancel(jobs: tuple[str, ...], log_dir: Path) -> None:
 
 
 @click.command("list", context_settings=_BOTH_SPELLINGS)
+@click.option("--all", "is_all", is_flag=True, help="List all runs, not only the newest 20.")
 @log_dir_option
 @json_option
-def list_own(log_dir: Path, as_json: bool) -> None:
+def list_own(is_all: bool, log_dir: Path, as_json: bool) -> None:
     """List your pending and running jobs, and the newest runs in runs/.
 
     \b
     allranks list
+    allranks list --all
     allranks list --json
     """
     from allranks.host.slurm import list_jobs
@@ -144,7 +161,8 @@ def list_own(log_dir: Path, as_json: bool) -> None:
             raise
         say(f"cannot list SLURM jobs: {exc}")
     listed = {job.id for job in jobs}
-    runs = [read_run(path) for path in paths[:MAX_RUNS] if path.name not in listed]
+    shown = [path for path in (paths if is_all else paths[:MAX_RUNS]) if path.name not in listed]
+    runs = (read_run(path) for path in counted(shown, "runs read"))
     # A pending job, or one that SLURM has forgotten, may have left only its script.
     seen = [look_at_run(run) for run in runs if run.attempt is not None]
     if seen and no_slurm and (way or "not found" not in no_slurm):  # without SLURM's commands, nobody misses jobs
@@ -157,11 +175,9 @@ def list_own(log_dir: Path, as_json: bool) -> None:
     if not jobs and not seen:
         say(f"you have no pending or running job{no_slurm}, and {log_dir} has no run{way}")
         return
-    _print_table(
-        [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)]
-    )
-    if len(paths) > MAX_RUNS:
-        say(f"{log_dir} has {len(paths) - MAX_RUNS} older runs")
+    print_table([("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)])
+    if len(paths) > MAX_RUNS and not is_all:
+        say(f"{log_dir} has {count_of(len(paths) - MAX_RUNS, 'older run')}; to list them, too: allranks list --all")
 
 
 def _job_row(job: JobState) -> tuple[str, ...]:
@@ -173,13 +189,18 @@ def _job_row(job: JobState) -> tuple[str, ...]:
 
 
 def _run_row(run: LocalRun) -> tuple[str, ...]:
+    from allranks.report.history import describe_restarts
+
     words = [f"exit code {run.exit_code}"] if run.exit_code else []
     words += [run.cause] if run.cause else []
+    words += filter(None, [describe_restarts(run.worker_restarts, allowed=run.max_restarts)])
+    words += [f"last alive {run.last_alive}"] if run.state in ("LOST", "UNKNOWN") and run.last_alive else []
     words += [f"ended {run.end}"] if run.end else []
     return run.id, run.name or "-", run.state, str(run.num_nodes), "-", ", ".join(words) or run.nodes or "-"
 
 
-def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+def print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    """Print rows of equal length, the first of which has the names of the columns."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

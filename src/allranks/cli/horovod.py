@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from allranks.cli.options import cluster_option, log_dir_option, timeout_option
+from allranks.cli.options import cluster_option, log_dir_option, note_misplaced, timeout_option
 from allranks.model.errors import UsageError
 
 DEFAULT_TIMEOUT_S = 600
@@ -83,6 +83,7 @@ def horovod(
     from allranks.report.rundir import RunDir
     from allranks.report.text import Style, render_findings, say
 
+    note_misplaced(command[1:])
     job_id, nodes = os.environ.get("SLURM_JOB_ID"), os.environ.get("SLURM_JOB_NODELIST")
     if not job_id or not nodes:
         raise UsageError(

@@ -19,7 +19,7 @@ import click
 
 from allranks.cli import complete
 from allranks.cli.context import load_cluster
-from allranks.cli.options import json_option
+from allranks.cli.options import json_option, note_misplaced
 from allranks.cli.request import REQUEST_FLAGS, make_request, parse_nnodes
 from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
@@ -136,10 +136,11 @@ def render(**flags: Any) -> None:
 @_job_options
 @click.option("--dry-run", is_flag=True, help="Print the script and let SLURM test it; submit nothing.")
 @click.option("-W", "--wait", "is_waiting", is_flag=True, help="Wait for the job to end, and exit with its exit code.")
+@click.option("-f", "--follow", "is_followed", is_flag=True, help="As --wait, and print the job's output meanwhile.")
 @json_option
 @click.argument("script", shell_complete=complete.paths)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete.paths)
-def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
+def submit(dry_run: bool, is_waiting: bool, is_followed: bool, as_json: bool, **flags: Any) -> int:
     """Render the batch script, check it, submit it, and print how to follow the job.
 
     \b
@@ -148,11 +149,14 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     allranks submit --nodes 2 --env HF_TOKEN train.py          passes the token by name; its value is stored nowhere
     allranks submit --array 0-2 --dry-run train.py
     allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends only the wait: the job continues
+    allranks submit -N 2 -t 30 --follow train.py               prints the output until the job ends
     """
     from allranks.host.slurm import JOB_ENVIRONMENT
     from allranks.launch.batch.submit import check_script
     from allranks.launch.batch.submit import submit as submit_job
 
+    if is_followed and as_json:
+        raise UsageError("submit: --follow prints the job's output, and --json prints no other; expected one of them")
     text, options, names = _render(flags)
     _check_there(flags, options)
     said = [each.name for each in fields(SbatchOptions) if _is_said(each.name)]
@@ -163,7 +167,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
         say(f"submit would run: sbatch --parsable {JOB_ENVIRONMENT} < this script")
         say(f"the job's environment: {' '.join(sorted(env))}")
         _note_withheld(withheld)
-        _try(text, env)
+        _try(text, options, env)
         _note_limits(options, env)
         return Exit.OK
     is_first = not os.path.lexists(Path(options.chdir or ".", flags["log_dir"], LATEST))
@@ -175,7 +179,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     else:
         _tell(submission)
         _note_withheld(withheld)
-        if submission.waits_for and (not is_waiting or submission.cannot_start):
+        if submission.waits_for and (not (is_waiting or is_followed) or submission.cannot_start):
             say(
                 f"job {submission.job} {'cannot start' if submission.cannot_start else 'waits'}: {submission.waits_for}"
             )
@@ -184,9 +188,12 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
         if submission.problem:
             say(submission.problem)
         _note_limits(options, env, is_site_known=not is_first)
-    if not is_waiting:
+    if submission.cannot_start:
+        return Exit.SETUP
+    if not (is_waiting or is_followed):
         return Exit.OK
-    return _wait(submission.job, Path(options.chdir or ".", flags["log_dir"]), as_json=as_json)
+    log_dir = Path(options.chdir or ".", flags["log_dir"])
+    return _wait(submission.job, log_dir, as_json=as_json, is_followed=is_followed)
 
 
 def _tell(submission: Submission) -> None:
@@ -202,12 +209,16 @@ def _tell(submission: Submission) -> None:
     click.echo(f"  allranks cancel {job}")
 
 
-def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
+def _wait(job: str, log_dir: Path, *, as_json: bool, is_followed: bool = False) -> int:
     """Wait for a job to end and return its exit code; 130 if the user presses Ctrl-C."""
     from allranks.cli.follow import show_reports
     from allranks.launch.batch.follow import wait_for_end
+    from allranks.launch.batch.logs import Wanted, show_logs
 
     try:
+        if is_followed:
+            with contextlib.suppress(UsageError):  # it has printed nothing, and its state tells why
+                show_logs(job, log_dir=log_dir, wanted=Wanted(is_followed=True))
         reports, exit_code = wait_for_end(job, log_dir=log_dir)
     except KeyboardInterrupt:
         say(f"stopped waiting; job {job} continues (allranks status {job}; allranks cancel {job} ends it)")
@@ -224,11 +235,12 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
     options = replace(
         options,
         nodes=nodes_of(options.nodes, flags["nnodes"]),
-        job_name=options.job_name or as_file_name(Path(flags["script"]).stem),
-        partition=options.partition or slurm.partition,
-        time=options.time or slurm.time,
+        job_name=options.job_name or as_file_name(Path(os.path.abspath(flags["script"])).stem),  # noqa: PTH100
+        partition=slurm.partition if options.partition is None else options.partition,
+        time=slurm.time if options.time is None else options.time,
         output="slurm-%A_%a.out" if options.array and not _is_said("output") else options.output,
     )
+    note_misplaced(flags["arguments"])
     run_flags = {name: flags[name] for name in REQUEST_FLAGS if name in flags}
     make_request((flags["script"], *flags["arguments"]), **run_flags)  # reject here what the nodes would reject
     values, names = parse_env(flags["env"], os.environ)
@@ -323,13 +335,16 @@ def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: 
         say(f"note: {line}")
 
 
-def _try(text: str, env: dict[str, str]) -> None:
+def _try(text: str, options: SbatchOptions, env: dict[str, str]) -> None:
     from allranks.host.slurm import try_script
+    from allranks.launch.batch.submit import refuse_too_large
 
     if shutil.which("sbatch") is None:
         say("SLURM did not check the script: this machine has no sbatch")
         return
     trial = try_script(text, env=env)
+    if trial.not_now:
+        refuse_too_large(options)
     when = (
         f"would start it {trial.start} on {trial.nodes}" if trial.start else f"would not start it now: {trial.not_now}"
     )

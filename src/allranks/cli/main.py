@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,6 +40,7 @@ VERBS = {
     "logs": ("allranks.cli.follow", "logs", "Print the output of a job; follow it with -f."),
     "cancel": ("allranks.cli.follow", "cancel", "Cancel jobs."),
     "list": ("allranks.cli.follow", "list_own", "List your pending and running jobs, and the newest runs."),
+    "clean": ("allranks.cli.clean", "clean", "Delete old runs, after a look at what would go."),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is."),
     "why": ("allranks.cli.why", "why", "Explain a failed job from its logs, and name the culprit."),
     "export": ("allranks.cli.export", "export", "Write the weights of a checkpoint to one file, for inference."),
@@ -52,18 +56,32 @@ VERBS = {
 }
 
 
-class _PipeError(Exception):
-    """A pipe is broken. Click would end the process with 1 and say nothing, whichever pipe that is."""
+class _OutputError(Exception):
+    """What standard output does not take, as an error that click does not turn into exit code 1."""
+
+
+@contextlib.contextmanager
+def _writing() -> Iterator[None]:
+    try:
+        yield
+    except OSError as exc:
+        if exc.filename is not None or exc.errno not in (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise _OutputError(exc.errno) from exc
 
 
 class _LazyGroup(VerbGroup):
     """Verbs that are imported when called, because every agent loads this from a network file system."""
 
+    def make_context(self, *arguments: Any, **named: Any) -> click.Context:
+        """Read the words, and print the help."""
+        with _writing():
+            return super().make_context(*arguments, **named)
+
     def invoke(self, ctx: click.Context) -> Any:
-        try:
+        """Run the verb."""
+        with _writing():
             return super().invoke(ctx)
-        except BrokenPipeError as exc:
-            raise _PipeError from exc
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -115,7 +133,7 @@ def main() -> None:
     except AllranksError as exc:
         if _is_first_to_say(exc):
             cause = f" ({exc.finding.cause})" if exc.finding else ""
-            print(f"error: {_go_on_in_lab(str(exc))}{cause}", file=sys.stderr)
+            print(f"{_go_on_in_lab(str(exc))}{cause}", file=sys.stderr)
         sys.exit(exc.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
@@ -128,11 +146,15 @@ def main() -> None:
     except click.ClickException as exc:
         print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
         sys.exit(Exit.USAGE)
-    except _PipeError:
-        if has_reader(1):  # it was another pipe
+    except _OutputError as exc:
+        number = exc.args[0]
+        if number == errno.EPIPE and has_reader(1):  # it was another pipe
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left is written when the interpreter ends
-        sys.exit(Exit.OK)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still holds is written when the interpreter ends
+        if number == errno.EPIPE:  # the reader has all that it wanted, as after `| head`
+            sys.exit(Exit.OK)
+        print(f"error: the output cannot be written: {os.strerror(number).lower()}", file=sys.stderr)
+        sys.exit(Exit.UNKNOWN)
 
 
 def _is_first_to_say(exc: AllranksError) -> bool:

@@ -5,19 +5,24 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.model.errors import AllranksError, SetupError, UsageError
-from allranks.model.finding import Verdict
+from allranks.model.finding import Confidence, Finding, Verdict
+from allranks.report.rundir import as_file_name
 from allranks.report.text import say
 
 if TYPE_CHECKING:
+    from allranks.report.runs import Run
     from allranks.why.logs.sources import Source
 
 RUNS = Path("runs")
+SILENT_S = 300.0
+"""A run whose files have not been touched for so long, by the clock of this machine, is dead."""
 _SLURM_OUTPUT = re.compile(r"(?:^|/)slurm-(\d+(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?$")
 
 
@@ -94,32 +99,92 @@ def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict
     return named.pop() if len(named) == 1 else None
 
 
-def find_running(targets: Sequence[str]) -> str | None:
-    """Return the id of the run or job that is asked about, if it still runs; None if not, or if nobody here knows."""
+def find_restarts(targets: Sequence[str]) -> str:
+    """Return how often the ranks of the run that is asked about were started again, in words; empty for never."""
+    from allranks.report.history import describe_restarts
+    from allranks.report.runs import is_run, read_run
+
+    if len(targets) != 1:
+        return ""
+    path = Path(targets[0]) if os.path.lexists(targets[0]) else RUNS / as_file_name(targets[0].partition(".")[0])
+    run = read_run(path.resolve()) if is_run(path) else None
+    return describe_restarts(run.restarts, allowed=run.max_restarts) if run is not None else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """A run or job without a verdict."""
+
+    running: str | None = None
+    """Its id, if it still runs."""
+    lost: Finding | None = None
+    """What is known of its end, if its agent is gone."""
+
+
+def find_unfinished(targets: Sequence[str]) -> Unfinished:
+    """Return whether the run or job that is asked about still runs, or has lost its agent, if anybody here knows."""
     from allranks.host.slurm import find_jobs
     from allranks.report.runs import is_run, read_run
     from allranks.why.logs.job import is_job_id
 
     if len(targets) != 1:
-        return None
-    path, job = Path(targets[0]), ""
+        return Unfinished()
+    path, job, run = Path(targets[0]), "", None
     if os.path.lexists(path):
         if not path.is_dir() or not is_run(path):
-            return None
+            return Unfinished()
         run = read_run(path.resolve())
         if run.verdict is not None:
-            return None
-        from allranks.launch.batch.local import look_at_run  # with psutil, which takes a moment
-
-        if look_at_run(run).state == "RUNNING":
-            return run.id
-        job = run.id if run.is_of_slurm else ""
+            return Unfinished()
+        if not run.is_of_slurm:
+            return _look_at(run)
+        job = run.id
     elif is_job_id(targets[0]):
         job = targets[0].partition(".")[0]
+        run = read_run(RUNS / as_file_name(job)) if is_run(RUNS / as_file_name(job)) else None
+        if run is not None and run.verdict is not None:
+            return Unfinished()
     with contextlib.suppress(AllranksError):
-        if job and any(state.state == "RUNNING" for state in find_jobs(job)):
-            return job
-    return None
+        states = find_jobs(job) if job else ()
+        if any(state.state == "RUNNING" for state in states):
+            return Unfinished(running=job)
+        failed = next((state.state for state in states if state.is_finished and state.state != "COMPLETED"), None)
+        if failed and run is not None and run.attempt is not None:
+            how = f"the job is {failed} in SLURM, and its agents ended without a verdict"
+            how += f"; that on {run.leader} was killed by {run.killed}" if run.killed else ""
+            return Unfinished(lost=_judge(run, how, Confidence.CERTAIN if run.killed else Confidence.UNDECIDED))
+    return Unfinished()
+
+
+def _look_at(run: Run) -> Unfinished:
+    """Look for the agent of a run without SLURM."""
+    from allranks.launch.batch.local import describe_lost, look_at_run  # with psutil, which takes a moment
+    from allranks.report.remains import ALIVE_S, last_alive
+
+    local = look_at_run(run)
+    if local.state == "RUNNING":
+        return Unfinished(running=run.id)
+    if local.state == "LOST":
+        return Unfinished(lost=_judge(run, describe_lost(local), Confidence.CERTAIN))
+    alive_s = last_alive(run.attempt_path) if run.attempt is not None and run.max_restarts is not None else None
+    if alive_s is not None and time.time() - alive_s > SILENT_S:
+        how = f"its agent on {local.nodes} or that host was killed: a sign of life is due every {ALIVE_S:.0f} s"
+        return Unfinished(lost=_judge(run, how, Confidence.LIKELY))
+    return Unfinished()
+
+
+def _judge(run: Run, how: str, confidence: Confidence) -> Finding:
+    from allranks.launch.batch.local import show_time
+    from allranks.report.remains import last_alive, last_words
+    from allranks.why.verdicts import judge_lost
+
+    how += f"; last alive {show_time(last_alive(run.attempt_path))}"
+    here = Path.cwd()
+    words = [
+        replace(word, path=word.path.relative_to(here)) if word.path.is_relative_to(here) else word
+        for word in last_words(run.attempt_path)
+    ]
+    return judge_lost(run, how=how, confidence=confidence, words=words)
 
 
 def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
+
+from allranks.report.text import say
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -53,6 +57,34 @@ class AliasedOption(click.Option):
             return super().get_help_record(ctx)
         finally:
             self.opts = opts
+
+
+_LAUNCH_ONLY = frozenset((
+    "nproc_per_node", "nnodes", "node_rank", "rdzv_endpoint", "rdzv_id", "rdzv_backend", "rdzv_conf", "standalone",
+    "max_restarts", "restart_on_error", "standby", "capacity_timeout", "hang_timeout", "no_python", "redirects", "tee",
+    "local_ranks_filter", "container", "container_runtime", "checkpoint_every", "cluster_file", "nodes",
+    "ntasks_per_node", "gpus_per_node", "cpus_per_task", "partition", "nodelist", "min_np", "max_np", "slots_per_host",
+    "elastic_timeout_s",
+))  # fmt: skip
+"""Options that a script hardly has of its own; `--backend`, `--log-dir` and `--time` it may well have."""
+
+
+def note_misplaced(arguments: Sequence[str]) -> None:
+    """Say of options of this command that stand behind the script that they go to the script.
+
+    An option that is given before the script, too, is meant for both.
+    """
+    if os.environ.get("SLURM_PROCID", "0") != "0":  # the first task of a step says it
+        return
+    ctx = click.get_current_context()
+    for param in ctx.command.params:
+        given = ctx.get_parameter_source(param.name or "") is ParameterSource.COMMANDLINE
+        if param.name not in _LAUNCH_ONLY or given:
+            continue
+        flags = {flag.replace("_", "-") for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
+        words = (word.partition("=")[0] for word in arguments)
+        if found := next((word for word in words if word.replace("_", "-") in flags), None):
+            say(f"{found} stands behind the script, which gets it; for {ctx.command_path}, write it before the script")
 
 
 def timeout_option(

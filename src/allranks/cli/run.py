@@ -12,7 +12,7 @@ import click
 
 from allranks.cli import complete
 from allranks.cli.context import plan_here
-from allranks.cli.options import AliasedOption, cluster_option, timeout_option
+from allranks.cli.options import AliasedOption, cluster_option, note_misplaced, timeout_option
 from allranks.cli.request import REQUEST_FLAGS, hidden_streams, make_request
 from allranks.launch.plan import refuse_world_of_one
 
@@ -220,6 +220,7 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
     for flag, reason in (UNUSED_WITH_VALUE | UNUSED_WITHOUT_VALUE).items():
         if flags.pop(flag[2:].replace("-", "_")) is not None:
             click.echo(f"allranks: {flag} has no effect: {reason}", err=True)
+    note_misplaced(arguments)
     request = make_request((script, *arguments), **{name: flags[name] for name in REQUEST_FLAGS})
     plan = plan_here(request, cluster_file=flags["cluster_file"], job=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     refuse_world_of_one(plan)

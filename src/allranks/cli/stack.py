@@ -11,6 +11,7 @@ import click
 from allranks.cli import complete
 from allranks.cli.options import log_dir_option, timeout_option
 from allranks.model.errors import AllranksError, Exit, UsageError
+from allranks.report.rundir import LATEST
 
 SILENCE_S = 20.0
 
@@ -32,7 +33,7 @@ SILENCE_S = 20.0
 @log_dir_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--here", is_flag=True, hidden=True)  # the probe on a node: prints what the head's command reads
-@click.argument("targets", nargs=-1, metavar="JOB | RUN | PID...", shell_complete=complete.jobs)
+@click.argument("targets", nargs=-1, metavar="[JOB | RUN | PID...]", shell_complete=complete.jobs)
 def stack(
     targets: tuple[str, ...],
     all_threads: bool,
@@ -48,7 +49,7 @@ def stack(
     \b
     allranks stack 1234                          a SLURM job, whoever started it
     allranks stack 1234_5 --all-threads
-    allranks stack latest                        the newest run in runs/, on this machine
+    allranks stack                               the newest run in runs/, on this machine
     allranks stack --local                       ranks that torchrun or allranks run started on this machine
     allranks stack --pid 4711 4712
 
@@ -57,12 +58,14 @@ def stack(
     from allranks.host.node import name_of
     from allranks.host.slurm_command import NoSlurmError
     from allranks.host.stacks import Wanted, look
+    from allranks.launch.batch.follow import find_job
     from allranks.launch.look.stacks import StackReport, fold, render_stacks, split_jobs, stacks_to_json
     from allranks.report.runs import find_run, is_job_of_slurm
     from allranks.report.text import Style, say
 
-    if (len(targets) > 1 and not are_pids) or (not targets and (are_pids or not local)):
+    if (len(targets) > 1 and not are_pids) or (not targets and are_pids):
         raise UsageError("stack: expected one job or run, --pid with process ids, or --local")
+    targets = targets or (() if local else (LATEST,))
     node = name_of(os.environ)
     if here:
         from allranks.launch.srun import send
@@ -80,6 +83,8 @@ def stack(
             say(f"no such process on this machine: {', '.join(map(str, gone))}")
     else:
         run = find_run(targets[0], log_dir) if targets and not is_job_of_slurm(targets[0]) else None
+        if run is None and targets and not local:
+            find_job(targets[0], log_dir=log_dir)  # a job of SLURM, or nothing
         job = run.id if run else "".join(targets)
         if run is not None and run.verdict is not None and not run.is_of_slurm:
             raise AllranksError(f"run {job} has ended; to see what happened: allranks why {job}")

@@ -19,8 +19,18 @@ import click
 import msgspec
 
 from allranks.cli import complete
-from allranks.cli.meant import RUNS, find_job, find_logs, find_meant, find_recordings, find_running
+from allranks.cli.meant import (
+    RUNS,
+    Unfinished,
+    find_job,
+    find_logs,
+    find_meant,
+    find_recordings,
+    find_restarts,
+    find_unfinished,
+)
 from allranks.cli.options import json_option
+from allranks.cli.progress import EVERY_S, SHOW_AFTER_S, ProgressLine
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.report.text import Style, one_line, render_findings, say
@@ -32,13 +42,12 @@ if TYPE_CHECKING:
     from allranks.why.logs.sources import Source
     from allranks.why.timeline import Row
 
-SHOW_PROGRESS_AFTER_S = 2.0
-PROGRESS_EVERY_S = 0.2
 MAX_PROBLEMS = 8
 WITHOUT_HYPERSCAN = (
     "hyperscan is not installed, so reading large logs takes many times as long; the findings are the same. "
     "To install it: pip install hyperscan"
 )
+_NOT_UNFINISHED = Unfinished()
 _GC_THRESHOLDS = (50_000, 20, 50)
 """Lines are kept and form no cycles: garbage collection at its usual rate takes 5 % of the time."""
 
@@ -95,7 +104,8 @@ def why(
         problems,
         verdict=verdict,
         job=job,
-        running=None if verdict else find_running(targets),
+        restarts=find_restarts(targets),
+        unfinished=find_unfinished(targets),  # an older attempt may have a verdict
         is_all=is_all,
         with_timeline=with_timeline,
     )
@@ -180,6 +190,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     """Number of matching lines that were not kept, because there were too many."""
     timeline: tuple[Spoken, ...] | None = None
+    restarts: str = ""
+    """How often the ranks of the run were started again, and why; empty for never."""
     running: str | None = None
     """Id of the run, if it is still running: then its logs prove no success."""
 
@@ -192,10 +204,11 @@ class Answer:
     findings: tuple[Finding, ...]
     others: int
     last: tuple[str, ...]
-    """Set if there are no findings."""
+    """Set if no finding says what happened."""
     problems: tuple[str, ...]
     rows: tuple[Row, ...] | None
     running: str | None = None
+    restarts: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -222,6 +235,7 @@ class Answer:
             lines=sum(tail.num_lines for tail in self.logs.tails),
             bytes=num_bytes,
             dropped=self.logs.dropped,
+            restarts=self.restarts,
             running=self.running,
             timeline=None
             if rows is None
@@ -247,7 +261,8 @@ def make_answer(
     *,
     verdict: Verdict | None = None,
     job: str | None = None,
-    running: str | None = None,
+    restarts: str = "",
+    unfinished: Unfinished = _NOT_UNFINISHED,
     is_all: bool,
     with_timeline: bool,
 ) -> Answer:
@@ -256,18 +271,21 @@ def make_answer(
     from allranks.why.findings import count_first, fill_job, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
-    from allranks.why.verdicts import join_verdict, leave_out_consequences, read_printed_verdict
+    from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
     conclusions = conclude(logs, dumps)
     own = [to_finding(each) for each in conclusions]
-    findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None)
+    running = unfinished.running
+    findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None, restarts=restarts)
+    findings = join_lost(unfinished.lost, findings)
     findings = leave_out_consequences(findings, is_judged=verdict is not None)
     last: tuple[str, ...] = ()
     if running is not None:  # it has not succeeded, and what its logs lack now may come
         proven = (each for each in findings if each.severity is not Severity.NOTE)
         findings = [each for each in proven if each.confidence is not Confidence.UNDECIDED]
     if not is_answer(findings):
-        findings = []
+        is_quiet = bool(findings) and running is None  # neither failure nor progress: the last lines may tell
+        findings = findings[:1] if is_quiet else []
         clause, lines = last_words(logs)
         last = (clause, *map(tell_line, lines)) if lines else ("these logs are empty",)
     count = len(findings) if is_all else count_first(findings)
@@ -279,6 +297,7 @@ def make_answer(
         problems=tuple(map(_tell_problem, problems)),
         rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
         running=running,
+        restarts=restarts,
     )
 
 
@@ -296,10 +315,12 @@ def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> st
     if answer.running:
         blocks.append(f"{answer.running} is still RUNNING; to see where its ranks are: allranks stack {answer.running}")
     blocks += [render_findings(answer.findings, style)] if answer.findings else []
+    if answer.restarts and answer.exit_code != Exit.OK:  # else the finding has them
+        blocks.append(f"restarts: {answer.restarts}")
     if answer.last:
         clause, *lines = map(one_line, answer.last)
-        head = "its logs show no failure so far" if answer.running else "no known cause"
-        blocks.append("\n".join([f"{head}; {clause}", *(f"  {line}" for line in lines)]))
+        head = "its logs show no failure so far; " if answer.running else "no known cause; "
+        blocks.append("\n".join([f"{'' if answer.findings else head}{clause}", *(f"  {line}" for line in lines)]))
     if answer.others:
         noun = "finding" if answer.others == 1 else "findings"
         blocks.append(f"{answer.others} more {noun}: {one_line(shlex.join(command))}")
@@ -326,30 +347,21 @@ def _is_packed(source: Source) -> bool:
 
 
 class _Progress:
-    """Progress on standard error, if it is a terminal and reading takes longer than SHOW_PROGRESS_AFTER_S."""
+    """Progress of reading, if it takes longer than SHOW_AFTER_S."""
 
     def __init__(self, total: int, *, is_packed: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.done = 0
         self._total = 0 if is_packed else total  # a packed size does not tell the unpacked size
-        self._clock = clock
-        self._is_terminal = sys.stderr.isatty()
-        self._next_s = clock() + SHOW_PROGRESS_AFTER_S
-        self._width = 0
+        self._clock, self._line = clock, ProgressLine()
+        self._next_s = clock() + SHOW_AFTER_S
+        self.clear = self._line.clear
 
     def add(self, count: int) -> None:
         self.done += count
-        if not self._is_terminal or (now := self._clock()) < self._next_s:
+        if not self._line.is_shown or (now := self._clock()) < self._next_s:
             return
-        self._next_s = now + PROGRESS_EVERY_S
+        self._next_s = now + EVERY_S
         text = f"allranks: {self.done / 1e9:.1f} GB read"
         if self.done <= self._total:
             text = f"allranks: {self.done / 1e9:.1f} of {self._total / 1e9:.1f} GB, {100 * self.done // self._total} %"
-        self._write(text)
-
-    def clear(self) -> None:
-        if self._width:
-            self._write("")
-
-    def _write(self, text: str) -> None:
-        print("\r" + text.ljust(self._width), end="" if text else "\r", file=sys.stderr, flush=True)
-        self._width = len(text)
+        self._line.write(text)

@@ -79,7 +79,7 @@ _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 # No character that NCCL_SOCKET_IFNAME or ip(8) gives a meaning; 15 is IFNAMSIZ less the final NUL.
 _INTERFACE = r"(?!\.{1,2}$)[A-Za-z0-9_.][A-Za-z0-9_.+-]{0,14}"
 _TITLE = r"[!-~]([ -~]{0,62}[!-~])?"
-_SLURM_TIME = r"[0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]{1,2}){0,2}"
+SLURM_TIME = r"[0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]{1,2}){0,2}"
 
 KEYS: dict[str, dict[str, Key]] = {
     "cluster": {
@@ -124,7 +124,7 @@ KEYS: dict[str, dict[str, Key]] = {
     "slurm": {
         "partition": Key(_matching(_PARTITION), 'a partition, for example "main"', "partition of submitted jobs"),
         "time": Key(
-            _matching(_SLURM_TIME), 'text such as "90" (minutes), "02:00:00" or "1-00"', "time limit of submitted jobs"
+            _matching(SLURM_TIME), 'text such as "90" (minutes), "02:00:00" or "1-00"', "time limit of submitted jobs"
         ),
     },
     "node": {

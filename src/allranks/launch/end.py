@@ -31,6 +31,8 @@ from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.refusal import print_findings
+from allranks.report.rundir import this_directory
+from allranks.report.runs import name_script
 from allranks.report.text import describe_size, say
 from allranks.wire.protocol import Goodbye
 
@@ -102,7 +104,7 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
     elif goodbye.summary and leader is None and not plan.is_slurm:
         say(f"ended: {goodbye.summary}; the full report is on {agent.leader_name}")
     elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
-        script, where = Path(plan.request.command[0]).name, str(run_dir.attempt_path)
+        script, where = name_script(loop.workers.command, this_directory()), str(run_dir.attempt_path)
         num_restarts = agent.plan.generation - loop.rendezvous.group.generation
         say(describe_success(script, agent.plan.world_size, took_s, num_restarts, where=where))
 

@@ -43,7 +43,7 @@ from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.entry import Entry
 from allranks.preflight.ranks import describe_group
 from allranks.report.refusal import print_findings
-from allranks.report.rundir import RunDir, describe_command
+from allranks.report.rundir import RunDir, describe_command, this_directory
 from allranks.report.text import fold_ranks, say
 from allranks.wire.protocol import Goodbye, Plan
 
@@ -67,6 +67,8 @@ def worker_command(request: Request) -> list[str]:
             )
         if program is None:
             raise UsageError(f"{first}: no such program; --no-python expects a path, or a name on PATH")
+        if is_here:
+            _refuse_unstartable(Path(program))
         return [program, *arguments]
     if request.is_module:
         # Where `python -m` looks: this directory first.
@@ -77,7 +79,28 @@ def worker_command(request: Request) -> list[str]:
         raise UsageError(
             f"{first}: no such script; expected a Python file (for a module add -m, for another program --no-python)"
         )
+    if Path(first).is_dir() and not Path(first, "__main__.py").exists():
+        raise UsageError(f"{first}: this directory has no __main__.py, which Python would run; name the script in it")
     return [python, first, *arguments]
+
+
+def _refuse_unstartable(program: Path) -> None:
+    """Refuse a text file that no kernel can start; whether its interpreter is there is a question to each node.
+
+    Raises:
+        UsageError: what its first line lacks.
+    """
+    try:
+        with program.open("rb") as file:
+            head = file.read(256)
+    except OSError:  # it may be started even so
+        return
+    first = head.split(b"\n")[0]
+    if head.startswith(b"#!") and first.endswith(b"\r"):
+        raise UsageError(f"{program}: its lines end with CR LF, as on Windows, and so does the name in its #! line")
+    if not (head.startswith((b"#!", b"\x7fELF")) or b"\0" in head):
+        what = "has no #! line, so the kernel cannot start it" if head else "is empty"
+        raise UsageError(f"{program}: it {what}; begin it with #!/bin/bash, or another interpreter's path")
 
 
 def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Collection[tuple[int, str]]) -> int:
@@ -192,7 +215,8 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     names = [member.name for member in group.members]
     if rendezvous.leader is None:
         command = describe_command(workers.command, workers.env)
-        run_dir.add_event("started", generation=0, job=plan.job, command=command, members=names, pid=os.getpid())
+        about = {"job": plan.job, "command": command, "cwd": this_directory(), "pid": os.getpid()}
+        run_dir.add_event("started", generation=0, members=names, max_restarts=plan.request.max_restarts, **about)
         for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):
             say(f"note: {note}")
         # Nodes may call the same network by other names.

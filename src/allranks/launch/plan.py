@@ -91,8 +91,9 @@ def plan_job(
         ConfigError: cluster.toml does not fit this machine, and the job runs on it alone.
         SetupError: what is asked for cannot work on this machine, and the job runs on it alone.
     """
-    # What is decided here stands for what the environment said of it.
-    settings = [setting for setting in world.settings if setting.name not in ("num_nodes", "local_world_size")]
+    # What is decided here stands for what the environment said of it: there, a process is an agent, and here a rank.
+    decided = ("num_nodes", "local_world_size", "world_size")
+    settings = [setting for setting in world.settings if setting.name not in decided]
     min_nodes, num_nodes, source = _num_nodes(request, world)
     settings.append(Setting("num_nodes", str(num_nodes), "one agent on each", source))
     node_index = _node_index(request, world, num_nodes)
@@ -101,6 +102,8 @@ def plan_job(
     try:
         num_workers, reason, source = _num_workers(request, world, facts)
         settings.append(Setting("num_workers", str(num_workers), reason, source))
+        each = f"{count_of(num_nodes, 'node')} with {count_of(num_workers, 'rank')}{' each' if num_nodes > 1 else ''}"
+        settings.append(Setting("world_size", str(num_nodes * num_workers), each, "num_nodes, num_workers"))
         path = _data_path(request, cluster, facts, num_nodes, origin)
     except (ConfigError, SetupError) as exc:
         if num_nodes == 1:

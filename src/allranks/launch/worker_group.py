@@ -30,6 +30,7 @@ from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
+from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.wire.protocol import Order, Plan
@@ -51,6 +52,8 @@ class WorkerGroup:
     standby: Standby | None = None
     """Forks the workers, where there is one."""
     console: Console = field(default_factory=Console)
+    growth: GrowthRecorder | None = None
+    """Writes down when the workers' output grows, once they are started."""
     processes: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
     _can_stand_by: bool = True
@@ -88,6 +91,8 @@ class WorkerGroup:
                 if (local_rank, stream) not in self.hidden:
                     self.console.follow(worker.path(stream), start=start, stream=stream, prefix=prefix)
             self.processes.append(worker)
+        self.growth = self.growth or GrowthRecorder(node_path)
+        self.growth.watch(worker.path(stream) for worker in self.processes for stream in worker.starts)
         if group.generation >= group.max_restarts:
             self.end_standby()
 
@@ -187,6 +192,8 @@ class WorkerGroup:
         self.end_standby()
         if self.still_running:
             kill_descendants()
+        if self.growth is not None:
+            self.growth.end()
         self.console.finish()
         for worker in self.processes:
             worker.cell.close()

@@ -2,6 +2,7 @@
 
 runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the workers
                       /<node>/env.json                            the workers' environment, with reasons
+                      /<node>/growth                              when the output files grew (report/growth.py)
                       /<node>/members                             nodes with their ranks, if there are thousands
                       /events.jsonl                               events, as the leader saw them
                       /roll_call.json                             node reports and pair tests
@@ -37,9 +38,36 @@ _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGN
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
 """Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
+ALIVE_S = 10.0
+"""How often the leader touches events.jsonl: its time tells when a run was last alive."""
 WRITE_S = 2.0
 """How long the last events may take to be written; then their thread is left alone with the file server."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+_OF_ATTEMPT = frozenset((
+    "events.jsonl", "roll_call.json", "verdict.json", "exit_code", "requeued", "hosts", "lost_hosts", "driver.jsonl",
+))  # fmt: skip
+_OF_NODE = frozenset(("env.json", "verdict.json", "members", "growth"))
+_OF_RUN = frozenset(("secret", "leader.json", "culprits.json", "submission.sh", "preempted"))
+_OWN = _OF_ATTEMPT | _OF_NODE | _OF_RUN
+"""Files in which the state of a run is kept, by the directory that has them; horovod/run.py writes some of them."""
+
+
+def is_own_file(path: Path) -> bool:
+    """Whether this is a file in which allranks keeps the state of a run: it is no log.
+
+    >>> is_own_file(Path("runs/7/attempt_0/events.jsonl")), is_own_file(Path("runs/7/attempt_0/n1/rank_0.err"))
+    (True, False)
+    """
+    name = path.name
+    if name not in _OWN:
+        return False
+    folder = path.absolute().parent
+    is_of_attempt = name in _OF_ATTEMPT and re.fullmatch(r"attempt_\d+", folder.name)
+    is_of_node = name in _OF_NODE and re.fullmatch(r"attempt_\d+", folder.parent.name)
+    is_of_run = name in _OF_RUN and next(folder.glob("attempt_*"), None)  # others may have such names, too
+    return bool(is_of_attempt or is_of_node or is_of_run)
 
 
 def is_secret_name(name: str) -> bool:
@@ -243,6 +271,23 @@ class EventWriter:
                 self._run_dir.append_events(text)
 
 
+class SignOfLife:
+    """Touches events.jsonl every ALIVE_S, in a thread of its own: a slow file server delays nobody."""
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._path, self._is_over = run_dir.attempt_path / "events.jsonl", threading.Event()
+        threading.Thread(target=self._run, name="allranks-alive", daemon=True).start()
+
+    def end(self) -> None:
+        """Touch it no more."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(ALIVE_S):
+            with contextlib.suppress(OSError):
+                os.utime(self._path)
+
+
 def event_line(event: str, **fields: object) -> str:
     """Return an event as events.jsonl has it."""
     return json.dumps({"time_s": round(time.time(), 3), "event": event, **fields}) + "\n"
@@ -268,6 +313,13 @@ def point_latest(root: Path, name: str) -> None:
         draft.unlink(missing_ok=True)
         draft.symlink_to(name)
         draft.replace(root / LATEST)
+
+
+def this_directory() -> str:
+    """Return the working directory for the record; empty if it was removed."""
+    with contextlib.suppress(OSError):
+        return str(Path.cwd())
+    return ""
 
 
 def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:

@@ -7,9 +7,12 @@ A run is the directory of one job (rundir.py), with or without SLURM.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shlex
-from collections.abc import Iterable
+import signal
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +21,17 @@ import msgspec
 
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
+from allranks.report.history import Restart, list_restarts
 from allranks.report.rundir import LATEST, as_file_name
+from allranks.report.text import count_of
 
 _MARKS = (
     "submission.sh", "leader.json", "attempt_*/events.jsonl", "attempt_*/roll_call.json", "attempt_*/verdict.json",
     "attempt_*/*/env.json",
 )  # fmt: skip
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
+BEING_DELETED = ".deleting."
+"""How the name of a directory begins that `allranks clean` deletes."""
 _JOB_NAME = re.compile(r"^#SBATCH --job-name=(.+)$", re.MULTILINE)
 _JOB_OF_SLURM = re.compile(r"\d+([_+]\d+)?")
 
@@ -40,15 +47,30 @@ class Run:
     job_name: str = ""
     """Name that `allranks submit` gave the job; squeue shows the same."""
     command: tuple[str, ...] = ()
+    cwd: str = ""
+    """Directory in which it was started, on the leader's node."""
     nodes: tuple[str, ...] = ()
     """In the order of the ranks; the first node has the leader."""
     pid: int | None = None
-    """Process id of the leader's agent, on its node."""
+    """Process id of the leader's agent, on the first node; None if another agent leads since."""
+    leader: str = ""
+    """The node whose agent leads, or led last."""
+    killed: str = ""
+    """How the leader's agent was killed, if the process beside it has seen that: `SIGKILL, out of memory`."""
+    restarts: tuple[Restart, ...] = ()
+    max_restarts: int | None = None
+    interrupted_by: int | None = None
+    """The first signal from outside that an agent got."""
     started_s: float | None = None
     """Unix time; None if the ranks have not been started."""
     ended_s: float | None = None
     verdict: Verdict | None = None
     """None: the run has not ended, or no agent was left to write a verdict."""
+
+    @property
+    def attempt_path(self) -> Path:
+        """Directory of its newest attempt."""
+        return self.path / f"attempt_{self.attempt}"
 
     @property
     def is_of_slurm(self) -> bool:
@@ -62,9 +84,31 @@ class Run:
 
     @property
     def script(self) -> str:
-        """Name of the script, without its directory: the word after the interpreter."""
-        words = [word for word in self.command[1:] if word != "-m"] or self.command
-        return Path(words[0]).name if words else ""
+        """What it runs, in a word."""
+        return name_script(self.command, self.cwd)
+
+
+def name_script(command: Sequence[str], cwd: str = "") -> str:
+    """Return what a worker's command runs, in a word: a script, a module, a directory, or a program.
+
+    >>> name_script(["/usr/bin/python3", "-u", "dir/train.py", "--lr", "1"]), name_script(["./serve", "dir/a.cfg"])
+    ('train.py', 'serve')
+    >>> name_script(["python", "."], "/home/ada/gpt"), name_script(["python", "-c", "import torch; print(1)"])
+    ('gpt', 'python -c')
+    """
+    program, *rest = [*command] or [""]
+    name = Path(program).name
+    if not re.fullmatch(r"(?:python|pypy)[\d.]*", name):
+        return name
+    words = iter(rest)
+    for word in words:
+        if word in ("-m", "-c"):
+            return next(words, "") if word == "-m" else f"{name} -c"
+        if word in ("-W", "-X"):
+            next(words, "")
+        elif not word.startswith("-"):
+            return os.path.basename(os.path.normpath(os.path.join(cwd, word)))  # noqa: PTH118, PTH119
+    return name
 
 
 def is_job_of_slurm(text: str) -> bool:
@@ -96,7 +140,8 @@ def find_run(text: str, log_dir: Path) -> Run | None:
 def list_runs(log_dir: Path) -> list[Path]:
     """Return the directories of all runs below a directory, the newest first."""
     try:
-        found = [path for path in log_dir.iterdir() if not path.is_symlink() and is_run(path)]
+        there = (path for path in log_dir.iterdir() if not path.name.startswith(BEING_DELETED))
+        found = [path for path in there if not path.is_symlink() and is_run(path)]
         return sorted(found, key=lambda path: (_begin_of(path), path.name), reverse=True)
     except OSError:
         return []
@@ -113,7 +158,9 @@ def read_run(path: Path) -> Run:
     job_name = _read_job_name(path / "submission.sh")
     if not attempts:
         return Run(id=path.name, path=path, job_name=job_name)
-    started = _read_start(attempts[-1] / "events.jsonl")
+    events = _read_events(attempts[-1] / "events.jsonl")
+    started: Mapping[str, Any] = next((each for each in events if each.get("event") == "started"), {})
+    leader, killed = _find_leader(events)
     verdict = read_verdict(attempts[-1] / "verdict.json")
     return Run(
         id=path.name,
@@ -121,8 +168,14 @@ def read_run(path: Path) -> Run:
         attempt=int(attempts[-1].name.rpartition("_")[2]),
         job_name=job_name,
         command=tuple(started.get("command", ())),
+        cwd=started.get("cwd", ""),
         nodes=tuple(started.get("members", ())) or _read_nodes(attempts[-1]),
-        pid=started.get("pid"),
+        pid=started.get("pid") if leader == next(iter(started.get("members", ())), "") else None,
+        leader=leader,
+        killed=killed,
+        restarts=list_restarts(events),
+        max_restarts=started.get("max_restarts"),
+        interrupted_by=next((each.get("signum") for each in events if each.get("event") == "interrupted"), None),
         started_s=started.get("time_s"),
         ended_s=(attempts[-1] / "verdict.json").stat().st_mtime if verdict else None,
         verdict=verdict,
@@ -146,7 +199,8 @@ def sort_by_number(paths: Iterable[Path]) -> list[Path]:
 def _begin_of(path: Path) -> float:
     """Return the start of the newest attempt, else the time at which the directory was created."""
     attempts = sort_by_number(path.glob("attempt_*"))
-    started: float | None = _read_start(attempts[-1] / "events.jsonl").get("time_s") if attempts else None
+    events = _read_events(attempts[-1] / "events.jsonl", until="started") if attempts else []
+    started: float | None = events[-1].get("time_s") if events and events[-1].get("event") == "started" else None
     return started or (attempts[-1] if attempts else path).stat().st_mtime
 
 
@@ -159,6 +213,29 @@ def _read_job_name(submission: Path) -> str:
         return ""
 
 
+def _find_leader(events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
+    """Return which node's agent led last, and how it was killed; empty if it was not, or nobody has seen that."""
+    leader = killed = ""
+    for event in events:
+        match event:
+            case {"event": "started", "members": [first, *_]}:
+                leader, killed = first, ""
+            case {"event": "took_over", "leader": successor}:
+                leader, killed = successor, ""
+            case {"event": "agent_ended", "node": node} if node == leader:
+                killed = _describe_kill(event)
+    return leader, killed
+
+
+def _describe_kill(event: Mapping[str, Any]) -> str:
+    number = event.get("signal")
+    name = signal.Signals(number).name if number in set(signal.Signals) else "a signal"
+    if event.get("is_oom"):
+        return f"{name}, out of memory"
+    kills = event.get("oom_kills")
+    return f"{name} ({count_of(kills, 'out-of-memory kill')} there since it began)" if kills else name
+
+
 def _read_nodes(attempt: Path) -> tuple[str, ...]:
     """Return the nodes of an attempt that ended before its ranks were started, in the order of the roll call."""
     try:
@@ -168,14 +245,15 @@ def _read_nodes(attempt: Path) -> tuple[str, ...]:
         return tuple(sorted(path.name for path in attempt.glob("*/") if path.is_dir()))
 
 
-def _read_start(events: Path) -> dict[str, Any]:
-    """The event with which the ranks were started; empty where there is none."""
-    try:
-        with events.open("rb") as file:
-            for line in file:
+def _read_events(events: Path, *, until: str = "") -> list[dict[str, Any]]:
+    """Return the lines of events.jsonl, all or up to the first one of that name; what cannot be read is left out."""
+    told = []
+    with contextlib.suppress(OSError), events.open("rb") as file:
+        for line in file:
+            with contextlib.suppress(msgspec.DecodeError):  # the last line may be half written
                 event = msgspec.json.decode(line)
-                if event.get("event") == "started":
-                    return dict(event)
-    except (OSError, msgspec.DecodeError):
-        pass
-    return {}
+                if isinstance(event, dict):
+                    told.append(event)
+                    if event.get("event") == until:
+                        break
+    return told

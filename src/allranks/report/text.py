@@ -109,10 +109,11 @@ def print_error(text: str) -> None:
 
 
 def describe_size(num_bytes: int) -> str:
-    """`812 bytes`, `1.4 MB`, `2.3 GB`."""
-    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+    """`812 bytes`, `1.4 MB`, `23 GB`."""
+    for unit, size in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if num_bytes >= size:
-            return f"{num_bytes / size:.1f} {unit}"
+            number = num_bytes / size
+            return f"{number:.1f} {unit}" if number < 10 else f"{number:.0f} {unit}"
     return count_of(num_bytes, "byte")
 
 

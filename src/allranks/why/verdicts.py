@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from signal import Signals
 
 import msgspec
 
@@ -10,27 +11,34 @@ from allranks.causes.catalogue import find_cause
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.mask import mask_secrets
+from allranks.report.remains import LastWord
+from allranks.report.rundir import is_own_file
+from allranks.report.runs import Run
 from allranks.report.text import one_line
 from allranks.why.findings import is_answer, tell_place
 from allranks.why.logs.events import Logs
 from allranks.why.logs.place import read_path
 from allranks.why.logs.printed import Printed
-from allranks.why.logs.sources import Source
+from allranks.why.logs.sources import VERDICT, Source
 from allranks.why.overcome import find_ends
 
-NAME = "verdict.json"
 _ENDED = ("AR506 ", "AR507 ", "AR508 ")
 """Causes that end a job from outside: preemption, the time limit, a person."""
 _BROKEN = "AR215 "
 _OF_NETWORK = "AR2"
 """Such a finding, and a broken connection, may have one reason."""
+_LOOK = (
+    "on {node}: dmesg -T | grep -i 'killed process' shows whether memory ran out, last -x whether the machine went "
+    "down; start the run again: with allranks.session() it resumes from its last checkpoint"
+)
 MAX_GAP = 3
 """Lines between two findings that were printed together: an empty one, and some of other writers."""
 
 
 def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict | None]:
     """Return the logs without the verdicts, and the verdict of the last attempt, or None."""
-    found = [source for source in sources if source.path is not None and source.path.name == NAME]
+    found = [source for source in sources if source.path is not None and source.path.name == VERDICT]
+    kept = [source for source in found if source.path is not None and is_own_file(source.path)]
     # Each node writes the verdict that it received; the leader's own is in the directory above.
     for source in sorted(found, key=lambda each: (-(each.attempt or 0), len(each.shown))):
         assert source.path is not None
@@ -39,7 +47,7 @@ def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict
         except (OSError, msgspec.DecodeError):  # cut, or another program's: it is read like any log
             continue
         return tuple(each for each in sources if each not in found), verdict
-    return tuple(sources), None
+    return tuple(each for each in sources if each not in kept), None
 
 
 def read_printed_verdict(logs: Logs) -> Verdict | None:
@@ -80,13 +88,16 @@ def _quote(printed: Printed) -> Finding:
     return msgspec.structs.replace(printed.finding, evidence=(*printed.finding.evidence, quoted))
 
 
-def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed: bool = False) -> list[Finding]:
+def join_verdict(
+    verdict: Verdict | None, own: Sequence[Finding], *, is_printed: bool = False, restarts: str = ""
+) -> list[Finding]:
     """Return the findings of a verdict, with secrets masked, and after them the findings from the logs.
 
     Args:
         verdict: of the run directory, or printed in a log.
         own: the findings from the logs.
         is_printed: it was printed in a log, and its findings quote that log.
+        restarts: how often the ranks were started again, in words.
     """
     if verdict is None:
         return list(own)
@@ -100,7 +111,7 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed:
             cause=find_cause("healthy").label(),
             severity=Severity.NOTE,
             confidence=Confidence.CERTAIN,
-            message="all ranks succeeded, according to the job's own verdict",
+            message="all ranks succeeded, according to the job's own verdict" + (f"; {restarts}" if restarts else ""),
         )
         return [healthy, *said]
     known = {finding.cause for finding in said}
@@ -113,6 +124,15 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed:
     if said[0].confidence is not Confidence.UNDECIDED:  # such a verdict needs no guesses
         failures = [each for each in failures if each.confidence is not Confidence.UNDECIDED]
     return [*said, *failures]
+
+
+def join_lost(lost: Finding | None, findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with that about a run whose agent is gone: first, unless only SLURM has told of its end."""
+    if lost is None:
+        return list(findings)
+    failures = [each for each in findings if each.severity is Severity.FAIL and each.cause != lost.cause]
+    sure = [each for each in failures if each.confidence is not Confidence.UNDECIDED]
+    return [*sure, lost] if sure and lost.confidence is Confidence.UNDECIDED else [lost, *sure]
 
 
 def leave_out_consequences(findings: Sequence[Finding], *, is_judged: bool) -> list[Finding]:
@@ -144,13 +164,44 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
             Finding(
                 cause=cause.label(),
                 severity=Severity.FAIL,
-                confidence=Confidence.CERTAIN,
+                confidence=_sure_of(verdict.ended_by or ""),
                 message=f"the job was ended from outside, by {verdict.ended_by}",
-                evidence=(Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=NAME),),
+                evidence=(Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=VERDICT),),
                 fix=cause.fix,
             )
         ]
     return [from_outside[0], *(each for each in more if each is not from_outside[0])]
+
+
+def judge_lost(run: Run, *, how: str, confidence: Confidence, words: Sequence[LastWord]) -> Finding:
+    """Return the finding about a run whose agent is gone without a verdict.
+
+    Args:
+        run: the run.
+        how: how its agent ended and when, in a clause.
+        confidence: that it is gone.
+        words: what its ranks printed last.
+    """
+    if run.interrupted_by is not None:
+        cause, name = find_cause("cancelled"), Signals(run.interrupted_by).name
+        how, confidence = f"the job was ended from outside, by {name}; {how}", _sure_of(name)
+    else:
+        cause = find_cause("node-failure")
+    node = run.leader or next(iter(run.nodes), "that node")
+    return Finding(
+        cause=cause.label(),
+        severity=Severity.FAIL,
+        confidence=confidence,
+        node=None if run.interrupted_by is not None else node,
+        message=how,
+        evidence=tuple(Evidence(seen=f"rank {word.rank}: {word.text}", source=str(word.path)) for word in words),
+        fix=cause.fix if run.interrupted_by is not None else _LOOK.format(node=node),
+    )
+
+
+def _sure_of(name: str) -> Confidence:
+    """How sure it is that a person ended a job with this signal: schedulers send SIGTERM, too."""
+    return Confidence.LIKELY if name == "SIGTERM" else Confidence.CERTAIN
 
 
 def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Evidence]:

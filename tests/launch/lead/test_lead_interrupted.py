@@ -20,6 +20,7 @@ from allranks.launch.events import (
     Joined,
     Lost,
     Meant,
+    Record,
     Reject,
     Say,
     Send,
@@ -44,7 +45,10 @@ TIME_LIMIT = signal.SIGUSR1
 class Job:
     """Two nodes with a rank each, and the leader of both; rank 1 has died, and a restart is under way."""
 
-    def __init__(self, *, job: OwnJob | None = JOB, step: int | None = 7, no_requeue: str = "") -> None:
+    def __init__(
+        self, *, job: OwnJob | None = JOB, step: int | None = 7, no_requeue: str = "", ran_s: float = 0.0,
+        checkpoint: int | None = None,
+    ) -> None:  # fmt: skip
         cards = {
             index: Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0, incarnation=7)
             for index in (0, 1)
@@ -71,8 +75,9 @@ class Job:
             )[0],
             now_s=self.now_s,
         )
+        self.now_s += ran_s
         for index in (0, 1):
-            ranks = (RankBeat(rank=index, pid=1, step=step),)
+            ranks = (RankBeat(rank=index, pid=1, step=step, checkpoint=checkpoint),)
             self.tell(index, Beat(node=NodeBeat(node_index=index, generation=0, ranks=ranks)))
         end = WorkerEnd(rank=1, node="n1", exit_code=-signal.SIGSEGV, time_s=0.0)
         self.tell(1, Ended(end=end, age_s=0.0))
@@ -128,6 +133,20 @@ class Job:
             assert self.leader.phase is Phase.PAUSED
         self.tell(0, Interrupted(signum=signum))
         self.wait(1.0) if is_paused else self.stop(is_one_lost=False)
+
+
+@pytest.mark.parametrize(
+    ("step", "checkpoint", "lost_s"),
+    [(7, None, 24.0), (7, 5, 4.0), (None, None, 24.0)],
+    ids=["no checkpoint", "a checkpoint 4 s before", "a script that tells no steps"],
+)
+def test_a_restart_is_written_down_with_the_time_since_the_last_checkpoint(
+    step: int | None, checkpoint: int | None, lost_s: float
+):
+    job = Job(step=step, checkpoint=checkpoint, ran_s=20.0)
+    job.stop(is_one_lost=False)
+    (fields,) = (each.fields for each in job.effects if isinstance(each, Record) and each.event == "restarting")
+    assert (fields["lost_s"], fields["is_tracked"], fields["checkpoint"]) == (lost_s, step is not None, checkpoint)
 
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["stopping", "paused"])

@@ -99,7 +99,8 @@ def test_an_error_is_tried_again_as_often_as_there_are_restarts_where_that_is_as
     history = History(restarts_left=4, retries_errors=True)
     moves = [move(judged(is_retryable=False, exit_code=1), history=history) for _ in range(5)]
     assert [each.restarts for each in moves] == [True] * 4 + [False]
-    assert (moves[-1].exit_code, moves[-1].is_crash_loop, moves[-1].note) == (1, False, "")
+    assert (moves[-1].exit_code, moves[-1].is_crash_loop) == (1, False)
+    assert moves[-1].note == "not restarted: all restarts are used (--max-restarts 4)"
 
 
 def test_a_program_that_cannot_be_started_is_not_tried_again_whatever_is_asked_for():

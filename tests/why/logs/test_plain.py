@@ -80,7 +80,7 @@ def test_samples_of_floods_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     for _ in range(3):
         compare(both, b"\n".join(dice.choices(lines, k=3 * BLOCK_BYTES // 60)))
         assert both[0].flooding == both[1].flooding
-    assert len(both[0].flooding) >= 5
+    assert len(both[0].flooding) >= 3
 
 
 @pytest.mark.parametrize(

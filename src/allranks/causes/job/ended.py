@@ -203,9 +203,7 @@ class Cancelled(Cause, id="AR508"):
         Sign(r"CANCELLED AT [0-9T:-]+ DUE to SIGNAL ", Role.LIKELY, _NOBODY, Confidence.LIKELY),
         # Of `allranks cancel`, which leaves cancel.log in the run directory.
         Sign(r"allranks cancel: (?P<who>[^ ]{1,80} on [^ ]{1,80}) cancelled the job", blames=_NOBODY),
-        # Of `allranks run`: events.jsonl (launch/lead/leader.py), and its last line (launch/job.py).
-        Sign(r"\"event\": \"interrupted\", \"signum\": (?P<signal>1|2|3),", blames=_NOBODY),
-        Sign(r"\"event\": \"interrupted\", \"signum\": (?P<signal>15),", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        # The last line of `allranks run` (launch/end.py).
         Sign(
             r"allranks: (?P<signal>SIGINT|SIGHUP|SIGQUIT) after [0-9]+ s: all workers here have ended", blames=_NOBODY
         ),
@@ -251,8 +249,6 @@ class Cancelled(Cause, id="AR508"):
         "2026-11-23T15:26:05 allranks cancel: ada on login1 cancelled the job",
         "slurmd[n3]: error: *** JOB 9 CANCELLED AT 2013-10-09T23:20:53 ***",
         "slurmstepd: error: *** STEP 524547.1 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***",
-        '{"time_s": 1795458404.845, "event": "interrupted", "signum": 2, "node": "vm"}',
-        '{"time_s": 1795458421.532, "event": "interrupted", "signum": 15, "node": "vm"}',
         "allranks: SIGINT after 7 s: all workers here have ended; output in runs/3/attempt_0/vm",
         "allranks: SIGTERM after 8 s: all workers here have ended; output in runs/3/attempt_0/vm",
         "712854             train        gpu CANCELLED by 1001  00:10:02",
@@ -277,7 +273,6 @@ class Cancelled(Cause, id="AR508"):
     misses = (
         "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO TIME LIMIT ***",
         "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO PREEMPTION ***",
-        '{"time_s": 1795458404.845, "event": "interrupted", "signum": 10, "node": "vm"}',
         "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 3494 closing signal SIGTERM",
         "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
     )

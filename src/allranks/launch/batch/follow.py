@@ -1,4 +1,4 @@
-"""What is the state of a job, and what does it print? From SLURM's controller, its accounting, and the run directory.
+"""What is the state of a job? From SLURM's controller, its accounting, and the run directory.
 
 A job is named by SLURM's id, by the id of a run in the log directory, or as `latest`.
 
@@ -9,29 +9,33 @@ says so.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
 from allranks.host.slurm_command import NoSlurmError
-from allranks.launch.batch.local import LocalRun, cancel_run, look_at_run, note_cancel, show_duration
+from allranks.launch.batch.local import (
+    LocalRun,
+    cancel_run,
+    describe_lost,
+    look_at_run,
+    note_cancel,
+    show_duration,
+    show_time,
+)
 from allranks.launch.batch.submit import describe_unavailable
-from allranks.launch.console import Console
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
+from allranks.report.history import Restart, describe_restarts
+from allranks.report.remains import last_alive, last_words
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
 from allranks.report.text import count_of, say
 
-POLL_S = 0.2
 LOOK_S = 3.0
-"""While logs are followed: how often to ask the controller and to look for new files."""
-LAST_WORDS_S = 2.0
-"""On a shared file system, the last lines appear a little after the end of the job."""
+"""How often to ask the controller."""
 NO_ANSWER_S = 600.0
 
 
@@ -49,6 +53,13 @@ class JobReport:
     """Nodes that a waiting job cannot get, with SLURM's reason."""
     local: LocalRun | None = None
     """A run that SLURM does not know."""
+    worker_restarts: tuple[Restart, ...] = ()
+    """Of the newest attempt: all starts of its ranks after the first, each with the fault before it."""
+    max_restarts: int | None = None
+    last_alive: str = ""
+    """When it was last alive, as its files tell, if it has no verdict."""
+    last_words: tuple[str, ...] = ()
+    """If it ended without a verdict: the last lines of its first ranks."""
     no_slurm: str = ""
     """Why SLURM cannot be asked from this machine, where that is so; then only the run directory is known."""
 
@@ -94,8 +105,8 @@ def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
     """
     if isinstance(job, Run):
         run = read_run(job.path)  # its current state
-        report = JobReport(job=run.id, slurm=None, run_dir=str(run.path), attempt=run.attempt, verdict=run.verdict)
-        return [replace(report, local=look_at_run(run))]
+        local = look_at_run(run)
+        return [_fill(JobReport(job=run.id, slurm=None, local=local), run, is_lost=local.state == "LOST")]
     no_slurm: NoSlurmError | None = None
     try:
         if jobs := find_jobs(job) or find_old_jobs(job):
@@ -114,18 +125,35 @@ def _report(job: JobState, log_dir: Path, *, no_slurm: str = "") -> JobReport:
     """Return what is known of a job; of one that SLURM has forgotten, `job` has nothing but the id."""
     run_dir = _find_run_dir(job, log_dir)
     run = read_run(run_dir) if run_dir else None
-    attempt = run.attempt if run else None
-    # A requeued job has the verdict of its last attempt, not of the coming one.
-    is_of_this_attempt = not job.is_pending and attempt is not None and attempt >= job.restarts
     is_short_of_nodes = job.is_pending and "node" in job.reason.lower()
-    return JobReport(
+    report = JobReport(
         job=job.id,
         slurm=job if job.state else None,
-        run_dir=str(run_dir or ""),
-        attempt=attempt,
-        verdict=run.verdict if run and is_of_this_attempt else None,
         unavailable=describe_unavailable(job) if is_short_of_nodes else "",
         no_slurm=no_slurm,
+    )
+    if run is None:
+        return report
+    # A requeued job has the verdict of its last attempt, not of the coming one.
+    is_of_this_attempt = not job.is_pending and run.attempt is not None and run.attempt >= job.restarts
+    if not is_of_this_attempt:
+        return replace(report, run_dir=str(run.path), attempt=run.attempt)
+    return _fill(report, run, is_lost=job.is_finished and job.state != "COMPLETED")
+
+
+def _fill(report: JobReport, run: Run, *, is_lost: bool) -> JobReport:
+    """Return the report with what the run directory has; of a run that is lost, with its ranks' last lines."""
+    is_silent = run.verdict is None and run.attempt is not None
+    words = last_words(run.attempt_path) if is_lost and is_silent else []
+    return replace(
+        report,
+        run_dir=str(run.path),
+        attempt=run.attempt,
+        verdict=run.verdict,
+        worker_restarts=run.restarts,
+        max_restarts=run.max_restarts,
+        last_alive=show_time(last_alive(run.attempt_path)) if is_silent else "",
+        last_words=tuple(f"rank {word.rank}: {word.text}" for word in words),
     )
 
 
@@ -154,8 +182,11 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
     files = dict.fromkeys(filter(None, [job.out, job.err])) if job is not None and not job.is_pending else {}
     attempt = f"attempt {report.attempt}" if report.attempt is not None else "no agent has started yet"
     run = f"{report.run_dir} ({attempt})" if report.run_dir else ""
-    rows = {"nodes": report.unavailable, "output": " ".join(files), "run": run}
-    return [first, *(f"  {name:<9} {text}" for name, text in rows.items() if text)]
+    alive = f"last at {report.last_alive}" if report.last_alive and (job is None or job.state != "RUNNING") else ""
+    restarts = describe_restarts(report.worker_restarts, allowed=report.max_restarts)
+    rows = [("nodes", report.unavailable), ("output", " ".join(files)), ("run", run), ("alive", alive)]
+    rows += [("restarts", restarts), *(("said" if at == 0 else "", word) for at, word in enumerate(report.last_words))]
+    return [first, *(f"  {name:<9} {text}" for name, text in rows if text)]
 
 
 def _describe_state(job: JobState, now: datetime) -> str:
@@ -166,8 +197,7 @@ def _describe_state(job: JobState, now: datetime) -> str:
         case LocalRun(state="RUNNING"):
             return f"RUNNING{where}, since {job.start}; its agent is process {job.pid}"
         case LocalRun(state="LOST"):
-            agent = f"its agent, process {job.pid}{where}"
-            return f"LOST: {agent}, ended without a verdict; to see why: allranks why {job.id}"
+            return f"LOST: {describe_lost(job)}; to see more: allranks why {job.id}"
         case LocalRun(state="UNKNOWN"):
             return f"UNKNOWN: it has no verdict yet, and its agent{where} is not visible from this machine"
     if job.is_pending:
@@ -240,14 +270,15 @@ def wait_for_end(job_id: str, *, log_dir: Path) -> tuple[list[JobReport], int]:
                 # SLURM forgot it between two looks: the previous report at least has its name and nodes.
                 return (reports if states else known or reports), max(map(_exit_code, reports))
             known = reports
-            news = next((_describe_progress(state) for state in states if not state.is_finished), "")
+            news = next((describe_progress(state) for state in states if not state.is_finished), "")
             if news not in ("", told):
                 told = news
                 say(news)
         time.sleep(LOOK_S)
 
 
-def _describe_progress(job: JobState) -> str:
+def describe_progress(job: JobState) -> str:
+    """Return what a job waits for, or that it runs; empty if SLURM gives no reason."""
     if job.is_pending:
         return f"job {job.id} waits: {job.reason}" if job.reason else ""
     return f"job {job.id} is {job.state}" + (f" on {job.nodes}" if job.nodes else "")
@@ -263,83 +294,3 @@ def _exit_code(report: JobReport) -> int:
     if job.signal:
         return exit_for_signal(job.signal)
     return Exit.OK if job.state == "COMPLETED" else Exit.USER_CODE
-
-
-# --- Logs -------------------------------------------------------------------------------------------------------------
-
-
-def show_logs(job: Run | str, *, log_dir: Path, ranks: Sequence[int], is_followed: bool) -> None:
-    """Print the output of a job so far; with `is_followed`, until the job ends.
-
-    Without `ranks`, that is the job's own output: the verdict and all ranks, each line with node and rank. If these
-    files cannot be read from here, the ranks' own files in the run directory are shown.
-
-    Raises:
-        SetupError: SLURM is not there, or has not answered for NO_ANSWER_S.
-        UsageError: the job is unknown, or it has printed nothing.
-    """
-    console, shown, told = Console(), set[Path](), ""
-    answered_s, is_over = float("-inf"), False
-    while True:
-        try:
-            reports, answered_s = report_job(job, log_dir=log_dir), time.monotonic()
-        except SetupError:
-            if time.monotonic() - answered_s > NO_ANSWER_S:
-                raise
-        for file, stream, prefix in _files(reports, ranks):
-            if file not in shown:
-                shown.add(file)
-                console.follow(file, start=0, stream=stream, prefix=prefix)
-        was_over, is_over = is_over, all(report.is_over for report in reports)
-        if was_over or not is_followed:  # a job that has ended gets one more turn, for its last words
-            break
-        news = next((_describe_progress(r.slurm) for r in reports if r.slurm is not None and r.slurm.is_pending), "")
-        if news not in ("", told):
-            told = news
-            say(news)
-        end_s = time.monotonic() + (LAST_WORDS_S if is_over else LOOK_S)
-        while time.monotonic() < end_s:
-            if not console.pump():
-                time.sleep(POLL_S)
-    console.close()
-    if not shown:
-        raise UsageError(_nothing_to_show(reports[0], ranks))
-
-
-def _nothing_to_show(report: JobReport, ranks: Sequence[int]) -> str:
-    if report.is_unknown:
-        return f"{report.title}: SLURM does not know it, and it has no run directory here; give --log-dir"
-    if report.slurm is not None and report.slurm.is_pending:
-        return f"{report.title} has not started ({report.slurm.reason or report.slurm.state}); -f waits for it"
-    if ranks:
-        return f"{report.title}: {report.run_dir or 'its run directory'} has no files of rank {ranks[0]}"
-    return f"{report.title} has no output yet, or its files are not readable from this machine"
-
-
-def _files(reports: Sequence[JobReport], ranks: Sequence[int]) -> list[tuple[Path, str, str]]:
-    """Return each file with its stream and the prefix of its lines."""
-    found: list[tuple[Path, str, str]] = []
-    for report in reports:
-        task = f"{report.job} " if len(reports) > 1 else ""
-        own = {} if ranks or report.local else _own_files(report)
-        found += [(path, stream, f"[{report.job}] " if task else "") for path, stream in own.items()]
-        if own or report.attempt is None:
-            continue
-        for path in Path(report.run_dir, f"attempt_{report.attempt}").glob("*/rank_*.*"):
-            name = re.fullmatch(r"rank_(\d+)\.(out|err)", path.name)
-            if name and (not ranks or int(name[1]) in ranks):
-                prefix = "" if len(ranks) == 1 and not task else f"[{task}{path.parent.name} r{name[1]}] "
-                found.append((path, name[2], prefix))
-    return sorted(found)
-
-
-def _own_files(report: JobReport) -> dict[Path, str]:
-    """Return the job's output files that are here, with their streams."""
-    job = report.slurm
-    if job is not None and job.out:
-        files = {Path(job.err): "err", Path(job.out): "out"}  # they may be one
-    else:  # no file names, as from accounting: take the usual ones, in the job's directory
-        places = [Path(job.work_dir)] if job and job.work_dir else [Path(report.run_dir, "../.."), Path()]
-        usual = (path for place in places for path in place.glob(f"*[-_]{report.job}.*"))
-        files = {path.resolve(): path.suffix[1:] for path in usual if path.suffix in (".out", ".err")}
-    return {path: stream for path, stream in files.items() if path.is_file()}

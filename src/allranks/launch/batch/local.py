@@ -22,6 +22,8 @@ from allranks.host.node import name_of
 from allranks.host.slurm import JobState
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
+from allranks.report.history import Restart
+from allranks.report.remains import last_alive
 from allranks.report.runs import Run, sort_by_number
 
 _CLOCK_S = 2.0
@@ -37,6 +39,17 @@ class LocalRun(JobState):
     pid: int | None
     """Pid of the leader's agent, on the first of the nodes."""
     run_dir: str
+    worker_restarts: tuple[Restart, ...] = ()
+    """All starts of its ranks after the first, each with the fault before it."""
+    max_restarts: int | None = None
+    last_alive: str = ""
+    """When it was last alive, if it has no verdict."""
+    leader: str = ""
+    """The node whose agent led last."""
+    killed: str = ""
+    """How that agent was killed, if the process beside it has seen that."""
+    is_host_younger: bool = False
+    """Whether this machine has been restarted since the run began."""
 
     @property
     def is_finished(self) -> bool:
@@ -47,7 +60,7 @@ class LocalRun(JobState):
 def look_at_run(run: Run) -> LocalRun:
     """Return the state of a run."""
     verdict, cause = run.verdict, ""
-    if verdict is not None and verdict.findings:
+    if verdict is not None and verdict.findings and verdict.exit_code:  # else it went on after these faults
         cause = verdict.findings[0].cause
     elif verdict is not None and verdict.ended_by and not run.is_of_slurm:  # a signal from outside is a person's then
         cause = find_cause("cancelled").label()
@@ -57,14 +70,31 @@ def look_at_run(run: Run) -> LocalRun:
         state=_state_of(run),
         num_nodes=len(run.nodes),
         nodes=fold_hosts(run.nodes),
-        start=_time(run.started_s),
-        end=_time(run.ended_s),
+        start=show_time(run.started_s),
+        end=show_time(run.ended_s),
         elapsed=show_duration(run.ended_s - run.started_s) if run.ended_s and run.started_s else "",
         exit_code=verdict.exit_code if verdict else None,
         cause=cause,
         pid=run.pid,
         run_dir=str(run.path),
+        leader=run.leader,
+        killed=run.killed,
+        worker_restarts=run.restarts,
+        max_restarts=run.max_restarts,
+        last_alive="" if verdict or run.attempt is None else show_time(last_alive(run.attempt_path)),
+        is_host_younger=_is_here(run) and run.started_s is not None and psutil.boot_time() > run.started_s + _CLOCK_S,
     )
+
+
+def describe_lost(run: LocalRun) -> str:
+    """Return how a run that is LOST ended, in a clause."""
+    process = f"process {run.pid} on " if run.pid is not None else ""
+    agent = f"its agent ({process}{run.leader or run.nodes})"
+    if run.killed:
+        return f"{agent} was killed by {run.killed}, and left no verdict"
+    if run.is_host_younger:
+        return f"the machine {run.nodes} was restarted while {agent} ran"
+    return f"{agent} was killed: it is gone without a verdict, while the machine stayed up"
 
 
 def show_duration(seconds: float) -> str:
@@ -98,7 +128,7 @@ def note_cancel(run_dir: Path) -> None:
     """Leave a line for `allranks why` in the newest attempt of a run, if that can be written."""
     attempts = sort_by_number(run_dir.glob("attempt_*"))
     who = f"{psutil.Process().username()} on {os.uname().nodename}"
-    line = f"{_time(time.time())} allranks cancel: {who} cancelled the job\n"
+    line = f"{show_time(time.time())} allranks cancel: {who} cancelled the job\n"
     if attempts:
         with contextlib.suppress(OSError), (attempts[-1] / "cancel.log").open("a") as file:
             file.write(line)
@@ -107,9 +137,16 @@ def note_cancel(run_dir: Path) -> None:
 def _state_of(run: Run) -> str:
     if run.verdict is not None:
         return "COMPLETED" if run.verdict.exit_code == 0 else "CANCELLED" if run.verdict.ended_by else "FAILED"
-    if run.pid is None or run.nodes[:1] != (name_of(os.environ),):
+    if run.killed:
+        return "LOST"
+    if run.pid is None or not _is_here(run):
         return "UNKNOWN"
     return "RUNNING" if _is_agent(run.pid, run.started_s or 0.0) else "LOST"
+
+
+def _is_here(run: Run) -> bool:
+    """Whether the leader's node is this machine."""
+    return run.nodes[:1] == (name_of(os.environ),)
 
 
 def _is_agent(pid: int, started_s: float) -> bool:
@@ -121,5 +158,6 @@ def _is_agent(pid: int, started_s: float) -> bool:
         return False
 
 
-def _time(seconds: float | None) -> str:
+def show_time(seconds: float | None) -> str:
+    """Return a Unix time as local time, `2026-11-23T03:15:00`; empty for None."""
     return datetime.fromtimestamp(seconds).isoformat(timespec="seconds") if seconds else ""

@@ -16,9 +16,28 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from allranks.config.keys import SLURM_TIME
 from allranks.model.errors import UsageError
 from allranks.report.rundir import is_secret_name
 
+_TIME = "minutes, H:MM:SS, D-HH or UNLIMITED, for example 90, 2:00:00 or 1-12"
+_SIZE = "a number with K, M, G or T, for example 64G"
+_GPUS = "a number, or TYPE:NUMBER, for example 4 or a100:4"
+FORMS = {
+    "time": (rf"{SLURM_TIME}|-1|(?i:UNLIMITED|INFINITE)", _TIME),
+    "nodes": (
+        r"[1-9]\d*[kKmM]?(?:-[1-9]\d*[kKmM]?)?|[1-9]\d*(?:[-,:]\d+)+",
+        "a number, or MIN-MAX, for example 6 or 4-6",
+    ),
+    "mem": (r"\d+(?:\.\d+)?(?:[KMGT]i?B?|[kmgt])?", _SIZE),
+    "gpus": (r"(?:[^\s,:=]+:)?\d+(?:,(?:[^\s,:=]+:)?\d+)*", _GPUS),
+    "gpus_per_node": (r"(?:[^\s,:=]+:)?\d+(?:,(?:[^\s,:=]+:)?\d+)*", _GPUS),
+    "cpus_per_task": (r"[1-9]\d*", "a number of at least 1"),
+    "array": (r"\d+(?:-\d+(?::\d+)?)?(?:,\d+(?:-\d+(?::\d+)?)?)*(?:%\d+)?", "task numbers, for example 0-9%2"),
+    "signal": (r"(?:[RB]+:)?\w+(?:@\d+)?", "a signal and seconds before the time limit, for example USR1@120"),
+    "open_mode": (r"append|truncate|a|t", "append or truncate"),
+}
+"""Options whose values can be told from wrong ones without SLURM: a regular expression, and what is expected."""
 OPTION_LIMIT = 4000
 """Longest `#SBATCH` argument in characters; sbatch 22.05 copies it into a fixed buffer of 8 KiB without a check."""
 
@@ -131,8 +150,15 @@ def _directives(options: SbatchOptions) -> Iterator[str]:
             yield flag
         elif each.name == "requeue":
             yield "--no-requeue"
-        elif value not in (None, False):
+        elif value is not None and value is not False:
+            _refuse_misspelled(each.name, flag, str(value))
             yield f"{flag}={quote_for_sbatch(flag, str(value))}"
+
+
+def _refuse_misspelled(name: str, flag: str, value: str) -> None:
+    pattern, expected = FORMS.get(name, (".*", ""))
+    if not re.fullmatch(pattern, value.strip(), re.DOTALL):
+        raise UsageError(f"{flag} {value!r}: expected {expected}")
 
 
 def quote_for_sbatch(flag: str, value: str) -> str:

@@ -16,6 +16,7 @@ import secrets
 import shutil
 import subprocess
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -28,11 +29,13 @@ from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.report.rundir import as_file_name, make_directory, point_latest
+from allranks.report.text import count_of
 from allranks.wire.secret import SECRET_VARIABLE
 
 STARTS_SOON_S = 2.0
 NEVER_STARTS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows or has in service",
+    "PartitionConfig": "its partition has no nodes that fit it",
     "PartitionTimeLimit": "its time limit is above that of its partition",
     "BadConstraints": "no node has what it requests",
     "DependencyNeverSatisfied": "a job that it depends on has failed",
@@ -67,6 +70,30 @@ class Submission:
     """New name of the run directory of an older job that had the same id."""
 
 
+def refuse_too_large(options: SbatchOptions) -> None:
+    """Refuse a job that wants more nodes than its partition has; SLURM would let it wait forever.
+
+    Raises:
+        UsageError: how many there are.
+    """
+    least = re.match(r"\d+(?![kKmM\d])", options.nodes or "1")
+    counts = _count_nodes(options.partition or "")
+    if least and counts and int(least[0]) > max(counts.values()):
+        have = ", ".join(f"partition {name} has {count_of(count, 'node')}" for name, count in counts.items())
+        raise UsageError(f"--nodes {options.nodes}: {have}; nothing was submitted")
+
+
+def _count_nodes(partitions: str) -> dict[str, int]:
+    """Return the number of nodes in each of these partitions, or in the default one; empty if SLURM does not tell."""
+    asked = partitions.split(",") if partitions else []
+    names: list[str] = []
+    with contextlib.suppress(AllranksError):
+        for node in list_nodes(partition=partitions):
+            own = (name.rstrip("*") for name in node.partitions if asked or name.endswith("*"))
+            names += [name for name in own if name in asked or not asked]
+    return dict(Counter(names))
+
+
 def check_script(script: str) -> None:
     """Let bash parse the script without running it.
 
@@ -93,6 +120,8 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         SetupError: SLURM is not there, does not answer, or refuses.
     """
     trial = try_script(script, env=env)
+    if trial.not_now:
+        refuse_too_large(options)
     root = make_directory(Path(options.chdir or ".") / log_dir)
     runs = {path.name for path in root.iterdir()}
     outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207

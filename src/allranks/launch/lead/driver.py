@@ -34,6 +34,7 @@ from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.rollcall import deliver
 from allranks.report.refusal import print_findings
+from allranks.report.rundir import SignOfLife
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
 from allranks.wire.accept import Acceptor, turn_away
@@ -71,6 +72,7 @@ class LeaderDriver:
         self._told_s: dict[tuple[str, str], float] = {}
         """Host and cause of the rejected peers that were reported lately, and when."""
         self._is_hang_told = False
+        self._sign_of_life = SignOfLife(self.run_dir)
         self._answers = queue.SimpleQueue[Event]()
         self._lines = Lines(leader.step, self._carry_out, selector)
         for node, connection in connections.items():
@@ -90,6 +92,7 @@ class LeaderDriver:
 
     def close(self) -> None:
         """Give slow agents a moment to receive their last message, and close all connections."""
+        self._sign_of_life.end()
         deliver(self._lines.connections.values())
         self._lines.close()
         self.revivals.close()

@@ -193,6 +193,7 @@ class Leader(Reports):
     def _stop(self, decision: Decision, now_s: float, *, signum: int = signal.SIGTERM) -> None:
         self._enter(Phase.STOPPING)
         this, fault = self._generation, self._generation.judged
+        this.ended_s = now_s
         at_once = fault.blocked if fault is not None else ()
         grace_s = None if fault is None else course.RESTART_GRACE_S if decision.restarts else GRACE_S
         this.decision, self._deadline_s = decision, now_s + (grace_s or GRACE_S) + course.STOPPED_S
@@ -302,18 +303,20 @@ class Leader(Reports):
             self._say(str(exc))
             self._give_up(exc.exit_code, *([exc.finding] if exc.finding else []))
             return
-        self._announce(plans[self._own])
+        self._announce(plans[self._own], now_s)
         self._enter(Phase.RUNNING)
         self._begin(plans[self._own], now_s)
         for index, plan in plans.items():
             self._send(plan, [index])
 
-    def _announce(self, plan: Plan) -> None:
+    def _announce(self, plan: Plan, now_s: float) -> None:
         names = [member.name for member in plan.members]
         gone = [name for index, name in self._members.group.items() if index not in plan.nodes]
         own, left = self._members.name_of(self._own), self._history.restarts_left
         checkpoint, is_tracked = self.checkpoint, bool(self.steps)
-        self._record("restarting", generation=plan.generation, leader=own, members=names, checkpoint=checkpoint)
+        lost_s = round(now_s - self._kept_s, 1)
+        about = {"leader": own, "members": names, "checkpoint": checkpoint, "lost_s": lost_s, "is_tracked": is_tracked}
+        self._record("restarting", generation=plan.generation, **about)
         text = outcome.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
         self._say(text)
 

@@ -77,7 +77,9 @@ def decide(
     if is_again and not is_error and step is not None:
         return Decision(exit_code=judged.exit_code, is_crash_loop=True)
     if history.restarts_left <= 0:
-        return Decision(exit_code=judged.exit_code)
+        used = len(history.crashes) - 1  # each one before this one cost a restart
+        note = f"not restarted: all restarts are used (--max-restarts {used})" if used else ""
+        return Decision(exit_code=judged.exit_code, note=note)
     worn = next((rank for rank in judged.ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
     if worn is not None and not judged.cures and not is_error:
         note = f"rank {worn} failed {history.faults[worn]} times without progress; a restart does not cure it"

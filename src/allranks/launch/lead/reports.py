@@ -8,6 +8,7 @@ The phases, and the decisions, are in launch.lead.leader, which extends this cla
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class Generation:
     stop: Stop | None = None
     ahead_s: dict[int, float] = field(default_factory=dict)
     """By node: how far the leader's clock is ahead of that node's, by the age of the first end that it told."""
+    ended_s: float = math.inf
+    """When its workers were told to end."""
     is_cut_short: bool = False
     """Whether an agent that got a signal has ended its workers before anybody else did."""
 
@@ -87,6 +90,8 @@ class Reports:
         """By rank, of this generation; empty where the script does not report steps."""
         self.checkpoint: int | None = None
         """Step of the newest complete one."""
+        self._kept_s = now_s
+        """When that was complete, or the generation began, whichever is later: since then, steps may be lost."""
         self.is_finished = False
         """Whether the workers have completed all their steps."""
         self._unresponsive: set[int] = set()
@@ -154,7 +159,7 @@ class Reports:
         ports = {position[each.node]: each.port for each in plan.successors}
         ports |= {position[index]: node.card.agent_port for index, node in self._members.here.items()}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
-        self._capacity_until_s = None
+        self._capacity_until_s, self._kept_s = None, now_s
         self.steps, self.is_finished = {}, False
 
     # Messages
@@ -192,7 +197,9 @@ class Reports:
                 self._lose(index, f"it sent {type(message).__name__}, which is not a message of an agent", now_s)
 
     def _note_checkpoints(self, *steps: int | None) -> None:
-        self.checkpoint = max((step for step in (self.checkpoint, *steps) if step is not None), default=None)
+        newest = max((step for step in (self.checkpoint, *steps) if step is not None), default=None)
+        if newest != self.checkpoint:
+            self.checkpoint, self._kept_s = newest, min(self._stepped_s, self._generation.ended_s)
 
     def _take(self, signum: int, now_s: float) -> None:
         """Take in a signal, which SLURM sends to all agents, and ask the scheduler, once, what it means."""

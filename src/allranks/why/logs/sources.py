@@ -20,6 +20,7 @@ from pathlib import Path
 import zstandard
 
 from allranks.model.errors import UsageError
+from allranks.report.rundir import is_own_file
 from allranks.why.logs.place import read_path
 
 STDIN = "-"
@@ -41,8 +42,10 @@ _NO_LOGS_IN_DIRECTORIES = frozenset({
 })  # fmt: skip
 """Text, but no log: the code of the job may be beside it, and contains every message that it can print."""
 _STILL_LOGS = re.compile(r"error\.json|events\.jsonl|verdict\.json|[^/]*log[^/]*\.jsonl?")
+VERDICT = "verdict.json"
+"""The one file of a run's own that is found: why/verdicts.py takes it out again."""
 _OWN_FILES = frozenset(("secret", "leader.json", "roll_call.json", "env.json"))
-"""In a run directory (report/rundir.py): addresses, keys and settings of the agents. No logs."""
+"""No logs, wherever they are: the names of files with addresses, keys and settings of the agents (report/rundir.py)."""
 _CODE = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%PDF")
@@ -142,6 +145,8 @@ def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
         # Named by the user: code is read, too, and so is a pipe, whose first bytes cannot be read without removing
         # them.
         is_file = stat.S_ISREG(status.st_mode)
+        if is_file and _is_kept(Path(path)):
+            raise UsageError(f"{path}: this is a run's own file and no log; name the run's directory")
         if stat.S_ISSOCK(status.st_mode) or (is_file and not is_log(Path(path))):
             return
         yield _source(path, Path(path), status.st_size if is_file else 0)
@@ -179,7 +184,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, int]]:
             if stat.S_ISDIR(mode.st_mode):
                 if entry.name not in _CODE:
                     folders.append((entry.is_symlink(), path))
-            elif stat.S_ISREG(mode.st_mode) and _is_named_like_a_log(entry.name) and is_log(path):
+            elif stat.S_ISREG(mode.st_mode) and _is_named_like_a_log(path) and is_log(path):
                 yield path, mode.st_size
         waiting[:0] = [path for is_link, path in reversed(folders) if is_link]
         waiting += [path for is_link, path in reversed(folders) if not is_link]
@@ -194,12 +199,17 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def _is_named_like_a_log(name: str) -> bool:
-    if name in _OWN_FILES:
+def _is_named_like_a_log(path: Path) -> bool:
+    name = path.name
+    if name in _OWN_FILES or _is_kept(path):
         return False
     if _STILL_LOGS.fullmatch(name) or re.fullmatch(r"rank_\d+\.error\.json", name):
         return True
     return _suffix(name) not in _NO_LOGS_IN_DIRECTORIES
+
+
+def _is_kept(path: Path) -> bool:
+    return path.name != VERDICT and is_own_file(path)
 
 
 def _suffix(name: str) -> str:
