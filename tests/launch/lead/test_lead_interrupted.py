@@ -84,7 +84,9 @@ class Job:
             self.effects.append(effect)
             match effect:
                 case AskScheduler(signum=signum, can_save=can_save) if not self.is_scheduler_mute:
-                    meant = ending.decide(signum, job=self.job, can_save=can_save, no_requeue=self.no_requeue)
+                    meant = ending.decide(
+                        signum, job=self.job, can_save=can_save, told=ending.Told(no_requeue=self.no_requeue)
+                    )
                     self.feed(Meant(now_s=self.now_s, signum=signum, decision=meant))
                 case FindCheckpoint() if not self.is_disk_mute:
                     self.feed(CheckpointFound(now_s=self.now_s, step=None))

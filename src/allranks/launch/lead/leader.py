@@ -19,7 +19,7 @@ import msgspec
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.presence import NOT_COME
 from allranks.launch import events
-from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
+from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, STOP_SIGNALS, Effect, Event
 from allranks.launch.lead import course, outcome
 from allranks.launch.lead.course import Phase
 from allranks.launch.lead.group import make_group
@@ -65,6 +65,8 @@ class Leader(Reports):
             case events.CheckpointFound(step=step):
                 self._is_looking = False
                 self._note_checkpoints(step)
+            case events.KillWaitFound(kill_wait_s=float() as kill_wait_s):
+                self._note_kill_wait(kill_wait_s)
         effects, self._effects = self._effects, []
         return effects
 
@@ -101,15 +103,29 @@ class Leader(Reports):
     def _obey(self, signum: int, meant: ending.Decision, now_s: float) -> None:
         """The scheduler has said what a signal means."""
         this = self._generation
+        if signum != SAVE_SIGNAL:
+            self._handlers_until_s = now_s + meant.handler_s
         if meant.ending is Ending.STOP:
             this.asked = None
+            if self.phase is Phase.STOPPING and this.stop is not None and this.stop.is_wanted:
+                self._hasten(this.stop, meant.handler_s, now_s)  # workers have ended before SLURM answered
         elif self.phase is Phase.RUNNING:
-            until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - course.SPARE_S)
-            self._ask(meant.ending, meant.line, signum=signum if signum == SAVE_SIGNAL else 0, until_s=until_s)
+            until_s = None if meant.save_s is None else now_s + meant.save_s
+            self._ask(meant.ending, meant.line, signum=signum, until_s=until_s)
         else:
             self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
             if this.decision.restarts:
                 this.asked = meant.ending
+
+    def _note_kill_wait(self, kill_wait_s: float) -> None:
+        """Say what SLURM leaves ranks that save on SIGTERM, where that is less than they would have otherwise."""
+        left_s = max(1.0, kill_wait_s - course.SPARE_S)
+        if left_s < self._terms.shutdown_s:
+            self._say(
+                f"ranks that handle SIGTERM have {left_s:.0f} s when SLURM ends this job: KillWait is "
+                f"{kill_wait_s:.0f} s, of which {course.SPARE_S:.0f} s are kept back; --signal=TERM@120 (sbatch) "
+                "warns them before the time limit"
+            )
 
     # Running
 
@@ -133,6 +149,7 @@ class Leader(Reports):
     def _oversleep(self, slept_s: float) -> None:
         """This process did not run for a while: nobody else was late."""
         self._deadline_s += slept_s
+        self._savers_deadline_s += slept_s
         if self._capacity_until_s is not None:
             self._capacity_until_s += slept_s
         for away in self._members.away.values():
@@ -195,14 +212,35 @@ class Leader(Reports):
         this, fault = self._generation, self._generation.judged
         at_once = fault.blocked if fault is not None else ()
         grace_s = None if fault is None else course.RESTART_GRACE_S if decision.restarts else GRACE_S
+        until_s = now_s + self._terms.shutdown_s if self._handlers_until_s is None else self._handlers_until_s
+        saving_s = max(0.0, until_s - now_s)
         this.decision, self._deadline_s = decision, now_s + (grace_s or GRACE_S) + course.STOPPED_S
-        this.stop = Stop(signum=signum, at_once=at_once, grace_s=grace_s, interrupted_by=self.interrupted_by)
+        self._savers_deadline_s = self._deadline_s + saving_s
+        this.stop = Stop(
+            signum=signum, at_once=at_once, grace_s=grace_s, saving_s=saving_s, interrupted_by=self.interrupted_by
+        )
         self._send(this.stop, self._members.here)
+
+    def _hasten(self, stop: Stop, saving_s: float, now_s: float) -> None:
+        """SLURM leaves less time than the agents were told."""
+        if stop.saving_s is not None and saving_s < stop.saving_s:
+            self._savers_deadline_s = min(self._savers_deadline_s, now_s + GRACE_S + saving_s + course.STOPPED_S)
+            self._generation.stop = msgspec.structs.replace(stop, saving_s=saving_s)
+            self._send(self._generation.stop, self._members.here)
+
+    def _takes_its_time(self, index: int) -> bool:
+        """Whether a rank of this node handles the signal that ends it, or saves."""
+        stop = self._generation.stop
+        handled = self._handled.get(index, frozenset())
+        is_wanted = stop is not None and stop.is_wanted
+        return index in self._saving or (is_wanted and not handled.isdisjoint(STOP_SIGNALS))
 
     def _await_stopped(self, now_s: float) -> None:
         own, this, running = self._own, self._generation, self._members.running
         # Who is away may come back: to go on, or to hear how the job has ended.
         if (running or self._members.away) and now_s < self._deadline_s:
+            return
+        if now_s < self._savers_deadline_s and any(self._takes_its_time(index) for index in running):
             return
         self._lose_away(now_s, nodes=running)
         for index in self._members.running:

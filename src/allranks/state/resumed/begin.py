@@ -15,7 +15,7 @@ from allranks.model.membership import Membership
 from allranks.report.text import say
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.steps import StepLost
-from allranks.state.resumed.telling import leave_to_agent
+from allranks.state.resumed.telling import leave_by_itself, leave_to_agent
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
 
@@ -69,5 +69,7 @@ def begin(
             checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
 
     on_exit.push(close)
+    if cell is None and "ALLRANKS_AGENT_PID" not in os.environ:
+        on_exit.callback(leave_by_itself(made.ask_to_leave))
     made.load(partial=partial, is_default=checkpoint_dir is None and named not in os.environ)
     return made
