@@ -69,6 +69,22 @@ def lab() -> None:
     help="Release of SLURM, from Debian's packages; needs mmdebstrap. [default: the one of this machine]",
 )
 @click.option("--accounting", is_flag=True, help="Also run slurmdbd, so that sacct works; needs mariadb-server.")
+@click.option(
+    "--kill-wait",
+    type=click.IntRange(min=0),
+    default=5,
+    show_default=True,
+    metavar="SECONDS",
+    help="SLURM's KillWait: between SIGTERM and SIGKILL. SLURM's own default is 30.",
+)
+@click.option(
+    "--grace-time",
+    type=click.IntRange(min=0),
+    default=10,
+    show_default=True,
+    metavar="SECONDS",
+    help="GraceTime of the partitions: between the SIGTERM of a preemption and the end.",
+)
 @click.option("--login", is_flag=True, help="Also start a login node, which runs slurmctld and is in no partition.")
 @name_option
 def up(
@@ -77,6 +93,8 @@ def up(
     slurm_release: str | None,
     accounting: bool,
     login: bool,
+    kill_wait: int,
+    grace_time: int,
     name: str,
 ) -> None:
     """Start the lab; if it is already up, restart what died in it. `heal` removes injected faults.
@@ -86,6 +104,7 @@ def up(
     allranks lab up --cluster cluster.toml --name second --tasks-per-node 4
     allranks lab up --slurm 24.11                              the packages are kept in ~/.cache/allranks/slurm
     allranks lab up --login                                    a job outlives the loss of any of its nodes
+    allranks lab up --kill-wait 40 --grace-time 40             time for a long checkpoint after SIGTERM
     """
     from allranks.lab.lab import Lab
 
@@ -99,6 +118,8 @@ def up(
         slurm_release=slurm_release,
         has_accounting=accounting,
         has_login=login,
+        kill_wait_s=kill_wait,
+        grace_s=grace_time,
         say=say,
     )
     flag = "" if name == "lab" else f" --name {name}"

@@ -103,7 +103,9 @@ class Grace:
         late = [rank for rank in told.get((signal.SIGKILL, False), ()) if turns[rank].answer and not self.is_fault]
         if late:
             name = _names({turns[rank].answer for rank in late})
-            effects.append(Say(text=f"{_who(late)} not ended {self.waited_s:.0f} s after {name}: SIGKILL"))
+            effects.append(
+                Say(text=f"{_who(late)} {_have(late)} not ended {self.waited_s:.0f} s after {name}: SIGKILL")
+            )
         if before_s < NOTICE_S <= self.waited_s:
             effects += [Say(text=text) for text in self._describe(turns)]
         return effects
@@ -149,20 +151,25 @@ class Grace:
         lines = []
         for kind, ranks in kinds.items():
             limit_s = max((turns[rank].kill_s for rank in ranks), default=0.0)
-            said = f"not ended after {signal.Signals(self.signum).name} yet"
+            said = f"{_have(ranks)} not ended after {signal.Signals(self.signum).name} yet"
             if kind == "handles":
                 limit_s = max(limit_s, self.saving_s)
-                said = f"a handler of {_names({turns[rank].answer for rank in ranks})} and not ended yet"
+                name = _names({turns[rank].answer for rank in ranks})
+                said = f"{'handle' if len(ranks) > 1 else 'handles'} {name} and {_have(ranks)} not ended yet"
             elif kind == "saves":
                 limit_s = self.saving_s + self.grace_s
-                said = "a checkpoint to write, and then to end"
+                said = f"{'save' if len(ranks) > 1 else 'saves'}, and will be ended then"
             if ranks:
                 lines.append(f"{_who(ranks)} {said}; SIGKILL in {max(0.0, limit_s - self.waited_s):.0f} s{at_once}")
         return lines
 
 
 def _who(ranks: Collection[int]) -> str:
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {'have' if len(ranks) > 1 else 'has'}"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _have(ranks: Collection[int]) -> str:
+    return "have" if len(ranks) > 1 else "has"
 
 
 def _names(signums: Iterable[int | None]) -> str:

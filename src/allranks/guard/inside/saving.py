@@ -28,14 +28,14 @@ _cells: dict[int, Cell | None] = {}
 def saving() -> Iterator[None]:
     """Have this rank finish what the block writes before it is ended."""
     cell = _cell()
-    if cell is not None:
-        cell.save(is_begun=True)
-    try:
-        with held_back():
-            yield
-    finally:
+    with held_back():
         if cell is not None:
-            cell.save(is_begun=False)
+            cell.save(is_begun=True)
+        try:
+            yield
+        finally:
+            if cell is not None:
+                cell.save(is_begun=False)
 
 
 @contextlib.contextmanager
