@@ -85,6 +85,14 @@ def test_a_handler_that_saves_after_a_fault_may_finish():
     assert lives(TERM, hold, is_fault=True, saved_s=7.0) == ["it has it 0.0", "SIGKILL 9.9"]
 
 
+def test_a_rank_that_takes_its_handler_back_when_it_has_saved_keeps_its_time():
+    grace = Grace(signum=TERM, grace_s=3.0, saving_s=26.0, is_fault=False, since_s=NOW_S, looked_s=NOW_S)
+    told = []
+    for tenths in range(250):
+        told += grace.look(NOW_S + tenths / 10, [3], {3: handling(TERM) if tenths < 90 else PLAIN})
+    assert [type(each) for each in told] == [Forward, Say]
+
+
 def test_a_blocked_rank_is_killed_at_once_whatever_it_says():
     assert lives(TERM, Hold(handles=frozenset({TERM}), is_saving=True), is_fault=True, at_once=True) == ["SIGKILL 0.0"]
 

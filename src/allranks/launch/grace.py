@@ -119,7 +119,8 @@ class Grace:
         """Return which signal a rank gets now, and whether only its handler does; None: it gets none."""
         if turn.killed_s is not None:
             return None
-        now_s, answer = self.waited_s, self._answer(hold)
+        # One that has got it keeps its time when it takes its handler back, as Trainers do when they have saved.
+        now_s, answer = self.waited_s, (turn.told_s is not None and turn.answer) or self._answer(hold)
         turn.answer, turn.is_saving = answer, hold.is_saving and now_s < self.saving_s
         has_time = answer is not None and not self.is_fault
         if turn.told_s is None:
