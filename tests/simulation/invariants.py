@@ -172,6 +172,20 @@ def the_leader_waits_for_its_own_agent(lead: Lead, event: Any, effects: Sequence
     return "it did" if any(isinstance(each, events.Disconnect) and each.node == lead.node for each in effects) else ""
 
 
+def who_saves_is_waited_for(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """An agent whose ranks save on a signal to the job is not given up within SAVES_S."""
+    world = lead.world
+    if lead.leader.interrupted_by is None or world.life.is_tracked:
+        return ""
+    for node in [each.node for each in effects if isinstance(each, events.Disconnect)]:
+        for worker in world.machines[node].workers:
+            if worker.end is None and worker.saves_until_s is not None and not world.current[node].is_stopped:
+                saved_s = world.now_s - worker.saves_until_s + world.life.saves_s
+                if saved_s < min(SAVES_S, world.life.saves_s) and worker.begun_s < world.now_s - SAVES_S:
+                    return f"n{node} was, while rank {worker.rank} has saved for {saved_s:.1f} s"
+    return ""
+
+
 def who_is_waited_for_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A wait says whom it waits for: a paused job every NOTICE_S, and a node that is given up by its name."""
     for each in effects:
@@ -259,6 +273,7 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     waits_end,
     signals_are_heeded,
     the_leader_waits_for_its_own_agent,
+    who_saves_is_waited_for,
     who_is_waited_for_is_named,
     restarts_are_counted,
     no_healthy_culprit,

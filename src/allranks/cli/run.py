@@ -145,8 +145,8 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
     type=Duration(),
     default=SHUTDOWN_S,
     metavar="DURATION",
-    help="How long ranks that handle SIGTERM may save after it, before SIGKILL; under SLURM at most what SLURM leaves. "
-    "Other ranks have 3 s. [default: 30s]",
+    help="How long to wait for ranks that handle SIGTERM, or save, before SIGKILL; SLURM may leave less, and other "
+    "ranks have 3 s: 90, 90s, 5m or 1h. [default: 30s]",
 )
 @click.option(
     "--checkpoint-dir",

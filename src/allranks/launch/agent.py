@@ -29,15 +29,16 @@ How long workers have when they are ended: launch.grace.
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
 from allranks.launch import events
-from allranks.launch.events import ASLEEP_S, GRACE_S, RELAYED_S, SAVE_SIGNAL, STOP_SIGNALS, Effect, Event, Hold
-from allranks.launch.grace import RECEIPT_S, Grace, has_begun
+from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, STOP_SIGNALS, Effect, Event, Hold
+from allranks.launch.grace import Grace
 from allranks.launch.lead.course import RETURN_S, SHUTDOWN_S
+from allranks.launch.relays import Relays
 from allranks.launch.succession import Succession
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire import protocol
@@ -107,10 +108,7 @@ class Agent:
         """Ranks that report steps, and therefore read orders."""
         self._holds: Mapping[int, Hold] = {}
         """How the ranks are to be ended."""
-        self._signalled_s: dict[int, float] = {}
-        """When each signal came last."""
-        self._relays: list[tuple[int, float, float]] = []
-        """Signals to be passed on to ranks that handle them: which, since when, and not before when."""
+        self._relays = Relays()
         self._has_failed = False
         self.ending: Grace | None = None
         """While it ends its workers, or will as soon as they have been started."""
@@ -231,31 +229,23 @@ class Agent:
         self._told.append((now_s, ended))
         self._send(ended)
 
-    def _end(
-        self,
-        signum: int,
-        now_s: float,
-        *,
-        grace_s: float = GRACE_S,
-        saving_s: float | None = None,
-        at_once: Iterable[int] = (),
-        is_fault: bool = True,
-    ) -> None:
+    def _end(self, signum: int, now_s: float, stop: protocol.Stop | None = None) -> None:
         """Tell all workers to end; a second call only adds workers to kill at once, and may hasten the others."""
         if self.phase in (Phase.WAITING, Phase.GONE):
             return
+        grace_s, saving_s = (stop.grace_s, stop.saving_s) if stop is not None else (None, None)
         if self.ending is None:
             self.ending = Grace(
                 signum=signum,
-                grace_s=grace_s,
+                grace_s=GRACE_S if grace_s is None else grace_s,
                 saving_s=self._shutdown_s if saving_s is None else saving_s,
-                is_fault=is_fault and self.interrupted_by is None,
-                since_s=min(now_s, self._signalled_s.get(signum, now_s)),
+                is_fault=self.interrupted_by is None and not (stop is not None and stop.is_wanted),
+                since_s=min(now_s, self._relays.came_s(signum, now_s)),
                 looked_s=now_s,
             )
         elif saving_s is not None:
             self.ending.hasten(saving_s)
-        self.ending.at_once |= frozenset(at_once)
+        self.ending.at_once |= frozenset(stop.at_once if stop is not None else ())
         if self.phase is Phase.WATCHING:
             self._enter(Phase.ENDING)
         if self.phase is Phase.ENDING and self.ending.swept_by_s is None:
@@ -293,7 +283,7 @@ class Agent:
     # Signals
 
     def _take_signal(self, signum: int, now_s: float) -> None:
-        self._signalled_s[signum] = now_s
+        self._relays.note(signum, now_s)
         if signum not in (SAVE_SIGNAL, *STOP_SIGNALS):
             self._send(protocol.Interrupted(signum=signum))  # the leader knows whether a rank handles it
             return
@@ -316,27 +306,11 @@ class Agent:
             self._do(events.Mute())  # of a hundred KeyboardInterrupts none tells anything
             self._end(self.interrupted_by, now_s)
 
-    def _relay(self, signum: int, now_s: float) -> None:
-        """Pass a signal on to the ranks that handle it, unless SLURM sends it to them, too."""
-        own_s = self._signalled_s.get(signum, now_s)
-        self._relays.append((signum, own_s if own_s > now_s - RELAYED_S else now_s, now_s + RECEIPT_S))
-
-    def _forward(self, now_s: float) -> None:
-        """Pass on what is due."""
-        for signum, since_s, _ in [each for each in self._relays if now_s >= each[2]]:
-            holds = {rank: self._holds.get(rank, Hold()) for rank in self._pids}
-            told = [
-                rank for rank, hold in holds.items() if signum in hold.handles and not has_begun(hold, signum, since_s)
-            ]
-            if told:
-                self._do(events.Forward(signum=signum, ranks=tuple(told)))
-        self._relays = [each for each in self._relays if now_s < each[2]]
-
     # The leader
 
     def _turn(self, now_s: float) -> None:
         self._heed(now_s)
-        self._forward(now_s)
+        self._do(*self._relays.due(now_s, self._pids, self._holds))
         if self.phase is Phase.ENDING and self.ending is not None:
             self._advance(self.ending, now_s)
         if self.phase is Phase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
@@ -364,23 +338,16 @@ class Agent:
             case Order() | protocol.Try():
                 self._do(events.PassOn(order=message))
                 if isinstance(message, Order) and message.signum:
-                    self._relay(message.signum, now_s)
+                    self._relays.ask(message.signum, now_s)
             case protocol.Relay(signum=signum):
-                self._relay(signum, now_s)
+                self._relays.ask(signum, now_s)
             case protocol.Stop(signum=signum, at_once=at_once, grace_s=grace_s):
                 if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
                     self._do(events.KeepEvidence())
                 self._is_next_stopped = self._next_plan is not None
                 if message.interrupted_by is not None and self.interrupted_by is None:
                     self.interrupted_by, self._waits_s = message.interrupted_by, now_s
-                self._end(
-                    signum,
-                    now_s,
-                    grace_s=GRACE_S if grace_s is None else grace_s,
-                    saving_s=message.saving_s,
-                    at_once=at_once,
-                    is_fault=not message.is_wanted,
-                )
+                self._end(signum, now_s, message)
             case Plan() if message.generation > self.plan.generation and self.goodbye is None:
                 if self.phase is Phase.WAITING:
                     self._start(message)

@@ -19,7 +19,7 @@ import msgspec
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.presence import NOT_COME
 from allranks.launch import events
-from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, STOP_SIGNALS, Effect, Event
+from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead import course, outcome
 from allranks.launch.lead.course import Phase
 from allranks.launch.lead.group import make_group
@@ -116,16 +116,6 @@ class Leader(Reports):
             self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
             if this.decision.restarts:
                 this.asked = meant.ending
-
-    def _note_kill_wait(self, kill_wait_s: float) -> None:
-        """Say what SLURM leaves ranks that save on SIGTERM, where that is less than they would have otherwise."""
-        left_s = max(1.0, kill_wait_s - course.SPARE_S)
-        if left_s < self._terms.shutdown_s:
-            self._say(
-                f"ranks that handle SIGTERM have {left_s:.0f} s when SLURM ends this job: KillWait is "
-                f"{kill_wait_s:.0f} s, of which {course.SPARE_S:.0f} s are kept back; --signal=TERM@120 (sbatch) "
-                "warns them before the time limit"
-            )
 
     # Running
 
@@ -227,13 +217,6 @@ class Leader(Reports):
             self._savers_deadline_s = min(self._savers_deadline_s, now_s + GRACE_S + saving_s + course.STOPPED_S)
             self._generation.stop = msgspec.structs.replace(stop, saving_s=saving_s)
             self._send(self._generation.stop, self._members.here)
-
-    def _takes_its_time(self, index: int) -> bool:
-        """Whether a rank of this node handles the signal that ends it, or saves."""
-        stop = self._generation.stop
-        handled = self._handled.get(index, frozenset())
-        is_wanted = stop is not None and stop.is_wanted
-        return index in self._saving or (is_wanted and not handled.isdisjoint(STOP_SIGNALS))
 
     def _await_stopped(self, now_s: float) -> None:
         own, this, running = self._own, self._generation, self._members.running

@@ -19,7 +19,7 @@ from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.launch import events
 from allranks.launch.events import FORWARDED, RELAYED_S, SAVE_SIGNAL, STOP_SIGNALS, Effect
-from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, Phase, Terms
+from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, SPARE_S, Phase, Terms
 from allranks.launch.lead.members import Members, Node, State
 from allranks.launch.lead.recovery import Decision
 from allranks.launch.queue.ending import Ending
@@ -232,6 +232,23 @@ class Reports:
         if signal.SIGTERM in self._handled[index] and not self._has_asked_kill_wait:
             self._has_asked_kill_wait = True
             self._do(events.FindKillWait())
+
+    def _takes_its_time(self, index: int) -> bool:
+        """Whether a rank of this node handles the signal that ends it, or saves."""
+        stop = self._generation.stop
+        handled = self._handled.get(index, frozenset())
+        is_wanted = stop is not None and stop.is_wanted
+        return index in self._saving or (is_wanted and not handled.isdisjoint(STOP_SIGNALS))
+
+    def _note_kill_wait(self, kill_wait_s: float) -> None:
+        """Say what SLURM leaves ranks that save on SIGTERM, where that is less than they would have otherwise."""
+        left_s = max(1.0, kill_wait_s - SPARE_S)
+        if left_s < self._terms.shutdown_s:
+            self._say(
+                f"ranks that handle SIGTERM have {left_s:.0f} s when SLURM ends this job: KillWait is "
+                f"{kill_wait_s:.0f} s, of which {SPARE_S:.0f} s are kept back; --signal=TERM@120 (sbatch) "
+                "warns them before the time limit"
+            )
 
     def _relay(self, index: int, signum: int, now_s: float) -> None:
         """An agent has got a signal that means nothing to the job: ranks that handle it get it, on all nodes."""
