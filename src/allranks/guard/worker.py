@@ -115,7 +115,9 @@ class WatchedWorker:
     def _handled(self, pid: int) -> frozenset[int]:
         """Return the signals that its script handles."""
         told = self._cell.handlers()
-        caught = read_caught(told.pid or pid, proc=self._root / "proc")
+        if told.pid and is_below(told.pid, pid, root=self._root):
+            pid = told.pid
+        caught = read_caught(pid, proc=self._root / "proc")
         return handled(caught, script=told.handled, own=told.own)
 
     def _look_outside(self, claimed_pid: int) -> Seen:

@@ -303,7 +303,8 @@ class Agent:
         stops = [each for each in self._signals if each != SAVE_SIGNAL]
         is_patient = stops == [signal.SIGTERM] or (self._is_slurm and set(stops) == {signal.SIGTERM})
         if not (is_patient and self._savers & self._pids.keys()):
-            self._do(events.Mute())  # of a hundred KeyboardInterrupts none tells anything
+            if all(hold.handles.isdisjoint(STOP_SIGNALS) for hold in self._holds.values()):
+                self._do(events.Mute())  # of a hundred KeyboardInterrupts none tells anything
             self._end(self.interrupted_by, now_s)
 
     # The leader

@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 
 from allranks.guard.inside.cell import Cell
+from allranks.host.process import is_below
 from allranks.host.signals import handled, read_caught
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
@@ -182,7 +183,7 @@ class WorkerGroup:
         for worker in self.still_running:
             told = worker.cell.handlers()
             if worker.pid not in self._caught:
-                self._caught[worker.pid] = read_caught(told.pid or worker.pid)
+                self._caught[worker.pid] = read_caught(_teller_of(worker) or worker.pid)
             signums = handled(self._caught[worker.pid], script=told.handled, own=told.own)
             holds[worker.rank] = Hold(handles=signums, begun_s=told.begun_s, is_saving=worker.cell.is_saving)
         return holds
@@ -209,7 +210,7 @@ class WorkerGroup:
                 if ends:
                     worker.told_to_end = True
                     worker.cell.end()
-                pid = worker.cell.handlers().pid
+                pid = _teller_of(worker)
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # it has become another user
                     if pid or not ends:
                         os.kill(pid or worker.pid, signum)
@@ -228,3 +229,12 @@ class WorkerGroup:
         self.console.finish()
         for worker in self.processes:
             worker.cell.close()
+
+
+def _teller_of(worker: Worker) -> int:
+    """Return the process that says what it handles, the worker or one below it; 0: there is none that can be found.
+
+    In a container with process ids of its own, the number is another process's here.
+    """
+    pid = worker.cell.handlers().pid
+    return pid if pid == worker.pid or (pid and is_below(pid, worker.pid)) else 0

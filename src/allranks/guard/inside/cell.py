@@ -37,7 +37,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from .handlers import BEGUN, HANDLES, NUM_SIGNALS, OWN
+from .handlers import BEGUN, HANDLES, OWN, TOLD
 from .handlers import PID as HANDLERS_PID
 
 ENV_FD = "ALLRANKS_CELL_FD"
@@ -255,8 +255,7 @@ class Cell:
 
     def handlers(self) -> Handlers:
         """Return what the worker handles."""
-        begun_ns = self._numbers[BEGUN : BEGUN + NUM_SIGNALS]
-        begun_s = {signum: at_ns / 1e9 for signum, at_ns in enumerate(begun_ns) if at_ns}
+        begun_s = {int(each): at_ns / 1e9 for each in TOLD if (at_ns := self._numbers[BEGUN + each])}
         return Handlers(self._numbers[HANDLERS_PID], self._numbers[HANDLES], self._numbers[OWN], begun_s)
 
     def end(self) -> None:

@@ -23,8 +23,7 @@ from typing import Any
 
 HANDLES, OWN, PID, BEGUN = 7, 8, 9, 10
 """Words of the cell: bits of the signals that the script handles, and of those that allranks handles in the worker; the
-process that tells it; the first of NUM_SIGNALS times at which a handler has begun, nanoseconds by CLOCK_MONOTONIC."""
-NUM_SIGNALS = 32
+process that tells it; from there on, by signal, when a handler has begun last: nanoseconds by CLOCK_MONOTONIC."""
 TOLD = (_signal.SIGHUP, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGUSR1, _signal.SIGUSR2, _signal.SIGTERM)
 """Signals that an agent may pass on."""
 AGAIN_NS = 2_000_000_000
