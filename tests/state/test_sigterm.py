@@ -157,6 +157,14 @@ def test_a_script_that_handles_sigterm_gets_it_while_it_saves() -> None:
         assert process.wait(10) == 7
 
 
+def test_the_session_s_handler_is_no_handler_of_the_script(cell: Cell) -> None:
+    before = "from allranks.guard.inside import handlers\nhandlers.begin(cell.fd)"
+    with running(cell, before=before) as process:
+        assert said(process) == "True"
+        told = cell.handlers()
+        assert (told.pid, told.handled, told.own) == (process.pid, 0, 1 << signal.SIGTERM)
+
+
 def test_a_script_s_own_handler_stays(cell: Cell) -> None:
     with running(cell, before="signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))") as process:
         assert said(process) == "False"

@@ -14,8 +14,6 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from allranks.guard.inside.handlers import OURS
-
 
 class Telling:
     """One rank's talk with its agent over the memory that they share (guard.inside.cell.Cell); None: there is none."""
@@ -69,7 +67,7 @@ def leave_to_agent(is_meant: Callable[[], bool]) -> bool:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 
-    setattr(obey, OURS, True)
+    obey.is_allranks_handler = True  # type: ignore[attr-defined]  # it is no handler of the script (guard.inside)
     signal.signal(signal.SIGTERM, obey)
     return True
 
