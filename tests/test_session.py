@@ -429,7 +429,7 @@ def test_importing_the_package_loads_neither_torch_nor_the_session() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert package.__all__ == ["Session", "SessionError", "__version__", "load_weights", "session"]
+    assert package.__all__ == ["Session", "SessionError", "__version__", "load_weights", "saving", "session"]
     assert package.SessionError is SessionError
     assert callable(package.session)
     with pytest.raises(AttributeError, match="has no attribute 'sesion'"):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from conftest import clean_env
+from conftest import allranks_command, clean_env
 
 SCRIPTS = Path(__file__).parent / "scripts"
 RANDOM_KILLS = Path(__file__).parents[1] / "benchmarks" / "random_kills.py"
@@ -417,3 +417,34 @@ def test_on_several_nodes_one_rank_reads_the_common_state_for_all(tmp_path: Path
     megabytes = {(life, rank): int(read) for life, rank, read, _ in found}
     assert min(megabytes["1", "0"], megabytes["1", "1"], megabytes["2", "0"]) >= 24
     assert megabytes["2", "1"] < 6
+
+
+@pytest.mark.parametrize(
+    ("launcher", "exit_code"),
+    [
+        pytest.param([sys.executable], 0, id="no launcher"),
+        pytest.param(allranks_command("run", "--nproc-per-node", "2", "--master-port", "0"), 143, id="allranks run"),
+        pytest.param(
+            [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], 1, id="torchrun",
+            marks=pytest.mark.by_hand,
+        ),
+    ],
+)  # fmt: skip
+def test_sigterm_saves_outside_of_slurm(tmp_path: Path, launcher: list[str], exit_code: int):
+    process = subprocess.Popen(
+        [*launcher, SCRIPTS / "steps.py", "600"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, env=clean_env(os.environ) | {"ALLRANKS_CHECKPOINT_DIR": "checkpoints"},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        said = ""
+        while not said.rstrip().endswith("step 4"):
+            said = process.stdout.readline()
+            assert said, "it ended"
+        process.terminate()
+        said, _ = process.communicate(timeout=100)
+    finally:
+        process.kill()
+    (saved,) = re.findall(r"leaving at step (\d+): SIGTERM.*the checkpoint of step \1 is complete", said)
+    assert process.returncode == exit_code
+    assert (tmp_path / "checkpoints" / f"step_{saved}").is_dir()

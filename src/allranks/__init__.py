@@ -1,6 +1,7 @@
 """Launch distributed PyTorch training, and find the rank, node or link that breaks it.
 
 with allranks.session() as s: ...      rank, device and process group, in a script of your own
+with allranks.saving(): ...            a rank that writes a checkpoint is not ended meanwhile
 allranks.load_weights("checkpoints")   weights of the newest checkpoint, without a process group
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from allranks.guard.inside.saving import saving as saving
     from allranks.session import Session as Session
     from allranks.session import SessionError as SessionError
     from allranks.session import session as session
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-__all__ = ["Session", "SessionError", "__version__", "load_weights", "session"]
-_PLACES = {"load_weights": "allranks.state.saved.weights"} | dict.fromkeys(
+__all__ = ["Session", "SessionError", "__version__", "load_weights", "saving", "session"]
+_PLACES = {"load_weights": "allranks.state.saved.weights", "saving": "allranks.guard.inside.saving"} | dict.fromkeys(
     ("Session", "SessionError", "session"), "allranks.session"
 )
 

@@ -12,7 +12,7 @@ from allranks.cli.main import VERBS
 from allranks.cli.options import Duration
 
 # torchrun's own: accepted by run, and unused.
-OF_TORCHRUN = {"shutdown_timeout", "monitor_interval"}
+OF_TORCHRUN = {"monitor_interval"}
 
 
 def all_options() -> Iterator[tuple[str, click.Option]]:
@@ -33,7 +33,9 @@ def test_every_waiting_time_is_called_timeout_and_read_and_explained_alike() -> 
         ("run", "--capacity-timeout"), ("run", "--hang-timeout"), ("render", "--capacity-timeout"),
         ("render", "--hang-timeout"), ("submit", "--capacity-timeout"), ("submit", "--hang-timeout"),
         ("check", "--timeout"), ("check", "--queue-timeout"), ("init", "--timeout"), ("init", "--queue-timeout"),
-        ("stack", "--timeout"), ("horovod", "--elastic-timeout"),
+        ("stack", "--timeout"), ("horovod", "--elastic-timeout"), ("run", "--shutdown-timeout"),
+        ("render", "--shutdown-timeout"), ("submit", "--shutdown-timeout"), ("lab up", "--kill-wait"),
+        ("lab up", "--grace-time"),
     }  # fmt: skip
     for _, each in waits:
         assert (each.help or "").startswith("How long to wait for ")

@@ -68,6 +68,15 @@ def test_slurm_conf_has_partitions_and_gpus() -> None:
     assert render_gres_conf(hosts, Path("/run/x")) == "NodeName=n1 Name=gpu File=/run/x/gpus/gpu[0-1]\n"
 
 
+def test_slurm_s_times_can_be_chosen() -> None:
+    cluster = Cluster(node=(node("n1", "192.168.20.15"),))
+    (host,) = hosts = plan_hosts(cluster)
+    own = {"kill_wait_s": 40, "grace_s": 50}
+    text = render_slurm_conf("demo", hosts, cluster, Path("/run/x"), controller=host, cpus=4, **own)
+    assert "\nKillWait=40\n" in text
+    assert "PartitionName=main Nodes=ALL State=UP Default=YES GraceTime=50\n" in text
+
+
 def test_a_login_node_runs_slurmctld_and_is_in_no_partition() -> None:
     cluster = Cluster(node=(node("n1", "192.168.20.15"), node("n2", "192.168.20.16")))
     hosts = plan_hosts(cluster)

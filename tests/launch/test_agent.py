@@ -12,13 +12,16 @@ from allranks.launch.events import (
     Due,
     Effect,
     Event,
+    Forward,
     Heard,
+    Hold,
     KeepEvidence,
     Lost,
     Observed,
     PassOn,
     Say,
     Send,
+    Sensed,
     Signal,
     Signalled,
     Start,
@@ -38,6 +41,7 @@ from allranks.wire.protocol import (
     Order,
     Ping,
     Plan,
+    Relay,
     Stop,
     Stopped,
     WorkerEnd,
@@ -290,3 +294,57 @@ def test_ends_and_orders_are_passed_on():
     order = Order(at_step=8, why="save")
     node.hear(order)
     assert node.effects[-1] == PassOn(order=order)
+
+
+def hold(*signums: int, begun_s: float | None = None) -> Hold:
+    return Hold(handles=frozenset(signums), begun_s={} if begun_s is None else dict.fromkeys(signums, begun_s))
+
+
+@pytest.mark.parametrize("word", [Relay(signum=WARNING), Order(at_step=8, why="save", signum=WARNING)])
+def test_a_warning_is_passed_on_to_who_handles_it_and_has_not_got_it(word: Message):
+    node = Node()
+    node.feed(Signalled, signum=WARNING)
+    node.feed(Sensed, ranks={2: hold(WARNING), 3: hold(WARNING)})
+    node.hear(word)
+    node.feed(
+        Sensed, ranks={2: hold(WARNING), 3: hold(WARNING, begun_s=node.now_s + 0.1)}
+    )  # SLURM has signalled rank 3
+    node.wait(1.0)
+    assert [each for each in node.effects if isinstance(each, Forward)] == [Forward(signum=WARNING, ranks=(2,))]
+    node.wait(10.0)
+    node.hear(word)
+    node.wait(1.0)
+    told = [each.ranks for each in node.effects if isinstance(each, Forward)]
+    assert told == [(2,), (2, 3)], "what began before is an answer to another one"
+
+
+def test_a_signal_that_means_nothing_is_told_and_ends_nobody():
+    node = Node()
+    node.feed(Signalled, signum=signal.SIGUSR2)
+    node.wait(1.0)
+    assert [each.signum for each in node.sent(Interrupted)] == [signal.SIGUSR2]
+    assert (node.signals, node.agent.interrupted_by, node.agent.phase) == ([], None, Phase.WATCHING)
+
+
+def test_a_rank_that_handles_the_signal_may_save_and_the_leader_may_hasten_it():
+    node = Node()
+    node.feed(Sensed, ranks={2: hold(TERM)})
+    node.feed(Signalled, signum=TERM)
+    node.wait(10.0, is_leader_heard=True)
+    assert node.signals == [(TERM, (3,)), (KILL, (3,))]
+    assert [(each.ranks, each.ends) for each in node.effects if isinstance(each, Forward)] == [((2,), True)]
+    node.hear(Stop(signum=TERM, saving_s=1.0, interrupted_by=TERM))
+    node.wait(0.9)
+    assert node.signals[2:] == []
+    node.wait(0.2)
+    assert node.signals[2:] == [(KILL, (2,))]
+
+
+@pytest.mark.parametrize(("is_slurm", "ended_by"), [(True, []), (False, [(TERM, (2, 3))])])
+def test_a_second_sigterm_of_slurm_is_the_end_of_a_grace_period_and_not_impatience(is_slurm: bool, ended_by: list[Any]):
+    node = Node(steps=7)
+    node.agent._is_slurm = is_slurm
+    for _ in range(2):
+        node.feed(Signalled, signum=TERM)
+        node.wait(0.5)
+    assert node.signals == ended_by

@@ -49,7 +49,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_agent(*arguments: str) -> subprocess.Popen[str]:
         agents.append(
             subprocess.Popen(
-                allranks_command("run", "--nproc-per-node", "2", "--master-port", "0", "tree.py", *arguments),
+                allranks_command(
+                    "run",
+                    "--nproc-per-node",
+                    "2",
+                    "--master-port",
+                    "0",
+                    "--shutdown-timeout",
+                    "3",
+                    "tree.py",
+                    *arguments,
+                ),
                 cwd=tmp_path,
                 env=clean_env(os.environ),
                 stdout=subprocess.DEVNULL,
@@ -124,7 +134,7 @@ def test_workers_that_ignore_the_signal_are_killed(
     assert time.monotonic() - sent_s < 60  # the workers sleep for 300
     assert agent.returncode == exit_code
     more = ", or at once with another Ctrl-C" if signum == signal.SIGINT else ""
-    assert f"allranks: ranks 0, 1 have not ended after {signum.name} yet; SIGKILL in 2 s{more}\n" in stderr
+    assert f"allranks: ranks 0, 1 handle {signum.name} and have not ended yet; SIGKILL in 2 s{more}\n" in stderr
     assert alive(pids) == []
 
 
@@ -136,10 +146,97 @@ def test_a_second_ctrl_c_kills_at_once_and_the_run_is_known_as_cancelled(
     agent.send_signal(signal.SIGINT)
     time.sleep(0.2)
     agent.send_signal(signal.SIGINT)
-    agent.communicate(timeout=60)
+    _, stderr = agent.communicate(timeout=60)
+    assert re.search(r"^allranks: second Ctrl-C: all workers on \S+ were killed$", stderr, re.MULTILINE)
     # The kernel takes some milliseconds to free a worker that has torch imported.
     assert (agent.returncode, alive(pids, patience_s=20)) == (130, [])
     assert "CANCELLED, exit code 130" in allranks("status", "latest").stdout
+
+
+SAVES = """
+import os, signal, sys, time
+from pathlib import Path
+
+def save(signum, frame):
+    with open(f"log_{os.environ['RANK']}", "a") as log:
+        log.write(f"{signum} ")
+    end_s = time.monotonic() + 4  # longer than a rank without a handler would have
+    while time.monotonic() < end_s:
+        time.sleep(0.05)
+    with open(f"log_{os.environ['RANK']}", "a") as log:
+        log.write("saved ")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, save)
+children = [os.fork()]
+if not children[0]:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    time.sleep(300)
+Path(f"pids_{os.environ['RANK']}").write_text(f"{os.getpid()} {children[0]}")
+time.sleep(300)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("signum", "who", "exit_code"),
+    [
+        pytest.param(signal.SIGTERM, "agent", 143, id="SIGTERM"),
+        pytest.param(signal.SIGINT, "agent", 130, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, "all", 143, id="SIGTERM to every process, as SLURM sends it"),
+    ],
+)
+def test_a_script_that_saves_on_sigterm_saves_once(tmp_path: Path, signum: int, who: str, exit_code: int):
+    (tmp_path / "train.py").write_text(SAVES)
+    agent = subprocess.Popen(
+        allranks_command("run", "--nproc-per-node", "2", "--master-port", "0", "train.py"),
+        cwd=tmp_path, env=clean_env(os.environ), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_until(lambda: len(list(tmp_path.glob("pids_*"))) == 2, "both ranks are up")
+        time.sleep(0.3)
+        pids = [list(map(int, path.read_text().split())) for path in tmp_path.glob("pids_*")]
+        for pid in (agent.pid, *(worker for worker, _ in pids if who == "all")):
+            os.kill(pid, signum)
+        time.sleep(2)
+        assert alive([child for _, child in pids]), "a process of the rank was ended that it may need to save"
+        _, stderr = agent.communicate(timeout=60)
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert [path.read_text() for path in sorted(tmp_path.glob("log_*"))] == ["15 saved "] * 2, stderr
+    assert agent.returncode == exit_code
+    assert alive([pid for both in pids for pid in both]) == []
+
+
+def test_a_signal_that_means_nothing_ends_no_job_and_reaches_who_handles_it(tmp_path: Path):
+    (tmp_path / "train.py").write_text(
+        "import signal, time\nfrom pathlib import Path\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: Path('heard').touch())\n"
+        "Path('up').touch()\nwhile not Path('heard').exists():\n    time.sleep(0.01)\n"
+    )
+    agent = subprocess.Popen(
+        allranks_command("run", "--master-port", "0", "train.py"),
+        cwd=tmp_path, env=clean_env(os.environ), stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        wait_until((tmp_path / "up").exists, "the worker is up")
+        for signum in (signal.SIGALRM, signal.SIGRTMIN, signal.SIGWINCH, signal.SIGCONT):
+            agent.send_signal(signum)
+        time.sleep(1.5)  # until a heartbeat has said what the rank handles
+        agent.send_signal(signal.SIGUSR2)
+        _, stderr = agent.communicate(timeout=30)
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert agent.returncode == 0, stderr
+    told = [line for line in stderr.splitlines() if line.startswith("allranks: SIG")]
+    nothing = "no rank handles it, and it means nothing to allranks"
+    assert sorted(told) == [
+        f"allranks: SIGALRM: {nothing}",
+        f"allranks: SIGRTMIN: {nothing}",
+        "allranks: SIGUSR2: passed to the ranks that handle it",
+    ]
 
 
 def test_workers_die_with_an_agent_that_is_killed(start: Start, tmp_path: Path):

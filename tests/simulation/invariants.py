@@ -6,12 +6,21 @@ raises nothing: it returns what broke it, or an empty text.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch import events
 from allranks.launch.events import GRACE_S
-from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, RETURN_S, STOPPED_S
+from allranks.launch.lead.course import (
+    ANSWER_S,
+    NOTICE_S,
+    OWN_STOPPED_S,
+    RESTART_GRACE_S,
+    RETURN_S,
+    SHUTDOWN_S,
+    STOPPED_S,
+)
 from allranks.launch.succession import find_events
 from allranks.model.finding import Confidence, Severity
 from allranks.model.hostlist import expand_hosts
@@ -20,13 +29,15 @@ from allranks.wire.protocol import Beat, Ended, Goodbye, Order, Ping, Plan, Resi
 from .terms import TERMS
 
 if TYPE_CHECKING:
-    from .kernel import Generation
+    from .kernel import Generation, Worker
     from .leading import Lead
     from .network import Process
     from .world import World
 
 SLACK_S = 1.5
 """A few turns."""
+SAVES_S = 20.0
+"""What SLURM leaves for a save, and the time in which agents hear of a signal."""
 
 
 class Violation(AssertionError):
@@ -127,15 +138,16 @@ def waits_end(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     is_early = phase == "stopping" and ran_s < GRACE_S + STOPPED_S - 2 * SLACK_S
     if is_early and any(isinstance(each, events.Disconnect) for each in effects):
         return f"but not before: an agent was disconnected after {ran_s:.1f} s"
+    saving_s = SHUTDOWN_S if lead.world.life.saves_s and lead.leader.interrupted_by is not None else 0.0
     limits_s = {
-        "stopping": RESTART_GRACE_S + STOPPED_S + OWN_STOPPED_S,
+        "stopping": RESTART_GRACE_S + saving_s + STOPPED_S + OWN_STOPPED_S,
         "forming": ANSWER_S,
         "paused": 12.0 + ANSWER_S,
     }
     waited_s = lead.world.now_s - max(lead.phase_since_s, lead.woke_s)
     if phase in limits_s and waited_s > limits_s[phase] + SLACK_S:
         return f"{phase} for {waited_s:.1f} s"
-    has_hung = phase == "stopping" and waited_s > RESTART_GRACE_S + STOPPED_S + SLACK_S
+    has_hung = phase == "stopping" and waited_s > RESTART_GRACE_S + saving_s + STOPPED_S + SLACK_S
     if has_hung and (others := lead.running - {lead.node}):
         return f"stopping for {waited_s:.1f} s, and n{max(others)} is still waited for"
     return ""
@@ -158,6 +170,20 @@ def signals_are_heeded(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
 def the_leader_waits_for_its_own_agent(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """The leader never disconnects the agent in its own process."""
     return "it did" if any(isinstance(each, events.Disconnect) and each.node == lead.node for each in effects) else ""
+
+
+def who_saves_is_waited_for(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """An agent whose ranks save on a signal to the job is not given up within SAVES_S."""
+    world = lead.world
+    if lead.leader.interrupted_by is None or world.life.is_tracked:
+        return ""
+    for node in [each.node for each in effects if isinstance(each, events.Disconnect)]:
+        for worker in world.machines[node].workers:
+            if worker.end is None and worker.saves_until_s is not None and not world.current[node].is_stopped:
+                saved_s = world.now_s - worker.saves_until_s + world.life.saves_s
+                if saved_s < min(SAVES_S, world.life.saves_s) and worker.begun_s < world.now_s - SAVES_S:
+                    return f"n{node} was, while rank {worker.rank} has saved for {saved_s:.1f} s"
+    return ""
 
 
 def who_is_waited_for_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
@@ -247,6 +273,7 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     waits_end,
     signals_are_heeded,
     the_leader_waits_for_its_own_agent,
+    who_saves_is_waited_for,
     who_is_waited_for_is_named,
     restarts_are_counted,
     no_healthy_culprit,
@@ -284,6 +311,16 @@ def check_step(world: World, generation: Generation) -> None:
     if before is not None and before is not generation and generation.number <= before.number:
         who = f"{generation.number} of n{generation.nodes[0]} after {before.number} of n{before.nodes[0]}"
         raise Violation(f"{check_step.__doc__} Here: {who}")
+
+
+def check_kill(world: World, process: Process, worker: Worker, signum: int) -> None:
+    """A rank that saves on a signal to the job is not killed within SAVES_S, unless it is blocked."""
+    ending = process.agent.ending
+    if signum != signal.SIGKILL or worker.saves_until_s is None or ending is None or worker.rank in ending.at_once:
+        return
+    saved_s = world.now_s - worker.saves_until_s + world.life.saves_s
+    if not ending.is_fault and not world.life.is_tracked and saved_s < min(SAVES_S, world.life.saves_s):
+        raise Violation(f"{check_kill.__doc__} Here: rank {worker.rank}, after {saved_s:.1f} s")
 
 
 def check_save(world: World, generation: Generation) -> None:

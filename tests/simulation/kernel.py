@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from allranks.launch.events import Hold
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.wire.protocol import Order, Plan, WorkerEnd
 
@@ -32,6 +33,8 @@ class Worker:
     is_told: bool = False
     is_deaf: bool = False
     """It ignores SIGTERM."""
+    saves_until_s: float | None = None
+    """It has got SIGTERM, and saves until then."""
     is_hung: bool = False
     stopped_s: float | None = None
     held_s: float | None = None
@@ -102,11 +105,12 @@ class Kernel:
         on_save: Callable[[Generation], None],
         num_steps: int,
         is_tracked: bool,
+        saves_s: float,
         is_split: Callable[[Collection[int]], bool],
     ) -> None:
         self._rng, self.machines, self._at, self._now, self._on_end = rng, machines, at, clock, on_end
         self._on_step, self._on_save, self._is_split = on_step, on_save, is_split
-        self._num_steps, self._is_tracked = num_steps, is_tracked
+        self._num_steps, self._is_tracked, self._saves_s = num_steps, is_tracked, saves_s
         self.generations: dict[tuple[int, int], Generation] = {}
         self.checkpoint: int | None = None
         self.checkpoints_found = 0
@@ -212,6 +216,19 @@ class Kernel:
         elif not worker.is_deaf and not worker.is_hung:
             self._at(0.3 * self._draw(f"workers {worker.node}"), lambda: self.end(worker, -signum))
 
+    def forward(self, worker: Worker, signum: int, *, ends: bool) -> None:
+        """Its agent passes on a signal that the worker handles: it saves, and leaves, if it is not stuck."""
+        worker.is_told |= ends
+        if worker.is_deaf or worker.is_hung or worker.saves_until_s is not None:
+            return
+        worker.is_leaving = True
+        worker.saves_until_s = self._now() + self._saves_s
+        self._at(self._saves_s, lambda: self.end(worker, 0))
+
+    def hold(self, worker: Worker) -> Hold:
+        """Return what its agent knows of how it is to be ended."""
+        return Hold(handles=frozenset({signal.SIGTERM} if self._saves_s else ()))
+
     def release(self, worker: Worker) -> None:
         """The kernel lets a worker go, or somebody continues it."""
         worker.held_s = worker.stopped_s = None
@@ -273,5 +290,6 @@ class Kernel:
             step=generation.step if self._is_tracked else None,
             checkpoint=self.checkpoint if self._is_tracked else None,
             phase="leaving" if worker.is_leaving else "training",
+            handles=(signal.SIGTERM,) if self._saves_s else (),
             groups=(group,),
         )

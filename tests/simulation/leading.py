@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from allranks.guard.verdict import Guard
 from allranks.host.slurm_job import OwnJob
 from allranks.launch import events
+from allranks.launch.queue.ending import Told
 from allranks.model.past import Past
 from allranks.wire.protocol import Goodbye, Plan, Refused
 
@@ -146,9 +147,12 @@ class Lead:
             case events.AskScheduler(signum=signum, can_save=can_save):
                 job = OwnJob(id="1", restarts=0, num_nodes=1, is_heterogeneous=False) if world.life.is_slurm else None
                 no = "" if world.life.can_requeue else "no batch script"
-                times = {"grace_s": KILL_WAIT_S, "left_s": 60.0}
-                meant = world.cores.decide_ending(signum, job=job, no_requeue=no, can_save=can_save, **times)
+                told = Told(kill_wait_s=KILL_WAIT_S, left_s=60.0, no_requeue=no)
+                meant = world.cores.decide_ending(signum, job=job, told=told, can_save=can_save)
                 self._answer(answer_s, events.Meant, signum=signum, decision=meant)
+            case events.FindKillWait():
+                if world.life.is_slurm:
+                    self._answer(answer_s, events.KillWaitFound, kill_wait_s=KILL_WAIT_S)
             case events.FindCheckpoint():
                 world.kernel.checkpoints_found += 1
                 self._answer(answer_s, events.CheckpointFound, step=world.kernel.checkpoint)

@@ -113,6 +113,8 @@ class Life:
     """How often the leader sends a Ping, and an agent a Beat of workers that do the same as before; 0: very often."""
     seen_s: float = 0.0
     """How long the other nodes do not see what one writes into the run directory."""
+    saves_s: float = 0.0
+    """How long a handler of the script saves on SIGTERM; 0: the script has none."""
     is_blind_when_cut: bool = False
     """Whether a node that is cut off does not see the run directory either."""
 
@@ -190,8 +192,15 @@ def draw(seed: int) -> Life:
         beats_s=0.0 if rng.random() < 0.01 else 1.0,
         seen_s=_choose(rng, 0.0, 0.0, 1.0 + rng.random() * 2),
         is_blind_when_cut=rng.random() < 0.3,
+        saves_s=_draw_save_s(seed),
     )
     return replace(life, can_change_leader=False) if life.is_slurm and rng.random() < 0.2 else life
+
+
+def _draw_save_s(seed: int) -> float:
+    """Return how long the ranks of a life save on SIGTERM; from numbers of its own: older lives stay the same."""
+    rng = random.Random(f"handlers {seed}")
+    return rng.random() * 40.0 if rng.random() < 0.3 else 0.0
 
 
 def _draw_fault(rng: random.Random, kinds: Sequence[Kind], num_nodes: int, num_steps: int) -> Fault:

@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 TABLE = HERE / "mutants.toml"
 SOURCE = Path(allranks.launch.__file__).parent
 LEAD = ("course", "members", "recovery", "outcome", "reports", "leader")
-MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "agent")
+MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "grace", "relays", "agent")
 """In the order in which they import each other."""
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from allranks.launch.agent import REAP_S, SWEEP_S
+from allranks.launch.agent import SWEEP_S
 from allranks.launch.events import GRACE_S
-from allranks.launch.lead.course import ANSWER_S, RESTART_GRACE_S
+from allranks.launch.grace import REAP_S
+from allranks.launch.lead.course import ANSWER_S, RESTART_GRACE_S, SHUTDOWN_S
 
 from .invariants import SLACK_S, Violation
 from .lives import LOSSES, WORDS, Kind
@@ -162,8 +163,13 @@ def no_process_left(world: World) -> str:
 
 
 def agents_end_in_time(world: World) -> str:
-    """From the first signal to the end of its workers an agent takes at most its grace, and the time to tidy up."""
-    limit_s = RESTART_GRACE_S + REAP_S + SWEEP_S + SLACK_S
+    """From the first signal to the end of its workers an agent takes at most its grace, and the time to tidy up.
+
+    Where nobody told the job to stop, that a rank could save on a signal changes nothing.
+    """
+    is_told = any(lead.leader.interrupted_by is not None for lead in world.leads)
+    is_told |= any(process.agent and process.agent.interrupted_by is not None for process in world.processes)
+    limit_s = RESTART_GRACE_S + REAP_S + SWEEP_S + SLACK_S + (SHUTDOWN_S if world.life.saves_s and is_told else 0.0)
     longest = max(world.ending_s.values(), default=0.0)
     return f"{longest:.1f} s" if longest > max(limit_s, GRACE_S) else ""
 

@@ -26,7 +26,7 @@ from allranks.wire.protocol import Beat, Ended, Order, Ping, Plan, Try
 
 from . import dialing
 from .ending import Ends
-from .invariants import check_agent, check_save, check_start, check_step, check_succession, check_take_over
+from .invariants import check_agent, check_kill, check_save, check_start, check_step, check_succession, check_take_over
 from .kernel import Generation, Kernel, Machine, Worker
 from .leading import Lead
 from .lives import FOREVER_S, Life, Stream
@@ -75,7 +75,7 @@ class World(Ends, Strikes):
             self.rng, self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
             on_step=lambda generation: check_step(self, generation),
             on_save=lambda generation: check_save(self, generation),
-            num_steps=life.num_steps, is_tracked=life.is_tracked, is_split=self.is_split,
+            num_steps=life.num_steps, is_tracked=life.is_tracked, saves_s=life.saves_s, is_split=self.is_split,
         )  # fmt: skip
         self._begin()
 
@@ -274,7 +274,12 @@ class World(Ends, Strikes):
             case events.Signal(signum=signum, ranks=ranks):
                 for worker in self.machines[node].workers:
                     if worker.rank in ranks:
+                        check_kill(self, process, worker, signum)
                         self.kernel.signal(worker, signum)
+            case events.Forward(signum=signum, ranks=ranks, ends=ends):
+                for worker in self.machines[node].workers:
+                    if worker.rank in ranks:
+                        self.kernel.forward(worker, signum, ends=ends)
             case events.PassOn(order=Order() as order):
                 for worker in self.machines[node].workers:
                     worker.order = order
@@ -308,6 +313,8 @@ class World(Ends, Strikes):
         workers = self.kernel.start(plan, process.node)
         pids = {worker.rank: worker.pid for worker in workers}
         self._feed_agent(process, events.Started(now_s=self.now_s, generation=plan.generation, pids=pids))
+        holds = {worker.rank: self.kernel.hold(worker) for worker in workers}
+        self._feed_agent(process, events.Sensed(now_s=self.now_s, ranks=holds))
         self._observe(process)
 
     def _worker_ended(self, worker: Worker) -> None:

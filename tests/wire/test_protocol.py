@@ -39,6 +39,7 @@ from allranks.wire.protocol import (
     Plan,
     Probe,
     Refused,
+    Relay,
     Resign,
     Stop,
     Stopped,
@@ -251,7 +252,14 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Order: st.builds(Order, at_step=NUMBERS, why=TEXTS, leaves=st.booleans()),
     Ended: st.builds(Ended, end=ENDS, age_s=FLOATS, generation=NUMBERS),
     Interrupted: st.builds(Interrupted, signum=NUMBERS),
-    Stop: st.builds(Stop, signum=NUMBERS, at_once=st.lists(NUMBERS, max_size=3).map(tuple), grace_s=st.none() | FLOATS),
+    Relay: st.builds(Relay, signum=NUMBERS),
+    Stop: st.builds(
+        Stop,
+        signum=NUMBERS,
+        at_once=st.lists(NUMBERS, max_size=3).map(tuple),
+        grace_s=st.none() | FLOATS,
+        saving_s=st.none() | FLOATS,
+    ),
     Stopped: st.builds(Stopped, generation=NUMBERS),
     Resign: st.builds(Resign, past=PASTS),
     Goodbye: st.builds(

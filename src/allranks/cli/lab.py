@@ -18,7 +18,7 @@ import click
 from allranks.cli import complete
 from allranks.cli.drill import drill
 from allranks.cli.group import VerbGroup
-from allranks.cli.options import name_option
+from allranks.cli.options import name_option, timeout_option
 from allranks.config.file import find_cluster_file, read_cluster
 from allranks.lab.release import RELEASES
 from allranks.model.errors import UsageError
@@ -69,6 +69,12 @@ def lab() -> None:
     help="Release of SLURM, from Debian's packages; needs mmdebstrap. [default: the one of this machine]",
 )
 @click.option("--accounting", is_flag=True, help="Also run slurmdbd, so that sacct works; needs mariadb-server.")
+@timeout_option(
+    "--kill-wait", "kill_wait", waits_for="for a job after SIGTERM, before SIGKILL (SLURM's KillWait)", default=5.0
+)
+@timeout_option(
+    "--grace-time", "grace_time", waits_for="for a job that is preempted (GraceTime of the partitions)", default=10.0
+)
 @click.option("--login", is_flag=True, help="Also start a login node, which runs slurmctld and is in no partition.")
 @name_option
 def up(
@@ -77,6 +83,8 @@ def up(
     slurm_release: str | None,
     accounting: bool,
     login: bool,
+    kill_wait: float,
+    grace_time: float,
     name: str,
 ) -> None:
     """Start the lab; if it is already up, restart what died in it. `heal` removes injected faults.
@@ -86,6 +94,7 @@ def up(
     allranks lab up --cluster cluster.toml --name second --tasks-per-node 4
     allranks lab up --slurm 24.11                              the packages are kept in ~/.cache/allranks/slurm
     allranks lab up --login                                    a job outlives the loss of any of its nodes
+    allranks lab up --kill-wait 40 --grace-time 40             time for a long checkpoint after SIGTERM
     """
     from allranks.lab.lab import Lab
 
@@ -99,6 +108,8 @@ def up(
         slurm_release=slurm_release,
         has_accounting=accounting,
         has_login=login,
+        kill_wait_s=round(kill_wait),
+        grace_s=round(grace_time),
         say=say,
     )
     flag = "" if name == "lab" else f" --name {name}"

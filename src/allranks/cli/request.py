@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from allranks.launch.lead.course import SHUTDOWN_S
 from allranks.launch.plan import Request
 from allranks.model.errors import UsageError
 from allranks.wire.leader import Hint
@@ -33,6 +34,7 @@ REQUEST_FLAGS = (
     "standby",
     "capacity_timeout",
     "hang_timeout",
+    "shutdown_timeout",
     "checkpoint_dir",
     "checkpoint_every",
 )
@@ -62,6 +64,7 @@ def make_request(
     standby: bool = True,
     capacity_timeout: float = 600.0,
     hang_timeout: float | None = None,
+    shutdown_timeout: float = SHUTDOWN_S,
     checkpoint_dir: str | None = None,
     checkpoint_every: int | None = None,
 ) -> Request:
@@ -107,6 +110,7 @@ def make_request(
         has_standby=standby and not no_python and container is None,
         capacity_s=capacity_timeout,
         hang_s=hang_timeout,
+        shutdown_s=shutdown_timeout,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
     )

@@ -12,8 +12,9 @@ import click
 
 from allranks.cli import complete
 from allranks.cli.context import plan_here
-from allranks.cli.options import AliasedOption, cluster_option, note_misplaced, timeout_option
+from allranks.cli.options import AliasedOption, Duration, cluster_option, note_misplaced, timeout_option
 from allranks.cli.request import REQUEST_FLAGS, hidden_streams, make_request
+from allranks.launch.lead.course import SHUTDOWN_S
 from allranks.launch.plan import refuse_world_of_one
 
 # Flags of torchrun that have no effect here, with the reason. These take one value; the next ones take none.
@@ -28,8 +29,7 @@ UNUSED_WITH_VALUE = {
     "--log-line-prefix-template": "lines begin with node and rank",
     "--logs-specs": "the layout of the run directory is fixed",
     "--numa-binding": "workers are not bound to NUMA nodes",
-    "--signals-to-handle": "SIGTERM, SIGINT, SIGHUP and SIGQUIT are handled",
-    "--shutdown-timeout": "workers always get 3 s after the first signal",
+    "--signals-to-handle": "SIGTERM, SIGINT, SIGHUP and SIGQUIT end the job; ranks get those that they handle",
 }
 UNUSED_WITHOUT_VALUE = {
     "--run-path": "the script is always started directly",
@@ -139,6 +139,14 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
     waits_for="for a hanging rank before all stacks are saved and the workers are ended",
     shown_default="cluster.toml, else 600s",
     at_least=0.001,
+)
+@torchrun_option(
+    "--shutdown-timeout",
+    type=Duration(),
+    default=SHUTDOWN_S,
+    metavar="DURATION",
+    help="How long to wait for ranks that handle SIGTERM, or save, before SIGKILL; SLURM may leave less, and other "
+    "ranks have 3 s: 90, 90s, 5m or 1h. [default: 30s]",
 )
 @click.option(
     "--checkpoint-dir",

@@ -20,6 +20,7 @@ import msgspec
 from allranks.guard.inside.cell import Cell, Written
 from allranks.host.glance import Glance
 from allranks.host.process import Seen, is_below, read_process
+from allranks.host.signals import handled, read_caught
 from allranks.model.beat import (
     HELD_STATES,
     MAX_CALLS,
@@ -103,11 +104,21 @@ class WatchedWorker:
             step=read.step,
             checkpoint=read.saved,
             phase=as_one_line(read.phase),
+            handles=tuple(sorted(self._handled(seen.pid))),
+            is_saving=self._cell.is_saving,
             groups=groups,
             calls=_calls(told, _decode(read.words, _Told), call, groups),
             lags=self._new_lags(told),
             blind=tuple(told.blind),
         )
+
+    def _handled(self, pid: int) -> frozenset[int]:
+        """Return the signals that its script handles."""
+        told = self._cell.handlers()
+        if told.pid and is_below(told.pid, pid, root=self._root):
+            pid = told.pid
+        caught = read_caught(pid, proc=self._root / "proc")
+        return handled(caught, script=told.handled, own=told.own)
 
     def _look_outside(self, claimed_pid: int) -> Seen:
         pid = self._started_pid

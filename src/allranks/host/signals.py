@@ -11,11 +11,14 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h."""
+PASSED_ON = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+"""Signals that an agent passes on to ranks that handle them."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -27,10 +30,30 @@ def catches(pid: int, signum: int, *, proc: Path = Path("/proc")) -> bool:
         signum: the signal.
         proc: where /proc is.
     """
+    return bool(read_caught(pid, proc=proc) >> signum & 1)
+
+
+def read_caught(pid: int, *, proc: Path = Path("/proc")) -> int:
+    """Return the signals for which a process has a handler, bit n for signal n; 0 for one that is gone."""
     try:
-        return is_caught((proc / str(pid) / "status").read_text(), signum)
+        return parse_caught((proc / str(pid) / "status").read_text())
     except OSError:
-        return False
+        return 0
+
+
+def handled(caught: int, *, script: int = 0, own: int = 0) -> frozenset[int]:
+    """Return the signals that a worker's script handles, of those that an agent passes on.
+
+    Args:
+        caught: by the process, as the kernel has it. A handler that a C library has installed is only there.
+        script: by the script, as the worker tells it (guard.inside.handlers).
+        own: by allranks, in the worker.
+
+    >>> handled(1 << signal.SIGINT), handled(1 << signal.SIGTERM, own=1 << signal.SIGTERM)
+    (frozenset(), frozenset())
+    """
+    bits = script | (caught & ~own & ~(1 << signal.SIGINT))  # Python itself catches SIGINT
+    return frozenset(signum for signum in PASSED_ON if bits >> signum & 1)
 
 
 def die_with_parent(signum: int) -> Callable[[], None]:
@@ -48,11 +71,11 @@ def die_with_parent(signum: int) -> Callable[[], None]:
     return before_exec
 
 
-def is_caught(status: str, signum: int) -> bool:
-    """Read `/proc/PID/status`: whether a signal has a handler.
+def parse_caught(status: str) -> int:
+    """Read `/proc/PID/status`: which signals have a handler, bit n for signal n.
 
-    >>> is_caught("SigIgn:\\t0000000000000200\\nSigCgt:\\t0000000000004002\\n", 15)
-    True
+    >>> parse_caught("SigIgn:\\t0000000000000200\\nSigCgt:\\t0000000000004002\\n") >> signal.SIGTERM & 1
+    1
     """
     found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> (signum - 1) & 1)
+    return int(found[1], 16) << 1 if found else 0

@@ -31,12 +31,14 @@ def become_worker() -> None:
     """Take note of the environment that a standby got with its orders, after its imports."""
     if _group is not None:
         _group.note_place()
+    _tell_handlers()
 
 
 def arm() -> None:
     """Install both parts in this process."""
     if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()):
         _record_uncaught_exceptions()
+    _tell_handlers()
     sys.meta_path.insert(0, _GroupFinder())
 
 
@@ -83,15 +85,27 @@ def _load_group() -> ModuleType:
     return module
 
 
+def _tell_handlers() -> None:
+    """Have the agent know which signals the script handles, where this process has a cell."""
+    fd = os.environ.get("ALLRANKS_CELL_FD", "")
+    with contextlib.suppress(OSError):  # a shell between may have closed it
+        if fd.isdecimal() and "allranks-cell" in os.readlink(f"/proc/self/fd/{fd}"):
+            _load_inside("handlers").begin(int(fd))
+
+
 def load_inside() -> ModuleType:
     """Return guard/inside/entry.py, as part of a package of its own that is found by path."""
+    return _load_inside("entry")
+
+
+def _load_inside(name: str) -> ModuleType:
     own = "_allranks_inside"
     if own not in sys.modules:
         package = ModuleType(own)
         here = os.path.dirname(os.path.abspath(__file__))
         package.__path__ = [os.path.join(os.path.dirname(here), "guard", "inside")]
         sys.modules[own] = package
-    return importlib.import_module(f"{own}.entry")
+    return importlib.import_module(f"{own}.{name}")
 
 
 def _record_uncaught_exceptions() -> None:

@@ -380,7 +380,8 @@ class _Held(importlib.abc.MetaPathFinder):
         sys.stderr.flush()
         _die_with(os.getppid())  # the kernel knows it of the thread that asked
         with contextlib.suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+            for signum in (signal.SIGUSR1, signal.SIGUSR2):
+                signal.signal(signum, signal.SIG_IGN)
         os.chdir(self._cwd)
         os.execve(sys.executable, sys.orig_argv, self._env)
 

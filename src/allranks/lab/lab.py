@@ -91,6 +91,8 @@ class Lab:
         slurm_release: str | None = None,
         has_accounting: bool = False,
         has_login: bool = False,
+        kill_wait_s: int = slurm.KILL_WAIT_S,
+        grace_s: int = slurm.GRACE_S,
         say: Callable[[str], None] = lambda _: None,
     ) -> Sequence[Host]:
         """Put every node into service: keep what already exists, create what is missing.
@@ -101,6 +103,8 @@ class Lab:
             slurm_release: one of release.RELEASES; None for the machine's own SLURM.
             has_accounting: whether slurmdbd and MariaDB run beside slurmctld.
             has_login: whether a login node runs slurmctld, instead of the first node.
+            kill_wait_s: SLURM's time between SIGTERM and SIGKILL.
+            grace_s: SLURM's time between the SIGTERM of a preemption and the end.
             say: gets a line about each step that takes more than PROGRESS_S.
 
         Raises:
@@ -127,6 +131,8 @@ class Lab:
                 "slurm": slurm_release,
                 "accounting": has_accounting,
                 "login": has_login,
+                "kill_wait_s": kill_wait_s,
+                "grace_s": grace_s,
             }
             self._write_plan(plan, cluster, planned, controlling, root)
             # Phase 2: processes. A node without all its links is left from an `up` that was killed: replace it.
@@ -171,6 +177,8 @@ class Lab:
             slurm_release=plan["slurm"],
             has_accounting=plan["accounting"],
             has_login=plan["login"],
+            kill_wait_s=plan["kill_wait_s"],
+            grace_s=plan["grace_s"],
             say=say,
         )
 
@@ -281,6 +289,8 @@ class Lab:
             controller=controller,
             tasks_per_node=plan["tasks_per_node"],
             first_job=first_job,
+            kill_wait_s=plan["kill_wait_s"],
+            grace_s=plan["grace_s"],
         )
         if plan["accounting"]:
             accounting.write_files(controller, self.dir)

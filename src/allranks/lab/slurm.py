@@ -27,8 +27,10 @@ PATIENCE_S = 15
 DEFAULT_PARTITION = "main"
 URGENT_PARTITION = "urgent"
 """Jobs in it preempt and requeue other jobs. Hidden, so that listings show only the user's partitions."""
+KILL_WAIT_S = 5
+"""KillWait: time between SIGTERM and SIGKILL; SLURM's default is 30 s."""
 GRACE_S = 10
-"""Time between SIGTERM and the end of a job that is requeued."""
+"""GraceTime: time between the SIGTERM of a preemption and the end of a job that is requeued."""
 TASK_PROLOG = """\
 #!/bin/sh
 # Applies the faults of this node to its tasks: a late start, and variables. The batch script is not a task.
@@ -65,12 +67,24 @@ def write_files(
     controller: Host,
     tasks_per_node: int,
     first_job: int,
+    kill_wait_s: int = KILL_WAIT_S,
+    grace_s: int = GRACE_S,
 ) -> None:
     """Write configuration and key; while the lab is up, only SlurmdTimeout changes."""
     for directory in ("slurm", "state", "gpus"):
         (lab_dir / directory).mkdir(exist_ok=True)
     cpus = max(tasks_per_node, os.cpu_count() or 1)
-    text = render_slurm_conf(name, hosts, cluster, lab_dir, controller=controller, cpus=cpus, first_job=first_job)
+    text = render_slurm_conf(
+        name,
+        hosts,
+        cluster,
+        lab_dir,
+        controller=controller,
+        cpus=cpus,
+        first_job=first_job,
+        kill_wait_s=kill_wait_s,
+        grace_s=grace_s,
+    )
     conf_path(lab_dir).write_text(text)
     (lab_dir / "slurm" / "gres.conf").write_text(render_gres_conf(hosts, lab_dir))
     prolog = lab_dir / "slurm" / "task_prolog"
@@ -94,6 +108,8 @@ def render_slurm_conf(
     controller: Host,
     cpus: int,
     first_job: int = 1,
+    kill_wait_s: int = KILL_WAIT_S,
+    grace_s: int = GRACE_S,
 ) -> str:
     """Return slurm.conf.
 
@@ -105,6 +121,8 @@ def render_slurm_conf(
         controller: the node on which slurmctld runs.
         cpus: number of cores that each node reports, independent of the machine.
         first_job: id of the first job.
+        kill_wait_s: KillWait.
+        grace_s: GraceTime of the partitions.
     """
     nodes = lab_dir / "nodes"
     lines = [
@@ -137,7 +155,7 @@ def render_slurm_conf(
         "PreemptMode=REQUEUE",
         f"SlurmdTimeout={PATIENCE_S}",
         "SlurmctldTimeout=15",
-        "KillWait=5",
+        f"KillWait={kill_wait_s}",
         "SchedulerParameters=sched_interval=5,bf_interval=5",
         # Limits are those of the node's slurmd, not of the submitting user: some faults lower them.
         "PropagateResourceLimits=NONE",
@@ -152,7 +170,7 @@ def render_slurm_conf(
     limit = f" DefaultTime={cluster.slurm.time}" if cluster.slurm.time else ""
     for number, one in enumerate((cluster.slurm.partition or DEFAULT_PARTITION).split(",")):
         is_default = " Default=YES" if number == 0 else ""
-        lines.append(f"PartitionName={one.strip()} Nodes=ALL State=UP{is_default} GraceTime={GRACE_S}{limit}")
+        lines.append(f"PartitionName={one.strip()} Nodes=ALL State=UP{is_default} GraceTime={grace_s}{limit}")
     lines.append(f"PartitionName={URGENT_PARTITION} Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF Hidden=YES")
     return "\n".join(lines) + "\n"
 

@@ -21,28 +21,29 @@ In every phase the leader may be lost. The agent then looks for it, or for anoth
 signal     in every phase but gone
 SIGUSR1    the leader is told, once (sbatch --signal: the time limit is near)
 SIGTERM    the leader is told; workers that can save are left to it until a second one, all others are ended
-others     the leader is told, and the workers are ended; a second SIGINT kills at once (launch.loop)
+others     the leader is told, and the workers are ended; a second SIGINT kills at once (launch.inbox)
+SIGUSR2    and all that mean nothing to a job: the leader is told
+How long workers have when they are ended: launch.grace.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import StrEnum
 
 import msgspec
 
 from allranks.launch import events
-from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
-from allranks.launch.lead.course import RETURN_S
+from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, STOP_SIGNALS, Effect, Event, Hold
+from allranks.launch.grace import Grace
+from allranks.launch.lead.course import RETURN_S, SHUTDOWN_S
+from allranks.launch.relays import Relays
 from allranks.launch.succession import Succession
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire import protocol
 from allranks.wire.protocol import Ended, Goodbye, Message, Order, Plan
 
-REAP_S = 1.0
-"""Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
 SWEEP_S = 2.5
 """Seconds to end what the workers left running; with REAP_S, less than a leader waits (STOPPED_S)."""
 PEERS_S = 5.0
@@ -52,8 +53,6 @@ LEADER_SILENT_S = 60.0
 """Seconds without a message from a leader whose kernel answers; it may wait for a file server between two."""
 STANDBY_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
-MOST_BETWEEN_LOOKS_S = 0.5
-"""The agent looks at ending workers 20 times a second; a longer pause means that the agent itself did not run."""
 
 
 class Phase(StrEnum):
@@ -74,32 +73,19 @@ MOVES = {
 }
 
 
-@dataclass(slots=True, kw_only=True)
-class Grace:
-    """The time between the first signal to workers that are to end, and SIGKILL."""
-
-    signum: int
-    grace_s: float
-    looked_s: float
-    waited_s: float = 0.0
-    """Measured while the agent runs: on a suspended or overloaded machine, workers cannot end either."""
-    swept_by_s: float | None = None
-    """Set once all have ended."""
-
-    def describe(self, ranks: Collection[int]) -> str:
-        """`ranks 2, 3 have not ended after SIGTERM yet; SIGKILL in 2 s`."""
-        noun, has = ("rank", "has") if len(ranks) == 1 else ("ranks", "have")
-        left_s, name = max(0.0, self.grace_s - self.waited_s), signal.Signals(self.signum).name
-        at_once = ", or at once with another Ctrl-C" if self.signum == signal.SIGINT else ""
-        which = ", ".join(map(str, ranks))
-        return f"{noun} {which} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s{at_once}"
-
-
 class Agent:
-    """One node's part of a job, generation after generation, until the job is over."""
+    """One node's part of a job, generation after generation, until the job is over.
 
-    def __init__(self, plan: Plan, *, now_s: float) -> None:
+    Args:
+        plan: of the generation that begins.
+        now_s: when it does.
+        shutdown_s: for ranks that handle the signal which ends them, and for those that save.
+        is_slurm: SLURM ends the job: a second SIGTERM is its own, at the end of a preemption's grace period.
+    """
+
+    def __init__(self, plan: Plan, *, now_s: float, shutdown_s: float = SHUTDOWN_S, is_slurm: bool = False) -> None:
         self.phase = Phase.WAITING
+        self._shutdown_s, self._is_slurm = shutdown_s, is_slurm
         self.plan = plan
         """Of this generation."""
         self.goodbye: Goodbye | None = None
@@ -120,6 +106,9 @@ class Agent:
         """Of the workers that run, by rank."""
         self._savers: set[int] = set()
         """Ranks that report steps, and therefore read orders."""
+        self._holds: Mapping[int, Hold] = {}
+        """How the ranks are to be ended."""
+        self._relays = Relays()
         self._has_failed = False
         self.ending: Grace | None = None
         """While it ends its workers, or will as soon as they have been started."""
@@ -133,6 +122,11 @@ class Agent:
         self._standby_at_s: float | None = None
         self._effects: list[Effect] = []
         self._start(plan)
+
+    @property
+    def left_s(self) -> float:
+        """How much is left of the time in which its workers could save; for processes that still write."""
+        return self.ending.saving_s - self.ending.waited_s if self.ending is not None else 0.0
 
     @property
     def node(self) -> int:
@@ -178,6 +172,8 @@ class Agent:
                 ping_ns, came_s = self._ping
                 held_ns = round((now_s - came_s) * 1e9) if ping_ns else 0
                 self._send(protocol.Beat(node=beat, ping_ns=ping_ns, held_ns=held_ns))
+            case events.Sensed(ranks=ranks):
+                self._holds = ranks
             case events.WorkerEnded(ended=ended):
                 self._report(ended, now_s)
             case events.Signalled(signum=signum):
@@ -211,7 +207,7 @@ class Agent:
     def _start(self, plan: Plan) -> None:
         self._enter(Phase.STARTING)
         self.plan, self.ending, self._next_plan, self._succeeded = plan, None, None, set()
-        self._told, self._pids, self._savers, self._has_failed = [], {}, set(), False
+        self._told, self._pids, self._savers, self._has_failed, self._holds = [], {}, set(), False, {}
         self._do(events.Start(plan=plan))
 
     def _watch(self, started: events.Started, now_s: float) -> None:
@@ -223,7 +219,8 @@ class Agent:
             self._enter(Phase.WATCHING)
         else:  # it was told to end them while they were started
             self._enter(Phase.ENDING)
-            self._signal(self.ending.signum, self._pids)
+            self.ending.looked_s = now_s
+            self._do(*self.ending.look(now_s, self._pids, self._holds))
 
     def _report(self, ended: Ended, now_s: float) -> None:
         if ended.generation == self.plan.generation:
@@ -232,21 +229,27 @@ class Agent:
         self._told.append((now_s, ended))
         self._send(ended)
 
-    def _signal(self, signum: int, ranks: Iterable[int]) -> None:
-        if told := tuple(ranks):
-            self._do(events.Signal(signum=signum, ranks=told))
-
-    def _end(self, signum: int, now_s: float, *, grace_s: float = GRACE_S, at_once: tuple[int, ...] = ()) -> None:
-        """Tell all workers to end; a second call only adds workers to kill at once."""
+    def _end(self, signum: int, now_s: float, stop: protocol.Stop | None = None) -> None:
+        """Tell all workers to end; a second call only adds workers to kill at once, and may hasten the others."""
         if self.phase in (Phase.WAITING, Phase.GONE):
             return
-        self._signal(signal.SIGKILL, (rank for rank in self._pids if rank in at_once))
-        if self.ending is not None:
-            return
-        self.ending = Grace(signum=signum, grace_s=grace_s, looked_s=now_s)
+        grace_s, saving_s = (stop.grace_s, stop.saving_s) if stop is not None else (None, None)
+        if self.ending is None:
+            self.ending = Grace(
+                signum=signum,
+                grace_s=GRACE_S if grace_s is None else grace_s,
+                saving_s=self._shutdown_s if saving_s is None else saving_s,
+                is_fault=self.interrupted_by is None and not (stop is not None and stop.is_wanted),
+                since_s=min(now_s, self._relays.came_s(signum, now_s)),
+                looked_s=now_s,
+            )
+        elif saving_s is not None:
+            self.ending.hasten(saving_s)
+        self.ending.at_once |= frozenset(stop.at_once if stop is not None else ())
         if self.phase is Phase.WATCHING:
             self._enter(Phase.ENDING)
-            self._signal(signum, (rank for rank in self._pids if rank not in at_once))
+        if self.phase is Phase.ENDING and self.ending.swept_by_s is None:
+            self._do(*self.ending.look(now_s, self._pids, self._holds))
 
     def _advance(self, ending: Grace, now_s: float) -> None:
         """Do what is due while the workers end."""
@@ -254,14 +257,8 @@ class Agent:
             if now_s >= ending.swept_by_s:
                 self._settle((), now_s)
             return
-        before_s = ending.waited_s
-        waited_s = ending.waited_s = before_s + min(max(now_s - ending.looked_s, 0.0), MOST_BETWEEN_LOOKS_S)
-        ending.looked_s = now_s
-        if self._pids and before_s < 1.0 <= waited_s:
-            self._do(events.Say(text=ending.describe(self._pids)))
-        if before_s < ending.grace_s <= waited_s:
-            self._signal(signal.SIGKILL, self._pids)
-        if self._pids and waited_s < ending.grace_s + REAP_S:
+        self._do(*ending.look(now_s, self._pids, self._holds))
+        if not ending.is_over(self._pids):
             return
         for rank, pid in self._pids.items():
             self._do(events.Say(text=f"rank {rank} (pid {pid}) is unkillable: it hangs in the kernel (state D in ps)"))
@@ -286,6 +283,10 @@ class Agent:
     # Signals
 
     def _take_signal(self, signum: int, now_s: float) -> None:
+        self._relays.note(signum, now_s)
+        if signum not in (SAVE_SIGNAL, *STOP_SIGNALS):
+            self._send(protocol.Interrupted(signum=signum))  # the leader knows whether a rank handles it
+            return
         if signum == SAVE_SIGNAL:
             if SAVE_SIGNAL not in self._signals:
                 self._send(protocol.Interrupted(signum=SAVE_SIGNAL))
@@ -299,15 +300,18 @@ class Agent:
         """After a signal: end the workers, unless they can save; then the leader says when."""
         if self.interrupted_by is None or self.ending is not None:
             return
-        is_patient = [each for each in self._signals if each != SAVE_SIGNAL] == [signal.SIGTERM]
+        stops = [each for each in self._signals if each != SAVE_SIGNAL]
+        is_patient = stops == [signal.SIGTERM] or (self._is_slurm and set(stops) == {signal.SIGTERM})
         if not (is_patient and self._savers & self._pids.keys()):
-            self._do(events.Mute())  # of a hundred KeyboardInterrupts none tells anything
+            if all(hold.handles.isdisjoint(STOP_SIGNALS) for hold in self._holds.values()):
+                self._do(events.Mute())  # of a hundred KeyboardInterrupts none tells anything
             self._end(self.interrupted_by, now_s)
 
     # The leader
 
     def _turn(self, now_s: float) -> None:
         self._heed(now_s)
+        self._do(*self._relays.due(now_s, self._pids, self._holds))
         if self.phase is Phase.ENDING and self.ending is not None:
             self._advance(self.ending, now_s)
         if self.phase is Phase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
@@ -334,13 +338,17 @@ class Agent:
                 self._ping, self._confirmed = (sent_ns, now_s), max(self._confirmed, confirmed)
             case Order() | protocol.Try():
                 self._do(events.PassOn(order=message))
+                if isinstance(message, Order) and message.signum:
+                    self._relays.ask(message.signum, now_s)
+            case protocol.Relay(signum=signum):
+                self._relays.ask(signum, now_s)
             case protocol.Stop(signum=signum, at_once=at_once, grace_s=grace_s):
                 if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
                     self._do(events.KeepEvidence())
                 self._is_next_stopped = self._next_plan is not None
                 if message.interrupted_by is not None and self.interrupted_by is None:
                     self.interrupted_by, self._waits_s = message.interrupted_by, now_s
-                self._end(signum, now_s, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
+                self._end(signum, now_s, message)
             case Plan() if message.generation > self.plan.generation and self.goodbye is None:
                 if self.phase is Phase.WAITING:
                     self._start(message)

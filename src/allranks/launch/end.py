@@ -12,6 +12,7 @@ over.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Mapping
@@ -145,6 +146,8 @@ def kill_now(loop: Loop) -> None:
     """A second Ctrl-C: end everything at once, and say how the job ended; nobody else could later."""
     kill_descendants()
     loop.workers.console.leave_line()
+    with contextlib.suppress(OSError):  # nobody reads
+        os.write(2, f"allranks: second Ctrl-C: all workers on {loop.name} were killed\n".encode())
     if loop.leader is not None:
         job, run_dir = loop.workers.job.job, loop.workers.run_dir
         interrupted = Verdict(job=job, attempt=run_dir.attempt, exit_code=exit_for_signal(signal.SIGINT))

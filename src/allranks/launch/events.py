@@ -6,10 +6,10 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
 
     who       events                                            effects
     both      Due, Heard, Lost, Joined                          Send, Say, Disconnect, Reject
-    leader    Meant, CheckpointFound                            Accept, Show, Record, ExpectBack, AskScheduler,
-                                                                FindCheckpoint
-    agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, PassOn, KeepEvidence, PrepareStandby,
-                                                                Sweep, Mute
+    leader    Meant, KillWaitFound, CheckpointFound             Accept, Show, Record, ExpectBack, AskScheduler,
+                                                                FindKillWait, FindCheckpoint
+    agent     Started, Observed, Sensed, WorkerEnded,           Start, Signal, Forward, PassOn, KeepEvidence,
+              Signalled, Swept                                  PrepareStandby, Sweep, Mute
               Found, NotFound, Withdrew                         Seek, Lead
 """
 
@@ -29,13 +29,20 @@ from allranks.model.finding import Finding
 from allranks.wire.protocol import Contact, Ended, Message, Order, Plan, Try
 
 GRACE_S = 3.0
-"""Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s."""
+"""Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s.
+Ranks that handle the signal, or that save, have longer (launch.grace)."""
 ASLEEP_S = 2.0
 """A longer time between two events means that this process itself was stopped (Ctrl-Z, a suspended virtual machine);
 deadlines move by that time, since nobody else was late."""
 
 SAVE_SIGNAL = signal.SIGUSR1
 """What `sbatch --signal` sends before the time limit: save, and come again."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+"""They end the job."""
+FORWARDED = signal.SIGUSR2
+"""It means nothing to allranks; ranks that handle it get it."""
+RELAYED_S = 5.0
+"""Seconds within which all agents get a signal that SLURM sends to all of them."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,6 +104,12 @@ class Meant(Event, frozen=True):
     decision: Decision
 
 
+class KillWaitFound(Event, frozen=True):
+    """The answer to FindKillWait; None: SLURM does not say."""
+
+    kill_wait_s: float | None
+
+
 class CheckpointFound(Event, frozen=True):
     """The answer to FindCheckpoint; None: there is none."""
 
@@ -115,6 +128,23 @@ class Observed(Event, frozen=True):
     """How this node's workers are."""
 
     beat: NodeBeat
+
+
+class Hold(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a rank says how it is to be ended."""
+
+    handles: frozenset[int] = frozenset()
+    """Signals that its script handles."""
+    begun_s: Mapping[int, float] = {}
+    """By signal, when a handler of the script began last, by this clock: the rank has got that signal."""
+    is_saving: bool = False
+    """It writes a checkpoint."""
+
+
+class Sensed(Event, frozen=True):
+    """How this node's workers are to be ended, where that has changed; at once, unlike Observed."""
+
+    ranks: Mapping[int, Hold]
 
 
 class WorkerEnded(Event, frozen=True):
@@ -200,6 +230,10 @@ class AskScheduler(Effect, frozen=True):
     """Whether there is something to save."""
 
 
+class FindKillWait(Effect, frozen=True):
+    """Look how long SLURM waits between SIGTERM and SIGKILL; KillWaitFound follows, under SLURM."""
+
+
 class FindCheckpoint(Effect, frozen=True):
     """Look for the newest complete checkpoint; CheckpointFound follows."""
 
@@ -211,10 +245,20 @@ class Start(Effect, frozen=True):
 
 
 class Signal(Effect, frozen=True):
-    """Send a signal to the process groups of these workers."""
+    """Send a signal, meant to end them, to the process groups of these workers."""
+
+    signum: int
+    """0: they have got it from somebody else."""
+    ranks: tuple[int, ...]
+
+
+class Forward(Effect, frozen=True):
+    """Send a signal to the processes that handle it, of these workers, and to no other of their process groups."""
 
     signum: int
     ranks: tuple[int, ...]
+    ends: bool = False
+    """Whether it is meant to end them."""
 
 
 class PassOn(Effect, frozen=True):

@@ -7,8 +7,16 @@ import os
 import signal
 from collections.abc import Callable
 
-from allranks.launch.events import SAVE_SIGNAL
+from allranks.launch.events import STOP_SIGNALS
 from allranks.model.errors import StoppedBySignal, exit_for_signal
+
+LEFT_ALONE = {
+    *(signal.SIGKILL, signal.SIGSTOP),  # cannot be caught
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
+    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT),  # Ctrl-Z and fg; the workers go on
+    *(signal.SIGCHLD, signal.SIGWINCH, signal.SIGURG, signal.SIGPIPE, signal.SIGXFSZ),  # they end no Python process
+}
+"""All other signals would end this process, and the job without a report."""
 
 
 class SignalInbox:
@@ -20,7 +28,7 @@ class SignalInbox:
         """Stop signals, in their order."""
         self.kill_now: Callable[[], None] = lambda: None
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, SAVE_SIGNAL):
+        for signum in signal.valid_signals() - LEFT_ALONE:
             if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup stays nohup
                 signal.signal(signum, self._handle)
 
@@ -28,7 +36,7 @@ class SignalInbox:
         if signum == signal.SIGINT and signal.SIGINT in self.received:
             self.kill_now()
             os._exit(exit_for_signal(signum))
-        if signum != SAVE_SIGNAL:
+        if signum in STOP_SIGNALS:
             self.received.append(signum)
 
     def fileno(self) -> int:

@@ -66,7 +66,12 @@ class Loop:
         self, workers: WorkerGroup, rendezvous: Rendezvous, *, inbox: SignalInbox, scheduler: Scheduler | None
     ) -> None:
         self.workers, self.rendezvous, self.inbox, self.scheduler = workers, rendezvous, inbox, scheduler
-        self.agent = Agent(rendezvous.group, now_s=time.monotonic())
+        self.agent = Agent(
+            rendezvous.group,
+            now_s=time.monotonic(),
+            shutdown_s=workers.job.request.shutdown_s,
+            is_slurm=scheduler is not None,
+        )
         self.leader: Leader | None = None
         """Where this agent leads."""
         self.driver: LeaderDriver | None = None
@@ -83,6 +88,8 @@ class Loop:
         self._feed = self._lines.feed
         self._num_ended = 0
         self._pulse = Pulse(time.monotonic())
+        self._holds: dict[int, events.Hold] = {}
+        """What the agent was told last of how its workers are to be ended."""
         self._plan_to_start: Plan | None = None
         """While its workers wait for the standby."""
 
@@ -117,7 +124,7 @@ class Loop:
                     self._look_for_leader(time.monotonic())
                 else:
                     self._end_search()  # this agent has given up
-            wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S, say)
+            wait_for_writers(WRITERS_S if agent.interrupted_by is None else max(GRACE_S, agent.left_s), say)
             assert agent.goodbye is not None
             return agent.goodbye
         finally:
@@ -140,6 +147,7 @@ class Loop:
         while self._handle_ready(0.0):  # the leader in this process hears of all ends before it judges one of them
             pass
         now_s = time.monotonic()
+        self._sense(now_s)
         for signum in self.inbox.take():
             self._feed(events.Signalled(now_s=now_s, signum=signum))
         silent_s = self._pulse.turn(now_s, has_news=self.workers.console.pump())
@@ -152,6 +160,12 @@ class Loop:
         has_workers = self._plan_to_start is None and agent.phase is not Phase.GONE
         if has_workers and (beat := self._watch.turn(now_s)) is not None:
             self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
+
+    def _sense(self, now_s: float) -> None:
+        """Tell the agent which signals the workers handle, and who saves, where that has changed."""
+        if self._plan_to_start is None and (holds := self.workers.sense()) != self._holds:
+            self._holds = holds
+            self._feed(events.Sensed(now_s=now_s, ranks=holds))
 
     def _handle_ready(self, timeout_s: float) -> bool:
         """Handle what is ready, or is within the timeout; return whether a worker has ended."""
@@ -182,6 +196,8 @@ class Loop:
                 self._start_when_ready()
             case events.Signal(signum=signum, ranks=ranks):
                 workers.signal(signum, ranks)
+            case events.Forward(signum=signum, ranks=ranks, ends=ends):
+                workers.forward(signum, ranks, ends=ends)
             case events.PassOn(order=Order() as order):
                 workers.order(order)
             case events.PassOn(order=Try() as order):

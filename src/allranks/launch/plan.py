@@ -15,6 +15,7 @@ import msgspec
 
 from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts
+from allranks.launch.lead.course import SHUTDOWN_S
 from allranks.model.claims.table import row_of
 from allranks.model.cluster import Backend, Cluster
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
@@ -62,6 +63,8 @@ class Request:
     """Seconds that a job below its minimum of nodes waits for more."""
     hang_s: float | None = None
     """Seconds after which a hanging rank is ended; None: as in cluster.toml."""
+    shutdown_s: float = SHUTDOWN_S
+    """Seconds between a signal and SIGKILL for ranks that handle it, or save."""
     checkpoint_dir: str | None = None
     checkpoint_every: int | None = None
     """Steps between checkpoints; None: computed from their cost and the failure rate."""

@@ -20,11 +20,13 @@ from pathlib import Path
 import psutil
 
 from allranks.guard.inside.cell import Cell
-from allranks.host.signals import catches
+from allranks.host.process import is_below
+from allranks.host.signals import handled, read_caught
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
+from allranks.launch.events import Hold
 from allranks.launch.plan import JobPlan
 from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind, kill_descendants
 from allranks.model.errors import AllranksError
@@ -34,6 +36,9 @@ from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.wire.protocol import Order, Plan
+
+CAUGHT_S = 1.0
+"""How old may be what the kernel says of a worker's handlers; those of its script are known at once."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,6 +63,10 @@ class WorkerGroup:
     settings: list[Setting] = field(default_factory=list)
     _can_stand_by: bool = True
     """False once a standby could not fork: another one could not, either."""
+
+    _caught: dict[int, int] = field(default_factory=dict)
+    """By pid: the signals that a worker catches, as the kernel had it at `_caught_s`."""
+    _caught_s: float = 0.0
 
     # Starting
 
@@ -167,21 +176,51 @@ class WorkerGroup:
         return [worker for worker in self.processes if worker.end is None]
 
     def order(self, order: Order) -> None:
-        """Give an order to the workers; those that handle the signal themselves get the signal."""
+        """Give an order to the workers."""
         for worker in self.still_running:
             worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
-            if order.signum and catches(worker.pid, order.signum):
-                with contextlib.suppress(PermissionError):  # it has become another user
-                    os.kill(worker.pid, order.signum)
+
+    def sense(self) -> dict[int, Hold]:
+        """Return how each worker is to be ended: what it handles, and whether it saves."""
+        if time.monotonic() > self._caught_s + CAUGHT_S:
+            self._caught_s, self._caught = time.monotonic(), {}
+        holds = {}
+        for worker in self.still_running:
+            told = worker.cell.handlers()
+            if worker.pid not in self._caught:
+                self._caught[worker.pid] = read_caught(_teller_of(worker) or worker.pid)
+            signums = handled(self._caught[worker.pid], script=told.handled, own=told.own)
+            holds[worker.rank] = Hold(handles=signums, begun_s=told.begun_s, is_saving=worker.cell.is_saving)
+        return holds
 
     def signal(self, signum: int, ranks: Collection[int]) -> None:
-        """Send a signal, meant to end them, to these workers and everything in their process groups."""
+        """Send a signal that is meant to end them to these workers and their process groups; 0: they have got it."""
         for worker in self.still_running:
             if worker.rank in ranks:
                 worker.told_to_end = True
                 worker.cell.end()
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(worker.pid, signum)
+
+    def forward(self, signum: int, ranks: Collection[int], *, ends: bool) -> None:
+        """Send a signal to the processes that handle it, and, as far as these say who they are, to nobody else.
+
+        The processes of a DataLoader would die of it, and take with them a rank that wants to save.
+
+        Args:
+            ends: it is meant to end them.
+        """
+        for worker in self.still_running:
+            if worker.rank in ranks:
+                if ends:
+                    worker.told_to_end = True
+                    worker.cell.end()
+                pid = _teller_of(worker)
+                with contextlib.suppress(ProcessLookupError, PermissionError):  # it has become another user
+                    if pid or not ends:
+                        os.kill(pid or worker.pid, signum)
+                    else:
+                        os.killpg(worker.pid, signum)
 
     def sweep(self, grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
         """End what the workers left running, but not the spared pids; returns names and pids."""
@@ -197,3 +236,12 @@ class WorkerGroup:
         self.console.finish()
         for worker in self.processes:
             worker.cell.close()
+
+
+def _teller_of(worker: Worker) -> int:
+    """Return the process that says what it handles, the worker or one below it; 0: there is none that can be found.
+
+    In a container with process ids of its own, the number is another process's here.
+    """
+    pid = worker.cell.handlers().pid
+    return pid if pid == worker.pid or (pid and is_below(pid, worker.pid)) else 0

@@ -77,7 +77,8 @@ def spawn(
 
     def before_exec() -> None:
         # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        for signum in (signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(signum, signal.SIG_IGN)
         die_with_agent()
 
     return subprocess.Popen(

@@ -128,6 +128,10 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     phase: Word = ""
     """`init` until its first group is formed, `arriving` while it waits in init_process_group for all ranks of the job,
     `training` after, `saving` inside a checkpoint, `leaving` at the end."""
+    handles: Annotated[tuple[int, ...], Few] = ()
+    """Signals that the script handles, of those that an agent passes on."""
+    is_saving: bool = False
+    """It writes a checkpoint, and should not be ended now."""
     groups: Annotated[tuple[GroupSeen, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
     calls: Annotated[tuple[CallSeen, ...], msgspec.Meta(max_length=MAX_CALLS)] = ()
     """The last ones of each group, oldest first: always the open ones; many where it waits or has failed."""

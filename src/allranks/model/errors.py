@@ -36,6 +36,15 @@ class Exit(IntEnum):
     HANG = 124
 
 
+def name_signal(signum: int) -> str:
+    """Return what people call a signal; most real-time signals have no name.
+
+    >>> name_signal(15), name_signal(40)
+    ('SIGTERM', 'signal 40')
+    """
+    return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+
+
 def exit_for_signal(signum: int) -> int:
     """Exit code of a process ended by a signal, as shells have it.
 

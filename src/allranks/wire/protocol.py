@@ -12,6 +12,7 @@
     Ping    how late it is here          -->            (every beat_s; the next Beat says it back)
     Try     whom to reach, and where     -->            (what came of it is in the next Beats)
     Order   at which step to save        -->            (agents hand it to their workers)
+    Relay   a signal for who handles it  -->            (the same)
                                          <--   Ended    a worker of mine has ended, and how (any number)
                                          <--   Interrupted  somebody told me to stop, or to save
     Stop                                 -->            (agents end their workers)
@@ -51,7 +52,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 10
+PROTOCOL = 11
 HANDSHAKE_S = 2.0
 NONCE_BYTES = 16
 
@@ -261,6 +262,12 @@ class Order(Message, frozen=True, kw_only=True):
     """Also for workers that read no orders but have a handler of their own for this signal; 0: none."""
 
 
+class Relay(Message, frozen=True, kw_only=True):
+    """Pass this signal on to the workers that handle it."""
+
+    signum: int
+
+
 class Stop(Message, frozen=True, kw_only=True):
     """End your workers now."""
 
@@ -269,9 +276,17 @@ class Stop(Message, frozen=True, kw_only=True):
     at_once: tuple[int, ...] = ()
     """Ranks that are blocked, and get SIGKILL without further ado."""
     grace_s: float | None = None
-    """Between the signal and SIGKILL; None: the usual."""
+    """Between the signal and SIGKILL; None: the usual, and there was no fault."""
+    saving_s: float | None = None
+    """The same for ranks that save, and, where there was no fault, for those that handle the signal; None: the agent's
+    own (--shutdown-timeout)."""
     interrupted_by: int | None = None
     """The stop signal that ends the job: it is not to go on if its leader is lost now."""
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether somebody told the job to stop: ranks that handle the signal may take their time."""
+        return self.interrupted_by is not None and self.grace_s is None
 
 
 class Stopped(Message, frozen=True, kw_only=True):

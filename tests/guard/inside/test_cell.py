@@ -17,11 +17,10 @@ from allranks.guard.inside import cell as cell_module
 from allranks.guard.inside.cell import Cell, CellOrder
 
 PREAMBLE = f"""
-import importlib.util, os, sys, time
-spec = importlib.util.spec_from_file_location("cell", {str(Path(cell_module.__file__))!r})
-module = importlib.util.module_from_spec(spec)
-sys.modules["cell"] = module
-spec.loader.exec_module(module)
+import importlib, os, sys, time, types
+package = sys.modules["inside"] = types.ModuleType("inside")
+package.__path__ = [{str(Path(cell_module.__file__).parent)!r}]
+module = importlib.import_module("inside.cell")
 cell = module.Cell.inherited()
 """
 

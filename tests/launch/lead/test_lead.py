@@ -66,8 +66,8 @@ def card(index: int) -> Card:
 class FakeScheduler:
     """Every signal warns of the time limit."""
 
-    def decide(self, signum: int, *, can_save: bool) -> ending.Decision:
-        return ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving")
+    def decide(self, signum: int, *, can_save: bool, shutdown_s: float) -> ending.Decision:
+        return ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, save_s=None, handler_s=30.0, line="saving")
 
 
 class Job:

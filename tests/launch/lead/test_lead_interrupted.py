@@ -16,8 +16,10 @@ from allranks.launch.events import (
     Effect,
     Event,
     FindCheckpoint,
+    FindKillWait,
     Heard,
     Joined,
+    KillWaitFound,
     Lost,
     Meant,
     Record,
@@ -25,7 +27,16 @@ from allranks.launch.events import (
     Say,
     Send,
 )  # fmt: skip
-from allranks.launch.lead.course import ANSWER_S, OWN_STOPPED_S, RESTART_GRACE_S, RETURN_S, STOPPED_S, Phase, Terms
+from allranks.launch.lead.course import (
+    ANSWER_S,
+    OWN_STOPPED_S,
+    RESTART_GRACE_S,
+    RETURN_S,
+    SHUTDOWN_S,
+    STOPPED_S,
+    Phase,
+    Terms,
+)
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
@@ -35,7 +46,7 @@ from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import Exit
 from allranks.model.past import History, Past
-from allranks.wire.protocol import Beat, Ended, Goodbye, Interrupted, Message, Plan, Stop, Stopped, WorkerEnd
+from allranks.wire.protocol import Beat, Ended, Goodbye, Interrupted, Message, Plan, Relay, Stop, Stopped, WorkerEnd
 
 JOB = OwnJob(id="12", restarts=0, num_nodes=2, is_heterogeneous=False)
 SAVED_BEFORE = "; no worker is running, so the last checkpoint is used"
@@ -43,17 +54,26 @@ TIME_LIMIT = signal.SIGUSR1
 
 
 class Job:
-    """Two nodes with a rank each, and the leader of both; rank 1 has died, and a restart is under way."""
+    """Two nodes with a rank each, and the leader of both; rank 1 has died, and they are restarted; or all is well."""
 
     def __init__(
-        self, *, job: OwnJob | None = JOB, step: int | None = 7, no_requeue: str = "", ran_s: float = 0.0,
+        self,
+        *,
+        job: OwnJob | None = JOB,
+        step: int | None = 7,
+        no_requeue: str = "",
+        ran_s: float = 0.0,
         checkpoint: int | None = None,
-    ) -> None:  # fmt: skip
+        is_well: bool = False,
+        handles: tuple[int, ...] = (),
+        kill_wait_s: float = 30.0,
+    ) -> None:
         cards = {
             index: Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0, incarnation=7)
             for index in (0, 1)
         }
-        self.job, self.no_requeue = job, no_requeue
+        self.job, self.told = job, ending.Told(no_requeue=no_requeue, kill_wait_s=kill_wait_s)
+        self.handles = handles
         self.is_scheduler_mute = self.is_disk_mute = False
         self.effects: list[Effect] = []
         self.now_s = 1000.0
@@ -77,8 +97,9 @@ class Job:
         )
         self.now_s += ran_s
         for index in (0, 1):
-            ranks = (RankBeat(rank=index, pid=1, step=step, checkpoint=checkpoint),)
-            self.tell(index, Beat(node=NodeBeat(node_index=index, generation=0, ranks=ranks)))
+            self.beat(index, step=step, checkpoint=checkpoint)
+        if is_well:
+            return
         end = WorkerEnd(rank=1, node="n1", exit_code=-signal.SIGSEGV, time_s=0.0)
         self.tell(1, Ended(end=end, age_s=0.0))
         self.wait(3.0)
@@ -89,10 +110,19 @@ class Job:
             self.effects.append(effect)
             match effect:
                 case AskScheduler(signum=signum, can_save=can_save) if not self.is_scheduler_mute:
-                    meant = ending.decide(signum, job=self.job, can_save=can_save, no_requeue=self.no_requeue)
+                    meant = ending.decide(signum, job=self.job, can_save=can_save, told=self.told)
                     self.feed(Meant(now_s=self.now_s, signum=signum, decision=meant))
+                case FindKillWait() if self.job is not None:
+                    self.feed(KillWaitFound(now_s=self.now_s, kill_wait_s=self.told.kill_wait_s))
                 case FindCheckpoint() if not self.is_disk_mute:
                     self.feed(CheckpointFound(now_s=self.now_s, step=None))
+
+    def beat(
+        self, index: int, *, step: int | None = None, checkpoint: int | None = None, is_saving: bool = False
+    ) -> None:
+        told = {"step": step, "checkpoint": checkpoint, "handles": self.handles, "is_saving": is_saving}
+        ranks = (RankBeat(rank=index, pid=1, **told),)
+        self.tell(index, Beat(node=NodeBeat(node_index=index, generation=0, ranks=ranks)))
 
     def tell(self, index: int, message: Message) -> None:
         self.feed(Heard(now_s=self.now_s, node=index, message=message))
@@ -230,6 +260,78 @@ def test_an_agent_that_does_not_report_is_disconnected_and_the_leaders_own_never
     assert job.leader.phase is Phase.STOPPING
     job.wait(OWN_STOPPED_S + 0.5)
     assert job.sent(Goodbye, to=0).exit_code == Exit.NODE_FAULT
+
+
+@pytest.mark.parametrize(
+    ("handles", "job", "kill_wait_s", "saving_s", "line"),
+    [
+        pytest.param((signal.SIGTERM,), JOB, 40.0, 30.0, "", id="enough"),
+        pytest.param(
+            (signal.SIGTERM,), JOB, 15.0, 11.0,
+            "ranks that handle SIGTERM have 11 s when SLURM ends this job: KillWait is 15 s, of which 4 s are kept "
+            "back; --signal=TERM@120 (sbatch) warns them before the time limit",
+            id="SLURM leaves less, which is said before",
+        ),
+        pytest.param((), JOB, 15.0, 11.0, "", id="nobody needs it"),
+        pytest.param((signal.SIGTERM,), None, 15.0, 30.0, "", id="without SLURM"),
+    ],
+)  # fmt: skip
+def test_ranks_that_save_have_what_slurm_leaves(
+    handles: tuple[int, ...], job: OwnJob | None, kill_wait_s: float, saving_s: float, line: str
+):
+    here = Job(is_well=True, step=None, job=job, handles=handles, kill_wait_s=kill_wait_s)
+    assert here.lines == ([line] if line else [])
+    here.tell(1, Interrupted(signum=signal.SIGTERM))
+    here.wait(1.0)
+    stop = here.sent(Stop, to=0)
+    assert (stop.signum, stop.is_wanted, stop.saving_s) == (signal.SIGTERM, True, pytest.approx(saving_s, abs=0.6))
+
+
+def test_where_slurm_answers_late_the_agents_hear_what_it_leaves():
+    job = Job(is_well=True, step=None, handles=(signal.SIGTERM,))
+    job.is_scheduler_mute = True
+    job.tell(1, Interrupted(signum=signal.SIGTERM))
+    end = WorkerEnd(rank=1, node="n1", exit_code=0, time_s=0.0, ended_by_us=True)
+    job.tell(1, Ended(end=end, age_s=0.0))
+    job.wait(1.0)
+    assert job.sent(Stop, to=0).saving_s == SHUTDOWN_S, "a worker has ended before SLURM answered"
+    meant = ending.decide(signal.SIGTERM, job=JOB, told=ending.Told(kill_wait_s=10.0), can_save=False)
+    job.feed(Meant(now_s=job.now_s, signum=signal.SIGTERM, decision=meant))
+    assert job.sent(Stop, to=0).saving_s == 6.0
+
+
+@pytest.mark.parametrize(
+    ("handles", "is_saving", "waits_s"),
+    [((), False, 8.0), ((signal.SIGTERM,), False, 38.0), ((signal.SIGUSR1,), False, 8.0), ((), True, 38.0)],
+    ids=["no handler", "handler", "handler of a warning", "saves"],
+)
+def test_an_agent_whose_ranks_save_is_waited_for(handles: tuple[int, ...], is_saving: bool, waits_s: float):
+    job = Job(is_well=True, step=None, job=None, handles=handles)
+    job.tell(1, Interrupted(signum=signal.SIGTERM))
+    job.wait(0.5)
+    job.beat(1, is_saving=is_saving)
+    job.tell(0, Stopped())
+    job.wait(waits_s - 1.5)
+    assert job.leader.phase is Phase.STOPPING
+    job.wait(2.0)
+    assert job.leader.unresponsive == {1}
+
+
+@pytest.mark.parametrize(("handles", "is_passed_on"), [((signal.SIGUSR2,), True), ((), False)])
+def test_a_signal_that_means_nothing_reaches_who_handles_it_once(handles: tuple[int, ...], is_passed_on: bool):
+    job = Job(is_well=True, handles=handles)
+    for index in (0, 1):
+        job.tell(index, Interrupted(signum=signal.SIGUSR2))  # SLURM signals all agents
+        job.wait(0.5)
+    said = (
+        "passed to the ranks that handle it" if is_passed_on else "no rank handles it, and it means nothing to allranks"
+    )
+    assert job.lines == [f"SIGUSR2: {said}"]
+    sent = [each for each in job.effects if isinstance(each, Send) and isinstance(each.message, Relay)]
+    assert [each.node for each in sent] == ([0, 1] if is_passed_on else [])
+    job.tell(0, Interrupted(signum=signal.SIGUSR2))
+    assert len(job.lines) == 2, "a second one of the same agent is another signal"
+    assert job.leader.phase is Phase.RUNNING
 
 
 def exited(rank: int) -> Ended:

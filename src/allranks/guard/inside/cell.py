@@ -9,7 +9,9 @@ One cell is for one start of one worker: a restarted one gets a fresh cell. The 
        0  magic and version          16  pid of the process that writes
        8  size of the whole          24  number of the call that is done (of its record)
       32  whether the agent is ending the worker
-      64  the records, one after the other, of these rooms:
+      40  whether all steps are made         48  how many blocks of `allranks.saving()` are open
+      56  which signals the script handles, and since when (guard.inside.handlers)
+     384  the records, one after the other, of these rooms:
             told 64 KiB, words 64 KiB, call 4 KiB, step, saved, phase 256 B          written by the worker
             order 4 KiB                                                              written by the agent
 
@@ -35,13 +37,16 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from .handlers import BEGUN, HANDLES, OWN, TOLD
+from .handlers import PID as HANDLERS_PID
+
 ENV_FD = "ALLRANKS_CELL_FD"
 NAME = "allranks-cell"
-MAGIC = int.from_bytes(b"allrnk\x02\x00", "little")
+MAGIC = int.from_bytes(b"allrnk\x03\x00", "little")
 """The last two bytes are the version of the layout."""
 
-_MAGIC, _SIZE, _PID, _DONE, _ENDING, _FINISHED = range(6)
-_RECORDS_AT = 64
+_MAGIC, _SIZE, _PID, _DONE, _ENDING, _FINISHED, _SAVING = range(7)
+_RECORDS_AT = 384
 _ROOMS = {"told": 65536, "words": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096}
 _TOLD = ("told", "words", "call", "step", "saved", "phase")
 _SLOT = struct.Struct("QQII")
@@ -65,6 +70,19 @@ class CellOrder(NamedTuple):
     at_step: int
     why: str
     leaves: bool
+
+
+class Handlers(NamedTuple):
+    """What a worker handles, as it says; bit n is signal n."""
+
+    pid: int
+    """The process that says so; 0: none does, it may not be Python."""
+    handled: int
+    """By the script."""
+    own: int
+    """By allranks, in the worker."""
+    begun_s: dict[int, float]
+    """By signal: when a handler of the script began last, by time.monotonic()."""
 
 
 class CellRead(NamedTuple):
@@ -199,6 +217,11 @@ class Cell:
         if self.is_mine:
             self._numbers[_FINISHED] = is_finished
 
+    def save(self, *, is_begun: bool) -> None:
+        """Say that the script has begun to save, or has ended it; once more for each block inside of another."""
+        if self.is_mine:
+            self._numbers[_SAVING] = max(0, self._numbers[_SAVING] + (1 if is_begun else -1))
+
     def marks(self) -> tuple[int, int, int]:
         """Return numbers that change when a call begins or ends and when a step is told."""
         return self._records["call"].number, int(self._numbers[_DONE]), self._records["step"].number
@@ -223,6 +246,17 @@ class Cell:
     def is_finished(self) -> bool:
         """Tell whether the worker has made all its steps."""
         return bool(self._numbers[_FINISHED])
+
+    @property
+    def is_saving(self) -> bool:
+        """Tell whether the worker writes a checkpoint, and should not be ended now."""
+        phase = self._records["phase"].read()
+        return bool(self._numbers[_SAVING]) or (phase is not None and phase.data == b"saving")
+
+    def handlers(self) -> Handlers:
+        """Return what the worker handles."""
+        begun_s = {int(each): at_ns / 1e9 for each in TOLD if (at_ns := self._numbers[BEGUN + each])}
+        return Handlers(self._numbers[HANDLERS_PID], self._numbers[HANDLES], self._numbers[OWN], begun_s)
 
     def end(self) -> None:
         """Say that the signals which come from now on are the agent's."""

@@ -3,8 +3,9 @@
 phase      ends when                                   at the latest after                 then
 running    all ranks have ended, the guard proves a    the guard's deadlines; a save that  stopping
            fault, or a signal says so                  a signal asked for: its grace
-stopping   every agent has said Stopped                the grace and STOPPED_S; who has    forming; over, where the
-                                                       not said it is disconnected         job is to end
+stopping   every agent has said Stopped                the grace and STOPPED_S (longer    forming; over, where the
+                                                       where ranks save: launch.grace);    job is to end
+                                                       who has not said it is disconnected
 forming    the driver has told which checkpoint is     ANSWER_S; then without the answer   running with all nodes that
            there, and SLURM what a signal means                                            are here; paused; over
 paused     enough nodes are here                       capacity_s                          forming; over
@@ -13,8 +14,9 @@ over       at once: every agent gets its Goodbye, or Resign
 signal     running                                     stopping, forming, paused
 SIGUSR1    the scheduler is asked: all ranks save, and the scheduler is asked: the last checkpoint counts,
            leave; the job is requeued, or ends         and the job is requeued, or ends
-others     the scheduler is asked: all ranks save and  the job ends with the signal's exit code
+stop       the scheduler is asked: all ranks save and  the job ends with the signal's exit code
            leave, or they are stopped
+others     every rank that handles it gets it          the same; most often no rank runs
 Over: nothing. A stop signal (SIGTERM, SIGINT, SIGHUP, SIGQUIT) outranks SIGUSR1; a job that got one is never requeued.
 
 A connection that ends is taken up again by its agent: the node is away, for RETURN_S at most, before it is lost.
@@ -30,6 +32,9 @@ from enum import StrEnum
 
 RESTART_GRACE_S = 5.0
 """Seconds between SIGTERM and SIGKILL before a restart; ranks that cannot handle SIGTERM get SIGKILL at once."""
+SHUTDOWN_S = 30.0
+"""For ranks that handle the signal, or that save, where --shutdown-timeout does not say: as torchrun's. SLURM may leave
+less."""
 STOPPED_S = 5.0
 """Seconds after the grace period in which an agent must report that its workers have ended."""
 OWN_STOPPED_S = 60.0
@@ -81,5 +86,7 @@ class Terms:
     min_nodes: int
     capacity_s: float
     """How long to wait for nodes below the minimum."""
+    shutdown_s: float = SHUTDOWN_S
+    """Seconds for ranks that handle the signal which ends them, and for those that save."""
     can_change_leader: bool = True
     """Whether another node may lead if this one is lost."""

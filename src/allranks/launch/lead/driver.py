@@ -66,7 +66,9 @@ class LeaderDriver:
         acceptor: Acceptor | None,
     ) -> None:
         self.plan, self.run_dir, self._console = workers.job, workers.run_dir, workers.console
-        self._decide = scheduler.decide if scheduler is not None else partial(ending.decide, job=None)
+        decide = scheduler.decide if scheduler is not None else partial(ending.decide, job=None)
+        self._decide = partial(decide, shutdown_s=self.plan.request.shutdown_s)
+        self._scheduler = scheduler
         self._can_revive = scheduler is not None and self.plan.request.max_restarts > 0
         self.revivals = Revivals(env=workers.env, run_dir=self.run_dir, patience_s=self.plan.request.capacity_s)
         self._told_s: dict[tuple[str, str], float] = {}
@@ -121,6 +123,8 @@ class LeaderDriver:
                 self._answer_later(
                     lambda: events.Meant(now_s=0.0, signum=signum, decision=self._decide(signum, can_save=can_save))
                 )
+            case events.FindKillWait() if (scheduler := self._scheduler) is not None:
+                self._answer_later(lambda: events.KillWaitFound(now_s=0.0, kill_wait_s=scheduler.find_kill_wait_s()))
             case events.FindCheckpoint():
                 checkpoints = self.run_dir.checkpoints_path(self.plan.request.checkpoint_dir)
                 self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(checkpoints)))
@@ -161,6 +165,7 @@ def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Le
             num_nodes=plan.num_nodes,
             min_nodes=plan.min_nodes,
             capacity_s=plan.request.capacity_s,
+            shutdown_s=plan.request.shutdown_s,
             can_change_leader=len(group.successors) > 1,
         ),
         guard=Guard(plan.guard, job=plan.job),

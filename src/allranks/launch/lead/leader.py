@@ -65,6 +65,8 @@ class Leader(Reports):
             case events.CheckpointFound(step=step):
                 self._is_looking = False
                 self._note_checkpoints(step)
+            case events.KillWaitFound(kill_wait_s=float() as kill_wait_s):
+                self._note_kill_wait(kill_wait_s)
         effects, self._effects = self._effects, []
         return effects
 
@@ -101,11 +103,15 @@ class Leader(Reports):
     def _obey(self, signum: int, meant: ending.Decision, now_s: float) -> None:
         """The scheduler has said what a signal means."""
         this = self._generation
+        if signum != SAVE_SIGNAL:
+            self._handlers_until_s = now_s + meant.handler_s
         if meant.ending is Ending.STOP:
             this.asked = None
+            if self.phase is Phase.STOPPING and this.stop is not None and this.stop.is_wanted:
+                self._hasten(this.stop, meant.handler_s, now_s)  # workers have ended before SLURM answered
         elif self.phase is Phase.RUNNING:
-            until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - course.SPARE_S)
-            self._ask(meant.ending, meant.line, signum=signum if signum == SAVE_SIGNAL else 0, until_s=until_s)
+            until_s = None if meant.save_s is None else now_s + meant.save_s
+            self._ask(meant.ending, meant.line, signum=signum, until_s=until_s)
         else:
             self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
             if this.decision.restarts:
@@ -133,6 +139,7 @@ class Leader(Reports):
     def _oversleep(self, slept_s: float) -> None:
         """This process did not run for a while: nobody else was late."""
         self._deadline_s += slept_s
+        self._savers_deadline_s += slept_s
         if self._capacity_until_s is not None:
             self._capacity_until_s += slept_s
         for away in self._members.away.values():
@@ -196,14 +203,28 @@ class Leader(Reports):
         this.ended_s = now_s
         at_once = fault.blocked if fault is not None else ()
         grace_s = None if fault is None else course.RESTART_GRACE_S if decision.restarts else GRACE_S
+        until_s = now_s + self._terms.shutdown_s if self._handlers_until_s is None else self._handlers_until_s
+        saving_s = max(0.0, until_s - now_s)
         this.decision, self._deadline_s = decision, now_s + (grace_s or GRACE_S) + course.STOPPED_S
-        this.stop = Stop(signum=signum, at_once=at_once, grace_s=grace_s, interrupted_by=self.interrupted_by)
+        self._savers_deadline_s = self._deadline_s + saving_s
+        this.stop = Stop(
+            signum=signum, at_once=at_once, grace_s=grace_s, saving_s=saving_s, interrupted_by=self.interrupted_by
+        )
         self._send(this.stop, self._members.here)
+
+    def _hasten(self, stop: Stop, saving_s: float, now_s: float) -> None:
+        """SLURM leaves less time than the agents were told."""
+        if stop.saving_s is not None and saving_s < stop.saving_s:
+            self._savers_deadline_s = min(self._savers_deadline_s, now_s + GRACE_S + saving_s + course.STOPPED_S)
+            self._generation.stop = msgspec.structs.replace(stop, saving_s=saving_s)
+            self._send(self._generation.stop, self._members.here)
 
     def _await_stopped(self, now_s: float) -> None:
         own, this, running = self._own, self._generation, self._members.running
         # Who is away may come back: to go on, or to hear how the job has ended.
         if (running or self._members.away) and now_s < self._deadline_s:
+            return
+        if now_s < self._savers_deadline_s and any(self._takes_its_time(index) for index in running):
             return
         self._lose_away(now_s, nodes=running)
         for index in self._members.running:

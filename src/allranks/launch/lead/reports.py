@@ -18,15 +18,17 @@ import msgspec
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.launch import events
-from allranks.launch.events import SAVE_SIGNAL, Effect
-from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, Phase, Terms
+from allranks.launch.events import FORWARDED, RELAYED_S, SAVE_SIGNAL, STOP_SIGNALS, Effect
+from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, SPARE_S, Phase, Terms
 from allranks.launch.lead.members import Members, Node, State
 from allranks.launch.lead.recovery import Decision
 from allranks.launch.queue.ending import Ending
+from allranks.model.beat import NodeBeat, ProcessState
+from allranks.model.errors import name_signal
 from allranks.model.finding import Finding, Verdict
 from allranks.model.past import Past
 from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Message, Order, Plan, Stop
+from allranks.wire.protocol import Goodbye, Message, Order, Plan, Relay, Stop
 
 
 @dataclass(slots=True)
@@ -99,8 +101,17 @@ class Reports:
         self._history, self._survived = past.history, [*past.survived]
         self._effects: list[Effect] = []
         self._members = Members(terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded))
-        self._deadline_s = self._stepped_s = now_s
-        """The first one: of the phases stopping and forming."""
+        self._deadline_s = self._savers_deadline_s = self._stepped_s = now_s
+        """The first one: of the phases stopping and forming; the second one: of nodes with ranks that save."""
+        self._handlers_until_s: float | None = None
+        """Until when ranks may take that handle the stop signal; None: SLURM has not answered, or was not asked."""
+        self._handled: dict[int, frozenset[int]] = {}
+        """By node: signals that its ranks handle, of this generation."""
+        self._saving: set[int] = set()
+        """Nodes with ranks that save."""
+        self._has_asked_kill_wait = False
+        self._relayed: dict[int, tuple[float, set[int]]] = {}
+        """By signal that ranks get passed on: when it came last, and which agents got it."""
         self._capacity_until_s: float | None = None
         """Nodes are waited for until then; None: they are not, or the generation has begun."""
         self._next_ping_s = self._next_look_s = self._next_notice_s = 0.0
@@ -161,6 +172,7 @@ class Reports:
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
         self._capacity_until_s, self._kept_s = None, now_s
         self.steps, self.is_finished = {}, False
+        self._handled, self._saving = {}, set()
 
     # Messages
 
@@ -173,6 +185,7 @@ class Reports:
                     self._guard.hear(message, now_s)
                     self.steps |= {rank.rank: rank.step for rank in message.node.ranks if rank.step is not None}
                     self._note_checkpoints(*(rank.checkpoint for rank in message.node.ranks))
+                    self._note_handlers(index, message.node)
                     if self._members.note_begun(index):
                         self._confirmed = this.number
             case protocol.Ended() if message.generation != this.number:
@@ -188,7 +201,10 @@ class Reports:
                 this.is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
             case protocol.Interrupted(signum=signum):
                 self._record("interrupted", signum=signum, node=name)
-                self._take(signum, now_s)
+                if signum in (SAVE_SIGNAL, *STOP_SIGNALS):
+                    self._take(signum, now_s)
+                else:
+                    self._relay(index, signum, now_s)
             case protocol.Stopped():
                 if message.generation == this.number and takes_part:
                     node.state = State.STOPPED
@@ -212,6 +228,47 @@ class Reports:
             self._signals.add(signum)
             self._unanswered[signum] = now_s + ANSWER_S
             self._do(events.AskScheduler(signum=signum, can_save=bool(self.steps)))
+
+    def _note_handlers(self, index: int, beat: NodeBeat) -> None:
+        alive = [rank for rank in beat.ranks if rank.state is not ProcessState.GONE]
+        self._handled[index] = frozenset(signum for rank in alive for signum in rank.handles)
+        self._saving.discard(index)
+        if any(rank.is_saving for rank in alive):
+            self._saving.add(index)
+        if signal.SIGTERM in self._handled[index] and not self._has_asked_kill_wait:
+            self._has_asked_kill_wait = True
+            self._do(events.FindKillWait())
+
+    def _takes_its_time(self, index: int) -> bool:
+        """Whether a rank of this node handles the signal that ends it, or saves."""
+        stop = self._generation.stop
+        handled = self._handled.get(index, frozenset())
+        is_wanted = stop is not None and stop.is_wanted
+        return index in self._saving or (is_wanted and not handled.isdisjoint(STOP_SIGNALS))
+
+    def _note_kill_wait(self, kill_wait_s: float) -> None:
+        """Say what SLURM leaves ranks that save on SIGTERM, where that is less than they would have otherwise."""
+        left_s = max(1.0, kill_wait_s - SPARE_S)
+        if left_s < self._terms.shutdown_s:
+            self._say(
+                f"ranks that handle SIGTERM have {left_s:.0f} s when SLURM ends this job: KillWait is "
+                f"{kill_wait_s:.0f} s, of which {SPARE_S:.0f} s are kept back; --signal=TERM@120 (sbatch) "
+                "warns them before the time limit"
+            )
+
+    def _relay(self, index: int, signum: int, now_s: float) -> None:
+        """An agent has got a signal that means nothing to the job: ranks that handle it get it, on all nodes."""
+        came_s, whose = self._relayed.get(signum, (-math.inf, set[int]()))
+        if now_s - came_s < RELAYED_S and index not in whose:  # SLURM signals all agents
+            whose.add(index)
+            return
+        self._relayed[signum] = now_s, {index}
+        name = name_signal(signum)
+        if signum == FORWARDED and any(signum in handled for handled in self._handled.values()):
+            self._say(f"{name}: passed to the ranks that handle it")
+            self._send(Relay(signum=signum), self._members.here)
+        else:
+            self._say(f"{name}: no rank handles it, and it means nothing to allranks")
 
     # Connections
 

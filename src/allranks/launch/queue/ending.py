@@ -4,15 +4,19 @@ Who sends what, measured with SLURM 22.05:
 
 SIGUSR1   the warning that `--signal=USR1@120` asks for, or `scancel --signal=USR1`. The job saves a checkpoint and
           requeues itself. SLURM sends it up to 60 s early, and at once if less time than that is left.
-SIGTERM   time limit, `scancel`, `scontrol requeue`, preemption. The job saves a checkpoint if there is a grace period.
-          SLURM decides whether the job runs again: a cancelled job must stay cancelled.
+SIGTERM   time limit, `scancel`, `scontrol requeue`, preemption, `--signal=TERM@120`, a `kill`. The job saves a
+          checkpoint if there is time. SLURM decides whether the job runs again: a cancelled job must stay cancelled.
 SIGINT and the others   a user at a terminal.
+
+How long a job has after SIGTERM: to SLURM's SIGKILL, KillWait; at a preemption with a grace period GraceTime and then
+KillWait; where the job still RUNS by all that SLURM knows, as after `--signal=TERM@120`, to the time limit. Outside of
+SLURM --shutdown-timeout says it, and so it does for ranks that handle the signal themselves. SPARE_S is kept back.
 
 Four facts that are easy to miss:
 
 - SLURM may signal every process of the step, also workers in their own sessions: always with proctrack/linuxproc, and
   with SignalChildrenProcesses=yes in cgroup.conf. A worker without a handler would be killed by the warning, so workers
-  start with SIGUSR1 ignored; a worker with its own handler receives it (`host.signals.catches`).
+  start with SIGUSR1 and SIGUSR2 ignored; a worker with its own handler receives them, once (launch.grace).
 - The same holds for SIGTERM. A worker that has something to save leaves the decision to its agent
   (state/resumed/telling.py); a worker that has nothing to save is ended by it, which saves time.
 - A job that is preempted with a grace period is requeued only if it still runs at the end of the period; if it ends
@@ -23,15 +27,17 @@ Four facts that are easy to miss:
 
 from __future__ import annotations
 
+import math
 import signal
 from dataclasses import dataclass
 from enum import Enum
 
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
+from allranks.launch.lead.course import SHUTDOWN_S, SPARE_S
 from allranks.model.errors import Exit
 
-DEFAULT_GRACE_S = 30.0
+KILL_WAIT_S = 30.0
 """SLURM's default of KillWait, used if the site's value is unknown."""
 
 
@@ -51,50 +57,82 @@ class Decision:
     """What to do, how much time there is for it, and the line that reports it."""
 
     ending: Ending
-    grace_s: float | None
-    """Time for the workers' checkpoint; None if nothing limits it."""
+    save_s: float | None
+    """Time for a checkpoint of the session; None if nothing limits it."""
+    handler_s: float
+    """Time for ranks that handle the signal themselves."""
     line: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What SLURM says of a job that has got a signal."""
+
+    left_s: float | None = None
+    """Until the time limit; None: there is none, or it is unknown."""
+    no_requeue: str = ""
+    """Why the job cannot be requeued, from `why_no_requeue`; empty if it can."""
+    kill_wait_s: float | None = None
+    """The site's, between SIGTERM and SIGKILL; None if unknown."""
+    preempt_s: float | None = None
+    """GraceTime of its partition, where the job makes room for another; SIGTERM comes at its beginning and its end."""
+    is_running: bool = False
+    """SLURM is not ending it: whoever has sent the signal has asked for it, or done it by hand."""
+
+    @property
+    def until_kill_s(self) -> float | None:
+        """From SIGTERM to SLURM's SIGKILL; None: nothing limits it."""
+        if self.is_running and self.preempt_s is None:
+            return self.left_s
+        kill_wait_s = KILL_WAIT_S if self.kill_wait_s is None else self.kill_wait_s
+        return kill_wait_s + (self.preempt_s or 0.0)
 
 
 def decide(
     signum: int,
     *,
     job: OwnJob | None,
-    left_s: float | None = None,
-    no_requeue: str = "",
-    grace_s: float | None = None,
+    told: Told = Told(),
     can_save: bool = True,
+    shutdown_s: float = SHUTDOWN_S,
 ) -> Decision:
     """Decide what a signal means.
 
     Args:
-        left_s: until the time limit.
-        no_requeue: why the job cannot be requeued, from `why_no_requeue`; empty if it can.
-        grace_s: time between SIGTERM and SIGKILL: KillWait or a partition's GraceTime; None if unknown.
+        told: what SLURM says of the job.
         can_save: whether there is something to save.
+        shutdown_s: `--shutdown-timeout`.
     """
     line, ending, what = signal.Signals(signum).name, Ending.STOP, "ending the ranks"
-    limit_s = None
+    until_s = told.until_kill_s if job is not None else None
+    save_s, handler_s = _less_spare(until_s), min(shutdown_s, _less_spare(until_s) or math.inf)
     if signum == signal.SIGUSR1:
-        line += f", {left_s:.0f} s to the time limit" if left_s is not None else ""
-        ending, limit_s = Ending.SAVE_AND_LEAVE, left_s
+        line += f", {told.left_s:.0f} s to the time limit" if told.left_s is not None else ""
+        ending, save_s = Ending.SAVE_AND_LEAVE, _less_spare(told.left_s)
         if not can_save:  # a job requeued with nothing saved would start from the beginning each time
-            limit_s, what = None, "passed to the script; allranks itself has nothing to save"
+            save_s, what = None, "passed to the ranks that handle it; allranks itself has nothing to save"
         elif job is None:
             what = "saving a checkpoint, then the job ends"
-        elif no_requeue:
-            what = f"saving a checkpoint, then job {job.id} ends: {no_requeue}"
+        elif told.no_requeue:
+            what = f"saving a checkpoint, then job {job.id} ends: {told.no_requeue}"
         else:
             what = f"saving a checkpoint, then job {job.id} goes back into the queue and resumes from it"
             ending = Ending.SAVE_AND_REQUEUE
-    elif signum == signal.SIGTERM and job is not None:
-        line += " from SLURM"
-        limit_s = DEFAULT_GRACE_S if grace_s is None else grace_s
-        if can_save and limit_s > 0:
-            ending, what = Ending.SAVE_AND_LEAVE, f"saving a checkpoint; SIGKILL follows in {limit_s:.0f} s"
-        else:
+    elif signum == signal.SIGTERM:
+        line += " from SLURM" if job is not None and (not told.is_running or told.preempt_s is not None) else ""
+        save_s = handler_s if save_s is None else save_s
+        if can_save and until_s != 0:
+            kill = f"SIGKILL follows in {shutdown_s if until_s is None else until_s:.0f} s"
+            is_early = job is not None and told.is_running and told.preempt_s is None and until_s is not None
+            ending, what = Ending.SAVE_AND_LEAVE, "saving a checkpoint; "
+            what += f"{until_s:.0f} s to the time limit" if is_early else kill
+        elif job is not None:
             what += f"; {'no time' if can_save else 'nothing'} to save"
-    return Decision(ending=ending, grace_s=limit_s, line=f"{line}: {what}")
+    return Decision(ending=ending, save_s=save_s, handler_s=handler_s, line=f"{line}: {what}")
+
+
+def _less_spare(until_s: float | None) -> float | None:
+    return None if until_s is None else max(1.0, until_s - SPARE_S)
 
 
 def goes_back(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | None, has_restarts: bool) -> bool:

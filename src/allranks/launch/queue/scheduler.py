@@ -26,9 +26,8 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -36,7 +35,7 @@ from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
 from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
-from allranks.launch.queue.ending import Decision, decide, why_no_requeue
+from allranks.launch.queue.ending import Decision, Told, decide, why_no_requeue
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.report.rundir import RunDir, write_whole
@@ -64,18 +63,24 @@ class Scheduler:
     min_nodes: int
     """MIN of --nnodes MIN:MAX."""
     say: Callable[[str], None]
-    _answers: dict[str, Any] = field(default_factory=dict)
-    """What SLURM has said so far, as arguments of `launch.queue.ending.decide`."""
-    _thread: threading.Thread | None = None
-    """Asks SLURM once, so that nothing waits for slurmctld."""
+    _told: dict[int, Told] = field(default_factory=dict)
+    """By signal: what SLURM has said so far."""
 
-    def decide(self, signum: int, *, can_save: bool) -> Decision:
+    def decide(self, signum: int, *, can_save: bool, shutdown_s: float) -> Decision:
         """Return what a signal means for this job, from `launch.queue.ending.decide`."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._ask, name="allranks-slurm", daemon=True)
-            self._thread.start()
-        self._thread.join(ANSWER_S)
-        return decide(signum, job=self.job, can_save=can_save, **self._answers)
+        if signum not in self._told:  # in a thread: nothing waits for slurmctld
+            self._told[signum] = Told()
+            asking = threading.Thread(target=self._ask, args=(signum,), name="allranks-slurm", daemon=True)
+            asking.start()
+            asking.join(ANSWER_S)
+        told = self._told[signum]
+        return decide(signum, job=self.job, told=told, can_save=can_save, shutdown_s=shutdown_s)
+
+    def find_kill_wait_s(self) -> float | None:
+        """Return the seconds between SLURM's SIGTERM and its SIGKILL; None if it does not say."""
+        with contextlib.suppress(AllranksError), shielded():
+            return read_site().kill_wait_s
+        return None
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
         """Requeue the job, unless another agent has; on success SLURM ends this process soon after.
@@ -160,17 +165,21 @@ class Scheduler:
         except AllranksError as exc:
             self.say(f"job {self.job.id}: {exc}; if SLURM runs it again, end it by hand: scancel {self.job.id}")
 
-    def _ask(self) -> None:
+    def _ask(self, signum: int) -> None:
+        told = Told()
         with contextlib.suppress(AllranksError):  # then the defaults are used
-            state = find_job(self.job.id)
-            if state is not None:
-                self._answers["no_requeue"] = why_no_requeue(self.job, state)
-            with contextlib.suppress(AllranksError), shielded():
-                if state is not None and state.preempted_at and state.state == "RUNNING":
-                    self._answers["grace_s"] = read_partition(state.partition).grace_s
-                else:
-                    self._answers["grace_s"] = read_site().kill_wait_s
-            self._answers["left_s"] = TimeLimit(self.job, self.env).left_s(time.time())
+            if (state := find_job(self.job.id)) is not None:
+                told = replace(
+                    told, no_requeue=why_no_requeue(self.job, state), is_running=state.state == "RUNNING"
+                )  # fmt: skip
+                if told.is_running and state.preempted_at:
+                    with contextlib.suppress(AllranksError), shielded():
+                        told = replace(told, preempt_s=read_partition(state.partition).grace_s)
+            self._told[signum] = told
+            told = replace(told, left_s=TimeLimit(self.job, self.env).left_s(time.time()))
+            if not told.is_running or told.preempt_s is not None:
+                told = replace(told, kill_wait_s=self.find_kill_wait_s())
+        self._told[signum] = told
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):

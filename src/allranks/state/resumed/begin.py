@@ -16,7 +16,7 @@ from allranks.report.text import say
 from allranks.state.resumed.experiment import Named
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.steps import StepLost
-from allranks.state.resumed.telling import leave_to_agent
+from allranks.state.resumed.telling import leave_by_itself, leave_to_agent
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
 
@@ -72,6 +72,8 @@ def begin(
             checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
 
     on_exit.push(close)
+    if cell is None and not is_below_agent:
+        on_exit.callback(leave_by_itself(made.ask_to_leave))
     is_default = checkpoint_dir is None and variable not in os.environ
     made.load(partial=partial, named=Named(is_default=is_default, is_below_agent=is_below_agent))
     return made

@@ -2,7 +2,8 @@
 
 SIGTERM is the agent's, too: at a time limit or a preemption SLURM may signal every process of a job at once, the
 workers included. The agent gets the signal as well and knows better: whether there is time for a checkpoint, and when
-the worker shall go. Only then does SIGTERM end the worker, as it would have without this.
+the worker shall go. Only then does SIGTERM end the worker, as it would have without this. Without an agent the training
+itself saves at its next step boundary, and leaves.
 """
 
 from __future__ import annotations
@@ -66,5 +67,29 @@ def leave_to_agent(is_meant: Callable[[], bool]) -> bool:
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
 
+    obey.is_allranks_handler = True  # type: ignore[attr-defined]  # it is no handler of the script (guard.inside)
     signal.signal(signal.SIGTERM, obey)
     return True
+
+
+def leave_by_itself(ask: Callable[[], bool]) -> Callable[[], None]:
+    """Have the first SIGTERM ask the training to save and leave, where there is no agent; return what undoes this.
+
+    The second one ends the process, and so does the first where `ask` says that no training runs. A script with a
+    handler of its own keeps it.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return lambda: None
+    own = os.getpid()
+
+    def obey(signum: int, frame: object) -> None:
+        signal.signal(signum, signal.SIG_DFL)
+        if os.getpid() != own or not ask():
+            os.kill(os.getpid(), signum)
+
+    def undo() -> None:
+        if signal.getsignal(signal.SIGTERM) is obey:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    signal.signal(signal.SIGTERM, obey)
+    return undo

@@ -102,6 +102,7 @@ class Tracked:
         self._saved: tuple[int, int] | None = None
         """Step and epochs of the last save."""
         self._is_save_wanted = self._is_stop_wanted = self._is_stopped = False
+        self._is_looping = self._is_leave_wanted = False
         self._feed: Feed | None = None
         self._current: Step | None = None
         self._resumed: experiment.Named | None = None
@@ -211,6 +212,7 @@ class Tracked:
         self._feed = feed
         progress = Progress(is_shown=self._membership.is_leader, total=total, sink=self._log)
         self._telling.phase("training")
+        self._is_looping = True
         while True:
             self._end_epochs(feed, after_epoch)
             with self._losing():
@@ -236,14 +238,21 @@ class Tracked:
             yield step
             if not step.is_done:
                 raise UsageError(f"step {step.number} was not done: use `with step as batch`, and let its errors pass")
+        self._is_looping = False
         with self._losing():
             if self._saved != self._place:
                 self._save()
             self._wait()
         self._telling.finish()
 
+    def ask_to_leave(self) -> bool:
+        """Have all ranks save and leave at their next common boundary; False where this rank is in no `steps()`."""
+        self._is_leave_wanted = self._is_looping
+        return self._is_looping
+
     def leave(self) -> None:
         """Save the steps of a loop that was left by `break`; all ranks call it when they leave the session."""
+        self._is_looping = False
         saved = self._saved or (0, 0)
         if self._feed is None or self._place == saved:
             return
@@ -319,7 +328,7 @@ class Tracked:
         is_checkpoint_due = self._pace is not None and self._pace.is_due()
         wish = Wish(
             saves=self._is_save_wanted or is_checkpoint_due or order is not None,
-            leaves=order is not None and order.leaves,
+            leaves=self._is_leave_wanted or (order is not None and order.leaves),
             stops=self._is_stop_wanted,
         )
         agreed = self._agreement.reach(self.step, wish)
@@ -333,7 +342,8 @@ class Tracked:
             self._is_save_wanted = False
             self._telling.carry_out(order)
         if agreed.leaves:
-            self._leave(order.why if order is not None else "another rank was told to")
+            own = "SIGTERM" if self._is_leave_wanted else "another rank was told to"
+            self._leave(order.why if order is not None else own)
 
     def _step_done(self) -> None:
         assert self._feed is not None

@@ -1,0 +1,40 @@
+"""Which signals does an agent pass on to the ranks that handle them, and to which has SLURM sent them already? Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from allranks.launch.events import RELAYED_S, Effect, Forward, Hold
+from allranks.launch.grace import RECEIPT_S, has_begun
+
+
+class Relays:
+    """Signals that this agent has got, and those that its leader wants to be passed on."""
+
+    def __init__(self) -> None:
+        self._came_s: dict[int, float] = {}
+        self._asked: list[tuple[int, float, float]] = []
+        """Which, since when a rank may have got it, and when it is due."""
+
+    def note(self, signum: int, now_s: float) -> None:
+        """This agent has got a signal."""
+        self._came_s[signum] = now_s
+
+    def came_s(self, signum: int, otherwise_s: float) -> float:
+        """When this agent got a signal last."""
+        return self._came_s.get(signum, otherwise_s)
+
+    def ask(self, signum: int, now_s: float) -> None:
+        """The leader wants a signal to be passed on."""
+        own_s = self.came_s(signum, now_s)
+        self._asked.append((signum, own_s if own_s > now_s - RELAYED_S else now_s, now_s + RECEIPT_S))
+
+    def due(self, now_s: float, ranks: Collection[int], holds: Mapping[int, Hold]) -> list[Effect]:
+        """Return what is due: signals to ranks that handle them and have not got them."""
+        effects: list[Effect] = []
+        for signum, since_s, _ in [each for each in self._asked if now_s >= each[2]]:
+            handling = [rank for rank in ranks if rank in holds and signum in holds[rank].handles]
+            if told := tuple(rank for rank in handling if not has_begun(holds[rank], signum, since_s)):
+                effects.append(Forward(signum=signum, ranks=told))
+        self._asked = [each for each in self._asked if now_s < each[2]]
+        return effects
