@@ -19,6 +19,7 @@ from allranks.guard.scene import Scene
 from allranks.model.errors import Exit, UsageError, exit_for_signal
 from allranks.model.finding import Confidence, Evidence, Finding
 from allranks.model.hostlist import expand_hosts
+from allranks.model.raised import find_origin
 from allranks.wire.protocol import WorkerEnd
 
 SETTLE_S = 1.5
@@ -62,12 +63,8 @@ _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""
 
 _NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 _UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
 """How the traceback of a script that Python cannot parse begins: no frame of it has run."""
-_LIBRARY = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]allranks[/\\]join[/\\]|^<frozen "
-)
 
 
 def is_secondary(end: WorkerEnd) -> bool:
@@ -190,8 +187,10 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
             return find_cause(named[1]).id, named[2].partition("\n")[0], None
     last_line = (end.stderr_tail or "").rpartition("\n")[2]
     if end.message or last_line == _NO_TORCH:  # without the hook (python -S, ALLRANKS_HOOK=0), only stderr has it
-        where = _user_frame(end.traceback or end.stderr_tail)
-        first_line = (end.message or last_line).strip().partition("\n")[0]
+        told = find_origin(end.traceback or "")
+        origin = told or find_origin(end.stderr_tail or "", is_one=False)
+        where = origin and origin.place
+        first_line = told.headline if told else (end.message or last_line).strip().partition("\n")[0]
         fix = None
         if first_line == _NO_TORCH:
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
@@ -204,13 +203,6 @@ def _evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
     if seen and _UNPARSED.match(seen):  # its last line is the message
         seen = seen.rstrip().rpartition("\n")[0]
     return (Evidence(seen=seen.rstrip(), source=end.stderr_path),) if seen else ()
-
-
-def _user_frame(traceback: str | None) -> str | None:
-    """The last frame in a file that is no library's: `train.py:41 in load_batch`."""
-    frames = [match for match in _FRAME.finditer(traceback or "") if not _LIBRARY.search(match["file"])]
-    places = [f"{each['file'].rpartition('/')[2]}:{each['line']} in {each['function']}" for each in frames]
-    return places[-1] if places else None
 
 
 def exit_code_of(end: WorkerEnd) -> int:

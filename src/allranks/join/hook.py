@@ -110,11 +110,12 @@ def _record_uncaught_exceptions() -> None:
     sys.excepthook = excepthook
 
 
-def _first_words(kind: type[BaseException], value: BaseException) -> str:
-    """`ValueError: bad batch`; of what torch.multiprocessing says for a child, the child's own last line."""
-    text = f"{kind.__name__}: {value}"
-    is_of_child = kind.__name__ == "ProcessRaisedException" and "Traceback (most recent call last)" in text
-    return text.rstrip().rpartition("\n")[2] if is_of_child else text
+def _say(kind: type[BaseException], value: BaseException) -> str:
+    """`ValueError: bad batch`, also where the exception cannot say it."""
+    try:
+        return f"{kind.__name__}: {value}"
+    except Exception:
+        return f"{kind.__name__}: <exception str() failed>"  # as in Python's own traceback
 
 
 def _write_error_file(path: str, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
@@ -122,7 +123,7 @@ def _write_error_file(path: str, kind: type[BaseException], value: BaseException
     now_s = time.time()
     record = {
         "message": {
-            "message": _first_words(kind, value),
+            "message": _say(kind, value),
             "extraInfo": {
                 "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
                 "timestamp": str(int(now_s)),
