@@ -77,7 +77,8 @@ def worker_command(request: Request) -> list[str]:
         raise UsageError(
             f"{first}: no such script; expected a Python file (for a module add -m, for another program --no-python)"
         )
-    return [python, first, *arguments]
+    # Python takes what begins with a dash for an option of its own.
+    return [python, f"./{first}" if first.startswith("-") else first, *arguments]
 
 
 def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Collection[tuple[int, str]]) -> int:
