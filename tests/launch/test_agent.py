@@ -290,3 +290,15 @@ def test_ends_and_orders_are_passed_on():
     order = Order(at_step=8, why="save")
     node.hear(order)
     assert node.effects[-1] == PassOn(order=order)
+
+
+def test_a_worker_that_does_not_exit_after_an_exception_is_told_and_still_ended():
+    node = Node()
+    end = WorkerEnd(rank=3, node="n1", exit_code=1, time_s=0.0, message="ValueError: bad", lingers="thread upload")
+    node.feed(WorkerEnded, ended=Ended(end=end, age_s=3.0, generation=0))
+    assert node.sent(Ended)[-1].end == end
+    node.hear(Stop(signum=TERM))
+    assert node.signals == [(TERM, (2, 3))]
+    node.end(2, 3, code=-TERM)
+    node.wait(0.1)
+    assert node.sent(Stopped)

@@ -19,7 +19,7 @@ from allranks.guard.scene import Scene
 from allranks.model.errors import Exit, UsageError, exit_for_signal
 from allranks.model.finding import Confidence, Evidence, Finding
 from allranks.model.hostlist import expand_hosts
-from allranks.model.raised import find_origin
+from allranks.model.raised import find_fatal_place, find_origin
 from allranks.wire.protocol import WorkerEnd
 
 SETTLE_S = 1.5
@@ -174,13 +174,18 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         fixes: dict[int, str] = {
             signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
             "if that lists it, memory ran out: request more (--mem)",
-            signal.SIGSEGV: "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed",
+            signal.SIGSEGV: "native code crashed in the innermost call of this stack: run that call alone, or with "
+            "another version of its library"
+            if end.traceback
+            else "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed",
             signal.SIGABRT: "read the last lines of its log: native code aborted",
             signal.SIGBUS: f"on {end.node}: df -h /dev/shm; if it is full, free it or make it larger",
         }
         how = f"killed by {name}, not by allranks"
         if pids:
             how = f"its DataLoader worker (pid {pids}) {f'was {how}' if signum else 'exited unexpectedly'}"
+        elif place := find_fatal_place(end.traceback or ""):
+            how += f" ({place})"
         return "AR407", how, fixes.get(signum)
     if (named := _NAMED.search(end.message or "")) is not None:
         with contextlib.suppress(UsageError):  # the user's own words
@@ -194,7 +199,8 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         fix = None
         if first_line == _NO_TORCH:
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
-        return "AR590", f"{first_line}{f' ({where})' if where else ''}", fix
+        lingers = "" if end.lingers is None else f"; has not exited{f': {end.lingers}' if end.lingers else ''}"
+        return "AR590", f"{first_line}{f' ({where})' if where else ''}{lingers}", fix
     return "AR590", f"ended with exit code {end.exit_code}", None
 
 

@@ -26,12 +26,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
-from allranks.model.text import as_utf8
+from allranks.model.raised import split_fatal
+from allranks.model.text import as_one_line, as_utf8
 from allranks.wire.protocol import WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,10 +42,16 @@ PR_SET_CHILD_SUBREAPER = 36
 
 WRITER = "allranks.state.saved.writer"
 """A word of the command line of processes that write checkpoints (state.saved.writer)."""
+LINGERS_S = 3.0
+"""How long a worker may take to exit after an exception that nobody caught: saving a checkpoint does not count."""
 HELPERS_S = 1.0
 """How long multiprocessing's helpers (resource tracker, fork server of Python 3.14) may take to end after their
 worker."""
 STDERR_TAIL_BYTES = 4096
+CRASH_BYTES = 65536
+"""Of stderr, where a signal has ended a worker: faulthandler prints the stacks of all threads and many modules."""
+ABORT_LINES = 8
+"""Of what native code says before it aborts."""
 TRACEBACK_LIMIT = 32_000
 IMPORT_S = 20.0
 """How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
@@ -107,6 +116,8 @@ class Worker:
     end: WorkerEnd | None = None
     """Set once it has ended."""
     told_to_end: bool = False
+    is_lingering: bool = False
+    """It has been told that an exception ended it, though its process is still there."""
     starts: dict[str, int] = field(default_factory=dict)
     """By stream (`out`, `err`): where its output begins in a file that an earlier start already wrote."""
 
@@ -119,6 +130,11 @@ class Worker:
         """Process id of one that could be started."""
         assert self.process is not None
         return self.process.pid
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """Where its output is."""
+        return tuple(Output(self.path(stream), self.starts[stream]) for stream in ("out", "err"))
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
@@ -152,9 +168,43 @@ class Worker:
         assert self.process is not None
         exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
-        found = _read_error_file(self.path("error.json")) if exit_code else {}
-        self.end = self._end_as(exit_code, **found)
+        self.end = self._end_as(exit_code, **(self._find_exception() if exit_code else {}))
+        if exit_code < 0 and self.end.traceback is None:
+            self.end = msgspec.structs.replace(self.end, **self._find_crash(exit_code))
         return self.end
+
+    def _find_crash(self, exit_code: int) -> dict[str, Any]:
+        """Return what faulthandler printed of a crash, and what stands before it, as fields of WorkerEnd."""
+        before, stack = split_fatal(_read_tail(self.path("err"), self.starts["err"], CRASH_BYTES) or "")
+        if not stack:
+            return {}
+        if exit_code == -signal.SIGABRT:  # native code has said why
+            stack = "\n".join([*before.splitlines()[-ABORT_LINES:], stack])
+        return {"stderr_tail": before.strip()[-STDERR_TAIL_BYTES:] or None, "traceback": stack[-TRACEBACK_LIMIT:]}
+
+    def find_lingering(self, now_ns: int, *, main_at: str) -> WorkerEnd | None:
+        """Return the end, once, of a worker that an exception has ended LINGERS_S ago and whose process is still there.
+
+        Args:
+            now_ns: by CLOCK_MONOTONIC.
+            main_at: where its main thread is in the user's code, where that is known.
+        """
+        read = self.cell.read()
+        if self.is_lingering or self.told_to_end or read.raised is None or read.phase == "saving":
+            return None
+        if now_ns - read.raised.written_ns < LINGERS_S * 1e9:
+            return None
+        self.is_lingering = True
+        threads = _decode(read.raised.data).get("threads")
+        names = [as_one_line(str(name)) for name in threads] if isinstance(threads, list) else []
+        what = f"thread{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else main_at
+        return self._end_as(1, lingers=as_utf8(what), **self._find_exception())
+
+    def _find_exception(self) -> dict[str, Any]:
+        """Return what is known of the exception that ended it, as fields of WorkerEnd."""
+        raised = self.cell.read().raised  # where the file could not be written
+        told = _read_record(_decode(raised.data)) if raised is not None else {}
+        return told | _read_error_file(self.path("error.json"))
 
     def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
@@ -325,14 +375,26 @@ def _words_of(process: psutil.Process) -> list[str]:
 
 def _read_error_file(path: Path) -> dict[str, Any]:
     """Return what `@record` or the hook wrote down of an exception, as far as it is there, as fields of WorkerEnd."""
+    with contextlib.suppress(OSError):
+        record = _decode(path.read_bytes()).get("message")
+        record = {"message": record} if isinstance(record, str) else record
+        if isinstance(record, dict):
+            extra = record.get("extraInfo")
+            return _read_record((extra if isinstance(extra, dict) else {}) | {"message": record.get("message")})
+    return {}
+
+
+def _decode(data: bytes) -> dict[str, Any]:
+    """Return the object that a worker wrote as JSON; empty where it is none."""
     try:
-        record = json.loads(path.read_bytes())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
+        told = json.loads(data)
+    except ValueError:
         return {}
-    if not isinstance(record, dict):
-        record = {"message": record} if isinstance(record, str) else {}
-    extra = record.get("extraInfo") or {}
-    message, trace, time_s, python = record.get("message"), *map(extra.get, ("py_callstack", "time_s", "python"))
+    return told if isinstance(told, dict) else {}
+
+
+def _read_record(told: Mapping[str, Any]) -> dict[str, Any]:
+    message, trace, time_s, python = map(told.get, ("message", "py_callstack", "time_s", "python"))
     found: dict[str, Any] = {
         "message": as_utf8(str(message)[:TRACEBACK_LIMIT]) if message else None,
         "traceback": as_utf8(str(trace)[-TRACEBACK_LIMIT:]) if trace else None,
@@ -341,9 +403,9 @@ def _read_error_file(path: Path) -> dict[str, Any]:
     return found | ({"time_s": float(time_s)} if isinstance(time_s, int | float) else {})
 
 
-def _read_tail(path: Path, start: int) -> str | None:
+def _read_tail(path: Path, start: int, num_bytes: int = STDERR_TAIL_BYTES) -> str | None:
     """The last lines this worker wrote to stderr."""
     with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+        file.seek(max(start, file.seek(0, os.SEEK_END) - num_bytes))
         return file.read().decode(errors="replace").strip() or None
     return None

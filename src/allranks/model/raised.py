@@ -42,6 +42,7 @@ WRAPPERS = re.compile(
 
 _HEADER = re.compile(r"(?:\w+ ){0,2}Traceback \(most recent call last\):")
 _FRAME = re.compile(r'  File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
+_FATAL_FRAME = re.compile(r'^  File "(?P<file>[^"\n]+)", line (?P<line>\d+) in (?P<function>.+)$', re.MULTILINE)
 _MODULE = re.compile(r"^(?:\w+\.)+(?=\w+(?:[(:]|$))")
 _REMOTE = re.compile(r"_?RemoteTraceback\b")
 _RAISED_FROM = ("cause", "context")
@@ -65,6 +66,8 @@ class Raised:
 
     link: str
     """To the one before; empty: it is the first."""
+    number: int
+    """Of the line of the text that it begins with, from 0."""
     depth: int = 0
     """Of the margin that groups are printed with."""
     frames: list[re.Match[str]] = field(default_factory=list)
@@ -90,6 +93,32 @@ class Origin:
     """Its first line: `KeyError: 17`."""
     place: str | None
     """The last frame in a file of the user's: `train.py:12 in __getitem__`; None: there is none."""
+
+
+def last_printed(text: str) -> str:
+    """Return the last traceback in a log, with what belongs to it, and what was printed after it; empty: none."""
+    chain = read_chain(text, is_one=False)
+    return "\n".join(text.splitlines()[chain[0].number :]) if chain else ""
+
+
+def split_fatal(text: str) -> tuple[str, str]:
+    """Return what stands before the stacks that faulthandler printed last, and the stack that counts; empty: no stacks.
+
+    That is the one of the thread that crashed; where it runs no Python, as one of autograd's, the main thread's.
+    """
+    start = text.rfind("Fatal Python error: ")
+    if start < 0 or text[:start].rpartition("\n")[2]:
+        return text, ""
+    head, *blocks = re.split(r"\n(?=(?:Current thread|Thread) 0x)", text[start:])
+    stacks = [block.partition("\n\n")[0].rstrip() for block in blocks]
+    with_frames = [stack for stack in stacks if _FATAL_FRAME.search(stack)]
+    chosen = next((stack for stack in with_frames if stack.startswith("Current")), (with_frames or [""])[-1])
+    return text[:start], f"{head.strip()}\n{chosen}".rstrip()
+
+
+def find_fatal_place(stack: str) -> str | None:
+    """Return the innermost frame of such a stack in a file of the user's: `train.py:12 in step`."""
+    return _place([*_FATAL_FRAME.finditer(stack)][::-1])
 
 
 def is_wrapper(first_line: str) -> bool:
@@ -126,10 +155,11 @@ def _step(chain: Sequence[Raised], at: int) -> int:
     before = max(0, at - 1)  # the text may begin in the middle of a chain
     if here.link == "again":
         return before
-    is_below = below and (below.depth > here.depth if below.link == "part" else below.link == "inside")
-    if below is not None and is_below and (below.link == "part" or here.is_wrapper):
+    if below is not None and below.link == "inside" and here.is_wrapper:
+        return at + 1
+    if below is not None and below.link == "part" and below.depth > here.depth:
         at += 1
-        while below.depth and at + 1 < len(chain) and chain[at + 1].link in _RAISED_FROM:  # within the group
+        while at + 1 < len(chain) and chain[at + 1].link in _RAISED_FROM and chain[at + 1].depth:  # its own chain
             at += 1
         return at
     return before if here.is_wrapper and here.link in _RAISED_FROM else at
@@ -140,11 +170,11 @@ def read_chain(text: str, *, is_one: bool = True) -> list[Raised]:
     chain: list[Raised] = []
     link, num_quotes, has_closed, is_open = "", 0, False, False  # open: the first line of the last one has not come
     has_margins = "Exception Group Traceback" in text
-    for full_line in text.splitlines():
+    for number, full_line in enumerate(text.splitlines()):
         line, depth = _PREFIX.sub("", full_line, count=1) if full_line.startswith("[") else full_line, 0
         if has_margins and (divider := _DIVIDER.match(line)):
             if divider["number"]:
-                chain.append(Raised("part", len(divider["indent"]) - (0 if divider["first"] else 2)))
+                chain.append(Raised("part", number, len(divider["indent"]) - (0 if divider["first"] else 2)))
                 is_open = True
             continue
         if has_margins and (margin := _MARGIN.match(line)):
@@ -157,7 +187,7 @@ def read_chain(text: str, *, is_one: bool = True) -> list[Raised]:
             has_closed = not chain[-1].is_remote
             num_quotes += -1 if has_closed else 1
         elif not is_open and _REMOTE.match(first_line):
-            chain.append(Raised(link or ("inside" if chain else ""), depth, first_line=first_line))
+            chain.append(Raised(link or ("inside" if chain else ""), number, depth, first_line=first_line))
             link = ""
         elif _HEADER.match(line) or (frame and not is_open):
             if not (is_open and chain[-1].link == "part" and not chain[-1].frames):  # else its divider has begun it
@@ -165,7 +195,7 @@ def read_chain(text: str, *, is_one: bool = True) -> list[Raised]:
                     if not (is_one or chain[-1].is_wrapper):
                         chain = []  # another exception, which has nothing to do with it
                     link = "inside" if chain else ""
-                chain.append(Raised(link, depth))
+                chain.append(Raised(link, number, depth))
             link, is_open, has_closed = "", True, False
             chain[-1].frames += [frame] if frame else []
         elif is_open and frame:

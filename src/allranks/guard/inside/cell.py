@@ -10,7 +10,7 @@ One cell is for one start of one worker: a restarted one gets a fresh cell. The 
        8  size of the whole          24  number of the call that is done (of its record)
       32  whether the agent is ending the worker
       64  the records, one after the other, of these rooms:
-            told 64 KiB, words 64 KiB, call 4 KiB, step, saved, phase 256 B          written by the worker
+            told, words, raised 64 KiB, call 4 KiB, step, saved, phase 256 B         written by the worker
             order 4 KiB                                                              written by the agent
 
 A record is a number n and two slots, each (n, time by CLOCK_MONOTONIC, length, CRC-32, bytes). The n-th writing fills
@@ -37,13 +37,15 @@ from typing import Any, NamedTuple
 
 ENV_FD = "ALLRANKS_CELL_FD"
 NAME = "allranks-cell"
-MAGIC = int.from_bytes(b"allrnk\x02\x00", "little")
+MAGIC = int.from_bytes(b"allrnk\x03\x00", "little")
 """The last two bytes are the version of the layout."""
 
 _MAGIC, _SIZE, _PID, _DONE, _ENDING, _FINISHED = range(6)
 _RECORDS_AT = 64
-_ROOMS = {"told": 65536, "words": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096}
-_TOLD = ("told", "words", "call", "step", "saved", "phase")
+_ROOMS = {
+    "told": 65536, "words": 65536, "raised": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096
+}  # fmt: skip
+_TOLD = ("told", "words", "raised", "call", "step", "saved", "phase")
 _SLOT = struct.Struct("QQII")
 _NUMBER = struct.Struct("q")
 _ORDER = struct.Struct("q?")
@@ -76,6 +78,8 @@ class CellRead(NamedTuple):
     """By the beat thread: JSON."""
     words: Written | None
     """Last words, at an exception: JSON."""
+    raised: Written | None
+    """The exception that nobody caught, as in the error file: JSON. With it the worker is at its end."""
     call: Written | None
     """The last collective that Python code called: JSON, with the fields of model.beat.CallSeen."""
     is_call_done: bool
@@ -163,6 +167,10 @@ class Cell:
         """Write what is known when an exception ends the worker; False where it did not fit or is not ours."""
         return self.is_mine and self._records["words"].write(blob)
 
+    def raised(self, blob: bytes) -> bool:
+        """Write which exception nobody caught; False where it did not fit or is not ours."""
+        return self.is_mine and self._records["raised"].write(blob)
+
     def enter_call(self, blob: bytes) -> int:
         """Write which collective comes now; return its number for `leave_call`, 0 where it could not be written."""
         # Never waits: a signal handler may come here while its own thread holds the lock.
@@ -234,11 +242,11 @@ class Cell:
 
     def read(self) -> CellRead:
         """Return all that the worker wrote, whatever state it is in now."""
-        told, words, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
+        told, words, raised, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
         step, saved = (written and _NUMBER.unpack(written.data)[0] for written in numbers)
         is_call_done = call is not None and self._numbers[_DONE] >= call.number
         text = phase.data.decode(errors="replace") if phase else ""
-        return CellRead(int(self._numbers[_PID]), told, words, call, is_call_done, step, saved, text)
+        return CellRead(int(self._numbers[_PID]), told, words, raised, call, is_call_done, step, saved, text)
 
 
 class _Record:
