@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -33,7 +32,7 @@ from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
-from allranks.model.raised import split_fatal
+from allranks.launch.last_words import decode, read_crash, read_error_file, read_record, read_tail
 from allranks.model.text import as_one_line, as_utf8
 from allranks.wire.protocol import WorkerEnd
 
@@ -47,12 +46,6 @@ LINGERS_S = 3.0
 HELPERS_S = 1.0
 """How long multiprocessing's helpers (resource tracker, fork server of Python 3.14) may take to end after their
 worker."""
-STDERR_TAIL_BYTES = 4096
-CRASH_BYTES = 65536
-"""Of stderr, where a signal has ended a worker: faulthandler prints the stacks of all threads and many modules."""
-ABORT_LINES = 8
-"""Of what native code says before it aborts."""
-TRACEBACK_LIMIT = 32_000
 IMPORT_S = 20.0
 """How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
 leader waits longer for the first beat."""
@@ -170,17 +163,8 @@ class Worker:
         os.close(self.pidfd)
         self.end = self._end_as(exit_code, **(self._find_exception() if exit_code else {}))
         if exit_code < 0 and self.end.traceback is None:
-            self.end = msgspec.structs.replace(self.end, **self._find_crash(exit_code))
+            self.end = msgspec.structs.replace(self.end, **read_crash(self.path("err"), self.starts["err"], exit_code))
         return self.end
-
-    def _find_crash(self, exit_code: int) -> dict[str, Any]:
-        """Return what faulthandler printed of a crash, and what stands before it, as fields of WorkerEnd."""
-        before, stack = split_fatal(_read_tail(self.path("err"), self.starts["err"], CRASH_BYTES) or "")
-        if not stack:
-            return {}
-        if exit_code == -signal.SIGABRT:  # native code has said why
-            stack = "\n".join([*before.splitlines()[-ABORT_LINES:], stack])
-        return {"stderr_tail": before.strip()[-STDERR_TAIL_BYTES:] or None, "traceback": stack[-TRACEBACK_LIMIT:]}
 
     def find_lingering(self, now_ns: int, *, main_at: str) -> WorkerEnd | None:
         """Return the end, once, of a worker that an exception has ended LINGERS_S ago and whose process is still there.
@@ -195,7 +179,7 @@ class Worker:
         if now_ns - read.raised.written_ns < LINGERS_S * 1e9:
             return None
         self.is_lingering = True
-        threads = _decode(read.raised.data).get("threads")
+        threads = decode(read.raised.data).get("threads")
         names = [as_one_line(str(name)) for name in threads] if isinstance(threads, list) else []
         what = f"thread{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else main_at
         return self._end_as(1, lingers=as_utf8(what), **self._find_exception())
@@ -203,8 +187,8 @@ class Worker:
     def _find_exception(self) -> dict[str, Any]:
         """Return what is known of the exception that ended it, as fields of WorkerEnd."""
         raised = self.cell.read().raised  # where the file could not be written
-        told = _read_record(_decode(raised.data)) if raised is not None else {}
-        return told | _read_error_file(self.path("error.json"))
+        told = read_record(decode(raised.data)) if raised is not None else {}
+        return told | read_error_file(self.path("error.json"))
 
     def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
@@ -214,7 +198,7 @@ class Worker:
             exit_code=exit_code,
             ended_by_us=self.told_to_end and exit_code != 0,
             is_finished=exit_code == 0 and self.cell.is_finished,
-            stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
+            stderr_tail=read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
             stderr_path=as_utf8(str(self.path("err"))),
             **{"time_s": time.time()} | found,
         )
@@ -371,41 +355,3 @@ def _words_of(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return list(process.cmdline())
     return []
-
-
-def _read_error_file(path: Path) -> dict[str, Any]:
-    """Return what `@record` or the hook wrote down of an exception, as far as it is there, as fields of WorkerEnd."""
-    with contextlib.suppress(OSError):
-        record = _decode(path.read_bytes()).get("message")
-        record = {"message": record} if isinstance(record, str) else record
-        if isinstance(record, dict):
-            extra = record.get("extraInfo")
-            return _read_record((extra if isinstance(extra, dict) else {}) | {"message": record.get("message")})
-    return {}
-
-
-def _decode(data: bytes) -> dict[str, Any]:
-    """Return the object that a worker wrote as JSON; empty where it is none."""
-    try:
-        told = json.loads(data)
-    except ValueError:
-        return {}
-    return told if isinstance(told, dict) else {}
-
-
-def _read_record(told: Mapping[str, Any]) -> dict[str, Any]:
-    message, trace, time_s, python = map(told.get, ("message", "py_callstack", "time_s", "python"))
-    found: dict[str, Any] = {
-        "message": as_utf8(str(message)[:TRACEBACK_LIMIT]) if message else None,
-        "traceback": as_utf8(str(trace)[-TRACEBACK_LIMIT:]) if trace else None,
-        "python": as_utf8(python) if isinstance(python, str) else None,
-    }
-    return found | ({"time_s": float(time_s)} if isinstance(time_s, int | float) else {})
-
-
-def _read_tail(path: Path, start: int, num_bytes: int = STDERR_TAIL_BYTES) -> str | None:
-    """The last lines this worker wrote to stderr."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - num_bytes))
-        return file.read().decode(errors="replace").strip() or None
-    return None
