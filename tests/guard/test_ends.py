@@ -95,6 +95,16 @@ def test_an_exception_is_told_with_its_line_and_traceback():
             "ValueError: batch 17 has no label (train.py:41 in load_batch); has not exited: thread upload",
             1,
         ),
+        (
+            end(
+                3,
+                message="SyntaxError: oops (a.py, line 2)",
+                traceback='  File "a.py", line 2\n    x\nSyntaxError: oops',
+            ),
+            "AR590 user-code-error",
+            "SyntaxError: oops (a.py, line 2)",
+            1,
+        ),
         (end(3, 1, message="OSError: x", lingers=""), "AR590 user-code-error", "OSError: x; has not exited", 1),
         (end(3, -9), "AR407 dead-rank", "killed by SIGKILL (signal 9), not by allranks", 137),
         (

@@ -195,7 +195,9 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         told = find_origin(end.traceback or "")
         origin = told or find_origin(end.stderr_tail or "", is_one=False)
         where = origin and origin.place
-        first_line = told.headline if told else (end.message or last_line).strip().partition("\n")[0]
+        first_line = (end.message or last_line).strip().partition("\n")[0]
+        if told is not None and not first_line.startswith(told.headline):  # another one handed it on
+            first_line = told.headline
         fix = None
         if first_line == _NO_TORCH:
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
