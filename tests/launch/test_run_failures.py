@@ -410,7 +410,8 @@ def test_a_dataloaders_exception_is_the_one_of_its_worker(allranks: Allranks, tm
         """,
     )
     result = allranks("run", "train.py", env=NODE)
-    assert only_finding(tmp_path)["message"] == "KeyError: 'label' (train.py:8 in __getitem__)"
+    message = "KeyError: 'label' (train.py:8 in __getitem__)"
+    assert only_finding(tmp_path)["message"].startswith(message)  # a busy machine may take long to exit
     assert "Caught KeyError in DataLoader worker process 0." in result.stderr
 
 

@@ -146,7 +146,7 @@ def test_the_script_sees_what_a_fresh_start_would_show_it(
 
 def without_addresses(text: str) -> str:
     """What faulthandler prints, without what differs between two processes: addresses, and the modules in memory."""
-    return re.sub(r"0x[0-9a-f]+|\nExtension modules: .*", "", text)
+    return re.sub(r"0x[0-9a-f]+|\nExtension modules: .*", "", text).rstrip()
 
 
 def test_its_end_is_the_scripts_own(tmp_path: Path):
