@@ -19,7 +19,6 @@ import sys
 import time
 import traceback
 from types import ModuleType, TracebackType
-from typing import Any
 
 GROUP_MODULE = "torch.distributed.distributed_c10d"
 """Where torch defines `init_process_group`; torch.distributed takes the name from there."""
@@ -114,11 +113,11 @@ def _record_uncaught_exceptions() -> None:
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             with contextlib.suppress(Exception):
-                record = _record(kind, value, trace)
+                message, extra = _say(kind, value), _record(kind, value, trace)
                 with contextlib.suppress(Exception):  # a full disk
-                    _write_error_file(record)
+                    _write_error_file(message, extra)
                 if getattr(sys, "last_value", None) is value:  # else the script has called this itself, and goes on
-                    _tell_agent(record)
+                    _tell_agent(message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
@@ -134,39 +133,40 @@ def _say(kind: type[BaseException], value: BaseException) -> str:
         return f"{kind.__name__}: <exception str() failed>"  # as in Python's own traceback
 
 
-def _record(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> dict[str, Any]:
-    """Return what torchelastic writes and reads (torch 2.13, elastic/multiprocessing/errors/error_handler.py)."""
+def _record(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> dict[str, object]:
+    """Return what torchelastic keeps of an exception beside its message.
+
+    Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py.
+    """
     now_s = time.time()
-    extra = {
+    return {
         "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
         "timestamp": str(int(now_s)),
         "time_s": now_s,
         "python": sys.executable,
     }
-    return {"message": {"message": _say(kind, value), "extraInfo": extra}}
 
 
-def _write_error_file(record: dict[str, Any]) -> None:
+def _write_error_file(message: str, extra: dict[str, object]) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if not path or os.path.exists(path):
         return
     draft = f"{path}.{os.getpid()}"
     with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(record, file)
+        json.dump({"message": {"message": message, "extraInfo": extra}}, file)
     os.replace(draft, path)
 
 
-def _tell_agent(record: dict[str, Any]) -> None:
+def _tell_agent(message: str, extra: dict[str, object]) -> None:
     """Write it into the cell, with the threads that keep the process from ending."""
     if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
         return
     cell = load_inside("cell").Cell.inherited()
     if cell is None or not cell.claim():
         return
-    message, extra = record["message"]["message"], record["message"]["extraInfo"]
     threads = sys.modules.get("threading")
     alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
     names = [each.name[:100] for each in alive if threads and each is not threads.main_thread()][:8]
-    told = {"message": message[:CELL_CHARS], **extra, "threads": names}
-    told["py_callstack"] = extra["py_callstack"][-CELL_CHARS:]
+    cut = {"message": message[:CELL_CHARS], "py_callstack": str(extra["py_callstack"])[-CELL_CHARS:]}
+    told = {**extra, **cut, "threads": names}
     cell.raised(json.dumps(told, ensure_ascii=False).encode(errors="backslashreplace"))
