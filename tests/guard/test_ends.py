@@ -89,7 +89,36 @@ def test_an_exception_is_told_with_its_line_and_traceback():
         (end(3, 3), "AR590 user-code-error", "ended with exit code 3", 1),
         (end(3, 255, stderr_tail="oops"), "AR590 user-code-error", "ended with exit code 255", 1),
         (end(3, 1, message="KeyError: 'x'\nin batch 3"), "AR590 user-code-error", "KeyError: 'x'", 1),
+        (
+            end(3, 1, message="ValueError: bad", traceback=TRACEBACK, lingers="thread upload"),
+            "AR590 user-code-error",
+            "ValueError: batch 17 has no label (train.py:41 in load_batch); has not exited: thread upload",
+            1,
+        ),
+        (
+            end(
+                3,
+                message="SyntaxError: oops (a.py, line 2)",
+                traceback='  File "a.py", line 2\n    x\nSyntaxError: oops',
+            ),
+            "AR590 user-code-error",
+            "SyntaxError: oops (a.py, line 2)",
+            1,
+        ),
+        (end(3, 1, message="OSError: x", lingers=""), "AR590 user-code-error", "OSError: x; has not exited", 1),
         (end(3, -9), "AR407 dead-rank", "killed by SIGKILL (signal 9), not by allranks", 137),
+        (
+            end(
+                3,
+                -11,
+                traceback="Fatal Python error: Segmentation fault\nCurrent thread 0x1 (most recent call first):\n"
+                '  File "/usr/lib/python3.11/ctypes/__init__.py", line 5 in f\n  File "/u/a.py", line 3 in load\n'
+                '  File "/u/train.py", line 9 in <module>',
+            ),
+            "AR407 dead-rank",
+            "killed by SIGSEGV (signal 11), not by allranks (a.py:3 in load)",
+            139,
+        ),
         (end(3, -40), "AR407 dead-rank", "killed by signal 40, not by allranks", 168),
         (end(3, -11), "AR407 dead-rank", "killed by SIGSEGV (signal 11), not by allranks", 139),
         (end(3, -6), "AR407 dead-rank", "killed by SIGABRT (signal 6), not by allranks", 134),

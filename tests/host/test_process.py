@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.host.process import is_below, read_process
+from allranks.host.process import is_below, read_process, read_usage
 from allranks.model.beat import ProcessState
 
 
@@ -94,3 +94,34 @@ def test_descendants_are_below_and_others_are_not():
     assert is_below(os.getpid(), 1)  # an agent may be the first process of its container
     assert is_below(os.getpid(), os.getpid())
     assert not is_below(1, os.getpid())
+
+
+def test_what_children_use_counts():
+    text = "import os, sys\nif os.fork() == 0:\n    while True: os.write(1, bytes(1000))\nsys.stdin.readline()"
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
+    ) as parent:
+        try:
+            deadline_s = time.monotonic() + 60
+            while (usage := read_usage(parent.pid)).cpu_s < 0.3 or usage.written_bytes < 100_000:
+                assert time.monotonic() < deadline_s, usage
+                time.sleep(0.02)
+            assert read_process(parent.pid).cpu_s < 0.3
+            assert usage.reads_terminal is False  # it reads a pipe
+        finally:
+            os.killpg(parent.pid, signal.SIGKILL)
+
+
+def test_who_waits_for_a_line_from_a_terminal_is_seen():
+    ours, theirs = os.openpty()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=theirs, stdout=subprocess.DEVNULL) as child:
+        deadline_s = time.monotonic() + 60
+        try:
+            while not read_usage(child.pid).reads_terminal:
+                assert time.monotonic() < deadline_s
+                time.sleep(0.02)
+            assert read_usage(os.getpid()).reads_terminal  # a child of this one
+        finally:
+            os.write(ours, b"go\n")
+    os.close(ours)
+    os.close(theirs)

@@ -348,3 +348,15 @@ def test_a_second_sigterm_of_slurm_is_the_end_of_a_grace_period_and_not_impatien
         node.feed(Signalled, signum=TERM)
         node.wait(0.5)
     assert node.signals == ended_by
+
+
+def test_a_worker_that_does_not_exit_after_an_exception_is_told_and_still_ended():
+    node = Node()
+    end = WorkerEnd(rank=3, node="n1", exit_code=1, time_s=0.0, message="ValueError: bad", lingers="thread upload")
+    node.feed(WorkerEnded, ended=Ended(end=end, age_s=3.0, generation=0))
+    assert node.sent(Ended)[-1].end == end
+    node.hear(Stop(signum=TERM))
+    assert node.signals == [(TERM, (2, 3))]
+    node.end(2, 3, code=-TERM)
+    node.wait(0.1)
+    assert node.sent(Stopped)

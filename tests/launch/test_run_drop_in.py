@@ -103,6 +103,11 @@ def test_a_script_may_have_any_name(allranks: Allranks, tmp_path: Path, name: st
     assert json.loads(result.stdout) == [str(script), "--x"]
 
 
+def test_a_script_whose_name_begins_with_a_dash_is_no_option_of_python(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "-x.py", PRINT_ARGUMENTS)
+    assert json.loads(allranks("run", "--", "-x.py", "-v").stdout) == ["./-x.py", "-v"]
+
+
 def test_a_run_directory_may_have_any_name(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "show.py", PRINT_ARGUMENTS)
     directory = tmp_path / "logs of 'me'\nhere"

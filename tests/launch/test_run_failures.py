@@ -104,8 +104,18 @@ def test_verdict_and_events_agree_with_the_report(allranks: Allranks, tmp_path: 
     ("death", "exit_code", "cause", "message"),
     [
         ("os.kill(os.getpid(), 9)", 137, "AR407 dead-rank", "killed by SIGKILL (signal 9), not by allranks"),
-        ("os.kill(os.getpid(), 11)", 139, "AR407 dead-rank", "killed by SIGSEGV (signal 11), not by allranks"),
-        ("os.abort()", 134, "AR407 dead-rank", "killed by SIGABRT (signal 6), not by allranks"),
+        (
+            "os.kill(os.getpid(), 11)",
+            139,
+            "AR407 dead-rank",
+            "killed by SIGSEGV (signal 11), not by allranks (train.py:5 in <module>)",
+        ),
+        (
+            "os.abort()",
+            134,
+            "AR407 dead-rank",
+            "killed by SIGABRT (signal 6), not by allranks (train.py:5 in <module>)",
+        ),
         ("os.kill(os.getpid(), 15)", 143, "AR407 dead-rank", "killed by SIGTERM (signal 15), not by allranks"),
         ("os.kill(os.getpid(), 34)", 162, "AR407 dead-rank", "killed by SIGRTMIN (signal 34), not by allranks"),
         ("sys.exit(3)", 1, "AR590 user-code-error", "ended with exit code 3"),
@@ -354,6 +364,55 @@ def test_the_culprit_is_named_though_its_victims_die_first(allranks: Allranks, t
     assert finding["message"] == "ValueError: bad batch (train.py:10 in <module>)"
     assert [event["rank"] for event in read_events(tmp_path) if event["event"] == "worker_ended"][-1] == 2
     assert result.stderr.count("AR590 user-code-error") == 1
+
+
+@pytest.mark.torch
+def test_an_exception_beside_a_thread_that_goes_on_is_the_verdict_within_seconds(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import threading, time
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        if dist.get_rank() == 1:
+            threading.Thread(target=time.sleep, args=(300,), name="upload").start()
+            raise ValueError("bad batch")
+        dist.all_reduce(torch.ones(1))
+        """,
+    )
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "2", "train.py", env=NODE)
+    finding = only_finding(tmp_path)
+    assert (result.returncode, finding["cause"], finding["ranks"]) == (1, "AR590 user-code-error", [1])
+    assert finding["message"] == "ValueError: bad batch (train.py:8 in <module>); has not exited: thread upload"
+    raised_s = json.loads((tmp_path / "runs/latest/attempt_0/node07/rank_1.error.json").read_text())
+    verdict_s = next(event["time_s"] for event in read_events(tmp_path) if event["event"] == "verdict")
+    assert verdict_s - raised_s["message"]["extraInfo"]["time_s"] < 20  # 3.1 s where nothing else runs
+
+
+@pytest.mark.torch
+def test_a_dataloaders_exception_is_the_one_of_its_worker(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        from torch.utils.data import DataLoader
+
+        class Rows:
+            def __len__(self):
+                return 4
+
+            def __getitem__(self, index):
+                return {}["label"]
+
+        for batch in DataLoader(Rows(), num_workers=1):
+            pass
+        """,
+    )
+    result = allranks("run", "train.py", env=NODE)
+    message = "KeyError: 'label' (train.py:8 in __getitem__)"
+    assert only_finding(tmp_path)["message"].startswith(message)  # a busy machine may take long to exit
+    assert "Caught KeyError in DataLoader worker process 0." in result.stderr
 
 
 @pytest.mark.torch

@@ -144,6 +144,11 @@ def test_the_script_sees_what_a_fresh_start_would_show_it(
     assert "at exit" in ours[1]
 
 
+def without_addresses(text: str) -> str:
+    """What faulthandler prints, without what differs between two processes: addresses, and the modules in memory."""
+    return re.sub(r"0x[0-9a-f]+|\nExtension modules: .*", "", text).rstrip()
+
+
 def test_its_end_is_the_scripts_own(tmp_path: Path):
     """All from one standby, which none of these ends harms."""
     ends = {
@@ -163,8 +168,9 @@ def test_its_end_is_the_scripts_own(tmp_path: Path):
             script.write_text(text + "\n")
             (folder := tmp_path / str(number)).mkdir()
             ours = run_forked(made, folder, env | LATER)
-            assert ours == run_fresh(command, folder, env | LATER)
-            assert ours[0] == code
+            theirs = run_fresh(command, folder, env | LATER)
+            assert ours[:2] == theirs[:2] == (code, ours[1])
+            assert without_addresses(ours[2]) == without_addresses(theirs[2])
         assert made.process.poll() is None
 
 

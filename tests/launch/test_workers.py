@@ -111,6 +111,74 @@ def test_a_worker_that_made_all_its_steps_is_known_by_its_cell(worker: Worker, i
     assert (end.exit_code, end.is_finished) == (0, is_finished)
 
 
+def raise_in(worker: Worker, **told: object) -> int:
+    """What the hook writes; the time."""
+    assert worker.cell.claim()
+    record = {"message": "ValueError: bad", "py_callstack": "Traceback ...", "time_s": 1e9, "threads": [], **told}
+    assert worker.cell.raised(json.dumps(record).encode())
+    return worker.cell.read().raised.written_ns
+
+
+@pytest.mark.parametrize(
+    ("threads", "main_at", "lingers"),
+    [
+        (["Thread-1 (upload)"], "train.py:3 in f", "thread Thread-1 (upload)"),
+        (["a", "b\x1b[2J"], "", r"threads a, b\x1b[2J"),
+        ([], "train.py:3 in slow", "train.py:3 in slow"),
+        ("nonsense", "", ""),
+    ],
+)
+def test_a_worker_that_does_not_exit_after_an_exception_has_ended(worker: Worker, threads, main_at: str, lingers: str):
+    worker.start(["/bin/true"], os.environ, fds={})
+    assert worker.find_lingering(time.monotonic_ns() + 10**12, main_at="") is None  # it has raised nothing
+    raised_ns = raise_in(worker, threads=threads)
+    assert worker.find_lingering(raised_ns + 2_900_000_000, main_at=main_at) is None
+    worker.cell.phase("saving")
+    assert worker.find_lingering(raised_ns + 60_000_000_000, main_at=main_at) is None
+    worker.cell.phase("leaving")
+    end = worker.find_lingering(raised_ns + 3_000_000_000, main_at=main_at)
+    assert (end.exit_code, end.message, end.traceback, end.time_s, end.lingers) == (
+        1, "ValueError: bad", "Traceback ...", 1e9, lingers,
+    )  # fmt: skip
+    assert worker.find_lingering(raised_ns + 4_000_000_000, main_at=main_at) is None  # told once
+    assert worker.reap().lingers is None
+
+
+def test_an_exception_is_known_although_its_file_could_not_be_written(worker: Worker):
+    raise_in(worker)
+    worker.start(["/bin/false"], os.environ, fds={})
+    end = worker.reap()
+    assert (end.exit_code, end.message, end.traceback, end.time_s) == (1, "ValueError: bad", "Traceback ...", 1e9)
+
+
+CRASHED = """Fatal Python error: Aborted
+
+Thread 0x00007fb8d97fa640 (most recent call first):
+  File "/opt/allranks/guard/inside/beat.py", line 88 in _run
+
+Current thread 0x00007fb8e1ffb640 (most recent call first):
+  <no Python frame>
+
+Thread 0x00007fb8f2ba83b0 (most recent call first):
+  File "/opt/venv/lib/python3.11/site-packages/torch/_tensor.py", line 630 in backward
+  File "train.py", line 12 in step
+
+Extension modules: numpy._core._multiarray_umath, torch._C (total: 2)
+"""
+STACK = """Fatal Python error: Aborted
+Thread 0x00007fb8f2ba83b0 (most recent call first):
+  File "/opt/venv/lib/python3.11/site-packages/torch/_tensor.py", line 630 in backward
+  File "train.py", line 12 in step"""
+
+
+@pytest.mark.parametrize(("signum", "before"), [(signal.SIGABRT, "what():  no memory\n"), (signal.SIGSEGV, "")])
+def test_of_a_crash_the_stack_that_counts_is_kept_apart_from_the_last_words(worker: Worker, signum: int, before: str):
+    script = f"cat >&2 <<'E'\nwhat():  no memory\n{CRASHED}E\nkill -{signum} $$"
+    worker.start(["/bin/sh", "-c", script], os.environ, fds={})
+    end = worker.reap()
+    assert (end.exit_code, end.stderr_tail, end.traceback) == (-signum, "what():  no memory", before + STACK)
+
+
 def test_a_checkpoint_that_is_being_written_is_waited_for():
     said: list[str] = []
     with subprocess.Popen([sys.executable, "-I", "-S", "-c", "import time; time.sleep(2.5)", WRITER]) as writer:

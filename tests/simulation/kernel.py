@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from allranks.launch.events import Hold
+from allranks.launch.workers import LINGERS_S
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.wire.protocol import Order, Plan, WorkerEnd
 
@@ -36,6 +37,8 @@ class Worker:
     saves_until_s: float | None = None
     """It has got SIGTERM, and saves until then."""
     is_hung: bool = False
+    has_raised: bool = False
+    """An exception has ended it, but not its process."""
     stopped_s: float | None = None
     held_s: float | None = None
     """Since when the kernel holds it: nothing ends it."""
@@ -50,7 +53,12 @@ class Worker:
     @property
     def is_well(self) -> bool:
         """Whether it does its part."""
-        return self.end is None and not self.is_hung and self.stopped_s is None and self.held_s is None
+        return (
+            self.end is None
+            and not (self.is_hung or self.has_raised)
+            and self.stopped_s is None
+            and self.held_s is None
+        )
 
 
 @dataclass(eq=False)
@@ -89,6 +97,7 @@ class Kernel:
         rng: the generator of a purpose.
         at: does something later.
         on_end: told when a worker has ended.
+        on_linger: told when one has raised some time ago, and its process is still there.
         on_step: told when all ranks have made a step.
         on_save: told when a checkpoint is complete.
     """
@@ -101,6 +110,7 @@ class Kernel:
         at: Callable[[float, Callable[[], None]], None],
         clock: Callable[[], float],
         on_end: Callable[[Worker], None],
+        on_linger: Callable[[Worker], None],
         on_step: Callable[[Generation], None],
         on_save: Callable[[Generation], None],
         num_steps: int,
@@ -109,7 +119,7 @@ class Kernel:
         is_split: Callable[[Collection[int]], bool],
     ) -> None:
         self._rng, self.machines, self._at, self._now, self._on_end = rng, machines, at, clock, on_end
-        self._on_step, self._on_save, self._is_split = on_step, on_save, is_split
+        self._on_step, self._on_save, self._is_split, self._on_linger = on_step, on_save, is_split, on_linger
         self._num_steps, self._is_tracked, self._saves_s = num_steps, is_tracked, saves_s
         self.generations: dict[tuple[int, int], Generation] = {}
         self.checkpoint: int | None = None
@@ -197,6 +207,11 @@ class Kernel:
         self._on_end(worker)
         if code and not worker.is_told:
             self._break_others(worker)
+
+    def linger(self, worker: Worker) -> None:
+        """A worker raises, and a thread of its goes on: the others wait for it."""
+        worker.has_raised = True
+        self._at(LINGERS_S, lambda: None if worker.is_told or worker.end is not None else self._on_linger(worker))
 
     def _break_others(self, worker: Worker) -> None:
         if self._draw(f"workers {worker.node}") < 0.3:
@@ -292,4 +307,7 @@ class Kernel:
             phase="leaving" if worker.is_leaving else "training",
             handles=(signal.SIGTERM,) if self._saves_s else (),
             groups=(group,),
+            idle_s=now_s - max(generation.blocked_s, self.machines[worker.node].woke_s)
+            if generation.blocked_s
+            else 0.0,
         )

@@ -246,11 +246,12 @@ def _strike_worker(world: World, fault: Fault, node: int) -> None:
         case Kind.WORKER_CRASHES:
             kernel.end(worker, -signal.SIGSEGV)
         case Kind.WORKER_RAISES:
-            kernel.end(worker, 1, message="ValueError: batch 17 has no label")
+            if world.rng(f"lingers {fault.at_s}").random() < 0.3:
+                kernel.linger(worker)
+            else:
+                kernel.end(worker, 1, message="ValueError: batch 17 has no label")
         case Kind.WORKER_HANGS:
-            # Where all ranks hang, nobody waits for anybody, and nothing can be told.
-            ranks = world.kernel.generations[worker.key].workers.values()
-            worker.is_hung = sum(not each.is_hung for each in ranks) > 1
+            worker.is_hung = True
         case Kind.WORKER_STOPS:
             worker.stopped_s = world.now_s
             world.at(fault.for_s, lambda: _release_unless_healed(world, worker))

@@ -18,11 +18,12 @@ import msgspec
 from allranks.launch import events
 from allranks.launch.lead.group import make_group
 from allranks.launch.succession import find_events
+from allranks.launch.workers import LINGERS_S
 from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.finding import Finding
 from allranks.model.past import History, Past
-from allranks.wire.protocol import Beat, Ended, Order, Ping, Plan, Try
+from allranks.wire.protocol import Beat, Ended, Order, Ping, Plan, Try, WorkerEnd
 
 from . import dialing
 from .ending import Ends
@@ -73,6 +74,7 @@ class World(Ends, Strikes):
         self.machines = [Machine(i, 600 * self.rng("clocks").random() - 300) for i in range(life.num_nodes)]
         self.kernel = Kernel(
             self.rng, self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
+            on_linger=self._worker_lingers,
             on_step=lambda generation: check_step(self, generation),
             on_save=lambda generation: check_save(self, generation),
             num_steps=life.num_steps, is_tracked=life.is_tracked, saves_s=life.saves_s, is_split=self.is_split,
@@ -331,6 +333,21 @@ class World(Ends, Strikes):
             self._feed_agent(process, events.WorkerEnded(now_s=self.now_s, ended=ended))
 
         self.at(0.01, lambda: self.on(process, tell))
+
+    def _worker_lingers(self, worker: Worker) -> None:
+        process = self.current[worker.node]
+        end = WorkerEnd(
+            rank=worker.rank, node=f"n{worker.node}", exit_code=1, time_s=self.now_s - LINGERS_S,
+            message="ValueError: batch 17 has no label", lingers="thread upload",
+        )  # fmt: skip
+
+        def tell() -> None:
+            if process.agent is not None and worker.end is None and not worker.is_told:
+                self._observe(process)
+                ended = Ended(end=end, age_s=self.now_s - end.time_s, generation=worker.generation)
+                self._feed_agent(process, events.WorkerEnded(now_s=self.now_s, ended=ended))
+
+        self.on(process, tell)
 
     def _tried(self, node: int, order: Try) -> None:
         for target in order.targets:

@@ -19,6 +19,7 @@ from allranks.guard.scene import Scene
 from allranks.model.errors import Exit, UsageError, exit_for_signal
 from allranks.model.finding import Confidence, Evidence, Finding
 from allranks.model.hostlist import expand_hosts
+from allranks.model.raised import find_fatal_place, find_origin
 from allranks.wire.protocol import WorkerEnd
 
 SETTLE_S = 1.5
@@ -62,12 +63,8 @@ _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""
 
 _NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
-_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 _UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
 """How the traceback of a script that Python cannot parse begins: no frame of it has run."""
-_LIBRARY = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]allranks[/\\]join[/\\]|^<frozen "
-)
 
 
 def is_secondary(end: WorkerEnd) -> bool:
@@ -177,25 +174,35 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         fixes: dict[int, str] = {
             signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
             "if that lists it, memory ran out: request more (--mem)",
-            signal.SIGSEGV: "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed",
+            signal.SIGSEGV: "native code crashed in the innermost call of this stack: run that call alone, or with "
+            "another version of its library"
+            if end.traceback
+            else "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed",
             signal.SIGABRT: "read the last lines of its log: native code aborted",
             signal.SIGBUS: f"on {end.node}: df -h /dev/shm; if it is full, free it or make it larger",
         }
         how = f"killed by {name}, not by allranks"
         if pids:
             how = f"its DataLoader worker (pid {pids}) {f'was {how}' if signum else 'exited unexpectedly'}"
+        elif place := find_fatal_place(end.traceback or ""):
+            how += f" ({place})"
         return "AR407", how, fixes.get(signum)
     if (named := _NAMED.search(end.message or "")) is not None:
         with contextlib.suppress(UsageError):  # the user's own words
             return find_cause(named[1]).id, named[2].partition("\n")[0], None
     last_line = (end.stderr_tail or "").rpartition("\n")[2]
     if end.message or last_line == _NO_TORCH:  # without the hook (python -S, ALLRANKS_HOOK=0), only stderr has it
-        where = _user_frame(end.traceback or end.stderr_tail)
+        told = find_origin(end.traceback or "")
+        origin = told or find_origin(end.stderr_tail or "", is_one=False)
+        where = origin and origin.place
         first_line = (end.message or last_line).strip().partition("\n")[0]
+        if told is not None and not first_line.startswith(told.headline):  # another one handed it on
+            first_line = told.headline
         fix = None
         if first_line == _NO_TORCH:
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
-        return "AR590", f"{first_line}{f' ({where})' if where else ''}", fix
+        lingers = "" if end.lingers is None else f"; has not exited{f': {end.lingers}' if end.lingers else ''}"
+        return "AR590", f"{first_line}{f' ({where})' if where else ''}{lingers}", fix
     return "AR590", f"ended with exit code {end.exit_code}", None
 
 
@@ -204,13 +211,6 @@ def _evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
     if seen and _UNPARSED.match(seen):  # its last line is the message
         seen = seen.rstrip().rpartition("\n")[0]
     return (Evidence(seen=seen.rstrip(), source=end.stderr_path),) if seen else ()
-
-
-def _user_frame(traceback: str | None) -> str | None:
-    """The last frame in a file that is no library's: `train.py:41 in load_batch`."""
-    frames = [match for match in _FRAME.finditer(traceback or "") if not _LIBRARY.search(match["file"])]
-    places = [f"{each['file'].rpartition('/')[2]}:{each['line']} in {each['function']}" for each in frames]
-    return places[-1] if places else None
 
 
 def exit_code_of(end: WorkerEnd) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from allranks.guard import presence, waits
+from allranks.guard.idle import find_idle, say_idle
 from allranks.guard.scene import Scene
 from allranks.guard.stragglers import Straggler
 from allranks.model.finding import Confidence, Finding, Severity
@@ -31,6 +32,7 @@ class Speech:
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
         self._next_look_s = 0.0
+        self._next_idle_look_s = self._idle_at_s = 0.0
         self._seen: tuple[int, ...] = ()
         """Who kept the others waiting at the last look."""
         self._slow_at_s: dict[tuple[int, ...], float] = {}
@@ -42,7 +44,12 @@ class Speech:
 
     def say(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
         """Return the lines to say now, given who was found to be late since the last time."""
-        return [*self._say_slow(now), *self._say_mute(now), *self._say_stragglers(now, stragglers)]
+        return [
+            *self._say_slow(now),
+            *self._say_idle(now),
+            *self._say_mute(now),
+            *self._say_stragglers(now, stragglers),
+        ]
 
     def _say_slow(self, now: float) -> list[str]:
         slow_s = self._scene.settings.slow_s
@@ -69,6 +76,20 @@ class Speech:
             return []
         self._slow_at_s[who] = LATER_FACTOR * waiting.waited_s
         return [waits.say_slow(self._scene, waiting, now)]
+
+    def _say_idle(self, now: float) -> list[str]:
+        settings = self._scene.settings
+        if waits.longest_wait_s(self._scene, now) >= settings.slow_s or now < self._next_idle_look_s:
+            return []
+        self._next_idle_look_s = now + LOOK_EVERY_S
+        idle = find_idle(self._scene, now, for_s=min(settings.slow_s, settings.hang_s))
+        if idle is None:
+            self._idle_at_s = 0.0
+            return []
+        if idle.for_s < max(self._idle_at_s, settings.slow_s if idle.is_worth_a_look else settings.hang_s):
+            return []
+        self._idle_at_s = LATER_FACTOR * idle.for_s
+        return [say_idle(idle)]
 
     def _say_mute(self, now: float) -> list[str]:
         suspects = presence.find_suspects(self._scene, now)

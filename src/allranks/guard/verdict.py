@@ -21,6 +21,7 @@ What is proven is judged at once, the surest first:
     mismatch.py    ranks called different collectives
     links.py       a way between nodes carries nothing
     waits.py       nothing has moved for hang_s; who keeps the others waiting
+    idle.py        nothing has moved for hang_s, whoever waits for whom
 
 Where workers only say that they lost others (`Connection closed by peer`), what was known before explains it.
 """
@@ -34,7 +35,7 @@ from dataclasses import replace
 
 import msgspec
 
-from allranks.guard import links, mismatch, presence, waits
+from allranks.guard import idle, links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import exit_code_of, find_aborted, find_primary, judge_ends, loader_death, should_stop
 from allranks.guard.judged import Judged
@@ -349,13 +350,16 @@ class Guard:
             return None
         if (blocked := waits.judge_blocked(self._scene)) is not None:
             return blocked
+        return self._judge_waiting(now) or idle.judge_idle(self._scene, now)
+
+    def _judge_waiting(self, now: float) -> Judged | None:
         if waits.longest_wait_s(self._scene, now) < (waits.LEFT_S if self._scene.left else self._settings.hang_s):
             return None
         if (waiting := waits.find_waiting(self._scene, now)) is None:
             return None
         if (left := waits.judge_left(self._scene, waiting)) is not None:
             return left
-        if min(waiting.waited_s, waiting.stuck_s) < self._settings.hang_s:
+        if min(waiting.waited_s, waiting.stuck_s) < self._settings.hang_s or waits.is_typed_at(self._scene, waiting):
             return None
         return waits.judge_hang(self._scene, waiting, now)
 

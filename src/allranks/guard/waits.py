@@ -16,12 +16,13 @@ from typing import Any
 
 import msgspec
 
+from allranks.guard.idle import show_printed
 from allranks.guard.judged import Judged
 from allranks.guard.mismatch import canonical
 from allranks.guard.scene import SILENT_S, RankView, Scene
 from allranks.model.beat import POINT_TO_POINT, CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
-from allranks.model.finding import Confidence
+from allranks.model.finding import Confidence, Evidence
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.waits import Stop, StopKind, find_stops
 from allranks.report.text import fold_ranks
@@ -90,8 +91,16 @@ def _fell_silent(scene: Scene, ranks: tuple[int, ...], waited_s: float) -> bool:
     return all(SILENT_S < each <= waited_s + SILENT_S + CROSSING_S for each in silences_s)
 
 
+def is_typed_at(scene: Scene, waiting: Waiting) -> bool:
+    """Tell whether somebody may be typing at the rank that the others wait for, as in a debugger."""
+    return any(rank in scene.ranks and scene.ranks[rank].beat.reads_terminal for rank in waiting.sinks)
+
+
 def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
-    """Return the line for people: `slow: rank 3 has been in user code for 41 s: evaluate.py:88; 5 ranks wait`."""
+    """Return the line for people: `slow: rank 3 has been in user code for 41 s: evaluate.py:88; 5 ranks wait`.
+
+    Without `slow:` where the job is not ended for it.
+    """
     count = len(waiting.waiting)
     waits = f"{count} rank{'s' if count != 1 else ''} wait{'s' if count == 1 else ''}"
     if not waiting.sinks:
@@ -100,7 +109,7 @@ def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
         return f"slow: {fold_ranks(waiting.waiting)} {what} for {waiting.waited_s:.0f} s{where}"
     parts = [_say_sink(scene, rank, waiting, now_s) for rank in waiting.sinks[:MAX_NAMED]]
     more = f" and {len(waiting.sinks) - MAX_NAMED} more" if len(waiting.sinks) > MAX_NAMED else ""
-    return f"slow: {', '.join(parts)}{more}; {waits}"
+    return f"{'' if is_typed_at(scene, waiting) else 'slow: '}{', '.join(parts)}{more}; {waits}"
 
 
 def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> Judged:
@@ -250,6 +259,8 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
     beat = view.beat
     away_s = min(now_s - view.moved_s, max(waiting.waited_s, 0.0)) if now_s > view.moved_s else waiting.waited_s
     place = f": {beat.main_at}" if beat.main_at else ""
+    if beat.reads_terminal:
+        return f"{who} has waited for input from the terminal for {away_s:.0f} s{place}"
     if beat.state in (ProcessState.STOPPED, ProcessState.TRACED):
         return f"{who} is stopped for {beat.state_for_s:.0f} s"
     if beat.state is ProcessState.BLOCKED:
@@ -259,9 +270,11 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
     return f"{who} has been in user code for {away_s:.0f} s{place}"
 
 
-def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str]:
-    lines = [f"{fold_ranks(waiting.waiting)} waited for {waiting.waited_s:.0f} s in {_shown(waiting.stop)}"]
-    for view in (scene.ranks[rank] for rank in waiting.sinks[:MAX_NAMED] if rank in scene.ranks):
+def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str | Evidence]:
+    stuck = [scene.ranks[rank] for rank in waiting.sinks[:MAX_NAMED] if rank in scene.ranks]
+    lines: list[str | Evidence] = [each for view in stuck if (each := show_printed(view))]
+    lines.append(f"{fold_ranks(waiting.waiting)} waited for {waiting.waited_s:.0f} s in {_shown(waiting.stop)}")
+    for view in stuck:
         beat = view.beat
         moved = f"last moved {now_s - view.moved_s:.0f} s ago{_at(beat.main_at)}"
         last = f"; last call {beat.calls[-1]}{beat.calls[-1].at}" if beat.calls else ""

@@ -120,6 +120,10 @@ class Watch:
             time_ns=time.time_ns(),
         )
 
+    def place_of(self, rank: int) -> str:
+        """Return where a rank's main thread was in the user's code, as far as it is known."""
+        return self._last[rank].main_at if rank in self._last else ""
+
     def keep(self, directory: Path, *, within_s: float) -> list[Path]:
         """Write what each rank did last into a directory, and return the files: its calls (`recorder_rank_3.json`,
         which `allranks why` reads) and its stack (`rank_3.stack.txt`), if it could be read in that time.

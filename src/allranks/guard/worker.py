@@ -17,6 +17,7 @@ from typing import TypeVar
 
 import msgspec
 
+from allranks.guard.activity import Activity
 from allranks.guard.inside.cell import Cell, Written
 from allranks.host.glance import Glance
 from allranks.host.process import Seen, is_below, read_process
@@ -35,7 +36,7 @@ from allranks.model.beat import (
     Word,
     drop_unsound,
 )
-from allranks.model.text import as_one_line
+from allranks.model.text import as_one_line, as_utf8
 
 SILENT_S = 1.0
 """Five beats: whoever told nothing for so long is looked at from outside."""
@@ -66,8 +67,11 @@ _Kind = TypeVar("_Kind", _Told, CallSeen)
 class WatchedWorker:
     """One worker of this node, in one start of it."""
 
-    def __init__(self, *, rank: int, pid: int, cell: Cell, root: Path = Path("/")) -> None:
+    def __init__(
+        self, *, rank: int, pid: int, cell: Cell, activity: Activity | None = None, root: Path = Path("/")
+    ) -> None:
         self.rank = rank
+        self._activity = activity
         self._started_pid = pid
         self._cell = cell
         self._root = root
@@ -87,12 +91,17 @@ class WatchedWorker:
         seen = self._look_outside(read.pid)
         silent_s = _age_s(read.told.written_ns, now_ns) if read.told else None
         at = told.at
-        if silent_s is not None and silent_s > SILENT_S and seen.state is not ProcessState.GONE:
+        is_silent = silent_s > SILENT_S if silent_s is not None else read.raised is not None
+        if is_silent and seen.state is not ProcessState.GONE:
             at = self._spy_on(seen.pid) or at
         called = _decode(read.call, CallSeen)  # what Python code called last
         call = called and msgspec.structs.replace(called, is_done=read.is_call_done)
         called_ns = read.call.written_ns if read.call else 0
         groups = _groups(told, call, called_ns, now_ns)
+        activity, calls = self._activity, _calls(told, _decode(read.words, _Told), call, groups)
+        if activity is not None and seen.state is not ProcessState.GONE:
+            marks = read.step, read.saved, read.phase, called_ns, read.is_call_done, told.groups
+            activity.look(seen.pid, marks, now_ns / 1e9)
         return RankBeat(
             rank=self.rank,
             pid=seen.pid,
@@ -107,9 +116,12 @@ class WatchedWorker:
             handles=tuple(sorted(self._handled(seen.pid))),
             is_saving=self._cell.is_saving,
             groups=groups,
-            calls=_calls(told, _decode(read.words, _Told), call, groups),
+            calls=calls,
             lags=self._new_lags(told),
             blind=tuple(told.blind),
+            idle_s=activity.idle_s if activity else 0.0,
+            reads_terminal=activity is not None and activity.reads_terminal,
+            printed=as_utf8(activity.printed) if activity else "",
         )
 
     def _handled(self, pid: int) -> frozenset[int]:

@@ -93,6 +93,7 @@ def wrap(c10d: Any) -> None:
         except Exception as exc:
             explanation = _explain(str(exc))
             if explanation is None or not isinstance(exc, RuntimeError):
+                exc.__traceback__ = exc.__traceback__ and exc.__traceback__.tb_next  # without this frame
                 raise
             raise type(exc)(f"allranks: {explanation}\n{exc}") from exc
         _groups_formed += 1

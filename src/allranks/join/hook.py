@@ -8,6 +8,7 @@ library only; torch is never imported here, only waited for.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -22,22 +23,33 @@ from types import ModuleType, TracebackType
 GROUP_MODULE = "torch.distributed.distributed_c10d"
 """Where torch defines `init_process_group`; torch.distributed takes the name from there."""
 
+CELL_CHARS = 5000
+"""Of a message and of a traceback, in the cell: JSON needs at most 6 bytes for one, and there are 64 KiB."""
 
 _group: ModuleType | None = None
 """join/group.py, once torch.distributed has been imported."""
+_worker_pid = 0
+"""Of this process, where it is a worker: a fork of it is none."""
 
 
 def become_worker() -> None:
     """Take note of the environment that a standby got with its orders, after its imports."""
+    global _worker_pid
+    _worker_pid = os.getpid()
     if _group is not None:
         _group.note_place()
     _tell_handlers()
 
 
 def arm() -> None:
-    """Install both parts in this process."""
+    """Install all parts in this process."""
+    global _worker_pid
     if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()):
+        _worker_pid = os.getpid()
         _record_uncaught_exceptions()
+        if not faulthandler.is_enabled():  # else as PYTHONFAULTHANDLER or -X has it
+            with contextlib.suppress(Exception):  # stderr is closed
+                faulthandler.enable()
     _tell_handlers()
     sys.meta_path.insert(0, _GroupFinder())
 
@@ -90,15 +102,11 @@ def _tell_handlers() -> None:
     fd = os.environ.get("ALLRANKS_CELL_FD", "")
     with contextlib.suppress(OSError):  # a shell between may have closed it
         if fd.isdecimal() and "allranks-cell" in os.readlink(f"/proc/self/fd/{fd}"):
-            _load_inside("handlers").begin(int(fd))
+            load_inside("handlers").begin(int(fd))
 
 
-def load_inside() -> ModuleType:
-    """Return guard/inside/entry.py, as part of a package of its own that is found by path."""
-    return _load_inside("entry")
-
-
-def _load_inside(name: str) -> ModuleType:
+def load_inside(name: str = "entry") -> ModuleType:
+    """Return a module of guard/inside, as part of a package of its own that is found by path."""
     own = "_allranks_inside"
     if own not in sys.modules:
         package = ModuleType(own)
@@ -109,14 +117,17 @@ def _load_inside(name: str) -> ModuleType:
 
 
 def _record_uncaught_exceptions() -> None:
-    """Have an uncaught exception leave the file that torch's `@record` would, for scripts that do not use it."""
+    """Have an uncaught exception leave the file that torch's `@record` would, and tell the agent: it is an end."""
     previous = sys.excepthook
 
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-        if path and not issubclass(kind, KeyboardInterrupt) and not os.path.exists(path):
-            with contextlib.suppress(OSError):
-                _write_error_file(path, kind, value, trace)
+        if not issubclass(kind, KeyboardInterrupt):
+            with contextlib.suppress(Exception):
+                message, extra = _say(kind, value), _record(kind, value, trace)
+                with contextlib.suppress(Exception):  # a full disk
+                    _write_error_file(message, extra)
+                if getattr(sys, "last_value", None) is value:  # else the script has called this itself, and goes on
+                    _tell_agent(message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
@@ -124,28 +135,48 @@ def _record_uncaught_exceptions() -> None:
     sys.excepthook = excepthook
 
 
-def _first_words(kind: type[BaseException], value: BaseException) -> str:
-    """`ValueError: bad batch`; of what torch.multiprocessing says for a child, the child's own last line."""
-    text = f"{kind.__name__}: {value}"
-    is_of_child = kind.__name__ == "ProcessRaisedException" and "Traceback (most recent call last)" in text
-    return text.rstrip().rpartition("\n")[2] if is_of_child else text
+def _say(kind: type[BaseException], value: BaseException) -> str:
+    """`ValueError: bad batch`, also where the exception cannot say it."""
+    try:
+        return f"{kind.__name__}: {value}"
+    except Exception:
+        return f"{kind.__name__}: <exception str() failed>"  # as in Python's own traceback
 
 
-def _write_error_file(path: str, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
-    # The form that torchelastic writes and reads (torch 2.13, elastic/multiprocessing/errors/error_handler.py).
+def _record(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> dict[str, object]:
+    """Return what torchelastic keeps of an exception beside its message.
+
+    Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py.
+    """
     now_s = time.time()
-    record = {
-        "message": {
-            "message": _first_words(kind, value),
-            "extraInfo": {
-                "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
-                "timestamp": str(int(now_s)),
-                "time_s": now_s,
-                "python": sys.executable,
-            },
-        }
+    return {
+        "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
+        "timestamp": str(int(now_s)),
+        "time_s": now_s,
+        "python": sys.executable,
     }
+
+
+def _write_error_file(message: str, extra: dict[str, object]) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    if not path or os.path.exists(path):
+        return
     draft = f"{path}.{os.getpid()}"
     with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(record, file)
+        json.dump({"message": {"message": message, "extraInfo": extra}}, file)
     os.replace(draft, path)
+
+
+def _tell_agent(message: str, extra: dict[str, object]) -> None:
+    """Write it into the cell, with the threads that keep the process from ending."""
+    if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
+        return
+    cell = load_inside("cell").Cell.inherited()
+    if cell is None or not cell.claim():
+        return
+    threads = sys.modules.get("threading")
+    alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
+    names = [each.name[:100] for each in alive if threads and each is not threads.main_thread()][:8]
+    cut = {"message": message[:CELL_CHARS], "py_callstack": str(extra["py_callstack"])[-CELL_CHARS:]}
+    told = {**extra, **cut, "threads": names}
+    cell.raised(json.dumps(told, ensure_ascii=False).encode(errors="backslashreplace"))

@@ -224,7 +224,8 @@ class Agent:
 
     def _report(self, ended: Ended, now_s: float) -> None:
         if ended.generation == self.plan.generation:
-            self._pids.pop(ended.end.rank, None)
+            if ended.end.lingers is None:  # else its process is still to be ended
+                self._pids.pop(ended.end.rank, None)
             self._has_failed |= ended.end.exit_code != 0
         self._told.append((now_s, ended))
         self._send(ended)

@@ -42,13 +42,15 @@ SETTLE_S = 1.0
 """A cursor that has not gone up for so long does not come back to the lines above it."""
 FOLD_S = 0.5
 """How long the last state of a bar waits for those of other ranks."""
-HELD_S = 2.5
+HELD_S = 3.8
 """How long a traceback waits for the verdict, which has the one that counts: when a rank breaks, all others lose it,
-and say so in as many tracebacks."""
+and say so in as many tracebacks. Longer than LINGERS_S (launch.workers), after which the verdict may come."""
 _TRACEBACK = re.compile(
-    rb"^(?:(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):|  File \"[^\"\n]+\", line \d+$)", re.MULTILINE
+    rb"^(?:(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):|Fatal Python error: "
+    rb"|  File \"[^\"\n]+\", line \d+$)",
+    re.MULTILINE,
 )
-"""How one begins; the second form is that of a script that Python cannot parse."""
+"""How one begins; the second form is faulthandler's, the third one that of a script that Python cannot parse."""
 NOISE = b"[c10d] The hostname of the client socket cannot be retrieved"
 """What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
 only). Among several ranks, the terminal leaves this line out; the files have it."""

@@ -81,7 +81,8 @@ def worker_command(request: Request) -> list[str]:
         )
     if Path(first).is_dir() and not Path(first, "__main__.py").exists():
         raise UsageError(f"{first}: this directory has no __main__.py, which Python would run; name the script in it")
-    return [python, first, *arguments]
+    # Python takes what begins with a dash for an option of its own.
+    return [python, f"./{first}" if first.startswith("-") else first, *arguments]
 
 
 def _refuse_unstartable(program: Path) -> None:

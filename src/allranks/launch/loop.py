@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from allranks.guard.activity import Activity
 from allranks.guard.watch import Watch
 from allranks.guard.worker import WatchedWorker
 from allranks.launch import events
@@ -36,7 +37,7 @@ from allranks.preflight.entry import announce_leader
 from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
-from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Try
+from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Try, WorkerEnd
 from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
@@ -155,6 +156,9 @@ class Loop:
             size, step = agent.plan.world_size, self.leader.furthest
             say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
         reap_orphans(self.workers.processes)
+        for worker in self.workers.still_running:
+            if end := worker.find_lingering(time.monotonic_ns(), main_at=self._watch.place_of(worker.rank)):
+                self._tell_end(end, agent.plan.generation)
         self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
         has_workers = self._plan_to_start is None and agent.phase is not Phase.GONE
@@ -224,7 +228,16 @@ class Loop:
         self.workers.start(plan, interface=self.rendezvous.interface)
         now_s, generation = time.monotonic(), plan.generation
         begun = self.workers.still_running
-        watched = [WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell) for worker in begun]
+        hang_s = self.workers.job.guard.hang_s
+        watched = [
+            WatchedWorker(
+                rank=worker.rank,
+                pid=worker.pid,
+                cell=worker.cell,
+                activity=Activity(hang_s=hang_s, outputs=worker.outputs),
+            )
+            for worker in begun
+        ]
         sizes = {"num_nodes": len(plan.members), "num_ranks": plan.world_size}
         self._watch.begin(generation, watched, now_s, node_index=plan.node_index, **sizes)
         self._pulse = Pulse(now_s)
@@ -243,7 +256,9 @@ class Loop:
         """A worker has ended, or could not be started."""
         if pidfd is not None:
             self._selector.unregister(pidfd)
-        end = worker.end or worker.reap()
+        self._tell_end(worker.end or worker.reap(), generation)
+
+    def _tell_end(self, end: WorkerEnd, generation: int) -> None:
         self._num_ended += 1
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end

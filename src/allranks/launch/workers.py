@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
 import os
 import signal
 import socket
@@ -26,12 +25,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 
+from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
-from allranks.model.text import as_utf8
+from allranks.launch.last_words import decode, read_crash, read_error_file, read_record, read_tail
+from allranks.model.text import as_one_line, as_utf8
 from allranks.wire.protocol import WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,11 +41,11 @@ PR_SET_CHILD_SUBREAPER = 36
 
 WRITER = "allranks.state.saved.writer"
 """A word of the command line of processes that write checkpoints (state.saved.writer)."""
+LINGERS_S = 3.0
+"""How long a worker may take to exit after an exception that nobody caught: saving a checkpoint does not count."""
 HELPERS_S = 1.0
 """How long multiprocessing's helpers (resource tracker, fork server of Python 3.14) may take to end after their
 worker."""
-STDERR_TAIL_BYTES = 4096
-TRACEBACK_LIMIT = 32_000
 IMPORT_S = 20.0
 """How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
 leader waits longer for the first beat."""
@@ -108,6 +110,8 @@ class Worker:
     end: WorkerEnd | None = None
     """Set once it has ended."""
     told_to_end: bool = False
+    is_lingering: bool = False
+    """It has been told that an exception ended it, though its process is still there."""
     starts: dict[str, int] = field(default_factory=dict)
     """By stream (`out`, `err`): where its output begins in a file that an earlier start already wrote."""
 
@@ -120,6 +124,11 @@ class Worker:
         """Process id of one that could be started."""
         assert self.process is not None
         return self.process.pid
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        """Where its output is."""
+        return tuple(Output(self.path(stream), self.starts[stream]) for stream in ("out", "err"))
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
@@ -153,9 +162,34 @@ class Worker:
         assert self.process is not None
         exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
-        found = _read_error_file(self.path("error.json")) if exit_code else {}
-        self.end = self._end_as(exit_code, **found)
+        self.end = self._end_as(exit_code, **(self._find_exception() if exit_code else {}))
+        if exit_code < 0 and self.end.traceback is None:
+            self.end = msgspec.structs.replace(self.end, **read_crash(self.path("err"), self.starts["err"], exit_code))
         return self.end
+
+    def find_lingering(self, now_ns: int, *, main_at: str) -> WorkerEnd | None:
+        """Return the end, once, of a worker that an exception has ended LINGERS_S ago and whose process is still there.
+
+        Args:
+            now_ns: by CLOCK_MONOTONIC.
+            main_at: where its main thread is in the user's code, where that is known.
+        """
+        read = self.cell.read()
+        if self.is_lingering or self.told_to_end or read.raised is None or read.phase == "saving":
+            return None
+        if now_ns - read.raised.written_ns < LINGERS_S * 1e9:
+            return None
+        self.is_lingering = True
+        threads = decode(read.raised.data).get("threads")
+        names = [as_one_line(str(name)) for name in threads] if isinstance(threads, list) else []
+        what = f"thread{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else main_at
+        return self._end_as(1, lingers=as_utf8(what), **self._find_exception())
+
+    def _find_exception(self) -> dict[str, Any]:
+        """Return what is known of the exception that ended it, as fields of WorkerEnd."""
+        raised = self.cell.read().raised  # where the file could not be written
+        told = read_record(decode(raised.data)) if raised is not None else {}
+        return told | read_error_file(self.path("error.json"))
 
     def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
@@ -165,7 +199,7 @@ class Worker:
             exit_code=exit_code,
             ended_by_us=self.told_to_end and exit_code != 0,
             is_finished=exit_code == 0 and self.cell.is_finished,
-            stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
+            stderr_tail=read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
             stderr_path=as_utf8(str(self.path("err"))),
             **{"time_s": time.time()} | found,
         )
@@ -322,29 +356,3 @@ def _words_of(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return list(process.cmdline())
     return []
-
-
-def _read_error_file(path: Path) -> dict[str, Any]:
-    """Return what `@record` or the hook wrote down of an exception, as far as it is there, as fields of WorkerEnd."""
-    try:
-        record = json.loads(path.read_bytes())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    if not isinstance(record, dict):
-        record = {"message": record} if isinstance(record, str) else {}
-    extra = record.get("extraInfo") or {}
-    message, trace, time_s, python = record.get("message"), *map(extra.get, ("py_callstack", "time_s", "python"))
-    found: dict[str, Any] = {
-        "message": as_utf8(str(message)[:TRACEBACK_LIMIT]) if message else None,
-        "traceback": as_utf8(str(trace)[-TRACEBACK_LIMIT:]) if trace else None,
-        "python": as_utf8(python) if isinstance(python, str) else None,
-    }
-    return found | ({"time_s": float(time_s)} if isinstance(time_s, int | float) else {})
-
-
-def _read_tail(path: Path, start: int) -> str | None:
-    """The last lines this worker wrote to stderr."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
-        return file.read().decode(errors="replace").strip() or None
-    return None

@@ -21,6 +21,7 @@ import msgspec
 
 MAX_GROUPS = 512
 MAX_CALLS = 4096
+MAX_PRINTED = 3000
 MAX_SIZES = 64
 """Tensors of one call that are told, and dimensions of each."""
 
@@ -137,6 +138,13 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """The last ones of each group, oldest first: always the open ones; many where it waits or has failed."""
     lags: tuple[tuple[str, int, int], ...] = ()
     """(group, seq, created_ns) of some calls, chosen by their number, so that all ranks tell of the same ones."""
+    idle_s: Age = 0.0
+    """For how long it has made no progress: no call, no step, no output, and neither it nor a child of it has used a
+    core or written to a file."""
+    reads_terminal: bool = False
+    """It, or a child of it, waits for a line from a terminal."""
+    printed: Annotated[str, msgspec.Meta(max_length=MAX_PRINTED)] = ""
+    """The traceback that it printed last, where it has made no progress for long since; cut."""
     blind: tuple[str, ...] = ()
     """What cannot be seen, and why: `no flight recorder in torch 2.8`."""
 

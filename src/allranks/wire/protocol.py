@@ -80,6 +80,9 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     stderr_tail: str | None = None
     stderr_path: str | None = None
     could_not_start: bool = False
+    lingers: str | None = None
+    """Its process is still there, some seconds after an exception that nobody caught: what keeps it, `thread Thread-1
+    (upload)` or `train.py:9 in cleanup`; empty: not known. Its real end follows."""
     python: str | None = None
     """The interpreter that an exception came from, where it is known."""
 

@@ -235,7 +235,7 @@ def test_without_the_hook_and_without_torch_nothing_is_told(tmp_path: Path):
     text = "dist.init_process_group('gloo')\ndist.barrier()\nprint(sorted(n for n in sys.modules if 'allranks' in n))\n"
     with workers(tmp_path, text, num=1, ALLRANKS_HOOK="0") as (worker,):
         assert worker.process.wait(120) == 0
-        assert worker.cell.read() == (0, None, None, None, False, None, None, "")
+        assert worker.cell.read() == (0, None, None, None, None, False, None, None, "")
         assert worker.out.read_text() == "[]\n"
     plain = tmp_path / "plain"
     (plain / "torch").mkdir(parents=True)
@@ -252,7 +252,7 @@ def test_without_the_hook_and_without_torch_nothing_is_told(tmp_path: Path):
 
 def test_the_functions_are_what_they_were(tmp_path: Path):
     text = """
-        import inspect, pickle, warnings
+        import inspect, pickle, traceback, warnings
         from torch.distributed import all_reduce
         from torch.distributed.distributed_c10d import all_reduce as same
         assert dist.all_reduce is all_reduce is same
@@ -264,7 +264,7 @@ def test_the_functions_are_what_they_were(tmp_path: Path):
         try:
             dist.all_reduce("no tensor")
         except TypeError as exc:
-            print(exc)
+            print(exc, [(frame.name, frame.filename) for frame in traceback.extract_tb(exc.__traceback__)])
         print(dist.all_reduce(torch.ones(1), group=dist.GroupMember.NON_GROUP_MEMBER))
 
         @torch.compile(fullgraph=True, backend="eager")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import pytest
 
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 
+RAISED = Path(__file__).parents[2] / "model" / "raised"
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
 
 
@@ -335,6 +337,25 @@ def test_the_worker_whose_error_is_passed_on_is_named_beside_its_file(why: Why) 
         "line 171, in get\n    assert boxes\nAssertionError\n"
     )[0]
     assert first.culprit.words() == "local rank 6 waymo.py:171"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dataloader", "train.py:6: KeyError: 0"),
+        (
+            "dataloader_collate",
+            "train.py:32: RuntimeError: stack expects each tensor to be equal size, but got [1] at entry 0 and [2] at "
+            "entry 1",
+        ),
+        ("process_pool_executor", "train.py:8: KeyError: 3"),
+        ("ray", "data.py:12: KeyError: 3"),
+        ("accelerate_notebook", "train.py:15: ValueError: bad 1"),
+        ("datasets", "rows.py:8: ValueError: line 17 has no label"),
+    ],
+)
+def test_the_exception_that_a_framework_handed_on_is_shown(why: Why, name: str, message: str) -> None:
+    assert why((RAISED / f"{name}.txt").read_text())[0].message == message
 
 
 def test_the_file_that_was_read_last_is_the_damaged_one(why: Why) -> None:

@@ -87,7 +87,8 @@ class DeadRank(Cause, id="AR407"):
         dmesg -T | grep -iE 'killed process|segfault'; sacct -j JOB --format=JobID,NodeList,State,ExitCode,MaxRSS
 
     - SIGKILL: usually memory. Use fewer data loader workers, a smaller batch, or more `--mem`.
-    - SIGSEGV, SIGABRT: a crash in native code. Run with PYTHONFAULTHANDLER=1.
+    - SIGSEGV, SIGABRT: a crash in native code. Under `allranks run`, the report has the Python stack of the crash; under
+      other launchers, run with PYTHONFAULTHANDLER=1.
     - SIGBUS: /dev/shm is full.
     - Exit code 0: the rank finished before the others. Every rank must run the same number of steps.
 

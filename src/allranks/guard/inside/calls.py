@@ -4,7 +4,8 @@ A beat comes five times a second; where shapes differ, Gloo aborts a process wit
 dies with it. So each collective of torch.distributed that Python code calls is written down first: a few microseconds,
 into memory that outlives the process. What C++ calls (the reducer of DDP) only the recorder knows.
 
-The functions stay what they were: same signature, same result, same exceptions. torch.compile sees the originals.
+The functions stay what they were: same signature, same result, same exceptions, in whose tracebacks no frame of ours
+stands. torch.compile sees the originals.
 Runs in the worker's Python.
 """
 
@@ -21,7 +22,7 @@ from typing import Any, NamedTuple
 
 from .cell import Cell
 from .flight import Flight
-from .places import place_of
+from .places import drop_frame, place_of
 
 _Given = Mapping[str, Any]
 
@@ -109,9 +110,13 @@ class _Collective:
         def call(*args: Any, **kwargs: Any) -> Any:
             cell, flight = teller.cell, teller.flight
             is_told = cell is not None and not teller.is_compiling() and not getattr(teller.here, "is_inside", False)
-            if cell is None or flight is None or not is_told:
-                return original(*args, **kwargs)
-            return self._tell_and_call(cell, flight, args, kwargs)
+            try:
+                if cell is None or flight is None or not is_told:
+                    return original(*args, **kwargs)
+                return self._tell_and_call(cell, flight, args, kwargs)
+            except BaseException as exc:
+                drop_frame(exc)
+                raise
 
         return call
 
@@ -133,8 +138,10 @@ class _Collective:
                 flight.note(f"a call could not be told: {exc!r}")
             try:
                 return self._original(*args, **kwargs)
-            except Exception:
-                self._teller.failed()
+            except BaseException as exc:
+                drop_frame(exc)
+                if isinstance(exc, Exception):
+                    self._teller.failed()
                 raise
         finally:
             self._teller.here.is_inside = False

@@ -12,7 +12,7 @@ One cell is for one start of one worker: a restarted one gets a fresh cell. The 
       40  whether all steps are made         48  how many blocks of `allranks.saving()` are open
       56  which signals the script handles, and since when (guard.inside.handlers)
      384  the records, one after the other, of these rooms:
-            told 64 KiB, words 64 KiB, call 4 KiB, step, saved, phase 256 B          written by the worker
+            told, words, raised 64 KiB, call 4 KiB, step, saved, phase 256 B         written by the worker
             order 4 KiB                                                              written by the agent
 
 A record is a number n and two slots, each (n, time by CLOCK_MONOTONIC, length, CRC-32, bytes). The n-th writing fills
@@ -47,8 +47,10 @@ MAGIC = int.from_bytes(b"allrnk\x03\x00", "little")
 
 _MAGIC, _SIZE, _PID, _DONE, _ENDING, _FINISHED, _SAVING = range(7)
 _RECORDS_AT = 384
-_ROOMS = {"told": 65536, "words": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096}
-_TOLD = ("told", "words", "call", "step", "saved", "phase")
+_ROOMS = {
+    "told": 65536, "words": 65536, "raised": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096
+}  # fmt: skip
+_TOLD = ("told", "words", "raised", "call", "step", "saved", "phase")
 _SLOT = struct.Struct("QQII")
 _NUMBER = struct.Struct("q")
 _ORDER = struct.Struct("q?")
@@ -94,6 +96,8 @@ class CellRead(NamedTuple):
     """By the beat thread: JSON."""
     words: Written | None
     """Last words, at an exception: JSON."""
+    raised: Written | None
+    """The exception that nobody caught, as in the error file: JSON. With it the worker is at its end."""
     call: Written | None
     """The last collective that Python code called: JSON, with the fields of model.beat.CallSeen."""
     is_call_done: bool
@@ -180,6 +184,10 @@ class Cell:
     def last_words(self, blob: bytes) -> bool:
         """Write what is known when an exception ends the worker; False where it did not fit or is not ours."""
         return self.is_mine and self._records["words"].write(blob)
+
+    def raised(self, blob: bytes) -> bool:
+        """Write which exception nobody caught; False where it did not fit or is not ours."""
+        return self.is_mine and self._records["raised"].write(blob)
 
     def enter_call(self, blob: bytes) -> int:
         """Write which collective comes now; return its number for `leave_call`, 0 where it could not be written."""
@@ -268,11 +276,11 @@ class Cell:
 
     def read(self) -> CellRead:
         """Return all that the worker wrote, whatever state it is in now."""
-        told, words, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
+        told, words, raised, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
         step, saved = (written and _NUMBER.unpack(written.data)[0] for written in numbers)
         is_call_done = call is not None and self._numbers[_DONE] >= call.number
         text = phase.data.decode(errors="replace") if phase else ""
-        return CellRead(int(self._numbers[_PID]), told, words, call, is_call_done, step, saved, text)
+        return CellRead(int(self._numbers[_PID]), told, words, raised, call, is_call_done, step, saved, text)
 
 
 class _Record:

@@ -21,6 +21,7 @@ from .beat import Beat
 from .calls import Teller, wrap
 from .cell import Cell
 from .flight import Flight
+from .places import drop_frame
 
 _teller: Teller | None = None
 _beat: Beat | None = None
@@ -44,7 +45,8 @@ def arm(c10d: Any) -> None:
         begin()
         try:
             formed = init_process_group(*args, **kwargs)
-        except BaseException:
+        except BaseException as exc:
+            drop_frame(exc)
             enter("init")
             raise
         enter("training")
@@ -53,7 +55,11 @@ def arm(c10d: Any) -> None:
     @functools.wraps(destroy_process_group)
     def destroy_and_note(*args: Any, **kwargs: Any) -> Any:
         _note_groups()  # also one that lived for less than a beat counts
-        destroyed = destroy_process_group(*args, **kwargs)
+        try:
+            destroyed = destroy_process_group(*args, **kwargs)
+        except BaseException as exc:
+            drop_frame(exc)
+            raise
         _note_groups()
         return destroyed
 

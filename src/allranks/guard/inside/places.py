@@ -25,6 +25,14 @@ def place_of(frame: FrameType | None) -> str:
     return ""
 
 
+def drop_frame(exc: BaseException) -> None:
+    """Take the frame of the caller, which has just caught it, out of a traceback: the user did not write it.
+
+    A bare `raise` then adds no other one (Python 3.11 and later).
+    """
+    exc.__traceback__ = exc.__traceback__ and exc.__traceback__.tb_next
+
+
 @functools.cache  # a thread's stack is looked at five times a second
 def _is_library(file: str) -> bool:
     return file.startswith(("<", _STDLIB, _OWN)) or any(part in file for part in _LIBRARIES)

@@ -195,7 +195,7 @@ class Reports:
                 ahead_s = this.ahead_s.setdefault(index, now_s - age_s - end.time_s)
                 self._guard.ended(msgspec.structs.replace(end, time_s=min(now_s, end.time_s + ahead_s)), now_s)
                 fields = {"rank": end.rank, "node": name, "exit_code": end.exit_code, "told": end.ended_by_us}
-                self._record("worker_ended", **fields)
+                self._record("worker_ended" if end.lingers is None else "worker_lingers", **fields)
                 self._next_look_s = now_s
                 self.is_finished |= end.is_finished
                 this.is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING

@@ -10,11 +10,12 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.model.raised import is_wrapper
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
@@ -59,6 +60,11 @@ class Traceback:
     """Whether a sign of a known cause explains it."""
 
     @property
+    def is_wrapper(self) -> bool:
+        """Whether it only hands on another one, whose traceback then follows in its text."""
+        return is_wrapper(f"{self.kind}: {self.text}")
+
+    @property
     def is_launchers(self) -> bool:
         """Whether it was raised in torchrun's agent."""
         return bool(self.frames) and bool(_AGENT.search(self.frames[-1].values["file"]))
@@ -73,6 +79,7 @@ class Traceback:
 def read_tracebacks(logs: Logs) -> list[Traceback]:
     """Return all exceptions, in their order, except those after which Python says that it continues."""
     found: list[Traceback] = []
+    wrappers: dict[object, int] = {}  # the number of the last one of each writer
     frames: dict[object, list[Event]] = {}
     chains: dict[object, bool] = {}
     ignored: dict[object, bool] = {}  # False: announced, and not begun
@@ -105,7 +112,15 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
                 if last.is_explained or not is_explained:
                     continue
             kind = event.values["type"].rpartition(".")[2]
-            found.append(Traceback(kind, event.values.get("text", ""), tuple(own), event.line, is_explained))
+            one = Traceback(kind, event.values.get("text", ""), tuple(own), event.line, is_explained)
+            if (number := wrappers.pop(who, None)) is not None and own:  # it stands in the text of the last one
+                outer = found[number]
+                found[number] = one if one.user_frame else replace(one, frames=(*one.frames, *outer.frames))
+            else:
+                number = len(found)
+                found.append(one)
+            if one.is_wrapper:
+                wrappers[who] = number
     for speaking, left in frames.items():
         if left and speaking not in ignored:  # the log ends before the exception
             found.append(Traceback("", "", tuple(left), left[-1].line, _is_explained(left[-1].line, explained)))

@@ -1,0 +1,110 @@
+"""What does a worker leave when an exception, or a crash, ends it? The hook in a real Python, with a cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import allranks
+from allranks.guard.inside.cell import Cell
+from conftest import clean_env
+
+SITE = Path(allranks.__file__).parent / "join" / "site"
+
+
+def run(tmp_path: Path, text: str, **env: str) -> tuple[subprocess.CompletedProcess[str], dict | None, dict | None]:
+    """What a worker with this script did, and the exception in its cell and in its error file."""
+    cell, error = Cell.create(), tmp_path / "error.json"
+    own = {
+        "PYTHONPATH": str(SITE), "ALLRANKS_AGENT_PID": str(os.getpid()), "ALLRANKS_CELL_FD": str(cell.fd),
+        "TORCHELASTIC_ERROR_FILE": str(error),
+    }  # fmt: skip
+    (tmp_path / "train.py").write_text(textwrap.dedent(text))
+    result = subprocess.run(
+        [sys.executable, "train.py"],
+        cwd=tmp_path, env=clean_env(os.environ, **own) | env, pass_fds=(cell.fd,), capture_output=True, text=True,
+        timeout=60, check=False,
+    )  # fmt: skip
+    raised = cell.read().raised
+    cell.close()
+    told = json.loads(raised.data) if raised else None
+    return result, told, json.loads(error.read_text())["message"] if error.exists() else None
+
+
+def test_an_exception_that_nobody_catches_is_told_with_the_threads_that_are_left(tmp_path: Path):
+    text = """
+        import threading, time
+        threading.Thread(target=time.sleep, args=(0.3,), name="upload").start()
+        threading.Thread(target=time.sleep, args=(0.3,), name="daemon", daemon=True).start()
+        raise ValueError("bad \\ud800 batch")
+        """
+    result, told, recorded = run(tmp_path, text)
+    assert (told["message"], told["threads"]) == ("ValueError: bad \ud800 batch", ["upload"])
+    assert told["py_callstack"].endswith('raise ValueError("bad \\ud800 batch")\nValueError: bad \ud800 batch\n')
+    assert told["time_s"] == recorded["extraInfo"]["time_s"]
+    assert (result.returncode, "ValueError: bad" in result.stderr) == (1, True)
+
+
+def test_an_exception_that_cannot_say_what_it_is_breaks_nothing(tmp_path: Path):
+    text = """
+        class Odd(Exception):
+            def __str__(self):
+                raise TypeError("no words")
+        raise Odd()
+        """
+    result, told, recorded = run(tmp_path, text)
+    assert told["message"] == recorded["message"] == "Odd: <exception str() failed>"
+    assert (result.returncode, result.stderr.splitlines()[-1]) == (1, "Odd: <exception str() failed>")
+    assert "Error in sys.excepthook" not in result.stderr
+
+
+def test_a_long_exception_is_told_in_part(tmp_path: Path):
+    _, told, recorded = run(tmp_path, "raise ValueError(100_000 * chr(0x1f600))\n")
+    assert (len(told["message"]), len(recorded["message"])) == (5000, 100_012)
+
+
+def test_where_no_file_can_be_written_the_cell_still_has_it(tmp_path: Path):
+    _, told, recorded = run(tmp_path, "raise ValueError('bad')\n", TORCHELASTIC_ERROR_FILE="/proc/no/such")
+    assert (told["message"], recorded) == ("ValueError: bad", None)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import sys\ntry: 1 / 0\nexcept Exception: sys.excepthook(*sys.exc_info())\n",  # it goes on
+        "import os\nif os.fork() == 0: 1 / 0\nos.wait()\n",  # a child
+        "raise KeyboardInterrupt\n",
+        "raise SystemExit(3)\n",
+        "import threading\nt = threading.Thread(target=lambda: 1 / 0)\nt.start()\nt.join()\n",
+    ],
+)
+def test_what_does_not_end_a_worker_is_not_told_as_its_end(tmp_path: Path, text: str):
+    assert run(tmp_path, text)[1] is None
+
+
+CRASH = "import ctypes\ndef crash(): ctypes.string_at(0)\n{}\ncrash()\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "env", "out", "err"),
+    [
+        ("", {}, "", 'File "{}", line 2 in crash'),
+        ("", {"PYTHONFAULTHANDLER": "1"}, "", 'File "{}", line 2 in crash'),
+        ("import faulthandler; faulthandler.enable(open('own', 'w'))", {}, 'File "{}", line 2 in crash', ""),
+        ("import faulthandler; faulthandler.disable()", {}, "", ""),
+    ],
+)
+def test_a_crash_leaves_the_stack_where_the_user_wants_it(tmp_path: Path, line: str, env, out: str, err: str):
+    result, _, _ = run(tmp_path, CRASH.format(line), **env)
+    own = tmp_path / "own"
+    stacks = own.read_text() if own.exists() else "", result.stderr
+    assert result.returncode == -11
+    for stack, expected in zip(stacks, (out, err), strict=True):
+        assert expected.format(tmp_path / "train.py") in stack
+        assert stack.count("Fatal Python error: Segmentation fault") == bool(expected)
