@@ -7,7 +7,8 @@ import itertools
 import msgspec
 import pytest
 
-from allranks.guard.ends import is_secondary, judge_ends, should_stop
+from allranks.guard.ends import judge_ends, should_stop
+from allranks.guard.origin import Origin, origin_of
 from allranks.guard.scene import Scene
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.membership import Member, Membership
@@ -336,3 +337,7 @@ def test_a_watchdog_that_aborts_its_rank_is_a_victim():
     text = "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
     finding = the_finding(judge(end(0, -6, at=1.0, stderr_tail=text), end(2, 1, at=2.0, message="ValueError: x")))
     assert finding.ranks == (2,)
+
+
+def is_secondary(end):
+    return origin_of(end) is Origin.LOST

@@ -8,6 +8,7 @@ library only; torch is never imported here, only waited for.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -19,9 +20,17 @@ import time
 import traceback
 from types import ModuleType, TracebackType
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing costs every Python process some milliseconds
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
 GROUP_MODULE = "torch.distributed.distributed_c10d"
 """Where torch defines `init_process_group`; torch.distributed takes the name from there."""
 
+MOST_BEFORE = 16
+EXCEPTION_LIMIT = 2_000
+"""Exceptions that are told beside the one that ended the worker, and characters of each."""
 
 _group: ModuleType | None = None
 """join/group.py, once torch.distributed has been imported."""
@@ -37,6 +46,7 @@ def arm() -> None:
     """Install both parts in this process."""
     if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()):
         _record_uncaught_exceptions()
+        _record_exits()
     sys.meta_path.insert(0, _GroupFinder())
 
 
@@ -110,6 +120,46 @@ def _record_uncaught_exceptions() -> None:
     sys.excepthook = excepthook
 
 
+def _record_exits() -> None:
+    """Have a call of sys.exit or os._exit leave a file: a script that has caught an exception may end so."""
+    for module, name in ((sys, "exit"), (os, "_exit")):
+        setattr(module, name, _noting(getattr(module, name)))
+
+
+def _noting(leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    @functools.wraps(leave)
+    def noting(*args: Any, **kwargs: Any) -> NoReturn:
+        with contextlib.suppress(Exception):  # whatever is wrong with it, Python says
+            _note_exit(*args, **kwargs)
+        leave(*args, **kwargs)
+
+    return noting
+
+
+def _note_exit(status: object = None) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    exit_code = status & 0xFF if isinstance(status, int) else int(status is not None)
+    if not exit_code or not path.endswith(".error.json") or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
+        return
+    value = sys.exc_info()[1]
+    before = [*_before(value), _first_words(type(value), value)] if value is not None else []
+    note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
+    _write(f"{path.removesuffix('.error.json')}.exit.json", note)
+
+
+def _before(value: BaseException) -> list[str]:
+    """What had been raised before an exception, while it was raised in its handling: the oldest first."""
+    found: list[BaseException] = [value]
+    while len(found) <= MOST_BEFORE:
+        inner = getattr(found[-1], "exceptions", None)
+        first = inner[0] if isinstance(inner, tuple) and inner else None
+        earlier = found[-1].__cause__ or found[-1].__context__ or first  # of a group, the first of its exceptions
+        if not isinstance(earlier, BaseException) or any(earlier is each for each in found):
+            break
+        found.append(earlier)
+    return [_first_words(type(each), each)[:EXCEPTION_LIMIT] for each in reversed(found[1:])]
+
+
 def _first_words(kind: type[BaseException], value: BaseException) -> str:
     """`ValueError: bad batch`; of what torch.multiprocessing says for a child, the child's own last line."""
     text = f"{kind.__name__}: {value}"
@@ -128,9 +178,14 @@ def _write_error_file(path: str, kind: type[BaseException], value: BaseException
                 "timestamp": str(int(now_s)),
                 "time_s": now_s,
                 "python": sys.executable,
+                "before": _before(value),
             },
         }
     }
+    _write(path, record)
+
+
+def _write(path: str, record: object) -> None:
     draft = f"{path}.{os.getpid()}"
     with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
         json.dump(record, file)

@@ -173,7 +173,8 @@ class WorkerGroup:
         """Send a signal, meant to end them, to these workers and everything in their process groups."""
         for worker in self.still_running:
             if worker.rank in ranks:
-                worker.told_to_end = True
+                worker.told_s.setdefault(signum, time.time())
+                worker.handles_end |= catches(worker.pid, signum)
                 worker.cell.end()
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(worker.pid, signum)

@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 
 from allranks.guard.inside.cell import Cell
+from allranks.guard.origin import CRASHES
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
 from allranks.model.text import as_utf8
@@ -44,6 +45,12 @@ HELPERS_S = 1.0
 worker."""
 STDERR_TAIL_BYTES = 4096
 TRACEBACK_LIMIT = 32_000
+EXCEPTION_LIMIT = 2_000
+"""Characters of an exception that others came after."""
+MOST_BEFORE = 16
+"""Such exceptions."""
+LEAVES_S = 5.0
+"""How long before a signal of ours a worker may have called sys.exit, and still be on its way out."""
 IMPORT_S = 20.0
 """How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
 leader waits longer for the first beat."""
@@ -106,7 +113,10 @@ class Worker:
     pidfd: int = -1
     end: WorkerEnd | None = None
     """Set once it has ended."""
-    told_to_end: bool = False
+    told_s: dict[int, float] = field(default_factory=dict)
+    """Signals that it got to end it, and when first (seconds since the epoch)."""
+    handles_end: bool = False
+    """It has a handler for one of them: it may then crash on its way out."""
     starts: dict[str, int] = field(default_factory=dict)
     """By stream (`out`, `err`): where its output begins in a file that an earlier start already wrote."""
 
@@ -131,7 +141,8 @@ class Worker:
         Raises:
             OSError: its output files cannot be written.
         """
-        self.path("error.json").unlink(missing_ok=True)
+        for kind in ("error.json", "exit.json"):
+            self.path(kind).unlink(missing_ok=True)
         with self.path("out").open("ab") as out, self.path("err").open("ab") as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
@@ -152,21 +163,47 @@ class Worker:
         assert self.process is not None
         exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
-        found = _read_error_file(self.path("error.json")) if exit_code else {}
+        found = self._find_reason(exit_code) if exit_code else {}
         self.end = self._end_as(exit_code, **found)
         return self.end
+
+    def _find_reason(self, exit_code: int) -> dict[str, Any]:
+        """Return what it left about why it ended, as fields of WorkerEnd."""
+        found = _read_error_file(self.path("error.json"))
+        left = _read_exit_note(self.path("exit.json"))
+        told_s = min(self.told_s.values(), default=None)
+        is_killed_by_us = -exit_code in self.told_s
+        if told_s is not None and found.get("message") and found["time_s"] < told_s:
+            told_s, exit_code = None, 1 if is_killed_by_us else exit_code  # its exception would have ended it
+        if left is not None and not found.get("message"):
+            if is_killed_by_us and told_s is not None and told_s - LEAVES_S < left.time_s < told_s:
+                told_s, exit_code = None, left.exit_code
+            if exit_code == left.exit_code:
+                found |= {"before": left.before, "time_s": left.time_s}
+        if lost := self._read_failed_call():
+            found["before"] = (lost, *found.get("before", ()))
+        is_crash = exit_code == -signal.SIGABRT or (self.handles_end and -exit_code in CRASHES)
+        is_ours = told_s is not None and (exit_code > 0 or -exit_code in self.told_s or is_crash)
+        return found | {"exit_code": exit_code, "ended_by_us": is_ours}
+
+    def _read_failed_call(self) -> str:
+        """Return the exception of its last collective; empty: that came back well, or there was none."""
+        read = self.cell.read()
+        if read.words is None or (read.call is not None and read.call.written_ns > read.words.written_ns):
+            return ""
+        with contextlib.suppress(ValueError, AttributeError, TypeError):
+            return as_utf8(str(json.loads(read.words.data).get("failed") or "")[:EXCEPTION_LIMIT])
+        return ""
 
     def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
         return WorkerEnd(
             rank=self.rank,
             node=self.node,
-            exit_code=exit_code,
-            ended_by_us=self.told_to_end and exit_code != 0,
             is_finished=exit_code == 0 and self.cell.is_finished,
             stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
             stderr_path=as_utf8(str(self.path("err"))),
-            **{"time_s": time.time()} | found,
+            **{"time_s": time.time(), "exit_code": exit_code} | found,
         )
 
 
@@ -326,19 +363,42 @@ def _words_of(process: psutil.Process) -> list[str]:
 def _read_error_file(path: Path) -> dict[str, Any]:
     """Return what `@record` or the hook wrote down of an exception, as far as it is there, as fields of WorkerEnd."""
     try:
-        record = json.loads(path.read_bytes())["message"]
+        record, written_s = json.loads(path.read_bytes())["message"], path.stat().st_mtime
     except (OSError, ValueError, KeyError, TypeError):
         return {}
     if not isinstance(record, dict):
         record = {"message": record} if isinstance(record, str) else {}
     extra = record.get("extraInfo") or {}
     message, trace, time_s, python = record.get("message"), *map(extra.get, ("py_callstack", "time_s", "python"))
-    found: dict[str, Any] = {
+    return {
         "message": as_utf8(str(message)[:TRACEBACK_LIMIT]) if message else None,
         "traceback": as_utf8(str(trace)[-TRACEBACK_LIMIT:]) if trace else None,
+        "before": _read_before(extra.get("before")),
         "python": as_utf8(python) if isinstance(python, str) else None,
+        "time_s": float(time_s) if isinstance(time_s, int | float) else written_s,
     }
-    return found | ({"time_s": float(time_s)} if isinstance(time_s, int | float) else {})
+
+
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """A call of sys.exit or os._exit."""
+
+    exit_code: int
+    time_s: float
+    before: tuple[str, ...]
+
+
+def _read_exit_note(path: Path) -> _Exit | None:
+    """Return what the hook wrote down of the last call that was to end the worker; None: nothing that can be read."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        note = json.loads(path.read_bytes())
+        return _Exit(int(note["exit_code"]), float(note["time_s"]), _read_before(note.get("before")))
+    return None
+
+
+def _read_before(told: object) -> tuple[str, ...]:
+    texts = told[:MOST_BEFORE] if isinstance(told, list) else []
+    return tuple(as_utf8(str(text)[:EXCEPTION_LIMIT]) for text in texts)
 
 
 def _read_tail(path: Path, start: int) -> str | None:

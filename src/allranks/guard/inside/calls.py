@@ -74,8 +74,8 @@ class Teller:
     def __init__(self, c10d: Any) -> None:
         self.cell: Cell | None = None
         self.flight: Flight | None = None
-        self.failed: Callable[[], None] = lambda: None
-        """Called when a collective raised."""
+        self.failed: Callable[[str], None] = lambda failed: None
+        """Called when a collective raised, with what."""
         self.is_compiling: Callable[[], bool] = lambda: False
         """torch.compiler's, which is not there yet while torch is being imported."""
         self.c10d = c10d
@@ -133,8 +133,8 @@ class _Collective:
                 flight.note(f"a call could not be told: {exc!r}")
             try:
                 return self._original(*args, **kwargs)
-            except Exception:
-                self._teller.failed()
+            except Exception as exc:
+                self._teller.failed(f"{type(exc).__name__}: {exc}")
                 raise
         finally:
             self._teller.here.is_inside = False
