@@ -195,15 +195,15 @@ class Worker:
             return as_utf8(str(json.loads(read.words.data).get("failed") or "")[:EXCEPTION_LIMIT])
         return ""
 
-    def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
+    def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
         return WorkerEnd(
             rank=self.rank,
             node=self.node,
-            is_finished=exit_code == 0 and self.cell.is_finished,
-            stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
+            is_finished=status == 0 and self.cell.is_finished,
+            stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if status else None,
             stderr_path=as_utf8(str(self.path("err"))),
-            **{"time_s": time.time(), "exit_code": exit_code} | found,
+            **{"time_s": time.time(), "exit_code": status} | found,
         )
 
 
