@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import math
 import os
 import signal
 import socket
@@ -169,21 +170,22 @@ class Worker:
 
     def _find_reason(self, exit_code: int) -> dict[str, Any]:
         """Return what it left about why it ended, as fields of WorkerEnd."""
-        found = _read_error_file(self.path("error.json"))
-        left = _read_exit_note(self.path("exit.json"))
-        told_s = min(self.told_s.values(), default=None)
-        is_killed_by_us = -exit_code in self.told_s
-        if told_s is not None and found.get("message") and found["time_s"] < told_s:
-            told_s, exit_code = None, 1 if is_killed_by_us else exit_code  # its exception would have ended it
-        if left is not None and not found.get("message"):
-            if is_killed_by_us and told_s is not None and told_s - LEAVES_S < left.time_s < told_s:
-                told_s, exit_code = None, left.exit_code
-            if exit_code == left.exit_code:
-                found |= {"before": left.before, "time_s": left.time_s}
+        told_s, is_signalled = min(self.told_s.values(), default=math.inf), -exit_code in self.told_s
+        is_crash = -exit_code in CRASHES
+        found, left = _read_error_file(self.path("error.json")), _read_exit_note(self.path("exit.json"))
+        if not found.get("message"):
+            may_be_late = (is_signalled or is_crash) and left and min(told_s, time.time()) - LEAVES_S < left.time_s
+            is_its = left is not None and (exit_code == left.exit_code or may_be_late)
+            found = {"before": left.before, "time_s": left.time_s} if left is not None and is_its else {}
+        has_failed_before = found.get("time_s", math.inf) < told_s
+        if has_failed_before and not found.get("message") and left is not None:
+            exit_code = left.exit_code  # what came then, came while the interpreter was on its way out
+        elif has_failed_before and is_signalled:
+            exit_code = 1
         if lost := self._read_failed_call():
             found["before"] = (lost, *found.get("before", ()))
-        is_crash = exit_code == -signal.SIGABRT or (self.handles_end and -exit_code in CRASHES)
-        is_ours = told_s is not None and (exit_code > 0 or -exit_code in self.told_s or is_crash)
+        is_torn_down = is_crash and (self.handles_end or exit_code == -signal.SIGABRT)
+        is_ours = bool(self.told_s) and not has_failed_before and (exit_code > 0 or is_signalled or is_torn_down)
         return found | {"exit_code": exit_code, "ended_by_us": is_ours}
 
     def _read_failed_call(self) -> str:
