@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import json
-import math
 import os
 import signal
 import socket
@@ -30,9 +28,9 @@ from typing import Any
 import psutil
 
 from allranks.guard.inside.cell import Cell
-from allranks.guard.origin import CRASHES
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
+from allranks.launch.worker_end import explain_end, read_left
 from allranks.model.text import as_utf8
 from allranks.wire.protocol import WorkerEnd
 
@@ -45,13 +43,6 @@ HELPERS_S = 1.0
 """How long multiprocessing's helpers (resource tracker, fork server of Python 3.14) may take to end after their
 worker."""
 STDERR_TAIL_BYTES = 4096
-TRACEBACK_LIMIT = 32_000
-EXCEPTION_LIMIT = 2_000
-"""Characters of an exception that others came after."""
-MOST_BEFORE = 16
-"""Such exceptions."""
-LEAVES_S = 5.0
-"""How long before a signal of ours a worker may have called sys.exit, and still be on its way out."""
 IMPORT_S = 20.0
 """How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
 leader waits longer for the first beat."""
@@ -164,38 +155,12 @@ class Worker:
         assert self.process is not None
         exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
-        found = self._find_reason(exit_code) if exit_code else {}
+        found = {}
+        if exit_code:
+            left = read_left(self.path("error.json"), self.path("exit.json"), self.cell)
+            found = explain_end(exit_code, left, told_s=self.told_s, handles_end=self.handles_end, now_s=time.time())
         self.end = self._end_as(exit_code, **found)
         return self.end
-
-    def _find_reason(self, exit_code: int) -> dict[str, Any]:
-        """Return what it left about why it ended, as fields of WorkerEnd."""
-        told_s, is_signalled = min(self.told_s.values(), default=math.inf), -exit_code in self.told_s
-        is_crash = -exit_code in CRASHES
-        found, left = _read_error_file(self.path("error.json")), _read_exit_note(self.path("exit.json"))
-        if not found.get("message"):
-            may_be_late = (is_signalled or is_crash) and left and min(told_s, time.time()) - LEAVES_S < left.time_s
-            is_its = left is not None and (exit_code == left.exit_code or may_be_late)
-            found = {"before": left.before, "time_s": left.time_s} if left is not None and is_its else {}
-        has_failed_before = found.get("time_s", math.inf) < told_s
-        if has_failed_before and not found.get("message") and left is not None:
-            exit_code = left.exit_code  # what came then, came while the interpreter was on its way out
-        elif has_failed_before and is_signalled:
-            exit_code = 1
-        if lost := self._read_failed_call():
-            found["before"] = (lost, *found.get("before", ()))
-        is_torn_down = is_crash and (self.handles_end or exit_code == -signal.SIGABRT)
-        is_ours = bool(self.told_s) and not has_failed_before and (exit_code > 0 or is_signalled or is_torn_down)
-        return found | {"exit_code": exit_code, "ended_by_us": is_ours}
-
-    def _read_failed_call(self) -> str:
-        """Return the exception of its last collective; empty: that came back well, or there was none."""
-        read = self.cell.read()
-        if read.words is None or (read.call is not None and read.call.written_ns > read.words.written_ns):
-            return ""
-        with contextlib.suppress(ValueError, AttributeError, TypeError):
-            return as_utf8(str(json.loads(read.words.data).get("failed") or "")[:EXCEPTION_LIMIT])
-        return ""
 
     def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
@@ -360,47 +325,6 @@ def _words_of(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return list(process.cmdline())
     return []
-
-
-def _read_error_file(path: Path) -> dict[str, Any]:
-    """Return what `@record` or the hook wrote down of an exception, as far as it is there, as fields of WorkerEnd."""
-    try:
-        record, written_s = json.loads(path.read_bytes())["message"], path.stat().st_mtime
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
-    if not isinstance(record, dict):
-        record = {"message": record} if isinstance(record, str) else {}
-    extra = record.get("extraInfo") or {}
-    message, trace, time_s, python = record.get("message"), *map(extra.get, ("py_callstack", "time_s", "python"))
-    return {
-        "message": as_utf8(str(message)[:TRACEBACK_LIMIT]) if message else None,
-        "traceback": as_utf8(str(trace)[-TRACEBACK_LIMIT:]) if trace else None,
-        "before": _read_before(extra.get("before")),
-        "python": as_utf8(python) if isinstance(python, str) else None,
-        "time_s": float(time_s) if isinstance(time_s, int | float) else written_s,
-    }
-
-
-@dataclass(frozen=True, slots=True)
-class _Exit:
-    """A call of sys.exit or os._exit."""
-
-    exit_code: int
-    time_s: float
-    before: tuple[str, ...]
-
-
-def _read_exit_note(path: Path) -> _Exit | None:
-    """Return what the hook wrote down of the last call that was to end the worker; None: nothing that can be read."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        note = json.loads(path.read_bytes())
-        return _Exit(int(note["exit_code"]), float(note["time_s"]), _read_before(note.get("before")))
-    return None
-
-
-def _read_before(told: object) -> tuple[str, ...]:
-    texts = told[:MOST_BEFORE] if isinstance(told, list) else []
-    return tuple(as_utf8(str(text)[:EXCEPTION_LIMIT]) for text in texts)
 
 
 def _read_tail(path: Path, start: int) -> str | None:
