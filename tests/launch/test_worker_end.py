@@ -1,4 +1,4 @@
-"""Whether a worker ended by itself or because its agent told it to: a status and what was left behind in, an end out."""
+"""Whether a worker ended by itself or because its agent told it to: a status and what was left in, an end out."""
 
 from __future__ import annotations
 
