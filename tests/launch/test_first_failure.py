@@ -70,7 +70,7 @@ def test_the_rank_that_raised_first_is_named_though_its_process_ended_last(tmp_p
         agent.communicate()
     assert agent.returncode == 1, said
     verdict = Verdict.from_json(next((tmp_path / "runs/latest/").rglob("verdict.json")).read_bytes())
-    assert (verdict.findings[0].ranks, verdict.findings[0].message.partition(" (")[0]) == ((0,), "ValueError: rank 0")
+    assert (verdict.findings[0].ranks, verdict.findings[0].message.partition(" (")[0]) == ((0, 1), "ValueError: rank 0")
 
 
 def test_the_node_whose_rank_raised_first_is_named_though_the_leader_heard_of_it_last(tmp_path: Path) -> None:
@@ -104,4 +104,4 @@ def test_the_node_whose_rank_raised_first_is_named_though_the_leader_heard_of_it
         _, said = agents[0].communicate(timeout=60)
         assert agents[0].returncode == 1, said
     verdict = Verdict.from_json((tmp_path / "runs/job/attempt_0/verdict.json").read_bytes())
-    assert (verdict.findings[0].ranks, verdict.findings[0].message.partition(" (")[0]) == ((0,), "ValueError: rank 0")
+    assert (verdict.findings[0].ranks, verdict.findings[0].message.partition(" (")[0]) == ((0, 1), "ValueError: rank 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.worker_end import Exit, Left, explain_end
+from allranks.launch.worker_end import Exit, Left, explain_end, will_end_with
 
 LOST = "RuntimeError: [pair.cc:547] Connection closed by peer"
 TOLD_S = 100.0
@@ -44,3 +44,17 @@ def test_what_was_raised_before_is_told_the_oldest_first():
     left = Left(exit=Exit(exit_code=1, time_s=99.0, before=("KeyError: 3",)), failed_call=LOST)
     assert explain_end(1, left, told_s={}, handles_end=False, now_s=99.2)["before"] == (LOST, "KeyError: 3")
     assert explain_end(2, left, told_s={}, handles_end=False, now_s=99.2)["before"] == (LOST,)
+
+
+@pytest.mark.parametrize(
+    ("left", "exit_code"),
+    [
+        (Left(), None),
+        (Left(failed_call=LOST), None),
+        (Left(error=RAISED | {"time_s": 50.0}), 1),
+        (Left(exit=Exit(exit_code=3, time_s=99.0)), 3),
+        (Left(exit=Exit(exit_code=3, time_s=90.0)), None),
+    ],
+)
+def test_a_worker_that_still_exists_may_have_failed(left: Left, exit_code: int | None):
+    assert will_end_with(left, now_s=100.0) == exit_code

@@ -180,6 +180,8 @@ class Agent:
                 self._send(protocol.Beat(node=beat, ping_ns=ping_ns, held_ns=held_ns))
             case events.WorkerEnded(ended=ended):
                 self._report(ended, now_s)
+            case events.WorkerFailed(ended=ended):
+                self._tell_end(ended, now_s)
             case events.Signalled(signum=signum):
                 self._take_signal(signum, now_s)
             case events.Swept(left=left):
@@ -229,8 +231,14 @@ class Agent:
         if ended.generation == self.plan.generation:
             self._pids.pop(ended.end.rank, None)
             self._has_failed |= ended.end.exit_code != 0
-        self._told.append((now_s, ended))
-        self._send(ended)
+        self._tell_end(ended, now_s)
+
+    def _tell_end(self, ended: Ended, now_s: float) -> None:
+        """Tell the leader of the end of a worker, once, the first word."""
+        known = ((told.generation, told.end.rank) for _, told in self._told)
+        if (ended.generation, ended.end.rank) not in known:
+            self._told.append((now_s, ended))
+            self._send(ended)
 
     def _signal(self, signum: int, ranks: Iterable[int]) -> None:
         if told := tuple(ranks):

@@ -8,8 +8,8 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
     both      Due, Heard, Lost, Joined                          Send, Say, Disconnect, Reject
     leader    Meant, CheckpointFound                            Accept, Show, Record, ExpectBack, AskScheduler,
                                                                 FindCheckpoint
-    agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, PassOn, KeepEvidence, PrepareStandby,
-                                                                Sweep, Mute
+    agent     Started, Observed, WorkerEnded, WorkerFailed,     Start, Signal, PassOn, KeepEvidence, PrepareStandby,
+              Signalled, Swept                                  Sweep, Mute
               Found, NotFound, Withdrew                         Seek, Lead
 """
 
@@ -123,6 +123,12 @@ class WorkerEnded(Event, frozen=True):
     ended: Ended
 
 
+class WorkerFailed(Event, frozen=True):
+    """A worker that still exists has raised, or called sys.exit, before it was told to end; WorkerEnded follows."""
+
+    ended: Ended
+
+
 class Signalled(Event, frozen=True):
     """This agent has got a signal."""
 
@@ -224,7 +230,7 @@ class PassOn(Effect, frozen=True):
 
 
 class KeepEvidence(Effect, frozen=True):
-    """Write down what the workers do now: they are ended next."""
+    """Write down what the workers do now: they are ended next. WorkerFailed may follow."""
 
 
 class PrepareStandby(Effect, frozen=True):

@@ -187,6 +187,7 @@ class Loop:
             case events.PassOn(order=Try() as order):
                 self._watch.order(order, time.monotonic())
             case events.KeepEvidence():
+                self._report_failed()
                 self._watch.keep(workers.run_dir.node_path(self.name), within_s=KEEP_S)
                 workers.console.drop_tracebacks()
             case events.PrepareStandby():
@@ -234,6 +235,14 @@ class Loop:
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
         ended = Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
         self._feed(events.WorkerEnded(now_s=now_s, ended=ended))
+
+    def _report_failed(self) -> None:
+        """Tell which workers have failed and are on their way out: on busy cores that takes longer than a verdict."""
+        for worker in self.workers.still_running:
+            if (end := worker.failed_already()) is not None:
+                age_s = max(0.0, time.time() - end.time_s)
+                ended = Ended(end=end, age_s=age_s, generation=self.agent.plan.generation)
+                self._feed(events.WorkerFailed(now_s=time.monotonic(), ended=ended))
 
     # The leader
 

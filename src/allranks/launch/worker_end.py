@@ -85,6 +85,13 @@ def explain_end(
     return found | {"exit_code": exit_code, "ended_by_us": is_ours}
 
 
+def will_end_with(left: Left, *, now_s: float) -> int | None:
+    """Return the exit code of a worker that still runs and is on its way out; None: it is not, as far as is known."""
+    if left.error:
+        return 1
+    return left.exit.exit_code if left.exit is not None and left.exit.time_s > now_s - LEAVES_S else None
+
+
 def read_left(error_path: Path, exit_path: Path, cell: Cell) -> Left:
     """Return what a worker left behind: in the files that the hook writes, or `@record`, and in its cell."""
     return Left(error=_read_error(error_path), exit=_read_exit(exit_path), failed_call=_read_failed_call(cell))

@@ -30,7 +30,7 @@ import psutil
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
-from allranks.launch.worker_end import explain_end, read_left
+from allranks.launch.worker_end import Left, explain_end, read_left, will_end_with
 from allranks.model.text import as_utf8
 from allranks.wire.protocol import WorkerEnd
 
@@ -157,10 +157,21 @@ class Worker:
         os.close(self.pidfd)
         found = {}
         if exit_code:
-            left = read_left(self.path("error.json"), self.path("exit.json"), self.cell)
-            found = explain_end(exit_code, left, told_s=self.told_s, handles_end=self.handles_end, now_s=time.time())
+            found = explain_end(
+                exit_code, self._left(), told_s=self.told_s, handles_end=self.handles_end, now_s=time.time()
+            )
         self.end = self._end_as(exit_code, **found)
         return self.end
+
+    def failed_already(self) -> WorkerEnd | None:
+        """Return how a worker will end that has not been told to: it has raised, or called sys.exit, and leaves."""
+        left, now_s = self._left(), time.time()
+        if self.told_s or (status := will_end_with(left, now_s=now_s)) is None:
+            return None
+        return self._end_as(status, **explain_end(status, left, told_s={}, handles_end=False, now_s=now_s))
+
+    def _left(self) -> Left:
+        return read_left(self.path("error.json"), self.path("exit.json"), self.cell)
 
     def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
