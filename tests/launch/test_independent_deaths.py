@@ -1,6 +1,6 @@
 """Drills: ranks that break by themselves at the same time are all named, and a rank that only lost another one never.
 
-    make test-by-hand                                                       both drills
+    make test-by-hand                                                       a few of each kind
     DRILLS=60 pytest -m by_hand tests/launch/test_independent_deaths.py     more of them
 
 Each job is of real processes with real connections. Its plan is drawn from a seed: who dies when and how, what the
@@ -24,7 +24,7 @@ import pytest
 from allranks.model.finding import Verdict
 from conftest import agents_in_background, free_port
 
-NUM_DRILLS = int(os.environ.get("DRILLS", "30"))
+NUM_DRILLS = int(os.environ.get("DRILLS", "10"))
 SEED = int(os.environ.get("SEED", "1"))
 
 DEATHS = ("SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT", "raise", "raise in handler", "sys.exit", "os._exit")
@@ -166,6 +166,8 @@ def suffer(how):
             raise
 
 
+if rank == plan.get("leaves"):
+    sys.exit(0)
 death = plan["deaths"].get(str(rank))
 if death is not None:
     time.sleep(death["after_s"])
@@ -250,6 +252,23 @@ def test_all_that_broke_by_themselves_are_named_and_no_victim(tmp_path: Path, nu
         plan = draw(seed, num_deaths=num_deaths, num_ranks=num_ranks)
         verdict, said = run(tmp_path / str(seed), plan, num_ranks)
         is_right = named(verdict) == sorted(map(int, plan["deaths"]))
+        print(f"{'right' if is_right else 'WRONG'} {json.dumps(plan)}: {named(verdict)}", flush=True)
+        if not is_right:
+            wrong.append(seed)
+            print(said, flush=True)
+    assert not wrong
+
+
+@pytest.mark.torch
+@pytest.mark.by_hand
+@pytest.mark.timeout(3600)
+def test_a_rank_that_ends_with_0_while_others_enter_a_collective_is_named(tmp_path: Path) -> None:
+    wrong = []
+    for seed in range(SEED, SEED + NUM_DRILLS):
+        plan = draw(seed, num_deaths=1, num_ranks=4, victims=("uncaught", "wrapped", "sys.exit", "object", "backward"))
+        plan = plan | {"leaves": plan["first"], "deaths": {}}
+        verdict, said = run(tmp_path / str(seed), plan, 4)
+        is_right = plan["leaves"] in named(verdict)
         print(f"{'right' if is_right else 'WRONG'} {json.dumps(plan)}: {named(verdict)}", flush=True)
         if not is_right:
             wrong.append(seed)

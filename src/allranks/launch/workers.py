@@ -160,6 +160,7 @@ class Worker:
             found = explain_end(
                 exit_code, self._left(), told_s=self.told_s, handles_end=self.handles_end, now_s=time.time()
             )
+        self.path("exit.json").unlink(missing_ok=True)  # of no use to people
         self.end = self._end_as(exit_code, **found)
         return self.end
 
