@@ -230,7 +230,7 @@ class PassOn(Effect, frozen=True):
 
 
 class KeepEvidence(Effect, frozen=True):
-    """Write down what the workers do now: they are ended next. WorkerFailed may follow."""
+    """Write down what the workers do now: they are ended next."""
 
 
 class PrepareStandby(Effect, frozen=True):

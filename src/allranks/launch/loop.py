@@ -36,7 +36,7 @@ from allranks.preflight.entry import announce_leader
 from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
-from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Try
+from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Stop, Try
 from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Loop:
         self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
         self._search: Search | None = None
         self._selector = selectors.DefaultSelector()
-        self._lines = Lines(self.agent.step, self._carry_out, self._selector)
+        self._lines = Lines(self._step, self._carry_out, self._selector)
         self._feed = self._lines.feed
         self._num_ended = 0
         self._pulse = Pulse(time.monotonic())
@@ -187,7 +187,6 @@ class Loop:
             case events.PassOn(order=Try() as order):
                 self._watch.order(order, time.monotonic())
             case events.KeepEvidence():
-                self._report_failed()
                 self._watch.keep(workers.run_dir.node_path(self.name), within_s=KEEP_S)
                 workers.console.drop_tracebacks()
             case events.PrepareStandby():
@@ -236,13 +235,16 @@ class Loop:
         ended = Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
         self._feed(events.WorkerEnded(now_s=now_s, ended=ended))
 
-    def _report_failed(self) -> None:
-        """Tell which workers have failed and are on their way out: on busy cores that takes longer than a verdict."""
-        for worker in self.workers.still_running:
-            if (end := worker.failed_already()) is not None:
-                age_s = max(0.0, time.time() - end.time_s)
-                ended = Ended(end=end, age_s=age_s, generation=self.agent.plan.generation)
-                self._feed(events.WorkerFailed(now_s=time.monotonic(), ended=ended))
+    def _step(self, event: events.Event) -> list[Effect]:
+        """Have the agent take in an event; before it ends its workers after a fault, it tells which have failed."""
+        effects: list[Effect] = []
+        if isinstance(event, events.Heard) and isinstance(event.message, Stop) and event.message.grace_s is not None:
+            for worker in self.workers.still_running:
+                if (end := worker.failed_already()) is not None:
+                    age_s = max(0.0, time.time() - end.time_s)
+                    ended = Ended(end=end, age_s=age_s, generation=self.agent.plan.generation)
+                    effects += self.agent.step(events.WorkerFailed(now_s=event.now_s, ended=ended))
+        return effects + self.agent.step(event)
 
     # The leader
 

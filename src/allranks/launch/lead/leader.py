@@ -33,6 +33,8 @@ from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.protocol import Goodbye, Ping, Plan, Resign, Stop
 
+BUSY_S = 0.3
+"""A longer time between two events means that this process was busy: it keeps evidence of its own node's workers."""
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
 """Its agent exits with 0: SLURM takes the highest exit code of all agents, so the others decide the job's."""
 
@@ -44,6 +46,8 @@ class Leader(Reports):
         """Take in an event; return what is to be done, in this order."""
         if (slept_s := event.now_s - self._stepped_s - ASLEEP_S) > 0:
             self._oversleep(slept_s)
+        if (late_s := event.now_s - self._stepped_s) > BUSY_S and self._generation.told_by_s is not None:
+            self._generation.told_by_s += late_s  # what others have told meanwhile has not been read
         self._stepped_s = event.now_s
         match event:
             case events.Joined() if self.phase is Phase.OVER:
