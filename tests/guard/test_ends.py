@@ -7,8 +7,10 @@ import itertools
 import msgspec
 import pytest
 
-from allranks.guard.ends import is_secondary, judge_ends, should_stop
-from allranks.guard.scene import Scene
+from allranks.guard.ends import MOST_TOLD, judge_ends, should_stop
+from allranks.guard.origin import Origin, origin_of
+from allranks.guard.scene import RankView, Scene
+from allranks.model.beat import GroupSeen, RankBeat
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.membership import Member, Membership
 from allranks.wire.protocol import WorkerEnd
@@ -181,8 +183,8 @@ SECONDARY = [
 
 @pytest.mark.parametrize("message", SECONDARY)
 def test_a_rank_that_lost_another_one_is_no_culprit(message):
-    assert is_secondary(end(0, message=message))
-    assert is_secondary(end(0, stderr_tail=message))
+    assert origin_of(end(0, message=message)) is Origin.LOST
+    assert origin_of(end(0, stderr_tail=message)) is Origin.LOST
 
 
 @pytest.mark.parametrize(
@@ -196,7 +198,7 @@ def test_a_rank_that_lost_another_one_is_no_culprit(message):
     ],
 )
 def test_a_rank_that_broke_by_itself_may_be_the_culprit(worker_end):
-    assert not is_secondary(worker_end)
+    assert origin_of(worker_end) is Origin.OWN
 
 
 OWN_NETWORK = [
@@ -216,7 +218,7 @@ def test_an_error_of_the_users_own_network_client_is_no_victims(message):
     assert (finding.cause, finding.confidence, finding.ranks) == ("AR590 user-code-error", Confidence.CERTAIN, (3,))
     assert finding.message == message
     assert message in finding.evidence[0].seen
-    assert not is_secondary(end(3, stderr_tail=f"retrying in 5 s\n{message}\n"))
+    assert origin_of(end(3, stderr_tail=f"retrying in 5 s\n{message}\n")) is Origin.OWN
 
 
 def test_the_culprit_is_named_though_its_victims_end_first():
@@ -230,12 +232,57 @@ def test_the_culprit_is_named_though_its_victims_end_first():
         assert verdict.exit_code == 1
 
 
-def test_of_two_culprits_the_earlier_one_is_named_whichever_was_noticed_first():
-    early, late = end(6, -9, at=100.0), end(1, message="ValueError: no label", at=100.2)
+def test_of_two_that_broke_by_themselves_both_are_named_the_earlier_first_whichever_was_noticed_first():
+    early, late = end(6, -9, at=100.0), end(1, message="ValueError: no label", at=100.3)
     for order in ((early, late), (late, early)):
-        verdict = judge(*order)
-        assert the_finding(verdict).ranks == (6,)
+        verdict = judge(*order, lost(0, at=100.1))
+        first, second = verdict.findings
+        assert (first.ranks, first.confidence, second.ranks, second.confidence) == ((6,), "certain", (1,), "certain")
+        assert first.notes == ("also by itself: rank 1, ValueError, 0.3 s later",)
+        assert (first.victims, second.victims) == ((0, 2, 3, 4, 5, 7), ())
         assert verdict.exit_code == 137
+
+
+def test_ranks_that_failed_alike_make_one_finding_whatever_numbers_their_messages_have():
+    for num, words in ((8, "all 8 ranks failed alike"), (3, "3 ranks failed alike")):
+        ends = [end(rank, at=100 + rank / 100, message=f"OSError: shard_{rank}.bin: 0x{rank}f") for rank in range(num)]
+        finding = the_finding(judge(*ends))
+        assert (finding.ranks, finding.notes, finding.message) == (
+            tuple(range(num)),
+            (words,),
+            "OSError: shard_0.bin: 0x0f",
+        )
+        assert finding.victims == tuple(range(num, 8))
+
+
+@pytest.mark.parametrize(
+    ("second", "note"),
+    [
+        (end(1, -11, at=100.1), "also by itself: rank 1, SIGSEGV, 0.1 s later"),
+        (end(1, 3, at=100.1), "also by itself: rank 1, exit code 3, 0.1 s later"),
+        (end(1, message="a.b.KeyError: 3", at=100.07), "also by itself: rank 1, KeyError, 70 ms later"),
+        (end(1, -11, at=100.04), "also by itself: rank 1, SIGSEGV, at the same time within 50 ms"),
+        (end(1, message="KeyError: 3", at=100.0004), "also by itself: rank 1, KeyError, 0 ms later"),
+        (end(2, message="KeyError: 3", at=100.15), "also by itself: rank 2, KeyError, at the same time within 200 ms"),
+    ],
+)
+def test_what_else_broke_is_told_with_the_time_beyond_the_error_of_the_clocks(second, note):
+    assert judge(end(0, message="ValueError: x", at=100.0), second).findings[0].notes == (note,)
+
+
+def test_of_many_that_broke_each_in_its_own_way_notes_tell_more_than_findings():
+    verdict = judge(*(end(rank, 3 + rank, at=100 + rank) for rank in range(8)))
+    assert [each.ranks for each in verdict.findings] == [(rank,) for rank in range(MOST_TOLD)]
+    assert len(verdict.findings[0].notes) == 7
+
+
+def test_the_job_is_retried_only_where_each_that_broke_may_be():
+    segv, error = end(0, -11, at=100.0), end(1, message="ValueError: x", at=100.02)
+    assert [judge_ends(scene_of(*ends)).is_retryable for ends in ([segv], [error], [segv, error])] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_worker_that_we_ended_is_never_the_culprit():
@@ -260,7 +307,7 @@ def test_victims_alone_leave_the_verdict_undecided():
 
 
 def test_a_rank_that_left_early_with_zero_is_named_by_those_it_left():
-    verdict = judge(lost(0, at=100.0), lost(1, at=100.1), exits={5: 97.5, 6: 98.0})
+    verdict = judge(lost(0, at=100.0), lost(1, at=100.1), exits={5: 97.5})
     finding = the_finding(verdict)
     assert (finding.cause, finding.confidence, finding.ranks, finding.node) == (
         "AR407 dead-rank",
@@ -270,12 +317,33 @@ def test_a_rank_that_left_early_with_zero_is_named_by_those_it_left():
     )
     assert finding.message == "it exited with code 0, 2.5 s before rank 0 lost its connection"
     assert finding.fix == "every rank must run the same number of steps: check how the data is divided"
-    assert finding.victims == (0, 1, 2, 3, 4, 7)
+    assert finding.victims == (0, 1, 2, 3, 4, 6, 7)
     assert verdict.exit_code == 1
 
 
-def test_a_rank_that_left_after_the_first_loss_is_not_blamed():
-    assert the_finding(judge(lost(0, at=100.0), exits={5: 100.5})).cause == "AR490 collective-timeout"
+def test_a_rank_whose_exit_with_zero_was_seen_after_its_connections_closed_is_named():
+    finding = the_finding(judge(lost(0, at=100.0), exits={5: 100.5}))
+    assert (finding.cause, finding.confidence, finding.ranks) == ("AR407 dead-rank", "likely", (5,))
+    assert finding.message == "it exited with code 0 when rank 0 lost its connection"
+
+
+def test_of_several_that_left_with_zero_all_are_named_and_no_victim():
+    finding = the_finding(judge(lost(0, at=100.0), lost(1, at=100.1), exits={5: 97.5, 6: 100.2}))
+    assert (finding.cause, finding.confidence, finding.ranks) == ("AR407 dead-rank", "undecided", (5, 6))
+    assert finding.victims == (0, 1, 2, 3, 4, 7)
+    assert finding.message == "rank 0 lost its connection, and one of these is why: ranks 5-6 exited with code 0"
+
+
+def test_of_those_that_left_only_the_ones_that_had_called_fewer_collectives_are_named():
+    scene = scene_of(lost(0, at=100.0), exits={5: 99.9, 6: 99.9})
+    for rank, calls in {0: 7, 5: 7, 6: 6}.items():
+        beat = RankBeat(rank=rank, groups=(GroupSeen(name="0", enqueued=calls, completed=min(calls, 6)),))
+        scene.ranks[rank] = RankView(beat, 100.1, 100.1)
+    assert judge_ends(scene).findings[0].ranks == (6,)
+
+
+def test_a_rank_that_left_long_after_the_first_loss_is_not_blamed():
+    assert the_finding(judge(lost(0, at=100.0), exits={5: 102.5})).cause == "AR490 collective-timeout"
 
 
 @pytest.mark.parametrize(
@@ -335,7 +403,10 @@ STOP_TABLE = {
     "nothing has happened": ([], {}, 100.0, False),
     "one left with 0": ([], {0: 99.0}, 1000.0, False),
     "all left with 0": ([], dict.fromkeys(range(8), 99.0), 100.0, True),
-    "one broke": ([PRIMARY], {}, 100.0, True),
+    "one broke, just now": ([PRIMARY], {}, 100.2, False),
+    "one broke, a quarter of a second ago": ([PRIMARY], {}, 100.25, True),
+    "another one broke since": ([PRIMARY, end(4, -9, at=100.2)], {}, 100.25, True),
+    "the last one broke": ([PRIMARY], dict.fromkeys([0, 1, 2, 4, 5, 6, 7], 99.0), 100.0, True),
     "a victim, just now": ([lost(0, at=100.0)], {}, 100.0, False),
     "a victim, 1.4 s ago": ([lost(0, at=100.0)], {}, 101.4, False),
     "a victim, 1.5 s ago": ([lost(0, at=100.0)], {}, 101.5, True),
@@ -343,7 +414,7 @@ STOP_TABLE = {
     "a later victim, 1.5 s ago": ([lost(0, at=100.0), lost(1, at=101.0)], {}, 102.5, True),
     "victim after victim": ([lost(rank, at=100.0 + rank) for rank in range(4)], {}, 103.9, False),
     "victim after victim, for 4 s": ([lost(rank, at=100.0 + rank) for rank in range(4)], {}, 104.0, True),
-    "a victim and its culprit": ([lost(0, at=100.0), end(3, 1, at=100.4)], {}, 100.4, True),
+    "a victim and its culprit": ([lost(0, at=100.0), end(3, 1, at=100.4)], {}, 100.7, True),
     "all are victims": ([lost(rank, at=100.0) for rank in range(8)], {}, 100.0, True),
     "victims and zeros make all": ([lost(0, at=100.0)], dict.fromkeys(range(1, 8), 99.0), 100.0, True),
     "one that we ended": ([end(0, -15, ended_by_us=True)], {}, 1000.0, False),
@@ -365,3 +436,95 @@ def test_a_watchdog_that_aborts_its_rank_is_a_victim():
     text = "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
     finding = the_finding(judge(end(0, -6, at=1.0, stderr_tail=text), end(2, 1, at=2.0, message="ValueError: x")))
     assert finding.ranks == (2,)
+
+
+LOST = GLOO_LOST
+OWN = "ValueError: no label"
+CHAINED = f'Traceback (most recent call last):\n  File "train.py", line 3, in step\n{LOST}\n\n'
+CAUSE = "The above exception was the direct cause of the following exception:\n\n"
+CONTEXT = "During handling of the above exception, another exception occurred:\n\n"
+LATER = 'Traceback (most recent call last):\n  File "train.py", line 9, in main\nTrainerError: step 3 failed\n'
+GOES = "terminate called without an active exception"
+WARNS = "[W1128 06:11:02.123 socket.cpp:755] [c10d] The client socket has failed to connect: Connection refused"
+ORIGINS = {
+    # What a script does with the loss of a connection: the oldest exception decides.
+    "raises another one from it": (end(0, message="TrainerError: step 3", before=(LOST,)), "lost"),
+    "and torchelastic wrote it down": (end(0, message="TrainerError: x", traceback=CHAINED + CAUSE + LATER), "lost"),
+    "fails in its clean-up": (end(0, message="KeyError: 'writer'", traceback=CHAINED + CONTEXT + LATER), "lost"),
+    "calls sys.exit": (end(0, before=(LOST,)), "lost"),
+    "prints it and calls sys.exit": (end(0, stderr_tail=f"training failed\n{LOST}\n"), "lost"),
+    "is aborted while it is torn down": (end(0, -6, message=LOST, stderr_tail=GOES), "lost"),
+    "is aborted after it has caught it": (end(0, -6, before=(LOST,), stderr_tail=GOES), "lost"),
+    "crashes after it": (end(0, -11, message=LOST), "open"),
+    # Its own error came first, and its `finally` met the loss; or a handler of something harmless did.
+    "loses it in its finally": (end(0, message=LOST, before=(OWN,)), "open"),
+    "loses it there, and raises again": (end(0, message="TrainerError: x", before=(OWN, LOST)), "open"),
+    # By itself.
+    "raises": (end(0, message=OWN), "own"),
+    "raises, handling an error of its own": (end(0, message=OWN, before=("KeyError: 3",)), "own"),
+    "raises, and is aborted while it is torn down": (end(0, -6, message=OWN, stderr_tail=GOES), "own"),
+    "is killed after the loss": (end(0, -9, message=LOST, before=(LOST,)), "own"),
+    "crashes": (end(0, -11), "own"),
+    "aborts": (end(0, -6, stderr_tail="double free or corruption (out)"), "own"),
+    "exits after a connection that was tried again": (end(0, 3, stderr_tail=f"{WARNS}\nno data"), "own"),
+    # It cannot be told.
+    "is aborted on its way out": (end(0, -6, stderr_tail=GOES), "open"),
+}
+
+
+@pytest.mark.parametrize("case", ORIGINS)
+def test_a_rank_broke_by_itself_only_if_nothing_was_lost_before(case):
+    worker_end, origin = ORIGINS[case]
+    assert origin_of(worker_end) == origin
+
+
+def test_a_rank_that_was_through_in_the_middle_of_a_collective_may_be_a_victim():
+    assert origin_of(end(0, 1), was_in_collective=True) is Origin.OPEN
+    assert origin_of(end(0, 1, message=OWN), was_in_collective=True) is Origin.OWN
+    assert origin_of(end(0, -9), was_in_collective=True) is Origin.OWN
+
+
+def test_what_cannot_be_told_is_a_victim_beside_one_that_broke_by_itself():
+    unclear = [end(0, -6, stderr_tail=GOES, at=100.1), end(1, message=LOST, before=(OWN,), at=99.9)]
+    finding = the_finding(judge(*unclear, end(3, -9, at=100.0)))
+    assert (finding.ranks, finding.notes, finding.victims) == ((3,), (), (0, 1, 2, 4, 5, 6, 7))
+
+
+def test_a_crash_after_a_lost_connection_is_named_and_undecided():
+    first, second = judge(end(0, -11, message=LOST, at=100.3), end(3, -9, at=100.0)).findings
+    assert (first.ranks, first.confidence, second.ranks, second.confidence) == ((3,), "certain", (0,), "undecided")
+    assert first.notes == ("perhaps also by itself: rank 0, SIGSEGV, 0.3 s later, after a lost connection",)
+    assert 0 not in first.victims
+
+
+def test_where_all_others_are_victims_the_one_that_cannot_be_told_is_likely():
+    finding = the_finding(judge(lost(0), lost(2), end(1, message=LOST, before=(OWN,), at=100.1)))
+    assert (finding.ranks, finding.confidence, finding.victims) == ((1,), "likely", (0, 2, 3, 4, 5, 6, 7))
+    assert the_finding(judge(*(end(rank, message=LOST, before=(OWN,)) for rank in range(4)), lost(5))).confidence == (
+        "undecided"
+    )
+
+
+TAILS = {
+    "a SIGKILL is proven by nothing": (-9, "[W1128 06:11:02.1 socket.cpp:755] [c10d] no hostname\nstep 3", None),
+    "a crash by what faulthandler prints": (
+        -11,
+        "step 3\nFatal Python error: Segmentation fault\n\nCurrent thread",
+        "Fatal Python error: Segmentation fault\n\nCurrent thread",
+    ),
+    "or by nothing": (-11, "step 3", None),
+    "an abort by what the C library prints": (-6, "step 3\nfree(): invalid pointer", "free(): invalid pointer"),
+    "an exit code by the last words but warnings": (
+        2,
+        "usage: train.py\n/opt/x.py:3: UserWarning: old\n  import x\n[W1128 06:11:02.1 x.cpp:5] [c10d] no hostname",
+        "usage: train.py",
+    ),
+    "or by nothing but warnings": (2, "allranks: all 2 ranks are up\n[rank0]:[W1128 06:11:02.1 x.cpp:5] no", None),
+}
+
+
+@pytest.mark.parametrize("case", TAILS)
+def test_evidence_proves_the_finding_or_there_is_none(case):
+    exit_code, tail, seen = TAILS[case]
+    evidence = the_finding(judge(end(3, exit_code, stderr_tail=tail))).evidence
+    assert [each.seen for each in evidence] == ([] if seen is None else [seen])

@@ -75,12 +75,52 @@ def test_ranks_that_wait_end_the_job_only_at_hang_s_although_another_one_has_lef
     assert FAST.hang_s <= waited_s <= FAST.hang_s + 2
 
 
-def test_an_exception_is_judged_at_once_and_not_worth_a_retry():
+def test_an_exception_is_judged_when_others_had_the_time_to_break_too_and_not_worth_a_retry():
     guard = guard_of()
     guard.ended(end(1, message="ValueError: no label"), 100.1)
-    judged = guard.judge(100.1)
+    assert guard.judge(100.3) is None
+    judged = guard.judge(100.36)
     assert (judged.findings[0].cause, judged.ranks, judged.exit_code) == ("AR590 user-code-error", (1,), 1)
-    assert (judged.is_retryable, judged.cures, judged.nodes, judged.is_final) == (False, False, (), True)
+    assert (judged.is_retryable, judged.cures, judged.nodes) == (False, False, ())
+    assert (judged.is_final, judged.told_within_s) == (False, 1.0)
+
+
+def test_who_broke_before_the_signal_came_is_named_when_all_have_ended():
+    guard = guard_of()
+    guard.ended(end(1, -11), 100.1)
+    assert guard.judge(100.4).ranks == (1,)
+    guard.ended(end(2, -15, ended_by_us=True), 100.5)
+    guard.ended(end(0, message="ValueError: x", at_s=100.45), 100.5)
+    judged = guard.judge(100.6)
+    assert [part.ranks for part in judged.parts] == [(1,), (0,)]
+    assert (judged.findings[0].victims, judged.is_final, judged.is_retryable) == ((2,), True, False)
+
+
+def test_nothing_else_is_judged_while_others_may_still_break():
+    guard = guard_of()
+    hear_all(guard, 99.0, *(away(rank, num=3) for rank in range(3)))
+    guard.ended(end(1, message="ValueError: x"), 100.0)
+    stopped = away(2, num=3, state=ProcessState.STOPPED, state_for_s=60.0)
+    guard.hear(Beat(node=beat(2, stopped)), 100.1)
+    assert guard.judge(100.1) is None
+    assert guard.judge(100.3).ranks == (1,)
+
+
+def test_the_times_of_two_nodes_are_compared_by_their_clocks_as_far_as_these_are_known():
+    """Rank 1 broke first, by the nodes' clocks; its message came late."""
+    guard, clock_s = guard_of(), {0: 5000.0, 1: 7000.0}
+    for index, ahead_s in clock_s.items():  # there and back in 4 ms
+        node = msgspec.structs.replace(beat(index, away(index, num=3)), time_ns=int((99.998 + ahead_s) * 1e9))
+        guard.hear(Beat(node=node, ping_ns=int(99.996e9)), 100.0)
+    for rank, at_s in {0: 100.3, 1: 100.1}.items():
+        told = end(rank, message=f"ValueError: {'ab'[rank]}", at_s=100.5)
+        guard.ended(told, 100.5, wall_s=at_s + clock_s[rank])
+    first, second = guard.judge(100.8).findings
+    assert (first.ranks, first.notes, second.ranks) == (
+        (1,),
+        ("also by itself: rank 0, ValueError, 0.2 s later",),
+        (0,),
+    )
 
 
 @pytest.mark.parametrize(("exit_code", "is_retryable"), [(-9, True), (-11, True), (3, False), (1, False)])
@@ -102,8 +142,8 @@ def test_an_error_of_the_users_own_network_client_is_worth_a_retry(message, is_r
     guard = guard_of()
     guard.ended(end(0, message=GLOO_LOST), 100.0)
     guard.ended(end(1, message=message), 100.0)
-    judged = guard.judge(100.0)
-    assert (judged.findings[0].cause, judged.ranks, judged.is_final) == ("AR590 user-code-error", (1,), True)
+    judged = guard.judge(100.3)
+    assert (judged.findings[0].cause, judged.ranks) == ("AR590 user-code-error", (1,))
     assert judged.is_retryable is is_retryable
 
 
@@ -246,7 +286,7 @@ def test_victims_wait_for_their_culprit():
     guard.ended(end(0, message=GLOO_LOST), 100.0)
     assert guard.judge(100.1) is None
     guard.ended(end(2, message="ValueError: x", at_s=100.2), 100.3)
-    assert guard.judge(100.3).ranks == (2,)
+    assert guard.judge(100.6).ranks == (2,)
 
 
 def test_a_late_end_still_names_the_culprit_where_there_were_only_victims():
@@ -255,7 +295,7 @@ def test_a_late_end_still_names_the_culprit_where_there_were_only_victims():
     first = guard.judge(101.9)
     assert (first.findings[0].cause, first.is_final) == ("AR490 collective-timeout", False)
     guard.ended(end(2, message="ValueError: x", at_s=100.2), 103.0)
-    assert guard.judge(103.0).findings[0].message == "ValueError: x"
+    assert guard.judge(103.3).findings[0].message == "ValueError: x"
 
 
 @pytest.mark.parametrize(("num", "most"), [(256, 256), (2048, 20)], ids=["small", "large"])
@@ -279,7 +319,7 @@ def test_victims_wait_for_a_rank_on_its_way_out():
     hear_all(guard, 101.4, *RANK_2_LEAVES)
     assert guard.judge(104.9) is None
     guard.ended(end(2, message="ValueError: x", at_s=100.2), 105.0)
-    assert guard.judge(105.0).ranks == (2,)
+    assert guard.judge(105.3).ranks == (2,)
 
 
 @pytest.mark.parametrize("speaks", [True, False])
@@ -358,7 +398,7 @@ def test_a_sigkill_beside_a_counted_kill_is_out_of_memory():
     guard.ended(end(1, -9), 100.1)
     assert guard.judge(100.15) is None
     guard.hear(Beat(node=beat(1, away(1, num=3), oom_kills=1)), 100.3)
-    judged = guard.judge(100.3)
+    judged = guard.judge(100.4)
     assert (judged.findings[0].cause, judged.ranks, judged.exit_code) == ("AR008 host-oom-kill", (1,), 137)
 
 

@@ -29,6 +29,7 @@ from allranks.launch.events import (
     Sweep,
     Swept,
     WorkerEnded,
+    WorkerFailed,
 )  # fmt: skip
 from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.membership import Member
@@ -166,6 +167,20 @@ def test_blocked_ranks_are_killed_at_once_and_what_they_did_is_kept_before():
     kinds = [type(each) for each in node.effects]
     assert kinds.index(KeepEvidence) < kinds.index(Signal)
     assert node.signals == [(KILL, (3,)), (TERM, (2,))]
+
+
+def test_the_failure_of_a_worker_that_still_leaves_is_told_once_and_its_end_waited_for():
+    node = Node()
+    node.hear(Stop(signum=TERM, grace_s=3.0))
+    failed = WorkerEnd(rank=2, node="node02", exit_code=1, time_s=1.0, message="ValueError: x")
+    node.feed(WorkerFailed, ended=Ended(end=failed, age_s=0.0))
+    node.wait(0.5)
+    assert (node.agent.phase, [each.end.rank for each in node.sent(Ended)]) == (Phase.ENDING, [2])
+    node.end(2, 3)
+    assert [each.end.rank for each in node.sent(Ended)] == [2, 3]
+    assert node.sent(Ended)[0].end == failed
+    node.wait(SWEEP_S + 0.2)
+    assert node.agent.phase is Phase.WAITING
 
 
 def test_left_overs_that_do_not_end_hold_up_nothing():
@@ -353,7 +368,7 @@ def test_a_second_sigterm_of_slurm_is_the_end_of_a_grace_period_and_not_impatien
 def test_a_worker_that_does_not_exit_after_an_exception_is_told_and_still_ended():
     node = Node()
     end = WorkerEnd(rank=3, node="n1", exit_code=1, time_s=0.0, message="ValueError: bad", lingers="thread upload")
-    node.feed(WorkerEnded, ended=Ended(end=end, age_s=3.0, generation=0))
+    node.feed(WorkerFailed, ended=Ended(end=end, age_s=3.0, generation=0))
     assert node.sent(Ended)[-1].end == end
     node.hear(Stop(signum=TERM))
     assert node.signals == [(TERM, (2, 3))]

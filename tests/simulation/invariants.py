@@ -237,6 +237,19 @@ def no_healthy_culprit(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     return ""
 
 
+def who_broke_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """A verdict on ranks that broke by themselves names all that did, as far as their leader heard, and nobody else."""
+    shown = [finding for each in effects if isinstance(each, events.Show) for finding in each.findings]
+    shown = [each for each in shown if each.cause[:5] in ("AR407", "AR590") and each.confidence is Confidence.CERTAIN]
+    if not shown:
+        return ""
+    plan, heard = lead.leader._generation.plan, lead.leader._guard._scene.ends
+    workers = lead.world.kernel.generations[plan.store_port, plan.generation].workers
+    broke = {rank for rank, worker in workers.items() if rank in heard and worker.end and worker.broke_by_itself}
+    named = {rank for each in shown for rank in each.ranks}
+    return f"{sorted(named)} are named, {sorted(broke)} broke" if named != broke else ""
+
+
 def enough_nodes(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A generation has at least as many nodes as the user wants, and a number of its own."""
     for node, plan in _new_plans(lead, effects).items():
@@ -277,6 +290,7 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     who_is_waited_for_is_named,
     restarts_are_counted,
     no_healthy_culprit,
+    who_broke_is_named,
     enough_nodes,
     left_out_for_good,
 )

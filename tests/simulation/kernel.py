@@ -48,6 +48,7 @@ class Worker:
     """It ends with this code and message when it is continued."""
     is_leaving: bool = False
     end: WorkerEnd | None = None
+    ended_s: float = 0.0
     order: Order | None = None
 
     @property
@@ -59,6 +60,12 @@ class Worker:
             and self.stopped_s is None
             and self.held_s is None
         )
+
+    @property
+    def broke_by_itself(self) -> bool:
+        """Whether it has ended, neither well nor for want of another one nor because its agent ended it."""
+        end = self.end
+        return end is not None and end.exit_code != 0 and end.message != LOST and not end.ended_by_us
 
 
 @dataclass(eq=False)
@@ -88,6 +95,10 @@ class Machine:
     """Of the generation that its agent started last."""
     tries: list[tuple[float, TrySeen]] = field(default_factory=list)
     all_workers: list[Worker] = field(default_factory=list)
+
+    def wall_s(self, now_s: float) -> float:
+        """What its own clock shows."""
+        return 1.7e9 + now_s + self.skew_s
 
 
 class Kernel:
@@ -200,9 +211,11 @@ class Kernel:
         if worker.stopped_s is not None and code != -signal.SIGKILL:
             worker.awaits = worker.awaits or (code, message)
             return
+        worker.ended_s = self._now()
         worker.end = WorkerEnd(
-            rank=worker.rank, node=f"n{worker.node}", exit_code=code, time_s=self._now(), message=message,
-            ended_by_us=worker.is_told and code != 0,
+            rank=worker.rank, node=f"n{worker.node}", exit_code=code, message=message,
+            time_s=self.machines[worker.node].wall_s(worker.ended_s),
+            ended_by_us=worker.is_told and code not in (0, -signal.SIGSEGV),
         )  # fmt: skip
         self._on_end(worker)
         if code and not worker.is_told:
@@ -276,14 +289,14 @@ class Kernel:
             tries=tuple([msgspec.structs.replace(seen, age_s=now_s - at_s) for at_s, seen in machine.tries]),
             addresses=(f"192.168.0.{node + 1}",),
             try_ports=(4000, 4001),
-            time_ns=round((1.7e9 + now_s + machine.skew_s) * 1e9),
+            time_ns=round(machine.wall_s(now_s) * 1e9),
         )
 
     def _beat_of(self, worker: Worker) -> RankBeat:
         now_s, generation = self._now(), self.generations[worker.key]
         state, since_s = ProcessState.RUNNING, worker.begun_s
         if worker.end is not None:
-            state, since_s = ProcessState.GONE, worker.end.time_s
+            state, since_s = ProcessState.GONE, worker.ended_s
         elif worker.stopped_s is not None:
             state, since_s = ProcessState.STOPPED, max(worker.stopped_s, self.machines[worker.node].woke_s)
         elif worker.held_s is not None:

@@ -325,11 +325,11 @@ class World(Ends, Strikes):
         def tell() -> None:
             if process.agent is None or worker.end is None:
                 return
-            if worker.end.exit_code and not worker.is_told:
+            if worker.end.exit_code and not worker.end.ended_by_us:
                 self._observe(process)
             is_finished = worker.end.exit_code == 0 and self.kernel.generations[worker.key].step >= self.life.num_steps
             end = msgspec.structs.replace(worker.end, is_finished=is_finished and self.life.is_tracked)
-            ended = Ended(end=end, age_s=self.now_s - worker.end.time_s, generation=worker.generation)
+            ended = Ended(end=end, age_s=self.now_s - worker.ended_s, generation=worker.generation)
             self._feed_agent(process, events.WorkerEnded(now_s=self.now_s, ended=ended))
 
         self.at(0.01, lambda: self.on(process, tell))
@@ -345,7 +345,7 @@ class World(Ends, Strikes):
             if process.agent is not None and worker.end is None and not worker.is_told:
                 self._observe(process)
                 ended = Ended(end=end, age_s=self.now_s - end.time_s, generation=worker.generation)
-                self._feed_agent(process, events.WorkerEnded(now_s=self.now_s, ended=ended))
+                self._feed_agent(process, events.WorkerFailed(now_s=self.now_s, ended=ended))
 
         self.on(process, tell)
 

@@ -150,6 +150,14 @@ def test_the_last_printed_verdict_counts(findings: Why) -> None:
     assert [each.cause for each in found[:2]] == ["AR407 dead-rank", "AR210 link-down"]
 
 
+def test_two_that_broke_at_once_of_one_cause_are_both_told(findings: Why) -> None:
+    one, other = (
+        REPORT.replace("AR210 link-down", "AR407 dead-rank").replace("node03 · ens1f1", f"node02 · rank {rank}")
+        for rank in (3, 4)
+    )
+    assert [each.ranks for each in findings(BEGUN + one + "\n" + other)[:2]] == [(3,), (4,)]
+
+
 def test_a_run_that_succeeded_after_a_restart_is_healthy(findings: Why) -> None:
     first, *others = findings(BEGUN + VICTIM + REPORT + RESTARTED + "step 130 loss 0.1\n" + SUCCEEDED)
     assert (first.cause, first.confidence) == ("AR599 healthy", Confidence.CERTAIN)

@@ -2,8 +2,8 @@
 
 A group fails all at once: one rank breaks, and the others die of the lost connection, sometimes sooner than the one
 that broke (its `finally` closes the group, and its interpreter takes its time to leave). So the ends are divided in
-primary ones (an exception of the user's, an exit code, a signal) and secondary ones (a lost connection, a collective
-that waited in vain), and the earliest primary end is the culprit, whenever it was noticed.
+those of ranks that broke by themselves and those of ranks that lost another one (guard.origin). Several may break at
+the same time, all of one reason or each of its own: ranks that failed alike make one finding, the earliest comes first.
 """
 
 from __future__ import annotations
@@ -11,46 +11,45 @@ from __future__ import annotations
 import contextlib
 import re
 import signal
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.guard.judged import Judged
+from allranks.guard.origin import CRASHES, Origin, is_abort_for_size, is_crash, killed_by, origin_of
 from allranks.guard.scene import Scene
 from allranks.model.errors import Exit, UsageError, exit_for_signal
 from allranks.model.finding import Confidence, Evidence, Finding
 from allranks.model.hostlist import expand_hosts
 from allranks.model.raised import find_fatal_place, find_origin
+from allranks.report.text import fold_ranks
 from allranks.wire.protocol import WorkerEnd
 
+COMPANY_S = 0.25
+"""How long the first signal to the others waits after the first one that broke by itself: who is about to break, too,
+does so by itself."""
+TELL_S = 1.0
+"""How long the verdict then waits for the ends of all others, some of which may have broken before the signal came."""
+MOST_TOLD = 8
+"""Findings of one verdict: of more ways to break at once, the notes of the first one tell."""
+CLOSES_S = 2.0
+"""How long before its end is seen a process may have closed its connections."""
+OOM_S = 10.0
+"""A kill that the kernel counted so shortly before a SIGKILL is that SIGKILL."""
+SHM_FULL = 0.9
+"""Of /dev/shm: a batch needs more than what is left then."""
 SETTLE_S = 1.5
 """How long the last victim's failure waits for the culprit's: 0.02 to 0.46 s were seen between them with Gloo."""
 MAX_SETTLE_S = 4.0
 """How long the first one's does: victims end one after the other where cores are few."""
 
-_LOST = r"Connection (?:closed by (?:remote )?peer|reset by peer|refused)|Broken pipe"
-_SECONDARY = re.compile(
-    # Any client of the script's own says these, too: of torch they are where its name stands before them.
-    rf"(?:gloo|pair\.cc|c10d|Dist[A-Z]\w+Error|NCCL|TCPStore|SocketImpl|socket[A-Z]\w+)\b.*(?:{_LOST})"
-    rf"|^RuntimeError: (?:{_LOST})$"
-    r"|does not count, a collective failed"  # state.resumed.track
-    r"|Application timeout caused pair closure"
-    r"|Timed out waiting \d+ms for (?:recv|send) operation"
-    r"|wait timeout after \d+ms"
-    r"|init_process_group waited"
-    r"|client socket has timed out"
-    r"|recvValue failed|sendBytes failed|Failed to recv, got 0 bytes"
-    r"|connectFullMesh failed"
-    r"|ncclRemoteError|NCCL communicator was aborted|[Ww]atchdog caught collective operation timeout",
-    re.MULTILINE,
+_NETWORK = re.compile(
+    r"Connection (?:closed by (?:remote )?peer|reset by peer|refused|timed out)|Broken pipe|Read timed out"
+    r"|Temporary failure in name resolution"
 )
-"""What torch says when another rank is the reason. Source: texts of torch 2.13 with Gloo, measured; NCCL's from
-torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp 2.13."""
-
-_SIZE = re.compile(r"EnforceNotMet|Received data size doesn't match expected size")
-"""Gloo's words when more bytes came than were asked for, before it aborts: whoever was wrong, this rank only noticed.
-Source: gloo/transport/tcp/pair.cc as in torch 2.13; measured."""
-
-_NETWORK = re.compile(rf"{_LOST}|Connection timed out|Read timed out|Temporary failure in name resolution")
 """What a client of the script's own says when another machine failed it: the same code may well succeed next time."""
 
 _LOADER = re.compile(
@@ -58,6 +57,24 @@ _LOADER = re.compile(
     r"(?:is killed by signal: (?P<signal>\w[\w ]*)|exited unexpectedly(?! with exit code))"
 )
 """Source: torch 2.13, torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py; measured."""
+
+_WARNING = re.compile(
+    r"^(?:\[rank\d+\]:)?\[[WI]\d.*(?:\n|\Z)"  # of torch's own logger
+    r"|^\S+:\d+: \w*Warning: .*(?:\n  .*)?(?:\n|\Z)"  # of Python, with the line of code
+    r"|^allranks: .*(?:\n|\Z)",
+    re.MULTILINE,
+)
+_CRASHED = re.compile(
+    r"^(?:Fatal Python error: |terminate called |\S+: .*: Assertion `|\*\*\* .* \*\*\*: terminated"
+    r"|double free or corruption|free\(\): |malloc\(\): |corrupted |munmap_chunk\(\): |realloc\(\): "
+    r"|Unexpected bus error encountered in worker|.*(?:CUDA error|AddressSanitizer))",
+    re.MULTILINE,
+)
+"""How the words begin with which a process ends itself. Source: glibc 2.36 (malloc, assert), libstdc++, Python's
+faulthandler, torch 2.13."""
+
+_SIGNALS = {int(each): each.name for each in signal.Signals}
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+")
 
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""
@@ -67,25 +84,10 @@ _UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
 """How the traceback of a script that Python cannot parse begins: no frame of it has run."""
 
 
-def is_secondary(end: WorkerEnd) -> bool:
-    """Whether a worker only says that another one was lost."""
-    # torch's NCCL watchdog ends a victim by abort(); any other signal is its own story.
-    if end.could_not_start or (end.exit_code < 0 and end.exit_code != -signal.SIGABRT):
-        return False
-    if is_abort_for_size(end):
-        return True
-    return bool(_SECONDARY.search(end.message or end.stderr_tail or ""))
-
-
-def is_abort_for_size(end: WorkerEnd) -> bool:
-    """Whether Gloo aborted a worker because ranks are in different collectives; it may be an innocent one."""
-    return end.exit_code == -signal.SIGABRT and bool(_SIZE.search(end.stderr_tail or end.message or ""))
-
-
 def is_own_doing(end: WorkerEnd) -> bool:
     """Whether a worker ended by an error of the user's code, which another start would meet again."""
     is_bad_luck = loader_death(end) is not None or _NETWORK.search(end.message or "")
-    return end.could_not_start or (end.exit_code > 0 and not is_bad_luck)
+    return end.could_not_start or not (killed_by(end) or is_bad_luck)
 
 
 def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
@@ -97,60 +99,250 @@ def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
     return last["pids"], max(names.get((death["signal"] or "").strip(), 0) for death in deaths)
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The workers that failed, by where that came from, each the earliest first."""
+
+    own: tuple[WorkerEnd, ...]
+    lost: tuple[WorkerEnd, ...]
+    open: tuple[WorkerEnd, ...]
+    first: WorkerEnd | None
+    """The earliest of all."""
+
+
+def sort_ends(scene: Scene) -> Ends:
+    """Return who broke by itself, and who only lost another one; of thousands, each is looked at once."""
+    num, known = scene.sorted_ends
+    if num == len(scene.ends) and isinstance(known, Ends):
+        return known
+    by_origin: dict[Origin, list[WorkerEnd]] = {origin: [] for origin in Origin}
+    ends = sorted((end for end, _ in scene.ends.values()), key=lambda end: (end.time_s, end.rank))
+    for end in ends:
+        by_origin[origin_of(end, was_in_collective=_was_in_collective(scene, end.rank))].append(end)
+    own, lost, unclear = (tuple(by_origin[origin]) for origin in (Origin.OWN, Origin.LOST, Origin.OPEN))
+    found = Ends(own, lost, unclear, next(iter(ends), None))
+    scene.sorted_ends = len(scene.ends), found
+    return found
+
+
+def _was_in_collective(scene: Scene, rank: int) -> bool:
+    """Whether a rank's last word, of when its script was through, has a collective that was not."""
+    view = scene.ranks.get(rank)
+    return (
+        view is not None and view.is_leaving and any(each.enqueued > each.completed >= 0 for each in view.beat.groups)
+    )
+
+
 def should_stop(scene: Scene, now_s: float) -> bool:
     """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
     if len(scene.ended) == scene.num_ranks:
         return True
     if not scene.ends:
         return False
+    if own := sort_ends(scene).own:
+        return now_s - min(scene.ends[end.rank][1] for end in own) >= COMPANY_S
     heard_s = [each_s for _, each_s in scene.ends.values()]
-    has_settled = now_s - max(heard_s) >= SETTLE_S or now_s - min(heard_s) >= MAX_SETTLE_S
-    return has_settled or find_primary(scene) is not None
-
-
-def find_primary(scene: Scene) -> WorkerEnd | None:
-    """Return the end of the worker that broke first by itself."""
-    return _earliest(scene, lambda end: not is_secondary(end))
+    return now_s - max(heard_s) >= SETTLE_S or now_s - min(heard_s) >= MAX_SETTLE_S
 
 
 def find_aborted(scene: Scene) -> WorkerEnd | None:
     """Return the end of the first worker that Gloo aborted for the size of what came."""
-    return _earliest(scene, is_abort_for_size)
+    aborted = (end for end, _ in scene.ends.values() if is_abort_for_size(end))
+    return min(aborted, key=lambda end: end.time_s, default=None)
 
 
 def judge_ends(scene: Scene) -> Judged:
-    """Return what the ends come to: one culprit, the others are its victims."""
-    if (end := find_primary(scene)) is not None:
-        cause_id, message, fix = _describe(end)
-        finding = scene.fault(cause_id, message, end.rank, evidence=_evidence(end), fix=fix or "")
-        is_retryable = not is_own_doing(end)
-        return Judged(findings=(finding,), exit_code=exit_code_of(end), ranks=finding.ranks, is_retryable=is_retryable)
-    if (first := _earliest(scene)) is None:
+    """Return what the ends come to: who broke by itself, in groups that failed alike; all others are victims."""
+    ends = sort_ends(scene)
+    if ends.own:
+        return _judge_own(scene, ends)
+    if ends.first is None:
         return Judged(findings=(), exit_code=Exit.UNKNOWN, is_final=False)
-    finding = _name_whom_victims_lost(scene, first)
+    if absent := [rank for rank in _ranks_waited_for(ends.first) if rank < scene.membership.world_size]:
+        finding = _name_absent(scene, ends.first, absent)
+    elif ends.open and (not ends.lost or len(ends.open) <= len(ends.lost)):
+        judged = _judge_own(scene, replace(ends, own=ends.open, open=()))
+        findings = tuple(msgspec.structs.replace(each, confidence=Confidence.LIKELY) for each in judged.findings)
+        return replace(judged, findings=findings, is_final=False, told_within_s=None)
+    else:
+        finding = _name_whom_victims_lost(scene, ends.first)
     return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=finding.ranks, is_final=False)
 
 
-def _earliest(scene: Scene, is_it: Callable[[WorkerEnd], bool] = lambda _: True) -> WorkerEnd | None:
-    return min((end for end, _ in scene.ends.values() if is_it(end)), key=lambda end: end.time_s, default=None)
+# --- Ranks that broke by themselves -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What one worker that broke by itself comes to."""
+
+    end: WorkerEnd
+    cause_id: str
+    message: str
+    fix: str | None
+    evidence: tuple[Evidence, ...]
+
+    @property
+    def likeness(self) -> tuple[str, str]:
+        """What failures have in common that are one: an error of the script may name a rank, a file, an address."""
+        return self.cause_id, _NUMBER.sub("#", self.message) if self.end.message else self.message
+
+    @property
+    def short(self) -> str:
+        """`SIGSEGV`, `exit code 3`, `ValueError`, `AR008 out-of-memory`."""
+        if self.cause_id not in ("AR407", "AR590"):
+            return find_cause(self.cause_id).label()
+        if signum := (loader_death(self.end) or ("", killed_by(self.end)))[1]:
+            return _signal_name(signum)
+        kind = re.match(r"[\w.]+", self.end.message or "")
+        return kind[0].rpartition(".")[2] if kind else f"exit code {self.end.exit_code}"
+
+
+def _judge_own(scene: Scene, ends: Ends) -> Judged:
+    """Return the verdict on all ranks that broke by themselves, the earliest first."""
+    crashed = tuple(end for end in ends.open if is_crash(end))
+    groups = [_alike(scene, ends.own), _alike(scene, crashed)]
+    named = [failure.end.rank for failures in (*groups[0], *groups[1]) for failure in failures]
+    first = groups[0][0][0]
+    notes, parts = [*_say_alike(scene, groups[0][0])], []
+    for confidence, found in zip((Confidence.CERTAIN, Confidence.UNDECIDED), groups, strict=True):
+        for failures in found:
+            if failures[0] is not first:
+                notes.append(_say_also(scene, first, failures, is_sure=confidence is Confidence.CERTAIN))
+            parts.append(_judge_group(scene, failures, confidence))
+    head, *others = parts
+    finding = msgspec.structs.replace(head.findings[0], notes=tuple(notes), victims=scene.others(*named))
+    told = [each.findings[0] for each in others]
+    sure = tuple(each for each in others if each.findings[0].confidence is Confidence.CERTAIN)
+    is_final = len(scene.ended) == scene.num_ranks
+    return replace(
+        head,
+        findings=(finding, *told[: MOST_TOLD - 1]),
+        is_retryable=head.is_retryable and all(each.is_retryable for each in sure),
+        others=sure,
+        is_final=is_final,
+        told_within_s=None if is_final else TELL_S,
+    )
+
+
+def _alike(scene: Scene, ends: Sequence[WorkerEnd]) -> list[list[_Failure]]:
+    """Return failures in groups of those that are one, the earliest first."""
+    groups: dict[tuple[str, str], list[_Failure]] = {}
+    for end in ends:
+        failure = _Failure(end, *_describe_in(scene, end))
+        groups.setdefault(failure.likeness, []).append(failure)
+    return list(groups.values())
+
+
+def _judge_group(scene: Scene, failures: Sequence[_Failure], confidence: Confidence) -> Judged:
+    first, ranks = failures[0], sorted(failure.end.rank for failure in failures)
+    about: dict[str, Any] = {
+        "evidence": first.evidence,
+        "fix": first.fix or "",
+        "victims": (),
+        "confidence": confidence,
+    }
+    finding = scene.fault(first.cause_id, first.message, *ranks, **about)
+    is_retryable = not any(is_own_doing(failure.end) for failure in failures)
+    return Judged((finding,), exit_code_of(first.end), ranks=finding.ranks, is_retryable=is_retryable)
+
+
+def _say_alike(scene: Scene, failures: Sequence[_Failure]) -> Iterator[str]:
+    if len(failures) > 1:
+        yield f"{'all ' if len(failures) == scene.num_ranks else ''}{len(failures)} ranks failed alike"
+
+
+def _say_also(scene: Scene, first: _Failure, failures: Sequence[_Failure], *, is_sure: bool) -> str:
+    """`also by itself: rank 3, SIGSEGV, 0.1 s later`."""
+    then, ranks = failures[0].end, [failure.end.rank for failure in failures]
+    later_s = then.time_s - first.end.time_s
+    error_s = scene.time_error_s(first.end, then)
+    when = f"{later_s:.1f} s later" if later_s >= 0.095 else f"{later_s * 1000:.0f} ms later"
+    if later_s <= error_s:
+        when = f"at the same time within {max(error_s, 0.001) * 1000:.0f} ms"
+    who = f"{'itself' if len(ranks) == 1 else 'themselves'}: {fold_ranks(ranks)}, {failures[0].short}, {when}"
+    return f"also by {who}" if is_sure else f"perhaps also by {who}, after a lost connection"
+
+
+def _describe_in(scene: Scene, end: WorkerEnd) -> tuple[str, str, str | None, tuple[Evidence, ...]]:
+    """Cause, one line, what to do about it and evidence, with what the worker's node tells of its memory."""
+    node, (_, heard_s) = scene.node_of(end.rank), scene.ends[end.rank]
+    pids, signum = loader_death(end) or ("", killed_by(end))
+    who = f"its DataLoader worker (pid {pids})" if pids else "it"
+    cause_id, what, seen = "", "", ""
+    if pids and signum == signal.SIGBUS and node.beat is not None and node.beat.shm_used >= SHM_FULL:
+        cause_id, what = "AR607", f"{who} got SIGBUS: /dev/shm was full"
+        seen = f"{node.beat.shm_used:.0%} of /dev/shm were in use"
+    elif is_killed(end) and node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
+        cause_id, what = "AR008", f"{who} was killed: the node, or the job's share of it, ran out of memory"
+        seen = f"the kernel counted {node.oom_kills} out-of-memory kills"
+    if not cause_id:
+        return *_describe(end), _evidence(end)
+    died = (end.message if pids else None) or "killed by SIGKILL (signal 9)"
+    fix = find_cause(cause_id).fix_with(node=node.name, **scene.values(end.rank))
+    return cause_id, what, fix, (Evidence(seen=died), Evidence(seen=seen))
+
+
+def is_killed(end: WorkerEnd) -> bool:
+    """Whether a SIGKILL ended a worker, or a process of its data loader, or may have: was that for want of memory?"""
+    pids, signum = loader_death(end) or ("", killed_by(end))
+    return signum == signal.SIGKILL or bool(pids and not signum)
+
+
+# --- Ranks that only lost others --------------------------------------------------------------------------------------
+
+
+def _name_absent(scene: Scene, first: WorkerEnd, absent: Sequence[int]) -> Finding:
+    words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
+    what = "it never reached init_process_group, although its process ran"
+    if absent[0] in scene.left:
+        what = "it exited with code 0 before it reached init_process_group"
+    seen = [Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)]
+    fix = "find out what it does before that call: read its .out and .err in the run directory"
+    return scene.fault("AR401", what, *absent, node=scene.node_of(absent[0]).name, evidence=seen, fix=fix)
 
 
 def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
-    if absent := [rank for rank in _ranks_waited_for(first) if rank < scene.membership.world_size]:
-        words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
-        what = "it never reached init_process_group, although its process ran"
-        if absent[0] in scene.left:
-            what = "it exited with code 0 before it reached init_process_group"
-        seen = [Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)]
-        fix = "find out what it does before that call: read its .out and .err in the run directory"
-        return scene.fault("AR401", what, *absent, node=scene.node_of(absent[0]).name, evidence=seen, fix=fix)
-    rank, left_s = min(scene.left.items(), key=lambda item: item[1], default=(-1, first.time_s))
-    if left_s < first.time_s and scene.have_all_told(first.time_s):  # else it may have lost one that is silent
-        what = f"it exited with code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection"
+    gone = _who_left(scene, first)
+    silent = [view.beat.rank for view in scene.running() if view.told_s <= first.time_s] if gone else []
+    if gone and not silent and len(gone) == 1:
+        what = f"it exited with code 0{_when_left(scene, gone[0], first)}"
         fix = "every rank must run the same number of steps: check how the data is divided"
-        return scene.fault("AR407", what, rank, evidence=_evidence(first), confidence=Confidence.LIKELY, fix=fix)
+        about: dict[str, Any] = {"evidence": _evidence(first), "confidence": Confidence.LIKELY, "fix": fix}
+        return scene.fault("AR407", what, gone[0], **about)
+    if gone:
+        what = f"rank {first.rank} lost its connection, and one of these is why: {fold_ranks(gone)} exited with code 0"
+        what += f", {fold_ranks(silent)} did not report" if silent else ""
+        ranks, fix = sorted([*gone, *silent]), "compare how many steps these ranks run: read their .out and .err"
+        about = {"evidence": _evidence(first), "confidence": Confidence.UNDECIDED, "fix": fix}
+        return scene.fault("AR407", what, *ranks, **about)
     what = "it was the first rank to lose a connection; no rank reports why"
     return scene.fault("AR490", what, first.rank, evidence=_evidence(first), confidence=Confidence.UNDECIDED, fix="")
+
+
+def _who_left(scene: Scene, first: WorkerEnd) -> list[int]:
+    """Return the ranks that ended with 0 and may be what the first victim lost.
+
+    Connections close before the process is gone. Where it is known how far they were, only those that had called fewer
+    collectives than the victim count.
+    """
+    gone = sorted(rank for rank, left_s in scene.left.items() if left_s < first.time_s + CLOSES_S)
+    view = scene.ranks.get(first.rank)
+    wanted = {group.name: group.enqueued for group in view.beat.groups} if view else {}
+    behind = [
+        rank
+        for rank in gone
+        if (other := scene.ranks.get(rank))
+        and any(0 <= group.enqueued < wanted.get(group.name, -1) for group in other.beat.groups)
+    ]
+    return behind or gone
+
+
+def _when_left(scene: Scene, rank: int, first: WorkerEnd) -> str:
+    early_s = first.time_s - scene.left[rank]
+    if early_s < 0:
+        return f" when rank {first.rank} lost its connection"
+    return f", {early_s:.1f} s before rank {first.rank} lost its connection"
 
 
 def _ranks_waited_for(end: WorkerEnd) -> tuple[int, ...]:
@@ -167,10 +359,9 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     if end.could_not_start:
         return "AR401", f"could not be started: {end.message}", None
     death = loader_death(end)
-    if death is not None or end.exit_code < 0:
-        pids, signum = death or ("", -end.exit_code)
-        known = {int(each): f"{each.name} (signal {int(each)})" for each in signal.Signals}
-        name = known.get(signum, f"signal {signum}")
+    if death is not None or killed_by(end):
+        pids, signum = death or ("", killed_by(end))
+        name = f"{_signal_name(signum)} (signal {signum})" if signum in _SIGNALS else f"signal {signum}"
         fixes: dict[int, str] = {
             signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
             "if that lists it, memory ran out: request more (--mem)",
@@ -207,14 +398,30 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
 
 
 def _evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
-    seen = end.traceback or (end.stderr_tail if not end.could_not_start else None)
+    """What proves how a worker ended; warnings printed before do not, and nothing that it prints proves a SIGKILL."""
+    seen = end.traceback if not killed_by(end) or end.exit_code == -signal.SIGABRT or loader_death(end) else None
     if seen and _UNPARSED.match(seen):  # its last line is the message
         seen = seen.rstrip().rpartition("\n")[0]
+    if not seen and not end.could_not_start:
+        seen = _last_words(end)
     return (Evidence(seen=seen.rstrip(), source=end.stderr_path),) if seen else ()
+
+
+def _last_words(end: WorkerEnd) -> str:
+    """Return the lines at the end of its stderr that say why it ended."""
+    text = _WARNING.sub("", end.stderr_tail or "").strip("\n")
+    if signum := killed_by(end):
+        found = _CRASHED.search(text) if signum in CRASHES else None
+        return text[found.start() :] if found else ""
+    return text
+
+
+def _signal_name(signum: int) -> str:
+    return _SIGNALS.get(signum, f"signal {signum}")
 
 
 def exit_code_of(end: WorkerEnd) -> int:
     """Return the job's exit code where this worker is the reason."""
     if end.could_not_start:
         return Exit.SETUP
-    return exit_for_signal(-end.exit_code) if end.exit_code < 0 else Exit.USER_CODE
+    return exit_for_signal(killed_by(end)) if killed_by(end) else Exit.USER_CODE

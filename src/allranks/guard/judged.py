@@ -33,6 +33,15 @@ class Judged:
     """Ranks that no SIGTERM reaches in time: stopped, or deep in a collective. For `Stop.at_once`."""
     is_final: bool = True
     """Nothing that workers say while they are ended can change it; False: ask again when they have ended."""
+    told_within_s: float | None = None
+    """How long a verdict that is not final may wait for them; None: as long as it takes."""
+    others: tuple[Judged, ...] = ()
+    """Of ranks that broke by themselves, too, each group that failed alike; their findings are in `findings`."""
+
+    @property
+    def parts(self) -> tuple[Judged, ...]:
+        """Itself, and the others."""
+        return (self, *self.others)
 
 
 def name_fault(

@@ -22,6 +22,10 @@ from allranks.wire.protocol import TryTarget, WorkerEnd
 
 FRESH_S = 1.5
 """Words that are no older than this, or than two beats and a half, speak of now."""
+NOTICE_S = 0.05
+"""How late an agent notices the end of a process (launch.loop, PUMP_S); an exception has its own time."""
+UNTIMED_S = 0.1
+"""How wrong the times of a node may be before its clock is known: a message may be so long on its way."""
 SILENT_S = 3.0
 """A beat thread that has not spoken for so long cannot run: it does so several times a second."""
 
@@ -86,6 +90,8 @@ class NodeView:
     """Since when its connection is gone."""
     tries: dict[tuple[int, str], Tried] = field(default_factory=dict)
     """That this node made: by target and network, the newest one."""
+    clock_error_s: float = UNTIMED_S
+    """How wrong the times of its workers' ends may be, by the leader's clock."""
     oom_kills: int = 0
     oom_s: float | None = None
     """When that number was last seen to rise."""
@@ -163,6 +169,8 @@ class Scene:
         self.ranks: dict[int, RankView] = {}
         self.ends: dict[int, tuple[WorkerEnd, float]] = {}
         """Of workers that ended badly by themselves, and when that was heard."""
+        self.sorted_ends: tuple[int, object] = (0, None)
+        """What guard.ends made of so many of them."""
         self.left: dict[int, float] = {}
         """Workers that ended with 0, and when."""
         self.ended: set[int] = set()
@@ -209,6 +217,12 @@ class Scene:
         elif not end.ended_by_us:
             self.ends[end.rank] = end, now_s
 
+    def time_error_s(self, one: WorkerEnd, other: WorkerEnd) -> float:
+        """How wrong the time between two ends may be: by the clocks of two nodes, and by how late an end is noticed."""
+        nodes = {self.node_of(end.rank).index: self.node_of(end.rank) for end in (one, other)}
+        clocks_s = sum(node.clock_error_s for node in nodes.values()) if len(nodes) > 1 else 0.0
+        return clocks_s + max(0.0 if end.message else NOTICE_S for end in (one, other))
+
     def running(self) -> Iterator[RankView]:
         """Ranks that have told of themselves and have not ended."""
         return (view for rank, view in self.ranks.items() if rank not in self.left and rank not in self.ends)
@@ -226,12 +240,17 @@ class Scene:
     def fault(self, cause_id: str, message: str, *ranks: int, **more: Any) -> Finding:
         """Return a finding about these ranks and, where `more` names no node, theirs; all others are its victims."""
         nodes = {self.node_of(rank).index: self.node_of(rank) for rank in sorted(ranks)}
-        values = {"interface": self.interface(*nodes), "job": self.job, **({"rank": min(ranks)} if ranks else {})}
+        values = self.values(*ranks)
         names = [node.name for node in nodes.values()]
         if "victims" not in more:  # a look at all ranks
             more["victims"] = self.others(*ranks)
         about = {"node": fold_hosts(names), "ranks": ranks, "values": values}
         return name_fault(cause_id, message, **about | more)
+
+    def values(self, *ranks: int) -> dict[str, object]:
+        """Return what a fix may name of these ranks."""
+        indices = {self.node_of(rank).index for rank in ranks}
+        return {"interface": self.interface(*indices), "job": self.job, **({"rank": min(ranks)} if ranks else {})}
 
     def interface(self, *indices: int) -> str:
         """Return the data interface of these nodes, or of all; a word for it if it is not known or not the same."""

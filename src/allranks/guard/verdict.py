@@ -29,15 +29,14 @@ Where workers only say that they lost others (`Connection closed by peer`), what
 from __future__ import annotations
 
 import re
-import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from allranks.guard import idle, links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
-from allranks.guard.ends import exit_code_of, find_aborted, find_primary, judge_ends, loader_death, should_stop
+from allranks.guard.ends import find_aborted, is_killed, judge_ends, should_stop, sort_ends
 from allranks.guard.judged import Judged
 from allranks.guard.orders import Orders
 from allranks.guard.scene import Scene
@@ -51,10 +50,6 @@ from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 ASLEEP_S = 2.0
 """Nobody asked for so long: the leader itself did not run."""
-OOM_S = 10.0
-"""A kill that the kernel counted so shortly before a SIGKILL is that SIGKILL."""
-SHM_FULL = 0.9
-"""Of /dev/shm: a batch needs more than what is left then."""
 AFTER_KILL_S = 0.6
 """How long a SIGKILL waits for the next word of its node: did the kernel run out of memory, or is the node gone?"""
 SETTLED_S = 0.8
@@ -150,10 +145,20 @@ class Guard:
                     called_s = created_ns / 1e9 - clock.offset_s
                     self._stragglers.hear(group, members[group], rank.rank, seq, called_s, clock.error_s)
 
-    def ended(self, end: WorkerEnd, now_s: float) -> None:
-        """A worker ended, well or badly; `end.time_s` is on the same clock as `now_s`."""
-        now = self._now(now_s)
-        self._scene.end(msgspec.structs.replace(end, time_s=now - (now_s - end.time_s)), now)
+    def ended(self, end: WorkerEnd, now_s: float, *, wall_s: float | None = None) -> None:
+        """A worker ended, well or badly.
+
+        Args:
+            end: its `time_s` is on the same clock as `now_s`, as far as the message tells.
+            wall_s: the same by its node's own clock, which tells more where it is known.
+        """
+        now, then_s = self._now(now_s), end.time_s
+        if end.rank in self._scene.everybody and wall_s is not None:
+            node = self._scene.node_of(end.rank)
+            clock = self._clocks[node.index]
+            if clock.offset_s is not None:
+                then_s, node.clock_error_s = min(now_s, wall_s - clock.offset_s), clock.error_s
+        self._scene.end(msgspec.structs.replace(end, time_s=now - (now_s - then_s)), now)
 
     def lost(self, node_index: int, reason: str, now_s: float) -> None:
         """The connection to a node's agent is gone: the first of the two signs that a node is."""
@@ -219,9 +224,12 @@ class Guard:
     # Judging
 
     def _find(self, now: float) -> Judged | None:
+        if (found := self._judge_ends(now)) is not None:
+            return found
+        if sort_ends(self._scene).own and not should_stop(self._scene, now):
+            return None  # others may break, too
         return (
-            self._judge_ends(now)
-            or self._judge_gone(now)
+            self._judge_gone(now)
             or presence.judge_stopped(self._scene)
             or self._judge_mismatch(now)
             or self._judge_links(now)
@@ -233,8 +241,8 @@ class Guard:
         scene = self._scene
         if scene.is_all_well or not should_stop(scene, now):
             return None
-        if (primary := find_primary(scene)) is not None:
-            return self._judge_primary(primary, now)
+        if own := sort_ends(scene).own:
+            return self._judge_own(own, now)
         if not scene.ends:
             return judge_ends(scene)  # all were ended by us
         if not self._has_heard_last_words(now):
@@ -263,31 +271,17 @@ class Guard:
             for rank, (_, ended_s) in self._scene.ends.items()
         )
 
-    def _judge_primary(self, end: WorkerEnd, now: float) -> Judged | None:
-        """A worker broke by itself; of SIGKILL the node's next word says whose it is."""
-        pids, signum = loader_death(end) or ("", -end.exit_code)
-        who = f"its DataLoader worker (pid {pids})" if pids else "it"
-        node = self._scene.node_of(end.rank)
-        if pids and signum == signal.SIGBUS and node.beat is not None and node.beat.shm_used >= SHM_FULL:
-            what = f"{who} got SIGBUS: /dev/shm was full"
-            return self._judge_full("AR607", end, what, f"{node.beat.shm_used:.0%} of /dev/shm were in use")
-        if signum == signal.SIGKILL or (pids and not signum):
-            _, heard_s = self._scene.ends[end.rank]
-            if node.lost_s is not None:
+    def _judge_own(self, own: Sequence[WorkerEnd], now: float) -> Judged | None:
+        """Workers broke by themselves; of a SIGKILL the node's next word says whose it is."""
+        for end in filter(is_killed, own):
+            node, (_, heard_s) = self._scene.node_of(end.rank), self._scene.ends[end.rank]
+            if node.lost_s is not None and end is own[0]:
                 patience_s = EXPLAIN_S + self._settings.gone_s
                 return self._judge_gone(now) if now < heard_s + patience_s else judge_ends(self._scene)
             has_spoken = node.heard_s is not None and node.heard_s > heard_s
             if not has_spoken and now < heard_s + self._next_word_s:
                 return None
-            if node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
-                what = f"{who} was killed: the node, or the job's share of it, ran out of memory"
-                return self._judge_full("AR008", end, what, f"the kernel counted {node.oom_kills} out-of-memory kills")
         return judge_ends(self._scene)
-
-    def _judge_full(self, cause_id: str, end: WorkerEnd, what: str, seen: str) -> Judged:
-        died = end.message if loader_death(end) else "killed by SIGKILL (signal 9)"
-        finding = self._scene.fault(cause_id, what, end.rank, evidence=[died or "", seen])
-        return Judged(findings=(finding,), exit_code=exit_code_of(end), ranks=(end.rank,))
 
     def _explain(self, now: float) -> Judged | None:
         """Say why workers lost others, from what was known before and since."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -20,11 +21,20 @@ import time
 import traceback
 from types import ModuleType, TracebackType
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing costs every Python process some milliseconds
+    from collections.abc import Callable
+    from typing import Any, NoReturn
+
 GROUP_MODULE = "torch.distributed.distributed_c10d"
 """Where torch defines `init_process_group`; torch.distributed takes the name from there."""
 
-CELL_CHARS = 5000
+CELL_CHARS = 2500
 """Of a message and of a traceback, in the cell: JSON needs at most 6 bytes for one, and there are 64 KiB."""
+CELL_BEFORE_CHARS = 300
+MOST_BEFORE = 16
+EXCEPTION_LIMIT = 2_000
+"""Exceptions that are told beside the one that ended the worker, and characters of each."""
 
 _group: ModuleType | None = None
 """join/group.py, once torch.distributed has been imported."""
@@ -47,6 +57,7 @@ def arm() -> None:
     if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()):
         _worker_pid = os.getpid()
         _record_uncaught_exceptions()
+        _record_exits()
         if not faulthandler.is_enabled():  # else as PYTHONFAULTHANDLER or -X has it
             with contextlib.suppress(Exception):  # stderr is closed
                 faulthandler.enable()
@@ -127,12 +138,52 @@ def _record_uncaught_exceptions() -> None:
                 with contextlib.suppress(Exception):  # a full disk
                     _write_error_file(message, extra)
                 if getattr(sys, "last_value", None) is value:  # else the script has called this itself, and goes on
-                    _tell_agent(message, extra)
+                    _tell_agent(value, message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
 
     sys.excepthook = excepthook
+
+
+def _record_exits() -> None:
+    """Have a call of sys.exit or os._exit leave a file: a script that has caught an exception may end so."""
+    for module, name in ((sys, "exit"), (os, "_exit")):
+        setattr(module, name, _noting(getattr(module, name)))
+
+
+def _noting(leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+    @functools.wraps(leave)
+    def noting(*args: Any, **kwargs: Any) -> NoReturn:
+        with contextlib.suppress(Exception):  # whatever is wrong with it, Python says
+            _note_exit(*args, **kwargs)
+        leave(*args, **kwargs)
+
+    return noting
+
+
+def _note_exit(status: object = None) -> None:
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    exit_code = status & 0xFF if isinstance(status, int) else int(status is not None)
+    if not exit_code or not path.endswith(".error.json") or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
+        return
+    value = sys.exc_info()[1]
+    before = [*_before(value), _say(type(value), value)] if value is not None else []
+    note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
+    _write(f"{path.removesuffix('.error.json')}.exit.json", note)
+
+
+def _before(value: BaseException) -> list[str]:
+    """What had been raised before an exception, while it was raised in its handling: the oldest first."""
+    found: list[BaseException] = [value]
+    while len(found) <= MOST_BEFORE:
+        inner = getattr(found[-1], "exceptions", None)
+        first = inner[0] if isinstance(inner, tuple) and inner else None
+        earlier = found[-1].__cause__ or found[-1].__context__ or first  # of a group, the first of its exceptions
+        if not isinstance(earlier, BaseException) or any(earlier is each for each in found):
+            break
+        found.append(earlier)
+    return [_say(type(each), each)[:EXCEPTION_LIMIT] for each in reversed(found[1:])]
 
 
 def _say(kind: type[BaseException], value: BaseException) -> str:
@@ -154,20 +205,24 @@ def _record(kind: type[BaseException], value: BaseException, trace: TracebackTyp
         "timestamp": str(int(now_s)),
         "time_s": now_s,
         "python": sys.executable,
+        "before": _before(value),
     }
 
 
 def _write_error_file(message: str, extra: dict[str, object]) -> None:
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    if not path or os.path.exists(path):
-        return
+    if path and not os.path.exists(path):
+        _write(path, {"message": {"message": message, "extraInfo": extra}})
+
+
+def _write(path: str, record: object) -> None:
     draft = f"{path}.{os.getpid()}"
     with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+        json.dump(record, file)
     os.replace(draft, path)
 
 
-def _tell_agent(message: str, extra: dict[str, object]) -> None:
+def _tell_agent(value: BaseException, message: str, extra: dict[str, object]) -> None:
     """Write it into the cell, with the threads that keep the process from ending."""
     if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
         return
@@ -177,6 +232,10 @@ def _tell_agent(message: str, extra: dict[str, object]) -> None:
     threads = sys.modules.get("threading")
     alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
     names = [each.name[:100] for each in alive if threads and each is not threads.main_thread()][:8]
-    cut = {"message": message[:CELL_CHARS], "py_callstack": str(extra["py_callstack"])[-CELL_CHARS:]}
+    cut = {
+        "message": message[:CELL_CHARS],
+        "py_callstack": str(extra["py_callstack"])[-CELL_CHARS:],
+        "before": [text[:CELL_BEFORE_CHARS] for text in _before(value)],
+    }
     told = {**extra, **cut, "threads": names}
     cell.raised(json.dumps(told, ensure_ascii=False).encode(errors="backslashreplace"))

@@ -176,6 +176,8 @@ class Agent:
                 self._holds = ranks
             case events.WorkerEnded(ended=ended):
                 self._report(ended, now_s)
+            case events.WorkerFailed(ended=ended):
+                self._tell_end(ended, now_s)
             case events.Signalled(signum=signum):
                 self._take_signal(signum, now_s)
             case events.Swept(left=left):
@@ -224,11 +226,16 @@ class Agent:
 
     def _report(self, ended: Ended, now_s: float) -> None:
         if ended.generation == self.plan.generation:
-            if ended.end.lingers is None:  # else its process is still to be ended
-                self._pids.pop(ended.end.rank, None)
+            self._pids.pop(ended.end.rank, None)
             self._has_failed |= ended.end.exit_code != 0
-        self._told.append((now_s, ended))
-        self._send(ended)
+        self._tell_end(ended, now_s)
+
+    def _tell_end(self, ended: Ended, now_s: float) -> None:
+        """Tell the leader of the end of a worker, once, the first word."""
+        known = ((told.generation, told.end.rank) for _, told in self._told)
+        if (ended.generation, ended.end.rank) not in known:
+            self._told.append((now_s, ended))
+            self._send(ended)
 
     def _end(self, signum: int, now_s: float, stop: protocol.Stop | None = None) -> None:
         """Tell all workers to end; a second call only adds workers to kill at once, and may hasten the others."""

@@ -9,7 +9,7 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
     leader    Meant, KillWaitFound, CheckpointFound             Accept, Show, Record, ExpectBack, AskScheduler,
                                                                 FindKillWait, FindCheckpoint
     agent     Started, Observed, Sensed, WorkerEnded,           Start, Signal, Forward, PassOn, KeepEvidence,
-              Signalled, Swept                                  PrepareStandby, Sweep, Mute
+              WorkerFailed, Signalled, Swept                    PrepareStandby, Sweep, Mute
               Found, NotFound, Withdrew                         Seek, Lead
 """
 
@@ -149,6 +149,12 @@ class Sensed(Event, frozen=True):
 
 class WorkerEnded(Event, frozen=True):
     """A worker has ended."""
+
+    ended: Ended
+
+
+class WorkerFailed(Event, frozen=True):
+    """A worker that still exists has raised, or called sys.exit, before it was told to end; WorkerEnded follows."""
 
     ended: Ended
 

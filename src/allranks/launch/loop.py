@@ -37,7 +37,7 @@ from allranks.preflight.entry import announce_leader
 from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
-from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Try, WorkerEnd
+from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Stop, Try, WorkerEnd
 from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Loop:
         self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
         self._search: Search | None = None
         self._selector = selectors.DefaultSelector()
-        self._lines = Lines(self.agent.step, self._carry_out, self._selector)
+        self._lines = Lines(self._step, self._carry_out, self._selector)
         self._feed = self._lines.feed
         self._num_ended = 0
         self._pulse = Pulse(time.monotonic())
@@ -158,7 +158,7 @@ class Loop:
         reap_orphans(self.workers.processes)
         for worker in self.workers.still_running:
             if end := worker.find_lingering(time.monotonic_ns(), main_at=self._watch.place_of(worker.rank)):
-                self._tell_end(end, agent.plan.generation)
+                self._tell_end(events.WorkerFailed, end, agent.plan.generation)
         self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
         has_workers = self._plan_to_start is None and agent.phase is not Phase.GONE
@@ -256,15 +256,24 @@ class Loop:
         """A worker has ended, or could not be started."""
         if pidfd is not None:
             self._selector.unregister(pidfd)
-        self._tell_end(worker.end or worker.reap(), generation)
-
-    def _tell_end(self, end: WorkerEnd, generation: int) -> None:
         self._num_ended += 1
+        self._tell_end(events.WorkerEnded, worker.end or worker.reap(), generation)
+
+    def _tell_end(self, event: type[events.WorkerEnded | events.WorkerFailed], end: WorkerEnd, generation: int) -> None:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
-        ended = Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
-        self._feed(events.WorkerEnded(now_s=now_s, ended=ended))
+        self._feed(event(now_s=now_s, ended=_age(end, generation)))
+
+    def _step(self, event: events.Event) -> list[Effect]:
+        """Have the agent take in an event; before it ends its workers after a fault, it tells which have failed."""
+        effects: list[Effect] = []
+        if isinstance(event, events.Heard) and isinstance(event.message, Stop) and event.message.grace_s is not None:
+            for worker in self.workers.still_running:
+                if (end := worker.failed_already()) is not None:
+                    ended = _age(end, self.agent.plan.generation)
+                    effects += self.agent.step(events.WorkerFailed(now_s=event.now_s, ended=ended))
+        return effects + self.agent.step(event)
 
     # The leader
 
@@ -353,6 +362,11 @@ class Loop:
         if self._search is not None:
             self._search.stop()
             self._search = None
+
+
+def _age(end: WorkerEnd, generation: int) -> Ended:
+    """Return the end of a worker as it is told: clocks of nodes differ, so it has an age instead of a time."""
+    return Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
 
 
 class Pulse:

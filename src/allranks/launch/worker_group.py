@@ -21,7 +21,7 @@ import psutil
 
 from allranks.guard.inside.cell import Cell
 from allranks.host.process import is_below
-from allranks.host.signals import handled, read_caught
+from allranks.host.signals import catches, handled, read_caught
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
 from allranks.launch.console import Console
@@ -197,7 +197,8 @@ class WorkerGroup:
         """Send a signal that is meant to end them to these workers and their process groups; 0: they have got it."""
         for worker in self.still_running:
             if worker.rank in ranks:
-                worker.told_to_end = True
+                worker.told_s.setdefault(signum, time.time())
+                worker.handles_end |= not signum or catches(worker.pid, signum)
                 worker.cell.end()
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(worker.pid, signum)
@@ -213,7 +214,8 @@ class WorkerGroup:
         for worker in self.still_running:
             if worker.rank in ranks:
                 if ends:
-                    worker.told_to_end = True
+                    worker.told_s.setdefault(signum, time.time())
+                    worker.handles_end = True
                     worker.cell.end()
                 pid = _teller_of(worker)
                 with contextlib.suppress(ProcessLookupError, PermissionError):  # it has become another user

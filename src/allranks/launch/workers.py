@@ -32,8 +32,9 @@ from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
-from allranks.launch.last_words import decode, read_crash, read_error_file, read_record, read_tail
-from allranks.model.text import as_one_line, as_utf8
+from allranks.launch.last_words import read_crash, read_left, read_tail
+from allranks.launch.worker_end import Left, explain_end, will_end_with
+from allranks.model.text import as_utf8
 from allranks.wire.protocol import WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -109,7 +110,10 @@ class Worker:
     pidfd: int = -1
     end: WorkerEnd | None = None
     """Set once it has ended."""
-    told_to_end: bool = False
+    told_s: dict[int, float] = field(default_factory=dict)
+    """Signals that it got to end it, and when first (seconds since the epoch); 0: one that SLURM had sent."""
+    handles_end: bool = False
+    """It has a handler for one of them: it may then crash on its way out."""
     is_lingering: bool = False
     """It has been told that an exception ended it, though its process is still there."""
     starts: dict[str, int] = field(default_factory=dict)
@@ -141,7 +145,8 @@ class Worker:
         Raises:
             OSError: its output files cannot be written.
         """
-        self.path("error.json").unlink(missing_ok=True)
+        for kind in ("error.json", "exit.json"):
+            self.path(kind).unlink(missing_ok=True)
         with self.path("out").open("ab") as out, self.path("err").open("ab") as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
@@ -162,10 +167,23 @@ class Worker:
         assert self.process is not None
         exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
-        self.end = self._end_as(exit_code, **(self._find_exception() if exit_code else {}))
-        if exit_code < 0 and self.end.traceback is None:
+        found = {}
+        if exit_code:
+            found = explain_end(
+                exit_code, self._left(), told_s=self.told_s, handles_end=self.handles_end, now_s=time.time()
+            )
+        self.path("exit.json").unlink(missing_ok=True)  # of no use to people
+        self.end = self._end_as(exit_code, **found)
+        if self.end.exit_code < 0 and self.end.traceback is None:
             self.end = msgspec.structs.replace(self.end, **read_crash(self.path("err"), self.starts["err"], exit_code))
         return self.end
+
+    def failed_already(self) -> WorkerEnd | None:
+        """Return how a worker will end that has not been told to: it has raised, or called sys.exit, and leaves."""
+        left, now_s = self._left(), time.time()
+        if self.told_s or (status := will_end_with(left, now_s=now_s)) is None:
+            return None
+        return self._end_as(status, **explain_end(status, left, told_s={}, handles_end=False, now_s=now_s))
 
     def find_lingering(self, now_ns: int, *, main_at: str) -> WorkerEnd | None:
         """Return the end, once, of a worker that an exception has ended LINGERS_S ago and whose process is still there.
@@ -175,33 +193,27 @@ class Worker:
             main_at: where its main thread is in the user's code, where that is known.
         """
         read = self.cell.read()
-        if self.is_lingering or self.told_to_end or read.raised is None or read.phase == "saving":
+        if self.is_lingering or self.told_s or read.raised is None or read.phase == "saving" or self.cell.is_saving:
             return None
         if now_ns - read.raised.written_ns < LINGERS_S * 1e9:
             return None
         self.is_lingering = True
-        threads = decode(read.raised.data).get("threads")
-        names = [as_one_line(str(name)) for name in threads] if isinstance(threads, list) else []
-        what = f"thread{'s' if len(names) > 1 else ''} {', '.join(names)}" if names else main_at
-        return self._end_as(1, lingers=as_utf8(what), **self._find_exception())
+        left = self._left()
+        what = f"thread{'s' * (len(left.threads) > 1)} {', '.join(left.threads)}" if left.threads else main_at
+        return self._end_as(1, lingers=as_utf8(what), **left.error)
 
-    def _find_exception(self) -> dict[str, Any]:
-        """Return what is known of the exception that ended it, as fields of WorkerEnd."""
-        raised = self.cell.read().raised  # where the file could not be written
-        told = read_record(decode(raised.data)) if raised is not None else {}
-        return told | read_error_file(self.path("error.json"))
+    def _left(self) -> Left:
+        return read_left(self.path("error.json"), self.path("exit.json"), self.cell)
 
-    def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
+    def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
         return WorkerEnd(
             rank=self.rank,
             node=self.node,
-            exit_code=exit_code,
-            ended_by_us=self.told_to_end and exit_code != 0,
-            is_finished=exit_code == 0 and self.cell.is_finished,
-            stderr_tail=read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
+            is_finished=status == 0 and self.cell.is_finished,
+            stderr_tail=read_tail(self.path("err"), self.starts["err"]) if status else None,
             stderr_path=as_utf8(str(self.path("err"))),
-            **{"time_s": time.time()} | found,
+            **{"time_s": time.time(), "exit_code": status} | found,
         )
 
 

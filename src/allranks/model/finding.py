@@ -72,6 +72,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str | None = None
     ask: str | None = None
     """What would tell more, where this is not certain: what to run, where to look."""
+    notes: tuple[str, ...] = ()
+    """What else is known of who failed, one line each: `all 4 ranks failed alike`."""
     victims: tuple[int, ...] = ()
     """Ranks that merely failed or were ended because of it."""
     waiting: str | None = None

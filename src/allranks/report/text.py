@@ -49,7 +49,7 @@ def render_findings(findings: Sequence[Finding], style: Style) -> str:
 
 
 def render_finding(finding: Finding, style: Style) -> str:
-    """Return the text of one finding: culprit, message, evidence, fix, victims.
+    """Return the text of one finding: culprit, message, evidence, fix, who else failed, victims.
 
     A note has only its first line, with the message.
     """
@@ -78,6 +78,7 @@ def render_finding(finding: Finding, style: Style) -> str:
     if finding.ask:
         lines += _hang("next", [one_line(finding.ask)], style)
     lines += _hang("more", [f"allranks explain {one_line(finding.cause).partition(' ')[0]}"], style)
+    lines += [f"  {one_line(note)}" for note in finding.notes]
     if finding.waiting:
         lines.append(f"  waited for it: {one_line(finding.waiting)}")
     if finding.victims:

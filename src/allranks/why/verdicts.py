@@ -71,8 +71,9 @@ def read_printed_verdict(logs: Logs) -> Verdict | None:
         else:
             groups.append([finding])
         before = each
-    said = {finding.cause: finding for finding in [*survived, *(each for group in groups for each in group)]}
-    findings = [finding for group in reversed(groups) for finding in group if said[finding.cause] is finding]
+    said: dict[str, object] = {finding.cause: finding for finding in survived}
+    said |= {finding.cause: group for group in groups for finding in group}
+    findings = [finding for group in reversed(groups) for finding in group if said[finding.cause] is group]
     findings += [finding for finding in survived if said[finding.cause] is finding]
     if not findings:
         return None

@@ -71,12 +71,15 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     """Seconds since the epoch: of the exception where the worker recorded one, else of the exit."""
     ended_by_us: bool = False
-    """The agent had already told it to end; not where it ended with 0."""
+    """Its agent had told it to end, and it ended of that; not where it ended with 0, or had failed before."""
     is_finished: bool = False
     """It ended with 0, and had made all steps of its session: it did not leave because it was told to."""
     message: str | None = None
     """`ValueError: batch 17 has no label`, where it is known."""
     traceback: str | None = None
+    before: tuple[str, ...] = ()
+    """What had been raised in it before that, the oldest first: the exceptions in whose handling it ended, and of its
+    last collective."""
     stderr_tail: str | None = None
     stderr_path: str | None = None
     could_not_start: bool = False

@@ -19,7 +19,7 @@ import pytest
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.verdict import Guard
 from allranks.host.node import NodeFacts
-from allranks.launch.events import Due, Heard
+from allranks.launch.events import Due, Effect, Heard, Send, Show
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.group import make_group
@@ -164,7 +164,9 @@ def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
 
 
 def failed(rank: int, *, age_s: float, clock_s: float) -> Ended:
-    end = WorkerEnd(rank=rank, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}")
+    end = WorkerEnd(
+        rank=rank, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {'abc'[rank]}"
+    )
     return Ended(end=end, age_s=age_s)
 
 
@@ -217,7 +219,7 @@ class Noting(Guard):
         super().__init__(GuardTable())
         self.ends_s: list[float] = []
 
-    def ended(self, end: WorkerEnd, now_s: float) -> None:
+    def ended(self, end: WorkerEnd, now_s: float, *, wall_s: float | None = None) -> None:
         self.ends_s.append(end.time_s)
 
 
@@ -228,6 +230,49 @@ def test_failures_of_one_node_keep_their_order_however_late_each_of_them_is_hear
     for age_s, clock_s in ((1.0, 100.0), (2.8, 100.2)):
         leader.step(Heard(now_s=now_s, node=0, message=failed(0, age_s=age_s, clock_s=clock_s)))
     assert guard.ends_s == pytest.approx([now_s - 1.0, now_s - 0.8])
+
+
+def crashed(rank: int, *, generation: int = 0) -> Ended:
+    end = WorkerEnd(rank=rank, node=f"node{rank + 1:02}", exit_code=-11, time_s=0.0)
+    return Ended(end=end, age_s=0.0, generation=generation)
+
+
+@pytest.mark.parametrize("is_second", [False, True], ids=["one crash", "and an error"])
+def test_what_broke_before_the_signal_came_decides_whether_the_job_restarts(
+    make_job: Callable[..., Job], is_second: bool
+) -> None:
+    leader, now_s = make_job(max_restarts=2).leader, time.monotonic()
+
+    def step(after_s: float, message: Message | None = None, node: int = 0) -> list[Effect]:
+        at_s = now_s + after_s
+        return leader.step(Due(now_s=at_s) if message is None else Heard(now_s=at_s, node=node, message=message))
+
+    step(0.0, crashed(0))
+    assert not any(isinstance(each, Send) and isinstance(each.message, Stop) for each in step(0.2))
+    effects = step(0.3)
+    assert any(isinstance(each, Send) and isinstance(each.message, Stop) for each in effects)
+    assert not any(isinstance(each, Show) for each in effects)
+    if is_second:
+        step(0.5, failed(1, age_s=0.2, clock_s=0.0), node=1)
+    for node in range(3):
+        step(0.6, Stopped(), node=node)
+    (shown,) = [each for each in step(0.7) if isinstance(each, Show)]
+    assert [finding.ranks for finding in shown.findings] == [(0,), (1,)] if is_second else [(0,)]
+    assert (leader.verdict.exit_code if leader.verdict else None) == (139 if is_second else None)
+    assert leader.phase == ("over" if is_second else "forming")
+    assert leader._history.restarts_left == (2 if is_second else 1)
+    assert len(leader._history.crashes) == 1 + is_second
+
+
+def test_the_verdict_waits_for_the_ends_of_all_ranks_for_a_second_at_most(make_job: Callable[..., Job]) -> None:
+    leader, now_s = make_job().leader, time.monotonic()
+    leader.step(Heard(now_s=now_s, node=0, message=crashed(0)))
+    shown_s = [
+        tenth / 10
+        for tenth in range(1, 40)
+        if any(isinstance(each, Show) for each in leader.step(Due(now_s=now_s + tenth / 10)))
+    ]
+    assert shown_s == [1.3]  # a quarter of a second for others to break, and one for them to end
 
 
 class Told(Guard):

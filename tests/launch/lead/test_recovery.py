@@ -99,7 +99,7 @@ def test_an_error_is_tried_again_as_often_as_there_are_restarts_where_that_is_as
     history = History(restarts_left=4, retries_errors=True)
     moves = [move(judged(is_retryable=False, exit_code=1), history=history) for _ in range(5)]
     assert [each.restarts for each in moves] == [True] * 4 + [False]
-    assert (moves[-1].exit_code, moves[-1].is_crash_loop) == (1, False)
+    assert (moves[-1].exit_code, moves[-1].again) == (1, None)
     assert moves[-1].note == "not restarted: all restarts are used (--max-restarts 4)"
 
 
@@ -117,14 +117,14 @@ def test_the_same_crash_at_the_same_step_ends_the_job(second: int | None, expect
     history = History(restarts_left=9)
     move(judged(), history=history)
     decision = move(judged(), history=history, at=second)
-    assert (decision.restarts, decision.is_crash_loop) == expected
+    assert (decision.restarts, decision.again is not None) == expected
 
 
 def test_the_same_fault_of_another_node_is_no_crash_loop():
     history = History(restarts_left=9)
     for culprit in (2, 3):  # the ranks of a node that is left out are another one's then
         decision = move(judged(cures=True, nodes=(culprit,)), history=history, culprits=(culprit,))
-        assert (decision.restarts, decision.is_crash_loop, decision.without) == (True, False, {culprit})
+        assert (decision.restarts, decision.again is not None, decision.without) == (True, False, {culprit})
 
 
 def test_the_same_rank_the_third_time_without_progress_ends_the_job():

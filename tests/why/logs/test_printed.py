@@ -51,6 +51,16 @@ CRASHED = Finding(
     subject="train.py:6",
     message="ValueError: no label",
 )
+ALIKE = Finding(
+    cause="AR590 user-code-error",
+    severity=Severity.FAIL,
+    confidence=Confidence.CERTAIN,
+    node="vm",
+    ranks=(0, 1, 2),
+    message="ValueError: no label",
+    notes=("3 ranks failed alike", "also by itself: rank 3, SIGSEGV, 0.1 s later"),
+    victims=(4, 5),
+)
 PLAIN = Style(is_unicode=True, has_colour=False, width=100)
 ASCII = Style(is_unicode=False, has_colour=False, width=80)
 COLORED = Style(is_unicode=True, has_colour=True, width=100)
@@ -59,7 +69,9 @@ HEAD = "✗ AR408 stuck-rank   vm · rank 2                 likely"
 
 @pytest.mark.parametrize("style", [PLAIN, ASCII, COLORED], ids=["plain", "ascii", "colored"])
 @pytest.mark.parametrize("prefix", ["", "3: ", "[node03 r0] ", "2026-03-25T10:00:00.123456789Z "])
-@pytest.mark.parametrize("finding", [STUCK, LINK, EITHER, CRASHED], ids=["stuck", "link", "either", "crashed"])
+@pytest.mark.parametrize(
+    "finding", [STUCK, LINK, EITHER, CRASHED, ALIKE], ids=["stuck", "link", "either", "crashed", "alike"]
+)
 def test_a_printed_finding_is_read_back_whole(read: Read, finding: Finding, prefix: str, style: Style) -> None:
     text = "\n" + render_finding(finding, style) + "\n\nmain: error\n"
     (found,) = read("".join(f"{prefix}{line}\n" for line in text.splitlines())).printed

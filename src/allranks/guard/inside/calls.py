@@ -75,8 +75,8 @@ class Teller:
     def __init__(self, c10d: Any) -> None:
         self.cell: Cell | None = None
         self.flight: Flight | None = None
-        self.failed: Callable[[], None] = lambda: None
-        """Called when a collective raised."""
+        self.failed: Callable[[str], None] = lambda failed: None
+        """Called when a collective raised, with what."""
         self.is_compiling: Callable[[], bool] = lambda: False
         """torch.compiler's, which is not there yet while torch is being imported."""
         self.c10d = c10d
@@ -141,7 +141,7 @@ class _Collective:
             except BaseException as exc:
                 drop_frame(exc)
                 if isinstance(exc, Exception):
-                    self._teller.failed()
+                    self._teller.failed(f"{type(exc).__name__}: {exc}")
                 raise
         finally:
             self._teller.here.is_inside = False

@@ -25,6 +25,8 @@ from .places import drop_frame
 
 _teller: Teller | None = None
 _beat: Beat | None = None
+_failed = (0, "")
+"""Number of the last call that raised, and what."""
 
 
 def arm(c10d: Any) -> None:
@@ -78,7 +80,7 @@ def begin() -> None:
             return
         _teller.flight = Flight(_teller.c10d)
         _teller.is_compiling = sys.modules["torch"].compiler.is_compiling
-        _teller.failed = last_words
+        _teller.failed = note_failure
         _teller.cell = cell
         _beat = Beat(cell, _teller.flight)
         _beat.start()
@@ -103,12 +105,23 @@ def _note_groups() -> None:
             _teller.flight.groups()
 
 
+def note_failure(failed: str) -> None:
+    """Write that a collective raised this."""
+    global _failed
+    with contextlib.suppress(Exception):
+        if _teller is not None and _teller.cell is not None:
+            _failed = _teller.cell.marks()[0], failed
+    last_words()
+
+
 def last_words() -> None:
-    """Write what this rank last called in every group, for the survivors' sake."""
+    """Write what this rank last called in every group, for the survivors' sake, and how the last call failed, if so."""
     with contextlib.suppress(Exception):
         if _teller is None or _teller.cell is None or _teller.flight is None or not _teller.cell.is_mine:
             return
-        words = {"calls": _teller.flight.last_calls()}
+        number, failed = _failed
+        is_last = number == _teller.cell.marks()[0]
+        words = {"calls": _teller.flight.last_calls(), "failed": failed[:2000] if is_last else ""}
         _teller.cell.last_words(json.dumps(words, separators=(",", ":")).encode())
 
 

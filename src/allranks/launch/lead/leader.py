@@ -11,6 +11,7 @@ launch.lead.members whether it may go on.
 
 from __future__ import annotations
 
+import copy
 import math
 import signal
 
@@ -32,6 +33,8 @@ from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.protocol import Goodbye, Ping, Plan, Resign, Stop
 
+BUSY_S = 0.3
+"""A longer time between two events means that this process was busy: it keeps evidence of its own node's workers."""
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
 """Its agent exits with 0: SLURM takes the highest exit code of all agents, so the others decide the job's."""
 
@@ -43,6 +46,8 @@ class Leader(Reports):
         """Take in an event; return what is to be done, in this order."""
         if (slept_s := event.now_s - self._stepped_s - ASLEEP_S) > 0:
             self._oversleep(slept_s)
+        if (late_s := event.now_s - self._stepped_s) > BUSY_S and self._generation.told_by_s is not None:
+            self._generation.told_by_s += late_s  # what others have told meanwhile has not been read
         self._stepped_s = event.now_s
         match event:
             case events.Joined() if self.phase is Phase.OVER:
@@ -174,9 +179,22 @@ class Leader(Reports):
             self._ask(Ending.SAVE_AND_GROW, f"saving a checkpoint and restarting with {names}")
 
     def _decide(self, judged: Judged, now_s: float) -> None:
+        this, plan = self._generation, self._generation.plan
+        this.judged, this.history = judged, copy.deepcopy(self._history)
+        decision = self._choose(judged, now_s)
+        self.culprits = tuple(plan.members[position].name for position in judged.nodes)
+        self._lose_away(now_s, nodes=frozenset(plan.nodes[position] for position in judged.nodes))
+        if not judged.is_final:
+            this.told_by_s = now_s + (judged.told_within_s or math.inf)
+        else:
+            self._pronounce(judged.findings)
+        self._stop(decision, now_s)
+
+    def _choose(self, judged: Judged, now_s: float) -> Decision:
+        """Return the next move after a fault, and write the fault into the history."""
         plan = self._generation.plan
         at_fault = frozenset(plan.nodes[position] for position in judged.nodes)
-        decision = decide(
+        return decide(
             judged,
             steps=self.steps,
             history=self._history,
@@ -188,12 +206,18 @@ class Leader(Reports):
             checkpoint=self.checkpoint,
             ran_s=now_s - self._generation.began_s,
         )
-        self._generation.judged = judged
-        self.culprits = tuple(plan.members[position].name for position in judged.nodes)
-        self._lose_away(now_s, nodes=at_fault)
-        if judged.is_final:
-            self._pronounce(judged.findings)
-        self._stop(decision, now_s)
+
+    def _tell_verdict(self, now_s: float) -> None:
+        """Tell what waited for the ends of all ranks: ends that came late may name the culprit, or another one."""
+        this = self._generation
+        if this.judged is None or this.told_by_s is None or this.history is None:
+            return
+        judged = self._guard.judge(now_s) or this.judged
+        if judged.parts != this.judged.parts:
+            self._history = this.history
+            this.decision = self._choose(judged, now_s)
+        this.judged, this.told_by_s = judged, None
+        self._pronounce(judged.findings)
 
     # Stopping, and what comes after
 
@@ -223,6 +247,8 @@ class Leader(Reports):
         own, this, running = self._own, self._generation, self._members.running
         # Who is away may come back: to go on, or to hear how the job has ended.
         if (running or self._members.away) and now_s < self._deadline_s:
+            if this.told_by_s is not None and now_s >= this.told_by_s:
+                self._tell_verdict(now_s)
             return
         if now_s < self._savers_deadline_s and any(self._takes_its_time(index) for index in running):
             return
@@ -236,9 +262,7 @@ class Leader(Reports):
             if now_s < self._deadline_s + course.OWN_STOPPED_S:
                 return
             this.decision = Decision(exit_code=Exit.NODE_FAULT)
-        if this.judged is not None and not this.judged.is_final:
-            this.judged = self._guard.judge(now_s) or this.judged  # ends that came late may name the culprit
-            self._pronounce(this.judged.findings)
+        self._tell_verdict(now_s)
         if this.decision.note:
             self._say(this.decision.note)
         if self.interrupted_by is not None or self.is_leaving or not this.decision.restarts:
@@ -371,8 +395,8 @@ class Leader(Reports):
         self._enter(Phase.OVER)
         this, terms = self._generation, self._terms
         self.is_to_requeue = self.is_leaving and this.asked is Ending.SAVE_AND_REQUEUE
-        if this.decision.is_crash_loop and this.judged is not None and self.interrupted_by is None:
-            this.judged = outcome.loop_of(this.judged, self._history.crashes[-1].step)
+        if this.decision.again is not None and this.judged is not None and self.interrupted_by is None:
+            this.judged = outcome.loop_of(this.judged, this.decision.again)
             self._pronounce(this.judged.findings[:1])
         exit_code, findings = self._outcome()
         survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]

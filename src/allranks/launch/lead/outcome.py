@@ -9,12 +9,13 @@ from allranks.guard.judged import Judged, name_fault
 from allranks.launch.plan import count_of
 from allranks.model.finding import Verdict
 from allranks.model.hostlist import fold_hosts
+from allranks.model.past import Crash
 
 
-def loop_of(judged: Judged, step: int | None) -> Judged:
-    """Add the finding that a restart does not help, because the same crash came back, in front of the crash."""
-    first = judged.findings[0]
-    what = f"the same crash happened again at step {step} after a restart: {first.cause}: {first.message}"
+def loop_of(judged: Judged, crash: Crash) -> Judged:
+    """Add the finding that a restart does not help, because this crash came back, in front of the crashes."""
+    first = next((each for each in judged.findings if each.ranks == crash.ranks), judged.findings[0])
+    what = f"the same crash happened again at step {crash.step} after a restart: {crash.cause}: {crash.what}"
     return replace(judged, findings=(name_fault("AR509", what, node=first.node, ranks=first.ranks), *judged.findings))
 
 
@@ -85,4 +86,4 @@ def summarize(verdict: Verdict) -> str:
     culprit = verdict.findings[0]
     ranks = ",".join(map(str, culprit.ranks))
     who = f"rank {ranks} on {culprit.node}" if ranks else culprit.node or "the job"
-    return f"{culprit.cause}: {who}: {culprit.message}"
+    return "; ".join([f"{culprit.cause}: {who}: {culprit.message}", *culprit.notes])

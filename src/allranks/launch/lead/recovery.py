@@ -2,7 +2,8 @@
 
 A restart does not cure a fault that comes back. So an error of the user's code ends the job (unless
 `--restart-on-error` is set), the same crash ends it the second time, and a failure of the same rank the third time, if
-there was no progress in between. A node at fault is left out if enough nodes remain (over all runs of the job:
+there was no progress in between. Where several ranks broke by themselves, the job restarts only if each of these
+failures may be retried. A node at fault is left out if enough nodes remain (over all runs of the job:
 launch.queue.scheduler). The leader's own node cannot be left out, since the store and the verdict are there; the job
 then ends with the exit code that asks for a requeue.
 """
@@ -32,7 +33,8 @@ class Decision:
     exit_code: int = Exit.OK
     without: frozenset[int] = frozenset()
     """Nodes that are excluded from now on."""
-    is_crash_loop: bool = False
+    again: Crash | None = None
+    """The crash that came back after a restart, which ends the job."""
     note: str = ""
     """One line for people."""
 
@@ -59,28 +61,29 @@ def decide(
         checkpoint: step of the newest checkpoint.
         ran_s: how long this generation of workers has run, in seconds.
     """
-    cause, what = (judged.findings[0].cause, judged.findings[0].message) if judged.findings else ("", "")
-    step = min((steps[rank] for rank in judged.ranks if rank in steps), default=None)
-    crash = Crash(cause=cause, ranks=judged.ranks, step=step, what=what)
-    is_again = crash in history.crashes and not judged.cures  # a node that is left out: its ranks are others' now
-    history.crashes.append(crash)
+    crashes = [_crash_of(part, steps) for part in judged.parts]
+    # Of a node that is left out, the ranks are others' now.
+    again = next((crash for crash in crashes if crash in history.crashes and not judged.cures), None)
+    history.crashes += crashes
     if checkpoint != history.checkpoint or ran_s >= PROGRESS_S:
         history.faults.clear()
         history.checkpoint = checkpoint
-    for rank in judged.ranks:
+    ranks = [rank for part in judged.parts for rank in part.ranks]
+    for rank in ranks:
         history.faults[rank] = history.faults.get(rank, 0) + 1
     if judged.is_over:
         return Decision(exit_code=judged.exit_code)
+    errors = [part for part in judged.parts if not part.is_retryable]
     is_error = not judged.is_retryable
-    if is_error and not (history.retries_errors and judged.exit_code == Exit.USER_CODE):
+    if is_error and not (history.retries_errors and all(each.exit_code == Exit.USER_CODE for each in errors)):
         return Decision(exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")
-    if is_again and not is_error and step is not None:
-        return Decision(exit_code=judged.exit_code, is_crash_loop=True)
+    if again is not None and not is_error and again.step is not None:
+        return Decision(exit_code=judged.exit_code, again=again)
     if history.restarts_left <= 0:
         used = len(history.crashes) - 1  # each one before this one cost a restart
         note = f"not restarted: all restarts are used (--max-restarts {used})" if used else ""
         return Decision(exit_code=judged.exit_code, note=note)
-    worn = next((rank for rank in judged.ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
+    worn = next((rank for rank in ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
     if worn is not None and not judged.cures and not is_error:
         note = f"rank {worn} failed {history.faults[worn]} times without progress; a restart does not cure it"
         return Decision(exit_code=Exit.SETUP, note=note)
@@ -91,3 +94,9 @@ def decide(
         return Decision(exit_code=Exit.NODE_FAULT, note=note)
     history.restarts_left -= 1
     return Decision(restarts=True, without=without)
+
+
+def _crash_of(judged: Judged, steps: Mapping[int, int]) -> Crash:
+    cause, what = (judged.findings[0].cause, judged.findings[0].message) if judged.findings else ("", "")
+    step = min((steps[rank] for rank in judged.ranks if rank in steps), default=None)
+    return Crash(cause=cause, ranks=judged.ranks, step=step, what=what)

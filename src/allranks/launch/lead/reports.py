@@ -26,7 +26,7 @@ from allranks.launch.queue.ending import Ending
 from allranks.model.beat import NodeBeat, ProcessState
 from allranks.model.errors import name_signal
 from allranks.model.finding import Finding, Verdict
-from allranks.model.past import Past
+from allranks.model.past import History, Past
 from allranks.wire import protocol
 from allranks.wire.protocol import Goodbye, Message, Order, Plan, Relay, Stop
 
@@ -38,6 +38,10 @@ class Generation:
     plan: Plan
     began_s: float
     judged: Judged | None = None
+    told_by_s: float | None = None
+    """When the verdict is told at the latest; None: it has been, or there is none."""
+    history: History | None = None
+    """The job's before that verdict."""
     decision: Decision = field(default_factory=Decision)
     asked: Ending | None = None
     """Why all ranks were ordered to save and leave; None: they were not, or they are ended without that."""
@@ -193,7 +197,8 @@ class Reports:
             case protocol.Ended(end=end, age_s=age_s):
                 # Ends of one node keep their order, however late each of its messages is heard.
                 ahead_s = this.ahead_s.setdefault(index, now_s - age_s - end.time_s)
-                self._guard.ended(msgspec.structs.replace(end, time_s=min(now_s, end.time_s + ahead_s)), now_s)
+                by_ours = msgspec.structs.replace(end, time_s=min(now_s, end.time_s + ahead_s))
+                self._guard.ended(by_ours, now_s, wall_s=end.time_s)
                 fields = {"rank": end.rank, "node": name, "exit_code": end.exit_code, "told": end.ended_by_us}
                 self._record("worker_ended" if end.lingers is None else "worker_lingers", **fields)
                 self._next_look_s = now_s

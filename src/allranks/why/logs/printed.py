@@ -43,6 +43,7 @@ _FIELD = re.compile(r"  (?:(?P<long>seen|next|more) |(?P<short>log|fix)  )(?P<te
 _MORE = "       "
 _WAITED = "  waited for it: "
 _VICTIMS = "  others waited for it or were ended: "
+_NOTE = re.compile(r"  (?P<note>(?:all )?\d+ ranks failed alike|(?:perhaps )?also by (?:itself|themselves): .*)")
 _NAME = re.compile(r"[A-Za-z0-9][\w.\[\],-]*(?: (?:or|\|) [A-Za-z0-9][\w.\[\],-]*)?")
 _FILE = re.compile(r"\.\w{1,4}:\d+$")
 _INTERFACE = re.compile(r"[A-Za-z0-9][\w.@:-]{0,15}")
@@ -138,8 +139,8 @@ def _read_body(prefix: re.Pattern[str], following: Iterable[str]) -> tuple[list[
         line = strip_control(raw).rstrip()
         match = prefix.match(line)
         rest = line[match.end() :] if match else ""
-        is_over = bool(body) and body[-1].startswith(("  more ", _WAITED, _VICTIMS))
-        if not rest.startswith("  ") or (is_over and not rest.startswith((_WAITED, _VICTIMS))):
+        is_over = bool(body) and _is_last(body[-1], "  more ")
+        if not rest.startswith("  ") or (is_over and not _is_last(rest)):
             foreign += 1
             if foreign > MAX_FOREIGN or (match and (is_over or not rest or re.match(HEAD, rest))):
                 break
@@ -147,6 +148,11 @@ def _read_body(prefix: re.Pattern[str], following: Iterable[str]) -> tuple[list[
         body.append(rest)
         last = count
     return body, last
+
+
+def _is_last(line: str, *more: str) -> bool:
+    """Whether a line comes after the fields of a finding: who else failed, who waited."""
+    return line.startswith((_WAITED, _VICTIMS, *more)) or _NOTE.fullmatch(line) is not None
 
 
 def _read_finding(head: re.Match[str], who: str, body: list[str]) -> Finding:
@@ -177,6 +183,7 @@ def _read_finding(head: re.Match[str], who: str, body: list[str]) -> Finding:
         evidence=tuple(evidence),
         fix=" ".join(said.get("fix", ())) or None,
         ask=" ".join(said.get("next", ())) or None,
+        notes=tuple(match["note"] for line in body if (match := _NOTE.fullmatch(line))),
         victims=_ranks_after(_VICTIMS, body),
         waiting=next((line.removeprefix(_WAITED) for line in body if line.startswith(_WAITED)), None),
     )

@@ -1,0 +1,127 @@
+"""Did a worker break by itself, or did it only lose another one? From the end of one worker alone. Pure.
+
+    origin_of(end)      -> Origin.OWN, Origin.LOST, or Origin.OPEN where it cannot be told
+
+A victim says so in many ways: torch's exception ends it, or the script catches that exception and raises another one
+(`raise TrainError(...) from exc`, also `from None`), or calls `sys.exit(1)`, or torch aborts the process while it is
+torn down. So the oldest exception decides (`WorkerEnd.before`): whatever came after a lost connection came of it.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from enum import StrEnum
+from functools import lru_cache
+
+from allranks.wire.protocol import WorkerEnd
+
+_LOST = r"Connection (?:closed by (?:remote )?peer|reset by peer|refused|was likely closed)|Broken pipe"
+_SECONDARY = re.compile(
+    # Any client of the script's own says these, too: of torch they are where its name stands before them.
+    rf"(?:gloo|pair\.cc|c10d|Dist[A-Z]\w+Error|NCCL|TCPStore|SocketImpl|socket[A-Z]\w+)\b.*"
+    rf"(?:{_LOST}|No route to host|Connection timed out|[Ss]ocket [Tt]imeout)"
+    rf"|^RuntimeError: (?:{_LOST})$"
+    r"|does not count, a collective failed"  # state.resumed.track
+    r"|Application timeout caused pair closure"
+    r"|Timed out waiting \d+ms for (?:recv|send) operation"
+    r"|wait timeout after \d+ms"
+    r"|init_process_group waited"
+    r"|client socket has timed out"
+    r"|recvValue failed|sendBytes failed|[Ff]ailed to recv, got 0 bytes"
+    r"|connectFullMesh failed"
+    r"|failed to pass monitoredBarrier|Monitored [Bb]arrier encountered error"
+    r"|ncclRemoteError|NCCL communicator was aborted|[Ww]atchdog caught collective operation timeout"
+    r"|remote process exited or there was a network error",
+    re.MULTILINE,
+)
+"""What torch says when another rank is the reason. Source: texts of torch 2.13 with Gloo, measured; NCCL's from
+torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and NCCLUtils.hpp 2.13."""
+
+_SIZE = re.compile(r"EnforceNotMet|Received data size doesn't match expected size")
+"""Gloo's words when more bytes came than were asked for, before it aborts: whoever was wrong, this rank only noticed.
+Source: gloo/transport/tcp/pair.cc as in torch 2.13; measured."""
+
+_TORN_DOWN = re.compile(r"terminate called without an active exception\s*\Z")
+"""The last words of a process that ends while a thread of torch still runs (join.group, LAST_WORK_S)."""
+
+_RETRIED = re.compile(r"^.*\[W\d.*(?:Connection refused|Connection timed out).*$", re.MULTILINE)
+"""torch's warnings before it tries again."""
+
+_NEXT = re.compile(
+    r"^(?:During handling of the above exception, another exception occurred"
+    r"|The above exception was the direct cause of the following exception):$",
+    re.MULTILINE,
+)
+"""Between two exceptions of one traceback."""
+
+CRASHES = {
+    *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS, signal.SIGTRAP, signal.SIGABRT),
+}
+"""Signals that a process gets for what it does itself; all others, somebody sent."""
+
+
+class Origin(StrEnum):
+    """Where the failure of a worker comes from."""
+
+    OWN = "own"
+    """It broke by itself."""
+    LOST = "lost"
+    """It only lost another one."""
+    OPEN = "open"
+    """It lost another one, and something of its own may have happened before or after that."""
+
+
+def origin_of(end: WorkerEnd, *, was_in_collective: bool = False) -> Origin:
+    """Return where the failure of a worker comes from.
+
+    Args:
+        was_in_collective: its script was through while a collective of it was not.
+    """
+    signum = -end.exit_code if end.exit_code < 0 else 0
+    if end.could_not_start or (signum and signum not in CRASHES):
+        return Origin.OWN
+    if is_abort_for_size(end):
+        return Origin.LOST
+    losses = _losses(end)
+    if any(losses):
+        is_crash = signum not in (0, signal.SIGABRT)
+        return Origin.LOST if losses[0] and not is_crash else Origin.OPEN
+    if end.message:
+        return Origin.OWN
+    is_torn_down = signum == signal.SIGABRT and bool(_TORN_DOWN.search(end.stderr_tail or ""))
+    return Origin.OPEN if is_torn_down or (was_in_collective and not signum) else Origin.OWN
+
+
+def killed_by(end: WorkerEnd) -> int:
+    """Return the signal that ended a worker; 0: none did, or an error of its own had come before."""
+    is_error_first = end.message and not any(_losses(end))
+    return 0 if end.exit_code >= 0 or is_error_first else -end.exit_code
+
+
+def is_crash(end: WorkerEnd) -> bool:
+    """Whether a signal ended a worker for what it did, but no abort, as torch's while it is torn down."""
+    return -end.exit_code in CRASHES - {signal.SIGABRT}
+
+
+def is_abort_for_size(end: WorkerEnd) -> bool:
+    """Whether Gloo aborted a worker because ranks are in different collectives; it may be an innocent one."""
+    return end.exit_code == -signal.SIGABRT and bool(_SIZE.search(end.stderr_tail or end.message or ""))
+
+
+@lru_cache(maxsize=4096)
+def _losses(end: WorkerEnd) -> tuple[bool, ...]:
+    """For each exception that is known, the oldest first: whether it only says that another rank was lost."""
+    if end.message:
+        texts = [*end.before, *_sections(end.traceback or ""), end.message]
+    else:
+        texts = [*end.before, _RETRIED.sub("", end.stderr_tail or "")]
+    return tuple(bool(_SECONDARY.search(text)) for text in texts)
+
+
+def _sections(traceback: str) -> Iterable[str]:
+    """What each exception of a traceback but the last one says, the oldest first."""
+    for section in _NEXT.split(traceback)[:-1]:
+        lines = [line for line in section.splitlines() if not line.startswith(("  ", "Traceback ("))]
+        yield "\n".join(lines)
