@@ -207,3 +207,20 @@ def test_entering_a_call_costs_microseconds(cell: Cell):
         cell.leave_call(cell.enter_call(b"x" * 160))
         times.append(time.perf_counter_ns() - began_ns)
     assert sorted(times)[1000] < 30_000
+
+
+def test_at_the_end_of_a_script_the_threads_are_named_that_it_waits_for():
+    text = """if True:
+        import threading, time
+        from allranks.guard.inside.places import place_of_main
+
+        def tell():
+            while threading.main_thread().is_alive():
+                time.sleep(0.001)
+            print(place_of_main())
+
+        print(place_of_main())
+        threading.Thread(target=tell, name="upload").start()
+        """
+    told = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=60).stdout
+    assert told == "\nthe end of the script, which waits for thread upload\n"  # `-c` has no file

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 import time
 from typing import Any
 
 from .cell import Cell
 from .flight import Flight
-from .places import place_of
+from .places import place_of_main
 
 EVERY_S = 0.2
 LONG_OPEN_NS = 300_000_000
@@ -41,7 +40,6 @@ class Beat:
     def __init__(self, cell: Cell, flight: Flight) -> None:
         self._cell = cell
         self._flight = flight
-        self._main = threading.main_thread().ident
         self._everybody = tuple(range(int(os.environ.get("WORLD_SIZE") or 0)))
         self._every_s = float(os.environ.get("ALLRANKS_BEAT_S") or EVERY_S)
         self._ended = threading.Event()
@@ -83,7 +81,7 @@ class Beat:
         now_ns = time.monotonic_ns()
         self._watch_progress(states, now_ns)
         self._look_at_calls(states, now_ns)
-        at = place_of(sys._current_frames().get(self._main or 0))
+        at = place_of_main()
         # Identity is enough: what is told is replaced, never changed.
         facts = self._moved, at, id(self._calls), id(self._lags), len(self._flight.blind)
         if facts != self._told:

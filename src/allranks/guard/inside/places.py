@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
+import threading
 from types import FrameType
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
@@ -23,6 +25,15 @@ def place_of(frame: FrameType | None) -> str:
             return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return ""
+
+
+def place_of_main() -> str:
+    """Return where the main thread is; at its end, which threads the interpreter waits for."""
+    main = threading.main_thread()
+    if main.is_alive():
+        return place_of(sys._current_frames().get(main.ident or 0))
+    names = [thread.name for thread in threading.enumerate() if not thread.daemon and thread is not main]
+    return f"the end of the script, which waits for thread {', '.join(names)}"[:200] if names else ""
 
 
 def drop_frame(exc: BaseException) -> None:
