@@ -196,6 +196,32 @@ def test_a_crash_beside_an_error_of_the_script_burns_no_restart(allranks: Allran
     assert "not restarted: a restart does not cure an error of the script" in result.stderr
 
 
+def test_a_rank_whose_script_fails_because_it_lost_another_one_is_a_victim_whatever_it_does(
+    allranks: Allranks, tmp_path: Path
+):
+    write(
+        tmp_path / "train.py",
+        """
+        import os, sys, time
+
+        rank = int(os.environ["RANK"])
+        if rank == 3:
+            time.sleep(0.1)  # its interpreter takes its time to leave
+            raise ValueError("batch 17 has no label")
+        try:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:41")
+        except RuntimeError:
+            if rank == 0:
+                sys.exit(1)
+            if rank == 1:
+                os._exit(2)
+            raise TypeError("step 3 failed") from None
+        """,
+    )
+    allranks("run", *ANY_CORES, "--nproc-per-node", "4", "train.py", env=NODE)
+    assert (only_finding(tmp_path)["ranks"], only_finding(tmp_path)["victims"]) == ([3], [0, 1, 2])
+
+
 def test_the_line_named_is_the_users_not_the_librarys(allranks: Allranks, tmp_path: Path):
     write(
         tmp_path / "train.py",
