@@ -20,8 +20,8 @@ LOOK_EVERY_S = 1.0
 """The walk over all groups costs milliseconds with many ranks."""
 STRAGGLER_AGAIN_S = 300.0
 STRAGGLER_FIX = (
-    "find what only rank {rank} does between collectives (data, evaluation, logging, checkpoints); if it is slow in "
-    "another job on {node}, too, the node is: compare its clocks, load and disks with those of another node"
+    "find what only rank {rank} does between collectives (data, evaluation, logging); if nothing, compare clocks, load "
+    "and disks of {node} with another node"
 )
 """Also of a run that has ended; no timeout is to blame."""
 

@@ -200,7 +200,7 @@ class StragglerRank(Cause, id="AR409"):
     told = "a rank missed the timeout of a collective"
     fix = (
         "find what only that rank does before the collective (data, evaluation, checkpoint): allranks stack {job} "
-        "while the others wait; if it is meant to take that long, raise the timeout"
+        "while others wait; or raise the timeout"
     )
     exit_code = Exit.USER_CODE
     also = ("AR401", "AR408")

@@ -312,7 +312,7 @@ class PortInUse(Cause, id="AR207"):
 
 
 class LocalConnectError(Cause, id="AR217"):
-    """A node's own kernel could not open a connection to another node, or to the node itself.
+    """A node's own kernel could not open a connection.
 
     ## What it means
     In the pair tests of the roll call, or before it, when the node tried the address at which its own ranks meet,
