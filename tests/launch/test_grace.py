@@ -97,6 +97,17 @@ def test_a_blocked_rank_is_killed_at_once_whatever_it_says():
     assert lives(TERM, Hold(handles=frozenset({TERM}), is_saving=True), is_fault=True, at_once=True) == ["SIGKILL 0.0"]
 
 
+def test_a_rank_that_was_killed_at_once_has_the_grace_to_be_gone():
+    grace = Grace(
+        signum=TERM, grace_s=3.0, saving_s=26.0, is_fault=True, since_s=NOW_S, looked_s=NOW_S, at_once=frozenset({3})
+    )
+    over_s = []
+    for tenths in range(60):
+        grace.look(NOW_S + tenths / 10, [3], {})
+        over_s += [tenths / 10] if grace.is_over([3]) else []
+    assert over_s[0] == pytest.approx(4.0, abs=0.15)  # the kernel frees much memory in seconds
+
+
 def test_ranks_are_told_apart_and_waited_for_in_words():
     grace = Grace(signum=INT, grace_s=3.0, saving_s=30.0, is_fault=False, since_s=NOW_S, looked_s=NOW_S)
     holds = {1: handling(TERM), 2: handling(TERM), 3: SAVING}

@@ -323,7 +323,9 @@ def test_sigterm_ends_a_paused_job_with_its_own_code_and_a_verdict(start: Start,
     for _ in range(2):  # 10 s lie between two of them: the workers here have been gone for long
         next(line for line in said if line.startswith("allranks: paused: only 1 of at least 2 nodes; "))
     leader.send_signal(signal.SIGUSR1)
-    assert any("SIGUSR1: passed to the script; allranks itself has nothing to save" in line for line in said)
+    assert any(
+        "SIGUSR1: passed to the ranks that handle it; allranks itself has nothing to save" in line for line in said
+    )
     leader.send_signal(signal.SIGTERM)
     assert end(leader)[0] == 143
     assert json.loads((tmp_path / "a/runs/job/attempt_0/verdict.json").read_text())["exit_code"] == 143

@@ -6,6 +6,8 @@ of a mutant finds it. `make simulate` prints such a life where a rule falls.
 
 from __future__ import annotations
 
+import signal
+
 from .lives import FOREVER_S, Fault, Kind, Life
 
 KNOWN: dict[str, Life] = {
@@ -41,7 +43,10 @@ KNOWN: dict[str, Life] = {
         seed=50,
         num_nodes=1,
         num_steps=6,
-        faults=(Fault(at_s=3.0, kind=Kind.WORKER_IS_DEAF, node=0), Fault(at_s=5.0, kind=Kind.PREEMPTED, node=0)),
+        faults=(
+            Fault(at_s=3.0, kind=Kind.WORKER_IS_DEAF, node=0),
+            Fault(at_s=5.0, kind=Kind.SIGNAL, node=0, signum=signal.SIGINT),
+        ),
         workers=2,
     ),
     "workers-outlive-the-leader": Life(

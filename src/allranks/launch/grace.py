@@ -49,6 +49,7 @@ class _Turn:
     is_saving: bool = False
     kill_s: float = 0.0
     killed_s: float | None = None
+    """From when on REAP_S counts, once it has got SIGKILL."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,7 +91,7 @@ class Grace:
         told: dict[tuple[int, bool], list[int]] = {}
         for rank, turn in turns.items():
             if rank in self.at_once and turn.killed_s is None:
-                turn.killed_s = self.waited_s
+                turn.killed_s = max(self.waited_s, self.grace_s)  # much memory takes the kernel seconds to free
                 told.setdefault((signal.SIGKILL, False), []).append(rank)
             elif (due := self._advance(turn, holds.get(rank, Hold()))) is not None:
                 told.setdefault(due, []).append(rank)
@@ -131,8 +132,8 @@ class Grace:
             return (0, False) if has_it else (answer or self.signum, answer is not None)
         if turn.is_saving:
             turn.kill_s = max(turn.kill_s, min(now_s, self.saving_s) + self.grace_s)
-        elif now_s >= max(turn.kill_s, self.saving_s if has_time else 0.0):
-            turn.killed_s = now_s
+        elif now_s >= (limit_s := max(turn.kill_s, self.saving_s if has_time else 0.0)):
+            turn.killed_s = limit_s
             return signal.SIGKILL, False
         return None
 

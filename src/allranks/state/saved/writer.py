@@ -130,7 +130,7 @@ class Writer:
 
 def main() -> None:
     """Serve the process that started this one."""
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(signum, signal.SIG_IGN)
     os.nice(NICENESS)
     options = json.loads(sys.argv[1])
