@@ -276,12 +276,12 @@ def test_of_many_that_broke_each_in_its_own_way_notes_tell_more_than_findings():
     assert len(verdict.findings[0].notes) == 7
 
 
-def test_the_job_is_retried_only_where_each_that_broke_may_be():
+def test_each_failure_says_whether_it_may_be_retried():
     segv, error = end(0, -11, at=100.0), end(1, message="ValueError: x", at=100.02)
-    assert [judge_ends(scene_of(*ends)).is_retryable for ends in ([segv], [error], [segv, error])] == [
-        True,
-        False,
-        False,
+    judged = judge_ends(scene_of(segv, error))
+    assert [(part.ranks, part.exit_code, part.is_retryable) for part in judged.parts] == [
+        ((0,), 139, True),
+        ((1,), 1, False),
     ]
 
 

@@ -93,7 +93,7 @@ def test_who_broke_before_the_signal_came_is_named_when_all_have_ended():
     guard.ended(end(0, message="ValueError: x", at_s=100.45), 100.5)
     judged = guard.judge(100.6)
     assert [part.ranks for part in judged.parts] == [(1,), (0,)]
-    assert (judged.findings[0].victims, judged.is_final, judged.is_retryable) == ((2,), True, False)
+    assert (judged.findings[0].victims, judged.is_final) == ((2,), True)
 
 
 def test_nothing_else_is_judged_while_others_may_still_break():

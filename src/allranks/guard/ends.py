@@ -218,7 +218,6 @@ def _judge_own(scene: Scene, ends: Ends) -> Judged:
     return replace(
         head,
         findings=(finding, *told[: MOST_TOLD - 1]),
-        is_retryable=head.is_retryable and all(each.is_retryable for each in sure),
         others=sure,
         is_final=is_final,
         told_within_s=None if is_final else TELL_S,

@@ -36,7 +36,8 @@ class Judged:
     told_within_s: float | None = None
     """How long a verdict that is not final may wait for them; None: as long as it takes."""
     others: tuple[Judged, ...] = ()
-    """Of ranks that broke by themselves, too, each group that failed alike; their findings are in `findings`."""
+    """Of ranks that broke by themselves, too, each group that failed alike; their findings are in `findings`, but what
+    else is said here is of the first group alone."""
 
     @property
     def parts(self) -> tuple[Judged, ...]:

@@ -103,6 +103,38 @@ def test_an_error_is_tried_again_as_often_as_there_are_restarts_where_that_is_as
     assert moves[-1].note == "not restarted: all restarts are used (--max-restarts 4)"
 
 
+ERROR = judged(ranks=(3,), exit_code=1, is_retryable=False)
+MISSING = judged(ranks=(3,), exit_code=78, is_retryable=False)
+
+
+@pytest.mark.parametrize(
+    ("others", "retries_errors", "restarts"),
+    [
+        ((), False, True),
+        ((judged(ranks=(3,)),), False, True),
+        ((ERROR,), False, False),
+        ((ERROR,), True, True),
+        ((ERROR, MISSING), True, False),
+    ],
+    ids=["a crash", "two crashes", "and an error", "and an error, retried", "and what cannot start"],
+)
+def test_where_several_broke_a_restart_is_tried_only_if_each_may_be(others, retries_errors, restarts):
+    history = History(restarts_left=2, retries_errors=retries_errors)
+    decision = move(judged(others=others), history=history)
+    assert (decision.restarts, decision.exit_code) == (restarts, 0 if restarts else 137)
+    assert history.restarts_left == (1 if restarts else 2)
+    assert history.faults == dict.fromkeys([2, *(rank for each in others for rank in each.ranks)], 1) | (
+        {3: 2} if len(others) == 2 else {}
+    )
+
+
+def test_a_crash_that_comes_back_beside_another_one_ends_the_job():
+    history, other = History(restarts_left=9), judged(ranks=(3,))
+    assert move(judged(ranks=(3,)), history=history, steps={3: 40}).restarts
+    decision = move(judged(others=(other,)), history=history, steps={2: 41, 3: 40})
+    assert decision.again == Crash(cause="AR407 dead-rank", ranks=(3,), step=40, what="killed")
+
+
 def test_a_program_that_cannot_be_started_is_not_tried_again_whatever_is_asked_for():
     history = History(restarts_left=4, retries_errors=True)
     assert move(judged(is_retryable=False, exit_code=78), history=history).restarts is False
