@@ -32,6 +32,7 @@ from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
 from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
+from allranks.launch.sweeper import Sweeper
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
@@ -94,15 +95,20 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
         command = worker_command(plan.request)
     except AllranksError as exc:
         plan = replace(plan, problem=plan.problem or exc)
-    workers = WorkerGroup(job=plan, command=command, run_dir=RunDir(log_dir, plan.job), hidden=hidden, env=env)
-    err = workers.console.screen["err"]
-    with contextlib.redirect_stderr(err.as_text()):
-        try:
-            workers.begin_standby()
-            return _run_phases(workers)
-        finally:
-            workers.end_standby()
-            err.drain(patience_s=READER_S)
+    sweeper = Sweeper.start()
+    try:
+        run_dir = RunDir(log_dir, plan.job)
+        workers = WorkerGroup(job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, sweeper=sweeper)
+        err = workers.console.screen["err"]
+        with contextlib.redirect_stderr(err.as_text()):
+            try:
+                workers.begin_standby()
+                return _run_phases(workers)
+            finally:
+                workers.end_standby()
+                err.drain(patience_s=READER_S)
+    finally:
+        sweeper.dismiss()
 
 
 def _run_phases(workers: WorkerGroup) -> int:
@@ -190,6 +196,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     plan, run_dir, group = workers.job, workers.run_dir, rendezvous.group
     me, interface = group.members[group.node_index], rendezvous.interface
     names = [member.name for member in group.members]
+    workers.sweeper.tell(run_dir.attempt_path / "events.jsonl", me.name)
     if rendezvous.leader is None:
         command = describe_command(workers.command, workers.env)
         run_dir.add_event("started", generation=0, job=plan.job, command=command, members=names, pid=os.getpid())

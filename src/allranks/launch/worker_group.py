@@ -26,6 +26,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan
+from allranks.launch.sweeper import Sweeper
 from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind, kill_descendants
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
@@ -46,6 +47,8 @@ class WorkerGroup:
     """Local ranks and streams (`out`, `err`) that the terminal does not show; the files have them."""
     env: Mapping[str, str]
     """The agent's."""
+    sweeper: Sweeper = field(default_factory=lambda: Sweeper(0, -1))
+    """Ends what this node's workers have started, if this agent is killed."""
     store_fd: int | None = None
     """The leader's socket for rank 0."""
     standby: Standby | None = None
@@ -88,6 +91,7 @@ class WorkerGroup:
                 if (local_rank, stream) not in self.hidden:
                     self.console.follow(worker.path(stream), start=start, stream=stream, prefix=prefix)
             self.processes.append(worker)
+        self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:
             self.end_standby()
 
@@ -180,7 +184,8 @@ class WorkerGroup:
 
     def sweep(self, grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
         """End what the workers left running, but not the spared pids; returns names and pids."""
-        return end_left_behind(grace_s, spared=[*spared, *([self.standby.process.pid] if self.standby else [])])
+        standby = [self.standby.process.pid] if self.standby else []
+        return end_left_behind(grace_s, spared=[*spared, *standby, self.sweeper.pid])
 
     def close(self) -> None:
         """End whatever is left."""
