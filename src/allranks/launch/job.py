@@ -25,7 +25,7 @@ from pathlib import Path
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
-from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest
+from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.group import make_group
 from allranks.launch.loop import Loop
@@ -46,7 +46,7 @@ from allranks.preflight.ranks import describe_group
 from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import fold_ranks, say
-from allranks.wire.protocol import Goodbye, Plan
+from allranks.wire.protocol import Goodbye, Plan, Srun
 
 
 def worker_command(request: Request) -> list[str]:
@@ -148,11 +148,11 @@ def _run_phases(workers: WorkerGroup) -> int:
 
 def _make_plans(called: Called, *, request: Request) -> dict[int, Plan]:
     applicant, max_restarts = called.applicant, request.max_restarts
-    # The job can go on without this node, but not where its srun runs here: the step ends with it.
     own = {address for interface in applicant.plan.facts.interfaces for address in interface.addresses}
+    address, port = srun_address(applicant.env)
     return make_group(
         called.cards,
-        can_change_leader=applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") not in own,
+        srun=Srun(node=0, address=address, port=port) if address in own else None,
         addresses=called.addresses,
         wanted_backend=applicant.plan.wanted_backend,
         past=Past(history=History(restarts_left=max_restarts, retries_errors=request.retries_errors)),

@@ -32,11 +32,10 @@ from pathlib import Path
 from typing import Any, Never
 
 from allranks.host.oom import OomWatch
+from allranks.launch.succession import AGENT_ENDED
 from allranks.launch.workers import WRITER
 from allranks.report.rundir import event_line
 
-AGENT_ENDED = "agent_ended"
-"""The event that it writes."""
 FAREWELL = b"\n"
 """An empty line: the agent ends by itself."""
 GRACE_S = 1.0

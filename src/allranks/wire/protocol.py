@@ -51,7 +51,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 10
+PROTOCOL = 11
 HANDSHAKE_S = 2.0
 NONCE_BYTES = 16
 
@@ -166,6 +166,16 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
+class Srun(msgspec.Struct, frozen=True, kw_only=True):
+    """The srun of this job's step, where it runs on the machine of one of its nodes."""
+
+    node: int
+    """Its index in the job."""
+    address: str
+    port: int
+    """Where srun listens for what its tasks do: SLURM_STEP_LAUNCHER_PORT."""
+
+
 class Plan(Message, frozen=True, kw_only=True):
     """Everybody is here: who is which rank, and where the store is."""
 
@@ -187,6 +197,8 @@ class Plan(Message, frozen=True, kw_only=True):
     """`nodes` of earlier generations, whose majorities the next leader needs, too (launch.lead.members)."""
     successors: tuple[Contact, ...] = ()
     """The leader, and the members that take its place if it is lost, in this order."""
+    srun: Srun | None = None
+    """Whoever succeeds a leader on that node must prove that only its agent has ended (launch.succession)."""
     past: Past | None = None
 
     @property

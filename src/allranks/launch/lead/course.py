@@ -81,5 +81,3 @@ class Terms:
     min_nodes: int
     capacity_s: float
     """How long to wait for nodes below the minimum."""
-    can_change_leader: bool = True
-    """Whether another node may lead if this one is lost."""
