@@ -169,6 +169,18 @@ def test_a_stopped_agent_is_named_when_all_other_ranks_have_finished(silent_s: f
         assert "its machine answers, and all other ranks have finished" in judged.findings[0].message
 
 
+@pytest.mark.parametrize(
+    ("silent_s", "tries", "lost"),
+    [
+        pytest.param(1.0, REFUSED, (), id="only its agent has died"),
+        pytest.param(3.5, NO_ANSWER, (GONE,), id="its machine is gone"),
+    ],
+)
+def test_a_machine_that_refuses_is_not_lost(silent_s: float, tries: list, lost: tuple[int, ...]):
+    judged, _ = judge_gone(picture(silent_s=silent_s, is_lost=True, tries=tries), NOW_S)
+    assert (judged.nodes, judged.lost) == ((GONE,), lost)
+
+
 def six_nodes(*silent: int):
     """Six nodes, of which some are silent, and tried by two others."""
     made = scene([beat(i, away(i, num=6)) for i in range(6)])

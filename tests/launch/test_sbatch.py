@@ -76,17 +76,33 @@ def test_the_script_as_a_whole() -> None:
         "#SBATCH --no-kill\n"
         '#SBATCH --licenses="a b"\n'
         "\n"
+        "ranks='' status=0\n"
+        "trap : TERM INT # SLURM signals srun and the ranks, too; what follows here must still run\n"
+        "trap 'kill -USR1 ${ranks:-$!}' USR1 # a warning that only this script gets; srun passes it to all ranks\n"
         "export ALLRANKS_STEP=0 # the step below counts as step 0, whatever number SLURM gives it after a requeue\n"
         "# srun starts one agent per node; the agent starts and watches the ranks of its node. "
-        "With --no-kill, a lost node\n"
-        "# does not end the job before allranks has reported it. "
-        "The agents decide whether the job is requeued, and without\n"
-        "# which node; this works even if this script is lost with its node.\n"
-        "exec srun --no-kill --kill-on-bad-exit=0 --export=ALL \\\n"
+        "With --no-kill and --wait=0, the\n"
+        "# loss of a node or an agent does not end the job before allranks has reported it. "
+        "The agents decide whether the job is\n"
+        "# requeued, and without which node; this works even if this script is lost with its node.\n"
+        "srun --no-kill --kill-on-bad-exit=0 --wait=0 --export=ALL \\\n"
         '    --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \\\n'
         '    ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \\\n'
         "    env A='b c' \\\n"
-        "    allranks run train.py\n"
+        "    allranks run train.py &\n"
+        "ranks=$!\n"
+        'while kill -0 "$ranks" 2>/dev/null; do\n'
+        '    wait "$ranks" # a signal interrupts it\n'
+        "done\n"
+        'wait "$ranks" || status=$?\n'
+        "# An agent that was killed counts as 128 + the signal, "
+        "although the others may have gone on; they know the job's code.\n"
+        "run=runs/${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}\n"
+        "run=$run/attempt_${SLURM_RESTART_COUNT:-0}/exit_code\n"
+        'if [ "$status" -gt 128 ] && [ -s "$run" ]; then\n'
+        '    read -r status < "$run"\n'
+        "fi\n"
+        'exit "$status"\n'
     )
 
 
@@ -111,10 +127,11 @@ def run_with_fake_srun(script: str, folder: Path) -> list[str]:
 def test_any_argument_arrives_as_it_is(value: str, tmp_path: Path) -> None:
     words = run_with_fake_srun(render_sbatch(SbatchOptions(), [*COMMAND, value], env={"A": value}), tmp_path)
     assert words[-5:] == [f"A={value}", "allranks", "run", "train.py", value]
-    assert words[:6] == [
-        "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--nodes=2", "--ntasks=2", "--ntasks-per-node=1",
+    assert words[:7] == [
+        "--no-kill", "--kill-on-bad-exit=0", "--wait=0", "--export=ALL", "--nodes=2", "--ntasks=2",
+        "--ntasks-per-node=1",
     ]  # fmt: skip
-    assert words[6:8] == ["--cpus-per-task=4", "env"]
+    assert words[7:9] == ["--cpus-per-task=4", "env"]
 
 
 @pytest.mark.program("sbatch", "slurm-client")
@@ -276,10 +293,13 @@ for _ in $(seq 100); do sleep 0.1; done
 """
 
 
-def test_a_warning_for_the_script_alone_is_handed_on_and_srun_s_own_exit_code_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize("asked", ["B:USR1@60", "USR1@120"])
+def test_a_warning_for_the_script_alone_is_handed_on_and_srun_s_own_exit_code_is_kept(
+    asked: str, tmp_path: Path
+) -> None:
     (tmp_path / "srun").write_text(SRUN_THAT_LIVES)
     (tmp_path / "srun").chmod(0o755)
-    (tmp_path / "job.sh").write_text(render_sbatch(SbatchOptions(signal="B:USR1@60"), COMMAND))
+    (tmp_path / "job.sh").write_text(render_sbatch(SbatchOptions(signal=asked), COMMAND))
     process = subprocess.Popen(
         ["bash", "job.sh"],
         cwd=tmp_path,
@@ -291,6 +311,31 @@ def test_a_warning_for_the_script_alone_is_handed_on_and_srun_s_own_exit_code_is
     process.send_signal(signal.SIGUSR1)
     assert process.communicate(timeout=60)[0] == b"srun got USR1\n"
     assert process.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("srun_s", "jobs", "expected"),
+    [
+        pytest.param("kill -9 $$", "0", 0, id="an agent was killed, and the job succeeded"),
+        pytest.param("kill -9 $$", "75", 75, id="nobody could go on"),
+        pytest.param("kill -9 $$", "", 137, id="nobody could write the job's code"),
+        pytest.param("exit 1", "0", 1, id="srun's own code"),
+    ],
+)
+def test_the_script_ends_with_the_job_s_code_where_srun_knows_only_that_an_agent_was_killed(
+    srun_s: str, jobs: str, expected: int, tmp_path: Path
+) -> None:
+    (tmp_path / "srun").write_text(f"#!/bin/bash\n{srun_s}\n")
+    (tmp_path / "srun").chmod(0o755)
+    attempt = tmp_path / "my logs" / "12_3" / "attempt_1"
+    attempt.mkdir(parents=True)
+    (attempt / "exit_code").write_text(jobs and f"{jobs}\n")
+    names = {"SLURM_JOB_ID": "14", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
+    script = render_sbatch(SbatchOptions(), COMMAND, log_dir=tmp_path / "my logs")
+    result = subprocess.run(
+        ["bash"], input=script.encode(), env={"PATH": f"{tmp_path}:/usr/bin:/bin", **names}, timeout=60, check=False
+    )
+    assert result.returncode == expected
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from allranks.launch.events import (  # fmt: skip
     Found,
     Heard,
     Joined,
+    Knocked,
     Lead,
     Lost,
     NotFound,
@@ -28,7 +29,7 @@ from allranks.launch.events import (  # fmt: skip
 )
 from allranks.launch.lead.course import RETURN_S
 from allranks.launch.lead.group import make_group
-from allranks.launch.succession import OPENS_S, RETRY_S, SEEK_S, is_led_elsewhere
+from allranks.launch.succession import OPENS_S, RETRY_S, SEEK_S, find_end, is_led_elsewhere, why_not_lead
 from allranks.model.card import Card
 from allranks.model.past import History, Past
 from allranks.wire.protocol import (
@@ -39,6 +40,7 @@ from allranks.wire.protocol import (
     Ping,
     Plan,
     Resign,
+    Srun,
     Stop,
     Stopped,
     WorkerEnd,  # fmt: skip
@@ -350,6 +352,76 @@ def test_after_the_last_word_a_lost_leader_is_no_loss():
     node.feed(Lost, reason="closed")
     assert node.all_of(Seek) == []
     assert not node.agent.is_leader_lost
+
+
+SRUN = Srun(node=0, address="10.0.0.0", port=6000)
+
+
+def knocked(node: Node, listens: bool | None, *, for_s: float) -> None:
+    """Have the leader's machine answer so for a while."""
+    end_s = node.now_s + for_s
+    while node.now_s < end_s - 1e-6:
+        node.feed(Knocked, listens=listens)
+        node.wait(0.5)
+
+
+@pytest.mark.parametrize(
+    ("answers", "leads"),
+    [
+        pytest.param([(False, 4.0)], True, id="its agent has ended"),
+        pytest.param([(False, 2.0)], False, id="but what it wrote last may not be seen yet"),
+        pytest.param([(True, 4.0)], False, id="its agent lives"),
+        pytest.param([(None, 4.0)], False, id="its machine is lost"),
+        pytest.param([(False, 3.0), (None, 1.0)], False, id="its machine is lost after its agent"),
+        pytest.param([(False, 3.0), (True, 1.0), (False, 2.0)], False, id="somebody else had refused"),
+    ],
+)
+def test_a_leader_beside_srun_is_succeeded_only_if_its_agent_alone_has_ended(answers: list, leads: bool):
+    node = lost(1, 3, srun=SRUN)
+    for listens, for_s in answers:
+        knocked(node, listens, for_s=for_s)
+    node.join(2)
+    node.wait(0.2)
+    assert bool(node.all_of(Lead)) is leads
+    assert (node.all_of(Reject) == []) is leads, "who cannot lead keeps nobody from another successor"
+
+
+def test_a_leader_elsewhere_needs_no_such_proof_and_neither_does_one_that_has_resigned():
+    node = Node(2, plans(4, srun=SRUN)[2])
+    node.feed(Found, leader=1)
+    node.feed(Heard, message=Ping(sent_ns=1))
+    node.feed(Lost, reason="reset by peer")
+    node.wait(RETURN_S + 2 * OPENS_S + 0.1)
+    assert node.agent.refuses(node.now_s) == ""
+    node = Node(1, plans(4, srun=SRUN)[1])
+    node.feed(Heard, message=Resign(past=PAST))
+    assert node.agent.refuses(node.now_s) == ""
+
+
+@pytest.mark.parametrize(("listens", "gives_up_s"), [(None, RETURN_S + RETRY_S), (True, SEEK_S), (False, SEEK_S)])
+def test_where_srun_s_machine_is_silent_nobody_looks_for_long(listens: bool | None, gives_up_s: float):
+    node = lost(2, 4, srun=SRUN)
+    knocked(node, listens, for_s=gives_up_s - 1.0)
+    assert node.agent.phase is Phase.WATCHING
+    node.wait(1.2)
+    assert node.agent.phase is Phase.ENDING
+    at = {None: "its machine does not answer", True: "its port answers", False: "its port is closed"}[listens]
+    assert node.agent.goodbye.summary == f"the leader's agent on n0 is gone (reset by peer; {at})"
+
+
+def test_a_leader_that_went_on_without_the_majority_or_has_ended_the_job_is_not_succeeded():
+    minority = {"event": "minority", "generation": 0, "leader": "n0"}
+    assert why_not_lead([minority], "n0") == "n0 had gone on without the majority of the nodes"
+    assert why_not_lead([minority], "n1") is None
+    assert why_not_lead([ended(is_cut_off=False)], "n0") == "the job has ended"
+    assert why_not_lead([ended(is_cut_off=True)], "n0") is None
+
+
+def test_how_a_leader_ended_is_known_of_its_last_time():
+    killed = {"event": "agent_ended", "node": "n0", "signal": 9}
+    assert find_end([killed], "n0") == killed
+    assert find_end([killed, took_over("n1", 0)], "n1") is None
+    assert find_end([killed, took_over("n1", 0), took_over("n0", 1)], "n0") is None, "it is back since, and was lost"
 
 
 def took_over(leader: str, generation: int) -> dict:

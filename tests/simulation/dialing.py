@@ -40,6 +40,21 @@ def seek(world: World, process: Process, contacts: Sequence[Contact]) -> None:
     world.at(0.01, lambda: world.on(process, lambda: _go_round(world, search)))
 
 
+def knock(world: World, process: Process) -> None:
+    """Ask the machine of a lost leader whether its agent listens, where that must be known (launch.knocking)."""
+    succession = process.agent.succession
+    if succession is None or succession.srun is None:
+        return
+    node = succession.leader
+    contact = next(each for each in process.agent.plan.successors if each.node == node)
+    target, listens = world.current[node], None
+    if world.machines[node].is_up and world.reaches(process.node, node):
+        listens = (
+            target.is_alive and world.port_of(target) == contact.port
+        )  # also while it writes how the job has ended
+    world._feed_agent(process, events.Knocked(now_s=world.now_s, listens=listens))
+
+
 def stop(process: Process) -> None:
     """End a search."""
     if process.search is not None:

@@ -63,9 +63,10 @@ def the_end_is_told(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
 
 
 def who_resigns_is_succeeded(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
-    """A leader resigns only where another node can lead."""
+    """A leader resigns only where another node can lead, and srun does not run on its own."""
     has_resigned = any(isinstance(getattr(each, "message", None), Resign) for each in effects)
-    return f"n{lead.node} did" if has_resigned and len(lead.leader._generation.plan.successors) < 2 else ""
+    is_alone = len(lead.leader._generation.plan.successors) < 2 or (lead.world.life.is_batch and lead.node == 0)
+    return f"n{lead.node} did" if has_resigned and is_alone else ""
 
 
 def other_generations_say_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
@@ -92,13 +93,15 @@ def a_generation_begins_when_the_last_has_ended(lead: Lead, event: Any, effects:
 
 
 def a_minority_begins_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
-    """Where another node can lead, a leader begins a generation only with the majority of the last one connected."""
-    if not (plans := _new_plans(lead, effects)) or not lead.world.life.can_change_leader:
+    """A leader begins a generation only with the majority of the last one connected, or where nobody succeeds it."""
+    if not (plans := _new_plans(lead, effects)):
         return ""
     *_, plan = plans.values()
     here = [node for node in lead.nodes if node in plan.nodes and node in lead.members_before]
     told = f"generation {plan.generation} on {plan.nodes} after one on {lead.nodes}"
-    return "" if _are_majority(here, lead.nodes) else told
+    lead.was_alone |= not _are_majority(here, lead.nodes)
+    may_be_alone = lead.node == 0 and lead.world.life.is_batch and len(plan.successors) == 1
+    return told if lead.was_alone and not may_be_alone else ""
 
 
 def _are_majority(here: Collection[int], nodes: Sequence[int]) -> bool:
@@ -267,6 +270,13 @@ def left_out_for_good(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     return f"n{accepted[0]} was" if set(accepted) & lead.left_out else ""
 
 
+def the_step_has_srun(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """No generation begins where the machine of srun has died, with its agent, in the one before."""
+    if not lead.world.life.is_batch or lead.node == 0 or 0 not in lead.nodes or not _new_plans(lead, effects):
+        return ""
+    return "" if lead.world.machines[0].is_up or not lead.world.machines[0].had_agent else "n0 is down"
+
+
 IN_TIME: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     other_generations_say_nothing,
     waits_end,
@@ -293,6 +303,7 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     who_broke_is_named,
     enough_nodes,
     left_out_for_good,
+    the_step_has_srun,
 )
 
 
@@ -364,10 +375,18 @@ def check_take_over(world: World, lead: Lead, plan: Plan) -> None:
 
 
 def check_succession(world: World, process: Process, takes_over: events.Lead) -> None:
-    """A leader is succeeded only when it has resigned, or has been silent for RETURN_S."""
-    silent_s = world.now_s - process.heard_s
+    """A leader is succeeded only when it has resigned, or has been silent for RETURN_S.
+
+    One beside srun is succeeded only when its process has ended, and its machine answers.
+    """
+    silent_s, lost = world.now_s - process.heard_s, takes_over.lost[0]
     if silent_s < RETURN_S and not takes_over.has_resigned:
         raise Violation(f"{check_succession.__doc__} Here: n{process.node} leads after {silent_s:.1f} s")
+    if not world.life.is_batch or lost != 0:
+        return
+    ended = [lead for lead in world.leads if lead.node == lost and not lead.process.is_alive]
+    if not ended or not world.machines[lost].is_up or not world.reaches(process.node, lost):
+        raise Violation(f"{check_succession.__doc__} Here: n{process.node} succeeds n{lost}")
 
 
 def check_requeue(world: World, process: Process) -> None:

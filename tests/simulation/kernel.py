@@ -89,6 +89,8 @@ class Machine:
     index: int
     skew_s: float
     is_up: bool = True
+    had_agent: bool = False
+    """Whether an agent with workers ran on it when it died."""
     woke_s: float = 0.0
     """When its agent went on: what was before, it did not see."""
     workers: list[Worker] = field(default_factory=list)

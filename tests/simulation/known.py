@@ -523,7 +523,7 @@ KNOWN: dict[str, Life] = {
         ),
         max_restarts=3,
         is_slurm=True,
-        can_change_leader=False,
+        is_batch=True,
     ),
     "most-are-done-when-the-network-splits": Life(
         seed=70432465,
@@ -558,7 +558,7 @@ KNOWN: dict[str, Life] = {
         ),
         workers=2,
         max_restarts=1,
-        can_change_leader=False,
+        is_batch=True,
         turn_s=0.39781438751904147,
     ),
     "a-node-dies-when-its-job-is-done": Life(
@@ -628,5 +628,40 @@ KNOWN: dict[str, Life] = {
             Fault(at_s=13.6, kind=Kind.PARTITION, node=1, for_s=11.0),
         ),
         max_restarts=3,
+    ),
+    "minority-is-succeeded": Life(
+        seed=508863,
+        num_nodes=7,
+        num_steps=4,
+        faults=(
+            Fault(at_s=4.0, kind=Kind.PARTITION, node=0, for_s=8.0, others=(1, 2)),
+            Fault(at_s=12.0, kind=Kind.AGENT_DIES, node=0),
+        ),
+        max_restarts=3,
+        is_batch=True,
+    ),
+    "proof-before-the-run-directory-tells": Life(
+        seed=2928,
+        num_nodes=4,
+        num_steps=3,
+        faults=(
+            Fault(at_s=3.0, kind=Kind.PARTITION, node=0, for_s=8.0),
+            Fault(at_s=11.0, kind=Kind.AGENT_DIES, node=0),
+        ),
+        max_restarts=3,
+        is_batch=True,
+        seen_s=2.7940356818965144,
+    ),
+    "goes-on-without-srun": Life(
+        seed=888106,
+        num_nodes=3,
+        num_steps=15,
+        faults=(
+            Fault(at_s=2.0, kind=Kind.AGENT_DIES, node=0),
+            Fault(at_s=22.0, kind=Kind.NODE_DIES, node=0),
+        ),
+        max_restarts=3,
+        is_slurm=True,
+        is_batch=True,
     ),
 }

@@ -47,7 +47,7 @@ class Lead:
         self.last_phase = "running"
         self.running: set[int] = set()
         self.running_before: set[int] = set()
-        self.may_grow = self.has_acted = False
+        self.may_grow = self.has_acted = self.was_alone = False
         self.told_s: float | None = None
         """Since when it knows of a stop signal."""
         self.slept_s = self.slept_before_s = 0.0
@@ -57,7 +57,7 @@ class Lead:
             cores.Terms(
                 job="j", wanted_backend="gloo", store_address=world.address_of(process.node),
                 store_port=store_port, num_nodes=life.num_nodes, min_nodes=life.min_nodes,
-                capacity_s=CAPACITY_S, can_change_leader=life.can_change_leader,
+                capacity_s=CAPACITY_S,
             ),
             guard=Guard(TERMS),
             past=past,

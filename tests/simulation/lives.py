@@ -99,8 +99,8 @@ class Life:
     min_nodes: int = 1
     is_slurm: bool = False
     can_requeue: bool = True
-    can_change_leader: bool = True
-    """Whether another node may lead. Not where srun runs on the leader's node, as in a batch job."""
+    is_batch: bool = False
+    """Whether srun runs on the first leader's node."""
     is_tracked: bool = True
     """Whether the script reports its steps, and saves when it is told to."""
     answer_s: float = 0.0
@@ -194,7 +194,7 @@ def draw(seed: int) -> Life:
         is_blind_when_cut=rng.random() < 0.3,
         saves_s=_draw_save_s(seed),
     )
-    return replace(life, can_change_leader=False) if life.is_slurm and rng.random() < 0.2 else life
+    return replace(life, is_batch=True) if life.is_slurm and rng.random() < (0.4 if is_succession else 0.2) else life
 
 
 def _draw_save_s(seed: int) -> float:

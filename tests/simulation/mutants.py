@@ -34,6 +34,7 @@ class Cores:
     goes_back: Any
     is_led_elsewhere: Any
     has_ended: Any
+    why_not_lead: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,7 @@ def _cores(modules: dict[str, Any]) -> Cores:
         goes_back=modules["queue.ending"].goes_back,
         is_led_elsewhere=modules["succession"].is_led_elsewhere,
         has_ended=modules["succession"].has_ended,
+        why_not_lead=modules["succession"].why_not_lead,
     )
 
 

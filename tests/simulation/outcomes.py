@@ -138,7 +138,9 @@ def a_lost_leader_is_succeeded(world: World) -> str:
     faults = [fault for fault in life.faults if fault.kind is not Kind.WORKER_CRASHES]
     if len(faults) != 1 or faults[0].kind not in LOSSES or faults[0].on in WORDS:
         return ""
-    if life.num_nodes < 3 or life.max_restarts < len(life.faults) or not life.can_change_leader:
+    if life.num_nodes < 3 or life.max_restarts < len(life.faults):
+        return ""
+    if life.is_batch and faults[0].kind is not Kind.AGENT_DIES:  # srun may be lost with it
         return ""
     lost = [each for each in world.processes if each.agent is not None and each.agent.is_leader_lost]
     # The last word may be lost with its connection.

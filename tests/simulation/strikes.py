@@ -116,6 +116,8 @@ def _hit(world: World, fault: Fault) -> None:
             world.kernel.kill_all(node)
         case Kind.NODE_DIES:
             world.faulty.add(node)
+            if world.machines[node].is_up:
+                world.machines[node].had_agent = process.is_alive and process.agent is not None
             world.machines[node].is_up = False
             world.kill(process, is_node=True)
             world.kernel.kill_all(node)

@@ -23,7 +23,7 @@ from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.finding import Finding
 from allranks.model.past import History, Past
-from allranks.wire.protocol import Beat, Ended, Order, Ping, Plan, Try, WorkerEnd
+from allranks.wire.protocol import Beat, Ended, Order, Ping, Plan, Srun, Try, WorkerEnd
 
 from . import dialing
 from .ending import Ends
@@ -147,7 +147,7 @@ class World(Ends, Strikes):
         plans = make_group(
             cards, addresses={i: self.address_of(i) for i in nodes}, past=past, wanted_backend="gloo", attempt=0,
             store_address=self.address_of(0), store_port=1, max_restarts=life.max_restarts,
-            can_change_leader=life.can_change_leader,
+            srun=Srun(node=0, address=self.address_of(0), port=1) if life.is_batch else None,
         )  # fmt: skip
         first = self.processes[0]
         for process in self.processes:
@@ -218,6 +218,7 @@ class World(Ends, Strikes):
         agent = process.agent
         if agent.phase != "watching" or self.now_s >= process.due_s or agent.succession is not None:
             process.due_s = self.now_s + self.life.beats_s / 2
+            dialing.knock(self, process)
             self._feed_agent(process, events.Due(now_s=self.now_s))
             check_agent(self, process)
         if agent.phase == "ending":
@@ -265,10 +266,10 @@ class World(Ends, Strikes):
                 dialing.seek(self, process, contacts)
             case events.Reject(connection=number):
                 self._end_line(process.joined.pop(number), by_host=True)
-            case events.Lead(joined=joined) if self.cores.has_ended(self.read_events(node)):
+            case events.Lead(joined=joined) if why := self._why_not_lead(process):
                 for each in joined.values():
                     self._end_line(process.joined.pop(each.connection), by_host=True)
-                self._feed_agent(process, events.NotFound(now_s=self.now_s, reason="the job has ended"))
+                self._feed_agent(process, events.NotFound(now_s=self.now_s, reason=why))
             case events.Lead():
                 self._become_leader(process, effect)
             case events.Start(plan=plan):
@@ -290,6 +291,13 @@ class World(Ends, Strikes):
             case events.Sweep():
                 swept = lambda: self._feed_agent(process, events.Swept(now_s=self.now_s))  # noqa: E731
                 self.at(life.sweep_s, lambda: self.on(process, swept))
+
+    def _why_not_lead(self, process: Process) -> str | None:
+        agent, srun = process.agent, process.agent.succession.srun
+        if why := self.cores.why_not_lead(self.read_events(process.node), agent.leader_name):
+            return why
+        is_lost = srun is not None and not (self.machines[srun.node].is_up and self.reaches(process.node, srun.node))
+        return "srun does not answer" if is_lost else None
 
     def _become_leader(self, process: Process, effect: events.Lead) -> None:
         check_succession(self, process, effect)

@@ -253,7 +253,8 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
     command = [*agent, "run", *_flags_for_run(flags), *end, flags["script"], *flags["arguments"]]
     of_sbatch = [str(getattr(options, each.name)) for each in fields(options)]
     refuse_secret_values([*command, *values.values(), *flags["more"], *of_sbatch], os.environ)
-    text = render_sbatch(options, command, more=flags["more"], env=values, template=flags["template"])
+    given = {"env": values, "log_dir": flags["log_dir"], "template": flags["template"]}
+    text = render_sbatch(options, command, more=flags["more"], **given)
     return text, options, names
 
 

@@ -23,6 +23,8 @@ class Judged:
     nodes: tuple[int, ...] = ()
     """Indices in the Plan of the nodes to go on without; where two cannot be told apart, the one that is easier to
     miss (never the leader's). None where no node is at fault."""
+    lost: tuple[int, ...] = ()
+    """Indices in the Plan of the nodes whose machines do not answer."""
     cures: bool = False
     """Leaving out `nodes` cures it: the node or its link is at fault, and not what runs there."""
     is_retryable: bool = True

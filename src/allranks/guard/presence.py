@@ -80,8 +80,9 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     if are_most_silent and not any(each.seen.refused for each in tried):
         are_all_silent = len(silent) == len(scene.nodes) - 1 and len(proven) == len(suspects)
         is_deaf = are_all_silent and not any(each.seen.connects for each in tried)
-        lost = (_lose_part(scene, silent),)
-        return _blame_leader(scene) if is_deaf else Judged(findings=lost, exit_code=Exit.NODE_FAULT), is_open
+        lost = tuple(node.index for node in silent)
+        split = Judged(findings=(_lose_part(scene, silent),), exit_code=Exit.NODE_FAULT, lost=lost)
+        return _blame_leader(scene) if is_deaf else split, is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
     victims = scene.others(*ranks)
@@ -89,8 +90,15 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     part = [node for node in silent if node.index in proven or _is_done(scene, node)]
     if 2 * len(part) == len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
         findings = (_lose_part(scene, part),)
-    is_over = all(_is_last(scene, scene.nodes[index]) for index in gone)
-    judged = Judged(findings=findings, exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=gone, cures=True, is_over=is_over)
+    judged = Judged(
+        findings=findings,
+        exit_code=Exit.NODE_FAULT,
+        ranks=ranks,
+        nodes=gone,
+        lost=tuple(index for index in gone if not _is_there(scene, scene.nodes[index], now_s)),
+        cures=True,
+        is_over=all(_is_last(scene, scene.nodes[index]) for index in gone),
+    )
     return judged, is_open
 
 
@@ -207,6 +215,12 @@ def _find_fault(scene: Scene, node: NodeView, seen: Sequence[str], cause_id: str
 def answers(scene: Scene, node: NodeView, now_s: float) -> bool:
     """Whether the machine of a silent node has accepted a connection since: its agent is stopped, or starved."""
     return any(each.seen.connects for _, each in _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0))
+
+
+def _is_there(scene: Scene, node: NodeView, now_s: float) -> bool:
+    """Whether the machine of a silent node has accepted or refused a connection since."""
+    tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
+    return any(each.seen.connects or each.seen.refused for _, each in tried)
 
 
 def _is_last(scene: Scene, node: NodeView) -> bool:

@@ -205,12 +205,17 @@ def is_local_host(host: str) -> bool:
 
 def answers(address: str, port: int, *, within_s: float) -> bool:
     """Whether a machine's kernel answers on TCP; a refusal is an answer, too."""
+    return listens(address, port, within_s=within_s) is not None
+
+
+def listens(address: str, port: int, *, within_s: float) -> bool | None:
+    """Whether a program of a machine listens at a port; None: the machine does not answer."""
     try:
         socket.create_connection((address, port), timeout=within_s).close()
     except ConnectionRefusedError:
-        return True
-    except OSError:
         return False
+    except OSError:
+        return None
     return True
 
 

@@ -187,6 +187,8 @@ class Agent:
             case events.NotFound(reason=reason):
                 self.succession.reason += f"; {reason}"
                 self._lose(now_s)
+            case events.Knocked():
+                self.succession.weigh(event)
             case events.Joined():
                 self._do(*self.succession.join(event))
             case events.Withdrew(connection=connection):
@@ -417,7 +419,7 @@ class Agent:
         """No leader was found: end the workers, and leave."""
         if self.succession is None:
             return
-        self._give_up(f"the leader's agent on {self.leader_name} is gone ({self.succession.reason})")
+        self._give_up(f"the leader's agent on {self.leader_name} is gone ({self.succession.describe()})")
         self._do(*self.succession.let_go("this agent ends"))
         self.succession, self.is_leader_lost = None, True
         self._end(signal.SIGTERM, now_s)

@@ -24,10 +24,11 @@ from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
 from allranks.launch.console import Console
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.lead.outcome import describe_success
+from allranks.launch.lead.outcome import describe_loss, describe_success
 from allranks.launch.loop import Loop
 from allranks.launch.queue.ending import goes_back
-from allranks.launch.succession import SEEK_S, find_events, has_ended, is_led_elsewhere
+from allranks.launch.succession import SEEK_S, find_end, find_events, has_ended, is_led_elsewhere
+from allranks.launch.sweeper import describe_end
 from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Verdict
@@ -75,6 +76,8 @@ def settle(loop: Loop, goodbye: Goodbye) -> int:
         if _is_led_elsewhere(loop, plan.guard.gone_s + LEADER_WRITES_S if scheduler is not None else 0.0):
             say(f"the job goes on without {loop.name}, or has ended; see the leader's output for its verdict")
             return _leave(loop) if can_restart or has_ended(run_dir.read_events(), exit_code=0) else goodbye.exit_code
+        if _tell_loss(loop, goodbye):
+            run_dir.write_exit_code(goodbye.exit_code)
         if scheduler is not None and can_restart and not loop.inbox.received:
             return scheduler.requeue([agent.leader_name], cause="AR012 node-failure")
     if leader is None or scheduler is None:
@@ -90,9 +93,23 @@ def settle(loop: Loop, goodbye: Goodbye) -> int:
         scheduler.outlast_preemption()
     elif stopped_by is None and exit_code == Exit.OK:
         scheduler.stay_complete()
+    if not goodbye.is_cut_off:
+        run_dir.write_exit_code(exit_code)
     if leader.unresponsive:
         end_step(loop.workers.env)
     return exit_code
+
+
+def _tell_loss(loop: Loop, goodbye: Goodbye) -> bool:
+    """Write and print that the leader is lost, and nobody goes on; returns whether this agent speaks for all others."""
+    plan, run_dir, leader = loop.workers.job, loop.workers.run_dir, loop.agent.leader_name
+    ended = find_end(run_dir.read_events(), leader)
+    finding = describe_loss(leader, goodbye.summary, describe_end(ended) if ended else None)
+    verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=goodbye.exit_code, findings=(finding,))
+    speaks = run_dir.write_verdict(verdict, node=loop.name, is_of_all=False)
+    if speaks or not plan.is_slurm:
+        print_findings(verdict.findings)
+    return speaks
 
 
 def _say_end(loop: Loop, goodbye: Goodbye) -> None:
@@ -102,7 +119,7 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
     if loop.inbox.received:
         signum = signal.Signals(loop.inbox.received[0]).name
         say(f"{signum} after {took_s:.0f} s: all workers here have ended; output in {run_dir.node_path(loop.name)}")
-    elif goodbye.summary and leader is None and not plan.is_slurm:
+    elif goodbye.summary and leader is None and not plan.is_slurm and not agent.is_leader_lost:
         say(f"ended: {goodbye.summary}; the full report is on {agent.leader_name}")
     elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
         script, where = name_script(loop.workers.command, this_directory()), str(run_dir.attempt_path)
@@ -131,15 +148,20 @@ def _leave(loop: Loop) -> int:
     slurmstepd reports a task's end to srun for about 16 s, then gives up, and srun would wait until the job's time
     limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`). Both variables: srun(1).
     """
-    env = loop.workers.env
-    host, port = env.get("SLURM_LAUNCH_NODE_IPADDR", ""), env.get("SLURM_STEP_LAUNCHER_PORT", "")
-    if loop.scheduler is None or not host or not port.isdecimal() or answers(host, int(port), within_s=1.0):
+    host, port = srun_address(loop.workers.env)
+    if loop.scheduler is None or not host or not port or answers(host, port, within_s=1.0):
         return Exit.OK
     say(f"waiting at most {WAY_BACK_S:.0f} s until {host} can be reached: srun runs there, and would wait forever")
     deadline_s = time.monotonic() + WAY_BACK_S
-    while not loop.inbox.received and time.monotonic() < deadline_s and not answers(host, int(port), within_s=1.0):
+    while not loop.inbox.received and time.monotonic() < deadline_s and not answers(host, port, within_s=1.0):
         time.sleep(0.2)
     return Exit.OK
+
+
+def srun_address(env: Mapping[str, str]) -> tuple[str, int]:
+    """Return where the srun of this task listens; empty and 0 where nobody says so."""
+    port = env.get("SLURM_STEP_LAUNCHER_PORT", "")
+    return env.get("SLURM_LAUNCH_NODE_IPADDR", ""), int(port) if port.isdecimal() else 0
 
 
 def kill_now(loop: Loop) -> None:

@@ -10,7 +10,7 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
                                                                 FindKillWait, FindCheckpoint
     agent     Started, Observed, Sensed, WorkerEnded,           Start, Signal, Forward, PassOn, KeepEvidence,
               WorkerFailed, Signalled, Swept                    PrepareStandby, Sweep, Mute
-              Found, NotFound, Withdrew                         Seek, Lead
+              Found, NotFound, Knocked, Withdrew                Seek, Lead
 """
 
 from __future__ import annotations
@@ -89,6 +89,13 @@ class NotFound(Event, frozen=True):
     """The other answer to Seek: the leader rejects this agent, or nobody accepts it."""
 
     reason: str
+
+
+class Knocked(Event, frozen=True):
+    """What the lost leader's machine answers, where srun runs there; comes again and again after Seek."""
+
+    listens: bool | None
+    """Whether the leader's agent listens; None: the machine does not answer."""
 
 
 class Withdrew(Event, frozen=True):

@@ -25,13 +25,14 @@ from pathlib import Path
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
-from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest
+from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.group import make_group
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
 from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
+from allranks.launch.sweeper import Sweeper
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
@@ -45,7 +46,7 @@ from allranks.preflight.ranks import describe_group
 from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir, describe_command, this_directory
 from allranks.report.text import fold_ranks, say
-from allranks.wire.protocol import Goodbye, Plan
+from allranks.wire.protocol import Goodbye, Plan, Srun
 
 
 def worker_command(request: Request) -> list[str]:
@@ -118,15 +119,20 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
         command = worker_command(plan.request)
     except AllranksError as exc:
         plan = replace(plan, problem=plan.problem or exc)
-    workers = WorkerGroup(job=plan, command=command, run_dir=RunDir(log_dir, plan.job), hidden=hidden, env=env)
-    err = workers.console.screen["err"]
-    with contextlib.redirect_stderr(err.as_text()):
-        try:
-            workers.begin_standby()
-            return _run_phases(workers)
-        finally:
-            workers.end_standby()
-            err.drain(patience_s=READER_S)
+    sweeper = Sweeper.start()
+    try:
+        run_dir = RunDir(log_dir, plan.job)
+        workers = WorkerGroup(job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, sweeper=sweeper)
+        err = workers.console.screen["err"]
+        with contextlib.redirect_stderr(err.as_text()):
+            try:
+                workers.begin_standby()
+                return _run_phases(workers)
+            finally:
+                workers.end_standby()
+                err.drain(patience_s=READER_S)
+    finally:
+        sweeper.dismiss()
 
 
 def _run_phases(workers: WorkerGroup) -> int:
@@ -166,11 +172,11 @@ def _run_phases(workers: WorkerGroup) -> int:
 
 def _make_plans(called: Called, *, request: Request) -> dict[int, Plan]:
     applicant, max_restarts = called.applicant, request.max_restarts
-    # The job can go on without this node, but not where its srun runs here: the step ends with it.
     own = {address for interface in applicant.plan.facts.interfaces for address in interface.addresses}
+    address, port = srun_address(applicant.env)
     return make_group(
         called.cards,
-        can_change_leader=applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") not in own,
+        srun=Srun(node=0, address=address, port=port) if address in own else None,
         addresses=called.addresses,
         wanted_backend=applicant.plan.wanted_backend,
         past=Past(history=History(restarts_left=max_restarts, retries_errors=request.retries_errors)),
@@ -214,6 +220,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     plan, run_dir, group = workers.job, workers.run_dir, rendezvous.group
     me, interface = group.members[group.node_index], rendezvous.interface
     names = [member.name for member in group.members]
+    workers.sweeper.tell(run_dir.attempt_path / "events.jsonl", me.name)
     if rendezvous.leader is None:
         command = describe_command(workers.command, workers.env)
         about = {"job": plan.job, "command": command, "cwd": this_directory(), "pid": os.getpid()}

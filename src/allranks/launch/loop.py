@@ -20,14 +20,17 @@ import msgspec
 from allranks.guard.activity import Activity
 from allranks.guard.watch import Watch
 from allranks.guard.worker import WatchedWorker
+from allranks.host.net import listens
 from allranks.launch import events
 from allranks.launch.agent import Agent, Phase
 from allranks.launch.events import GRACE_S, Effect
 from allranks.launch.inbox import SignalInbox
+from allranks.launch.knocking import Knocking
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
 from allranks.launch.queue.scheduler import Scheduler
-from allranks.launch.succession import find_events, has_ended
+from allranks.launch.succession import find_end, find_events, why_not_lead
+from allranks.launch.sweeper import describe_end
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.errors import AllranksError
@@ -53,6 +56,8 @@ WRITERS_S = 60.0
 KEEP_S = 1.0
 """For the last calls and stacks of this node's workers, before they are ended."""
 SWEEP_GRACE_S = 0.5
+SRUN_S = 1.0
+"""For the machine of srun to accept a connection."""
 
 
 class Loop:
@@ -84,6 +89,8 @@ class Loop:
         data_address = plan.data_path.address if plan.data_path else address
         self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
         self._search: Search | None = None
+        self._knocking: Knocking | None = None
+        """At the machine of a lost leader, where it must be proven that only its agent has ended."""
         self._selector = selectors.DefaultSelector()
         self._lines = Lines(self._step, self._carry_out, self._selector)
         self._feed = self._lines.feed
@@ -98,6 +105,11 @@ class Loop:
     def name(self) -> str:
         """Of this node."""
         return self.agent.plan.members[self.agent.plan.node_index].name
+
+    @property
+    def _is_beside_srun(self) -> bool:
+        srun = self.agent.plan.srun
+        return self.driver is not None and srun is not None and srun.node == self.agent.node
 
     def run(self) -> Goodbye:
         """Go through all generations of the job and return the leader's last word."""
@@ -134,7 +146,11 @@ class Loop:
             self._end_search()
             if self.driver is not None:
                 self.driver.close()
-            if acceptor is not None:
+            if acceptor is not None and self._is_beside_srun:
+                # Others take a closed port for the proof that this agent has ended (launch.succession): it closes with
+                # this process, when events.jsonl says how the job has ended.
+                acceptor.detach()
+            elif acceptor is not None:
                 acceptor.close()
             self._lines.close()
             self._selector.close()
@@ -187,12 +203,8 @@ class Loop:
                 self._seek(contacts)
             case events.Reject(connection=number):
                 self._lines.joined.pop(number).close()
-            case events.Lead(joined=joined) if has_ended(workers.run_dir.read_events()):
-                for each in joined.values():
-                    self._lines.joined.pop(each.connection).close()
-                self._feed(events.NotFound(now_s=time.monotonic(), reason="the job has ended"))
             case events.Lead():
-                self._follow(self._lead(effect), self.agent.node)
+                self._succeed(effect)
             case events.Say(text=text):
                 say(text)
             case events.Start(plan=plan):
@@ -324,6 +336,23 @@ class Loop:
 
     # Without a leader
 
+    def _succeed(self, lead: events.Lead) -> None:
+        """Lead, unless the run directory says that nobody may, or srun is lost with the leader."""
+        told, (node, reason) = self.workers.run_dir.read_events(), lead.lost
+        why = why_not_lead(told, self.agent.leader_name)
+        srun = self.agent.succession.srun if self.agent.succession is not None else None
+        # Asked once, by one agent: srun prints `Zero Bytes were transmitted or received`.
+        if why is None and srun is not None and not listens(srun.address, srun.port, within_s=SRUN_S):
+            why = "srun does not answer"
+        if why is not None:
+            for each in lead.joined.values():
+                self._lines.joined.pop(each.connection).close()
+            self._feed(events.NotFound(now_s=time.monotonic(), reason=why))
+            return
+        if (ended := find_end(told, self.agent.leader_name)) is not None:
+            lead = msgspec.structs.replace(lead, lost=(node, f"{reason}; {describe_end(ended)}"))
+        self._follow(self._lead(lead), self.agent.node)
+
     def _look_for_leader(self, now_s: float) -> None:
         """Do what is due while the leader is lost."""
         ended = select.poll()  # not the selector: what they have sent stays unread until this agent leads
@@ -332,6 +361,8 @@ class Loop:
         for number, _ in ended.poll(0):
             self._lines.joined.pop(number).close()
             self._feed(events.Withdrew(now_s=now_s, connection=number))
+        if self._knocking is not None and (answer := self._knocking.poll()) is not None:
+            self._feed(events.Knocked(now_s=now_s, listens=answer.listens))
         try:
             found = self._search.poll() if self._search is not None else None
         except AllranksError as exc:
@@ -357,8 +388,14 @@ class Loop:
             for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
         ]
         self._search = Search(lambda: hints, job=own.job, secret=lambda: own.secret, card=card)
+        if agent.succession is not None and agent.succession.srun is not None:
+            leader = agent.succession.leader
+            self._knocking = Knocking(next(each for each in agent.plan.successors if each.node == leader))
 
     def _end_search(self) -> None:
+        if self._knocking is not None:
+            self._knocking.stop()
+            self._knocking = None
         if self._search is not None:
             self._search.stop()
             self._search = None

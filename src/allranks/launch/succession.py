@@ -5,6 +5,10 @@
     majority        of the members, with this agent: it leads (launch.lead.members)
     SEEK_S          nobody was found: the agent ends its workers, and leaves
 
+A leader on whose node srun runs may live on without the majority (launch.lead.members), and where its machine is lost,
+SLURM does not learn the job's end. So whoever succeeds it must have proof that only its agent has ended: for PROVEN_S,
+its machine refuses connections to the agent's port, and srun accepts one (launch.loop).
+
 Whoever still hears its leader, or is not to succeed it yet, refuses the others, and they try again. An agent follows
 the first one that accepts it, and no other while that connection lasts. After Resign nobody waits for the old leader.
 
@@ -24,10 +28,15 @@ from allranks.launch import events
 from allranks.launch.events import Effect
 from allranks.launch.lead.course import RETURN_S
 from allranks.launch.lead.members import has_majority
-from allranks.wire.protocol import Contact, Plan
+from allranks.wire.protocol import Contact, Plan, Srun
 
+AGENT_ENDED = "agent_ended"
+"""The event that an agent was killed (launch.sweeper)."""
 OPENS_S = 1.0
 """Seconds between two successors: the first one that is there has the time to be found by all."""
+PROVEN_S = 3.0
+"""Seconds until all nodes see in the run directory what a leader wrote before it ended: it may have gone on without
+them."""
 SEEK_S = 20.0
 """Seconds to look for a leader: all successors have had their turn by then."""
 UNLED_S = 10.0
@@ -57,6 +66,10 @@ class Succession:
     """Leaders of this generation before that one: whoever has followed another does not go back to them."""
     joined: dict[int, events.Joined] = field(default_factory=dict)
     """Agents that were accepted, by node."""
+    proven_s: float | None = None
+    """Since when the leader's agent is known to have ended, where that must be proven."""
+    knocked: events.Knocked | None = None
+    """What its machine answered last."""
     is_outdated: bool = False
     """Whether another agent knows a newer generation: this one can follow, but not lead."""
 
@@ -78,12 +91,36 @@ class Succession:
     @property
     def gives_up_s(self) -> float:
         """When this agent stops looking."""
-        return self.lost_s + (SEEK_S if self.is_replaceable else RETURN_S + RETRY_S)
+        is_silent = self.knocked is not None and self.knocked.listens is None
+        return self.lost_s + (SEEK_S if self.is_replaceable and not is_silent else RETURN_S + RETRY_S)
+
+    @property
+    def srun(self) -> Srun | None:
+        """Where srun is beside the leader: whoever leads next must prove that only the leader's agent has ended."""
+        srun = self.plan.srun
+        return srun if srun is not None and srun.node == self.leader and not self.has_resigned else None
+
+    def weigh(self, knocked: events.Knocked) -> None:
+        """Take in what the leader's machine answers."""
+        self.knocked = knocked
+        if knocked.listens is not False:
+            self.proven_s = None
+        elif self.proven_s is None:
+            self.proven_s = knocked.now_s
+
+    def describe(self) -> str:
+        """Return why the leader is lost, and what its machine has answered since."""
+        if self.knocked is None:
+            return self.reason
+        answers = {True: "its port answers", False: "its port is closed", None: "its machine does not answer"}
+        return f"{self.reason}; {answers[self.knocked.listens]}"
 
     def is_open(self, now_s: float) -> bool:
         """Whether this agent accepts others."""
         heirs = [each.node for each in self.plan.successors if each.node not in self._leaders and each.port]
         if self.is_outdated or self.own not in heirs or not self.is_replaceable:
+            return False
+        if self.srun is not None and (self.proven_s is None or now_s < self.proven_s + PROVEN_S):
             return False
         return now_s >= self.lost_s + (0.0 if self.has_resigned else RETURN_S) + OPENS_S * heirs.index(self.own)
 
@@ -135,6 +172,15 @@ class Succession:
         return (self.plan.nodes,) if is_confirmed else (*self.plan.electors, self.plan.nodes)
 
 
+def why_not_lead(told: Sequence[Mapping[str, Any]], leader: str) -> str | None:
+    """Return why events.jsonl says that nobody may succeed a leader; None: somebody may."""
+    if has_ended(told):
+        return "the job has ended"
+    if find_events(told, "minority", leader=leader):
+        return f"{leader} had gone on without the majority of the nodes"
+    return None
+
+
 def is_led_elsewhere(told: Sequence[Mapping[str, Any]], generation: int, leader: str) -> bool:
     """Whether events.jsonl says that another leader goes on with the job, or that the job has ended.
 
@@ -152,6 +198,13 @@ def is_led_elsewhere(told: Sequence[Mapping[str, Any]], generation: int, leader:
     is_passed_over = is_own and find_events(others, "took_over", generation=generation - 1, after=leader)
     is_left_behind = max(led, default=-1) >= generation or max(begun, default=-1) > generation
     return bool(has_ended(told) or is_passed_over or is_left_behind)
+
+
+def find_end(told: Sequence[Mapping[str, Any]], leader: str) -> Mapping[str, Any] | None:
+    """Return what is known of how a leader's agent ended, since it has led; None where it was not killed, or unseen."""
+    led = [at for at, each in enumerate(told) if find_events([each], "took_over", leader=leader)]
+    ended = find_events(told[led[-1] if led else 0 :], AGENT_ENDED, node=leader)
+    return ended[-1] if ended else None
 
 
 def has_ended(told: Sequence[Mapping[str, Any]], **fields: int) -> bool:

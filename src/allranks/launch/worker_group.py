@@ -28,6 +28,7 @@ from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.events import Hold
 from allranks.launch.plan import JobPlan
+from allranks.launch.sweeper import Sweeper
 from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind, kill_descendants
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
@@ -52,6 +53,8 @@ class WorkerGroup:
     """Local ranks and streams (`out`, `err`) that the terminal does not show; the files have them."""
     env: Mapping[str, str]
     """The agent's."""
+    sweeper: Sweeper = field(default_factory=lambda: Sweeper(0, -1))
+    """Ends what this node's workers have started, if this agent is killed."""
     store_fd: int | None = None
     """The leader's socket for rank 0."""
     standby: Standby | None = None
@@ -102,6 +105,7 @@ class WorkerGroup:
             self.processes.append(worker)
         self.growth = self.growth or GrowthRecorder(node_path)
         self.growth.watch(worker.path(stream) for worker in self.processes for stream in worker.starts)
+        self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:
             self.end_standby()
 
@@ -226,7 +230,8 @@ class WorkerGroup:
 
     def sweep(self, grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
         """End what the workers left running, but not the spared pids; returns names and pids."""
-        return end_left_behind(grace_s, spared=[*spared, *([self.standby.process.pid] if self.standby else [])])
+        standby = [self.standby.process.pid] if self.standby else []
+        return end_left_behind(grace_s, spared=[*spared, *standby, self.sweeper.pid])
 
     def close(self) -> None:
         """End whatever is left."""

@@ -7,6 +7,7 @@ runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the 
                       /events.jsonl                               events, as the leader saw them
                       /roll_call.json                             node reports and pair tests
                       /verdict.json                               the verdict
+                      /exit_code                                  the job's, for its batch script
                       /<node>/verdict.json                        the verdict, as this node received it
                       /cancel.log                                 who cancelled the job with `allranks cancel`
 runs/<job>/checkpoints/, culprits.json                            kept for all attempts
@@ -201,6 +202,10 @@ class RunDir:
         except OSError:
             return True  # who cannot write must speak
         return True
+
+    def write_exit_code(self, exit_code: int) -> None:
+        """Write the job's exit code for its batch script: srun knows only those of its tasks."""
+        write_whole(self.attempt_path / "exit_code", f"{int(exit_code)}\n".encode())
 
     def write_roll_call(self, observations: object) -> None:
         """Write all observations of the roll call, so that its verdict can be checked."""

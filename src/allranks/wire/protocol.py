@@ -173,6 +173,16 @@ class Contact(msgspec.Struct, frozen=True, kw_only=True):
     port: int
 
 
+class Srun(msgspec.Struct, frozen=True, kw_only=True):
+    """The srun of this job's step, where it runs on the machine of one of its nodes."""
+
+    node: int
+    """Its index in the job."""
+    address: str
+    port: int
+    """Where srun listens for what its tasks do: SLURM_STEP_LAUNCHER_PORT."""
+
+
 class Plan(Message, frozen=True, kw_only=True):
     """Everybody is here: who is which rank, and where the store is."""
 
@@ -194,6 +204,8 @@ class Plan(Message, frozen=True, kw_only=True):
     """`nodes` of earlier generations, whose majorities the next leader needs, too (launch.lead.members)."""
     successors: tuple[Contact, ...] = ()
     """The leader, and the members that take its place if it is lost, in this order."""
+    srun: Srun | None = None
+    """Whoever succeeds a leader on that node must prove that only its agent has ended (launch.succession)."""
     past: Past | None = None
 
     @property

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.launch.lead.members import Members, has_majority
+from allranks.launch.lead.group import make_group
+from allranks.launch.lead.members import Members, Node, has_majority
 from allranks.model.card import Card
 
 
@@ -46,6 +47,25 @@ def test_of_a_job_cut_in_two_exactly_one_part_is_the_majority(num_nodes: int):
     for size in range(num_nodes + 1):
         for part in itertools.combinations(nodes, size):
             assert has_majority(part, [nodes]) != has_majority(set(nodes) - set(part), [nodes])
+
+
+@pytest.mark.parametrize(
+    ("here", "begins", "is_succeeded"),
+    [
+        pytest.param((0, 1, 2), True, True, id="three of five: as everywhere"),
+        pytest.param((0, 1), True, False, id="two: it goes on, but nobody may succeed it"),
+    ],
+)
+def test_a_leader_beside_srun_needs_no_majority(here: tuple[int, ...], begins: bool, is_succeeded: bool):
+    cards = {index: Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0) for index in range(5)}
+    plan = make_group(cards, wanted_backend="gloo", attempt=0, store_address="", store_port=1)[0]
+    nodes = {index: Node(card=cards[index], name=f"n{index}", address="") for index in here}
+    members = Members(num_nodes=5, nodes=nodes, needs_majority=False)
+    members.begin(plan)
+    assert members.have_majority() is begins
+    assert (members.give_up_succession(), members.may_be_succeeded) == (not is_succeeded, is_succeeded)
+    members.electors = ((0, 1),)
+    assert (members.give_up_succession(), members.may_be_succeeded) == (False, is_succeeded), "for good"
 
 
 @pytest.mark.parametrize(("generation", "expected"), [(0, 2), (-1, None)])

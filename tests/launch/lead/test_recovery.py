@@ -53,6 +53,13 @@ def test_a_dead_rank_is_started_again_on_the_same_nodes():
     assert (decision.restarts, decision.without, history.restarts_left) == (True, frozenset(), 1)
 
 
+def test_a_job_ends_to_be_requeued_where_the_machine_of_srun_is_lost():
+    history = History(restarts_left=2)
+    decision = move(judged(cures=True, exit_code=75, lost=(2,)), history=history, lost_srun="n2")
+    assert (decision.restarts, decision.exit_code, history.restarts_left) == (False, Exit.NODE_FAULT, 2)
+    assert decision.note.startswith("n2 is lost, and with it srun")
+
+
 def test_where_all_other_ranks_have_finished_nothing_is_started_again():
     decision = move(judged(cures=True, is_over=True, exit_code=75), history=History(restarts_left=2))
     assert (decision.restarts, decision.exit_code, decision.note) == (False, 75, "")

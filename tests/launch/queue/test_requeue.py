@@ -36,6 +36,8 @@ def culprit(node: str, *attempts: int) -> Culprit:
          {"ExcNodeList": "n[4-6,3]", "NumNodes": "2"}, "without n3, on 2 nodes instead of 3"),
         # SLURM has taken the lost node away: the job would ask for one less from then on.
         ({"num_nodes": 2}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3", "NumNodes": "3"}, "without n3"),
+        ({"num_nodes": 2, "excluded_nodes": "n[4-6]"}, [culprit("n3", 0)], 2,
+         {"ExcNodeList": "n[4-6,3]", "NumNodes": "2"}, "without n3, on 2 nodes instead of 3"),
         # Named by the user, and all of them needed.
         ({"asked_nodes": "n[1-3]"}, [culprit("n3", 0)], 3, {},
          "n3 is not excluded, because the job needs 3 of 3 nodes"),

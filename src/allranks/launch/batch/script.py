@@ -100,6 +100,7 @@ def render_sbatch(
     *,
     more: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    log_dir: str | Path = "runs",
     template: Path | None = None,
 ) -> str:
     """Return the text of the batch script.
@@ -107,6 +108,7 @@ def render_sbatch(
     Args:
         command: the agent's command, `allranks run ...`, as words.
         more: further options of sbatch, `--licenses=matlab:2`, each one word.
+        log_dir: where run directories are; `command` says the same.
         env: variables for the ranks; not for secrets, because the script contains the values.
     Raises:
         UsageError: a value cannot be written into a script, or the template is wrong.
@@ -126,6 +128,7 @@ def render_sbatch(
             directives=[*_directives(options), "--no-kill", *map(_more_option, more)],
             command=list(command),
             env=dict(env or {}),
+            log_dir=str(log_dir),
             handed_on=options.handed_on,
         )
     except jinja2.TemplateNotFound as exc:  # also an OSError

@@ -88,5 +88,3 @@ class Terms:
     """How long to wait for nodes below the minimum."""
     shutdown_s: float = SHUTDOWN_S
     """Seconds for ranks that handle the signal which ends them, and for those that save."""
-    can_change_leader: bool = True
-    """Whether another node may lead if this one is lost."""

@@ -166,7 +166,6 @@ def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Le
             min_nodes=plan.min_nodes,
             capacity_s=plan.request.capacity_s,
             shutdown_s=plan.request.shutdown_s,
-            can_change_leader=len(group.successors) > 1,
         ),
         guard=Guard(plan.guard, job=plan.job),
         past=group.past,

@@ -37,7 +37,7 @@ def make_group(
 
     Args:
         cards: reports of the nodes that joined.
-        can_change_leader: whether another node may lead if this one is lost.
+        can_change_leader: whether another node may lead if this one is lost (Members.may_be_succeeded).
         addresses: where the leader sees each node's agent.
         wanted_backend: auto, nccl or gloo.
         more: other fields of the Plan.

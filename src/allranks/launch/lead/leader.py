@@ -201,8 +201,8 @@ class Leader(Reports):
             culprits=at_fault,
             leader=self._own,
             leader_name=self._members.name_of(self._own),
-            # Where the leader's own link is at fault, all others are away.
-            can_resign=len(plan.successors) > 1 and self._members.have_majority(without=at_fault, and_away=True),
+            lost_srun=self._find_lost_srun(judged),
+            can_resign=self._can_resign(at_fault),
             checkpoint=self.checkpoint,
             ran_s=now_s - self._generation.began_s,
         )
@@ -218,6 +218,19 @@ class Leader(Reports):
             this.decision = self._choose(judged, now_s)
         this.judged, this.told_by_s = judged, None
         self._pronounce(judged.findings)
+
+    def _can_resign(self, at_fault: frozenset[int]) -> bool:
+        plan = self._generation.plan
+        if len(plan.successors) < 2 or (plan.srun is not None and plan.srun.node == self._own):
+            return False
+        # Where the leader's own link is at fault, all others are away.
+        return self._members.have_majority(without=at_fault, and_away=True)
+
+    def _find_lost_srun(self, judged: Judged) -> str:
+        """Return the name of the node that is lost, and srun with it; empty: srun is not."""
+        plan = self._generation.plan
+        lost = {plan.nodes[position] for position in judged.lost}
+        return self._members.name_of(plan.srun.node) if plan.srun is not None and plan.srun.node in lost else ""
 
     # Stopping, and what comes after
 
@@ -329,11 +342,14 @@ class Leader(Reports):
                 leader, at_least = self._members.name_of(self._own), terms.min_nodes
                 self._record("paused", generation=last.generation, leader=leader, nodes=len(nodes), at_least=at_least)
             return
+        if self._members.give_up_succession():
+            self._record("minority", generation=last.generation, leader=self._members.name_of(self._own))
         try:
             plans = make_group(
                 {index: node.card for index, node in nodes.items()},
                 leader=self._own,
-                can_change_leader=terms.can_change_leader,
+                can_change_leader=self._members.may_be_succeeded,
+                srun=last.srun,
                 addresses={index: node.address for index, node in nodes.items()},
                 wanted_backend=terms.wanted_backend,
                 electors=self._members.electors,
@@ -402,7 +418,7 @@ class Leader(Reports):
         survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
         findings = (*findings, *survived, *self._guard.warnings)
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
-        is_cut_off = not (self._guard.is_all_well or self._members.have_majority())
+        is_cut_off = self._members.are_minority and not self._guard.is_all_well
         self._goodbye = Goodbye(exit_code=exit_code, summary=outcome.summarize(self.verdict), is_cut_off=is_cut_off)
         self._send(self._goodbye, self._members.here)
         for index, node in self._members.waiting.items():

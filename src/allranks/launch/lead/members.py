@@ -6,6 +6,10 @@ needed. So of two equal halves the leader's goes on, and of two nodes only the l
 of their generation have begun it. Two generations that each have the majority of the last one share a member, and a
 member begins only one of them.
 
+A leader on whose node srun runs needs no majority: nobody succeeds it while its agent lives (launch.succession). Once
+it has begun a generation without the majority, nobody succeeds it at all, since the members that it has lost could
+succeed it in the last generation; `minority` in events.jsonl tells them not to.
+
 While the leader does not know that all members have begun a generation, it needs the majority of the one before, too:
 the others may not have got that Plan. Dead members count as missing, however sure it is that they are dead: they may
 have begun a generation before. An agent that was started again is a new one, and no member.
@@ -72,7 +76,10 @@ class Members:
     excluded: set[int] = field(default_factory=set)
     away: dict[int, Away] = field(default_factory=dict)
     electors: tuple[tuple[int, ...], ...] = ()
-    """Generations whose majority this leader needs."""
+    """Generations whose majority this leader needs, or its successor."""
+    needs_majority: bool = True
+    may_be_succeeded: bool = True
+    """Whether others may lead if this leader is lost."""
     _begun: set[int] = field(default_factory=set)
     """Members that are known to have begun this generation."""
 
@@ -100,7 +107,18 @@ class Members:
             and_away: if those come back that are away.
         """
         here = self.here.keys() | self.away.keys() if and_away else self.here.keys()
-        return has_majority(here - set(without), self.electors)
+        return not self.needs_majority or has_majority(here - set(without), self.electors)
+
+    @property
+    def are_minority(self) -> bool:
+        """Whether those that are here are no majority, also where the leader needs none."""
+        return not has_majority(self.here.keys(), self.electors)
+
+    def give_up_succession(self) -> bool:
+        """Before a generation: note, once, that it begins without the majority, and nobody may succeed the leader."""
+        is_first = self.may_be_succeeded and self.are_minority
+        self.may_be_succeeded &= not is_first
+        return is_first
 
     def name_of(self, index: int) -> str:
         """A node's name: as it is connected, or as the Plan has it."""
@@ -118,8 +136,7 @@ class Members:
     def begin(self, plan: Plan) -> None:
         """A generation begins; whoever is away is not in it."""
         self.group = {index: member.name for index, member in zip(plan.nodes, plan.members, strict=True)}
-        # Where nobody can succeed the leader, it needs no majority.
-        self.electors = (*plan.electors, plan.nodes) if len(plan.successors) > 1 else ()
+        self.electors = (*plan.electors, plan.nodes)
         self._begun = set()
         self.away.clear()
         for index, name in self.group.items():

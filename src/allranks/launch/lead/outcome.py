@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from allranks.guard.judged import Judged, name_fault
 from allranks.launch.plan import count_of
-from allranks.model.finding import Verdict
+from allranks.model.finding import Confidence, Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.past import Crash
 
@@ -42,6 +42,22 @@ def describe_restart(
     left = f" without {fold_hosts(without)}" if without else ""
     more = count_of(num_left, "more restart")
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"
+
+
+def describe_loss(leader: str, reason: str, how: str | None) -> Finding:
+    """Return the finding of a job that has lost its leader, and nobody could succeed it.
+
+    Args:
+        leader: name of its node.
+        reason: how this agent has noticed.
+        how: how the leader's agent ended, where somebody knows.
+    """
+    if how is None:
+        what = "the node led the job, and its agent is gone: the machine crashed, lost its network, or somebody killed "
+        return name_fault("AR012", f"{what}the agent", node=leader, evidence=[reason], confidence=Confidence.LIKELY)
+    fix = f"on {leader}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
+    what = f"the node's agent, which led the job, was {how}; no other node could lead"
+    return name_fault("AR012", what, node=leader, evidence=[reason], fix=fix)
 
 
 def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step: int | None) -> str:

@@ -4,8 +4,9 @@ A restart does not cure a fault that comes back. So an error of the user's code 
 `--restart-on-error` is set), the same crash ends it the second time, and a failure of the same rank the third time, if
 there was no progress in between. Where several ranks broke by themselves, the job restarts only if each of these
 failures may be retried. A node at fault is left out if enough nodes remain (over all runs of the job:
-launch.queue.scheduler). The leader's own node cannot be left out, since the store and the verdict are there; the job
-then ends with the exit code that asks for a requeue.
+launch.queue.scheduler). The leader's own node cannot be left out where nobody else may lead, since the store and the
+verdict are there; nor can a lost machine on which srun ran, since SLURM learns the job's end from srun. The job then
+ends with the exit code that asks for a requeue.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def decide(
     leader: int,
     leader_name: str,
     can_resign: bool,
+    lost_srun: str = "",
     checkpoint: int | None = None,
     ran_s: float = 0.0,
 ) -> Decision:
@@ -58,6 +60,7 @@ def decide(
         history: the job's faults so far.
         culprits: the nodes at fault, if nodes are at fault; they and the leader's node by their index in the job.
         can_resign: whether the nodes that are not at fault may go on under another leader.
+        lost_srun: name of the node on which srun ran, if its machine does not answer.
         checkpoint: step of the newest checkpoint.
         ran_s: how long this generation of workers has run, in seconds.
     """
@@ -87,6 +90,9 @@ def decide(
     if worn is not None and not judged.cures and not is_error:
         note = f"rank {worn} failed {history.faults[worn]} times without progress; a restart does not cure it"
         return Decision(exit_code=Exit.SETUP, note=note)
+    if lost_srun:
+        note = f"{lost_srun} is lost, and with it srun, which SLURM learns the job's end from: the job must start again"
+        return Decision(exit_code=Exit.NODE_FAULT, note=note)
     without = frozenset(culprits) if judged.cures else frozenset()
     if leader in without and not can_resign:
         note = f"{leader_name} runs the leader, and the other nodes are no majority without it: the job must "

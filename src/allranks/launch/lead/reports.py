@@ -104,7 +104,10 @@ class Reports:
         self._terms, self._guard, self._own = terms, guard, plan.nodes[plan.node_index]
         self._history, self._survived = past.history, [*past.survived]
         self._effects: list[Effect] = []
-        self._members = Members(terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded))
+        is_beside_srun = plan.srun is not None and plan.srun.node == self._own
+        self._members = Members(
+            terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded), needs_majority=not is_beside_srun
+        )
         self._deadline_s = self._savers_deadline_s = self._stepped_s = now_s
         """The first one: of the phases stopping and forming; the second one: of nodes with ranks that save."""
         self._handlers_until_s: float | None = None
@@ -144,6 +147,12 @@ class Reports:
     def _past(self) -> Past:
         excluded = tuple(sorted(self._members.excluded))
         return Past(history=self._history, survived=tuple(self._survived), excluded=excluded)
+
+    @property
+    def _is_own_fault(self) -> bool:
+        """Whether the verdict on this generation is on the leader's own node."""
+        judged, plan = self._generation.judged, self._generation.plan
+        return judged is not None and judged.cures and plan.node_index in judged.nodes
 
     def _do(self, *effects: Effect) -> None:
         self._effects += effects
@@ -332,7 +341,8 @@ class Reports:
         name = members.name_of(index)
         self._suspect(index, reason, now_s)
         members.remove(index)
-        self._record("node_lost", node=name, reason=reason)
+        if not self._is_own_fault:  # else that node is not lost, and asks the run directory whether others go on
+            self._record("node_lost", node=name, reason=reason)
         if index not in members.excluded:
             self._do(events.ExpectBack(node=index, name=name))
 

@@ -241,7 +241,8 @@ def plan_requeue(
     if set(out) & set(asked):
         values["ReqNodeList"] = fold_hosts([name for name in asked if name not in out])
     num_nodes = min(job.num_nodes, len(pool) - len(out))
-    if num_nodes != state.num_nodes:
+    # A job from which SLURM has taken a lost node asks for its first number again when it was requeued.
+    if {num_nodes, state.num_nodes} != {job.num_nodes}:
         values["NumNodes"] = str(num_nodes)
     parts = [f"without {fold_hosts(out)}"] if out else []
     if num_nodes != job.num_nodes:

@@ -16,7 +16,7 @@ from typing import ClassVar
 from allranks.lab import hosts as machines
 from allranks.lab.faults.fault import Culprit, Place, Scene
 from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, LinkCut, ports_of
-from allranks.lab.faults.running.node import BACK_S, AgentKilled, NodeBack, NodeKilled, cable
+from allranks.lab.faults.running.node import BACK_S, AgentKilled, BatchNodeKilled, NodeBack, NodeKilled, cable
 from allranks.lab.faults.running.process import WorkerKilled
 from allranks.lab.faults.running.strike import Launch, Strike, Succession
 from allranks.lab.faults.running.target import Target
@@ -28,6 +28,8 @@ BEGIN_S = 90.0
 """Until the job has gone on under another leader, and the lost agent is in it again."""
 ENDS_S = SEEK_S + 15.0
 """Until the cut-off side has ended its workers: it looks for a leader before that."""
+LEFT_S = 60.0
+"""For SLURM to end what a lost node still runs, once it answers again: it asks its nodes from time to time."""
 TAKEN_OVER_S = GONE_S + RETURN_S + OPENS_S
 """For the verdict: the leader is silent, then may return, then its successor accepts the others."""
 _FAILED = re.compile(r"srun: error: (\S+): tasks? \S+: (Exited with exit code [1-9]\d*)")
@@ -62,6 +64,18 @@ class SecondLeaderKilled(LeaderAgentKilled, name="second-leader-killed", cause="
             return target.leader() != first and target.is_stepping(len(newest), after=start)
 
         target.wait(is_whole, BEGIN_S, f"{len(newest)} ranks to train after the loss of the first leader")
+
+
+class BatchLeaderKilled(LeaderAgentKilled, name="batch-leader-killed", cause="AR012"):
+    """SIGKILL to the leader's agent in a batch job, whose srun runs on that node: the job goes on, and ends with 0."""
+
+    launch, has_baseline = Launch.BATCH, False
+
+
+class SmallBatchLeaderKilled(BatchLeaderKilled, name="batch-leader-killed-of-3", cause="AR012"):
+    """The same with three nodes."""
+
+    nodes, most_nodes = "2:3", 3
 
 
 class LeaderWorkerKilled(LeaderStrike, WorkerKilled, name="leader-worker-killed", cause="AR407"):
@@ -150,6 +164,45 @@ class LeaderBack(CutOff, NodeBack, name="leader-back", cause="AR012"):
         time.sleep(BACK_S)
         cls.note_workers(scene)
         cable(scene, scene.node.name, state="up")
+
+
+class BatchNodeCutOff(BatchNodeKilled, name="batch-node-cut-off"):
+    """Both networks of the node with batch script, srun and leader are cut: the job is requeued, and resumes.
+
+    The leader runs on, and finds its own link at fault; what it writes in the lab, where all nodes share a disk, must
+    not keep the others from requeuing the job.
+    """
+
+    also: ClassVar[tuple[str, ...]] = ("AR012", "AR210")
+    most_nodes: ClassVar[int | None] = None
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Cut them."""
+        struck_s = time.time()
+        cable(scene, scene.node.name, state="down")
+        return struck_s
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Connect it again."""
+        cable(scene, scene.node.name, state="up")
+
+    @classmethod
+    def check(cls, scene: Scene, target: Target) -> list[str]:
+        """Connect it, wait until SLURM has ended what the lost run left there, and check the record."""
+        cls.heal(scene)
+        init, give_up_s = scene.inits[scene.node.name], time.monotonic() + LEFT_S
+        while "srun" in machines.processes_in(init) and time.monotonic() < give_up_s:
+            time.sleep(0.5)
+        return super().check(scene, target)
+
+
+class SmallBatchNodeCutOff(BatchNodeCutOff, name="batch-node-cut-off-of-3"):
+    """The same with three nodes."""
+
+    nodes = "2:3"
+    most_nodes: ClassVar[int | None] = 3
 
 
 class Split(CutOff):

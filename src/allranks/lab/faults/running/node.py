@@ -156,11 +156,11 @@ class BatchNodeKilled(NodeKilled, name="batch-node-killed"):
     place, needs_login, is_requeued = Place.LEADER, True, True
     succession = None
     """Until SLURM gives the node up, another one may lead."""
-    also: ClassVar = ("AR012",)
+    also: ClassVar[tuple[str, ...]] = ("AR012",)
 
     launch, verdict_s, next_step_s, watch_s = Launch.BATCH, None, None, 150.0
     has_baseline = False
-    most_nodes: ClassVar = 4
+    most_nodes: ClassVar[int | None] = 4
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
