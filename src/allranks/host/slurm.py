@@ -48,6 +48,7 @@ class JobState:
     state: str
     reason: str = ""
     num_nodes: int = 0
+    num_tasks: int = 0
     nodes: str = ""
     """Host list, as SLURM prints it."""
     asked_nodes: str = ""
@@ -308,6 +309,7 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
                     "state": fields.get("JobState", "UNKNOWN"),
                     "reason": _spaced(fields.get("Reason", "")),
                     "num_nodes": fields.get("NumNodes", ""),
+                    "num_tasks": fields.get("NumTasks", ""),
                     "nodes": fields.get("NodeList", ""),
                     "asked_nodes": fields.get("ReqNodeList", ""),
                     "start": fields.get("StartTime", ""),
@@ -350,12 +352,13 @@ def _full_id(fields: Mapping[str, str]) -> str:
 
 
 def _job(fields: Mapping[str, str]) -> JobState:
-    others = ("num_nodes", "exit", "restarts", "is_batch", "may_requeue")
+    others = ("num_nodes", "num_tasks", "exit", "restarts", "is_batch", "may_requeue")
     texts = {name: _said(value) for name, value in fields.items() if name not in others}
     code = re.fullmatch(r"(\d+):(\d+)", fields.get("exit", ""))
     return JobState(
         **texts,
         num_nodes=_number(fields.get("num_nodes", "")),
+        num_tasks=_number(fields.get("num_tasks", "")),
         restarts=_number(fields.get("restarts", "")),
         is_batch=_number(fields.get("is_batch", "")) > 0,
         may_requeue=_number(fields.get("may_requeue", "")) > 0,

@@ -120,7 +120,7 @@ def change_waiting(job_id: str, **values: str) -> None:
 
     Args:
         job_id: which.
-        values: under scontrol's names: `ExcNodeList`, `ReqNodeList`, `NumNodes`, `StartTime`, `Requeue`.
+        values: under scontrol's names: `ExcNodeList`, `ReqNodeList`, `NumNodes`, `NumTasks`, `Requeue`.
     Raises:
         SetupError: SLURM refuses.
     """

@@ -38,6 +38,9 @@ def culprit(node: str, *attempts: int) -> Culprit:
         ({"num_nodes": 2}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3", "NumNodes": "3"}, "without n3"),
         ({"num_nodes": 2, "excluded_nodes": "n[4-6]"}, [culprit("n3", 0)], 2,
          {"ExcNodeList": "n[4-6,3]", "NumNodes": "2"}, "without n3, on 2 nodes instead of 3"),
+        # With --ntasks-per-node, the number of tasks asks for nodes, too.
+        ({"num_tasks": 6, "excluded_nodes": "n[4-6]"}, [culprit("n3", 0)], 2,
+         {"ExcNodeList": "n[4-6,3]", "NumNodes": "2", "NumTasks": "4"}, "without n3, on 2 nodes instead of 3"),
         # Named by the user, and all of them needed.
         ({"asked_nodes": "n[1-3]"}, [culprit("n3", 0)], 3, {},
          "n3 is not excluded, because the job needs 3 of 3 nodes"),

@@ -244,6 +244,9 @@ def plan_requeue(
     # A job from which SLURM has taken a lost node asks for its first number again when it was requeued.
     if {num_nodes, state.num_nodes} != {job.num_nodes}:
         values["NumNodes"] = str(num_nodes)
+    per_node, rest = divmod(state.num_tasks, job.num_nodes)
+    if num_nodes < job.num_nodes and per_node and not rest:  # else as many nodes as before: BadConstraints
+        values["NumTasks"] = str(num_nodes * per_node)
     parts = [f"without {fold_hosts(out)}"] if out else []
     if num_nodes != job.num_nodes:
         parts.append(f"on {num_nodes} nodes instead of {job.num_nodes}")
