@@ -134,9 +134,12 @@ def test_documented_arguments_are_the_signature_s() -> None:
 
 
 def test_files_stay_short_enough_to_read() -> None:
+    """A file that holds one state machine whole may be longer, and its first lines say so."""
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
     assert len(lengths) > 300
-    assert {path: length for path, length in lengths.items() if length > 420} == {}
+    whole = {name for name in lengths if "One state machine, whole" in (ROOT / name).read_text()[:900]}
+    assert len(whole) <= 2
+    assert {name: length for name, length in lengths.items() if length > (480 if name in whole else 420)} == {}
 
 
 def test_no_file_is_a_grab_bag() -> None:

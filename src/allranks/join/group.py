@@ -42,7 +42,6 @@ LAST_WORK_S = 0.1
 """How long a worker's end waits for Gloo's threads to let go of their last collective. One that comes to it when the
 interpreter is already going aborts the process: `terminate called without an active exception`, seen with torch 2.13
 and Python 3.11 in 1 of 5 workers that end right after a backward of DDP, with torchrun as with us."""
-
 _POLL_S = 0.02
 _groups_formed = 0
 _started_as: tuple[int | None, int | None] = (None, None)

@@ -5,6 +5,7 @@
 
 Only launch.lead decides what a failure means for the others; every agent, the leader's own included, reports (Beat,
 Ended, Interrupted, Stopped) and obeys (Order, Try, Stop, Plan, Goodbye). launch.loop is its driver.
+One state machine, whole.
 
 phase      ends when                                     at the latest after                           then
 starting   the workers have been started                 -                                             watching, ending

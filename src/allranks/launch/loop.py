@@ -28,6 +28,7 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.knocking import Knocking
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
+from allranks.launch.pulse import Pulse
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.succession import find_end, find_events, why_not_lead
 from allranks.launch.sweeper import describe_end
@@ -404,36 +405,3 @@ class Loop:
 def _age(end: WorkerEnd, generation: int) -> Ended:
     """Return the end of a worker as it is told: clocks of nodes differ, so it has an age instead of a time."""
     return Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
-
-
-class Pulse:
-    """When to say that the workers run but write nothing: at growing intervals. Pure.
-
-    Args:
-        began_s: monotonic, when they were started.
-    """
-
-    FIRST_S = 10.0
-    """A script that has written nothing yet: does it run at all?"""
-    SPOKEN_S = 300.0
-    """A script that has written something: shorter silence between two lines of its own is no news."""
-    FACTOR = 6.0
-    """Each pause is so many times as long as the one before."""
-    LONGEST_S = 3600.0
-
-    def __init__(self, began_s: float) -> None:
-        self.has_spoken = False
-        """Whether they have written anything."""
-        self._pause_s, self._heard_s, self._next_s = self.FIRST_S, began_s, began_s + self.FIRST_S
-
-    def turn(self, now_s: float, *, has_news: bool) -> float | None:
-        """Return for how long nothing has been written, where that is worth a line now."""
-        if has_news:
-            self.has_spoken, self._heard_s = True, now_s
-            self._pause_s = max(self._pause_s, self.SPOKEN_S)
-            self._next_s = now_s + self._pause_s
-        if now_s < self._next_s:
-            return None
-        self._pause_s = min(self.LONGEST_S, self.FACTOR * self._pause_s)
-        self._next_s = now_s + self._pause_s
-        return now_s - self._heard_s
