@@ -133,7 +133,7 @@ def main() -> None:
     except AllranksError as exc:
         if _is_first_to_say(exc):
             cause = f" ({exc.finding.cause})" if exc.finding else ""
-            print(f"{_go_on_in_lab(str(exc))}{cause}", file=sys.stderr)
+            print(f"error: {_go_on_in_lab(str(exc))}{cause}", file=sys.stderr)
         sys.exit(exc.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
