@@ -74,7 +74,7 @@ def rendered(*words: str, env: dict[str, str] | None = None) -> list[str]:
     """The words of `run` in the script that `render` prints, from `run` on."""
     result = CliRunner().invoke(render, list(words), env=env, catch_exceptions=False)
     assert result.exit_code == 0, result.output
-    found = re.search(r"-m allranks (run .*)\Z", result.output, re.DOTALL)
+    found = re.search(r"-m allranks (run .*) &\nranks=\$!\n", result.output, re.DOTALL)
     assert found, result.output
     return shlex.split(found[1])
 

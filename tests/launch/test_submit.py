@@ -40,7 +40,7 @@ def test_a_job_is_checked_submitted_recorded_and_told(slurm: FakeSlurm, allranks
     assert trial["argv"] == ["--test-only", "--export=ALL"]
     assert real["argv"] == ["--parsable", "--export=ALL"]
     assert trial["stdin"] == real["stdin"] == (tmp_path / "runs/12/submission.sh").read_text()
-    assert "-m allranks run --max-restarts 3 train.py --epochs 3\n" in str(real["stdin"])
+    assert "-m allranks run --max-restarts 3 train.py --epochs 3 &\n" in str(real["stdin"])
 
 
 def test_files_of_an_older_job_with_the_same_id_are_set_aside(
@@ -250,7 +250,7 @@ def test_partition_and_time_come_from_the_cluster_file(slurm: FakeSlurm, allrank
 def test_an_other_working_directory_keeps_the_cluster_file(allranks: Allranks, tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text("[slurm]\n")
     text = allranks("render", "--chdir", "/data", "train.py").stdout
-    assert f"allranks run --cluster {tmp_path}/cluster.toml --max-restarts 3 train.py\n" in text
+    assert f"allranks run --cluster {tmp_path}/cluster.toml --max-restarts 3 train.py &\n" in text
 
 
 def test_flags_of_run_go_through_in_any_spelling(allranks: Allranks) -> None:
@@ -258,7 +258,7 @@ def test_flags_of_run_go_through_in_any_spelling(allranks: Allranks) -> None:
         "render", "--gpus_per_node", "4", "--nproc_per_node=4", "--backend", "nccl", "-m", "pkg.train", "-m"
     )
     flags = "--nproc-per-node 4 --backend nccl --max-restarts 3"
-    assert result.stdout.endswith(f"allranks run {flags} --module pkg.train -m\n")
+    assert f"allranks run {flags} --module pkg.train -m &\n" in result.stdout
 
 
 def test_a_script_that_is_not_there_is_said_before_anything_is_submitted(slurm: FakeSlurm, allranks: Allranks) -> None:
@@ -392,5 +392,5 @@ def test_the_run_s_nodes_are_slurm_s_nodes(slurm: FakeSlurm, allranks: Allranks)
     allranks("submit", "--nnodes", "2:4", "--container", "torch.sif", "--ignore", "AR213", "train.py")
     script = str(slurm.calls("sbatch")[-1]["stdin"])
     assert "#SBATCH --nodes=2-4\n" in script
-    words = "allranks run --nnodes 2:4 --max-restarts 3 --container torch.sif --ignore AR213 train.py\n"
+    words = "allranks run --nnodes 2:4 --max-restarts 3 --container torch.sif --ignore AR213 train.py &\n"
     assert words in script
