@@ -270,6 +270,11 @@ def test_what_else_broke_is_told_with_the_time_beyond_the_error_of_the_clocks(se
     assert judge(end(0, message="ValueError: x", at=100.0), second).findings[0].notes == (note,)
 
 
+def test_ranks_that_were_killed_failed_alike_also_where_one_had_lost_its_connection():
+    finding = the_finding(judge(end(0, -9), end(3, -9, message=GLOO_LOST, at=100.1)))
+    assert (finding.ranks, finding.notes) == ((0, 3), ("2 ranks failed alike",))
+
+
 def test_of_many_that_broke_each_in_its_own_way_notes_tell_more_than_findings():
     verdict = judge(*(end(rank, 3 + rank, at=100 + rank) for rank in range(8)))
     assert [each.ranks for each in verdict.findings] == [(rank,) for rank in range(MOST_TOLD)]

@@ -101,6 +101,17 @@ def test_a_worker_failed_when_it_raised_and_not_when_its_process_had_ended(worke
         assert end.time_s >= started_s - 1
 
 
+def test_a_worker_that_was_killed_after_it_lost_a_connection_ended_when_it_was_killed(worker: Worker):
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer"
+    record = json.dumps({"message": {"message": lost, "extraInfo": {"time_s": time.time() - 100}}})
+    script = 'printf %s "$1" > "$2"; kill -9 $$'
+    started_s = time.time()
+    worker.start(["/bin/sh", "-c", script, "sh", record, str(worker.path("error.json"))], os.environ, fds={})
+    end = worker.reap()
+    assert (end.exit_code, end.message) == (-9, lost)
+    assert end.time_s >= started_s
+
+
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_worker_that_made_all_its_steps_is_known_by_its_cell(worker: Worker, is_finished: bool):
     assert worker.cell.claim()

@@ -185,7 +185,8 @@ class _Failure:
     @property
     def likeness(self) -> tuple[str, str]:
         """What failures have in common that are one: an error of the script may name a rank, a file, an address."""
-        return self.cause_id, _NUMBER.sub("#", self.message) if self.end.message else self.message
+        is_error = self.end.message and not killed_by(self.end)
+        return self.cause_id, _NUMBER.sub("#", self.message) if is_error else self.message
 
     @property
     def short(self) -> str:

@@ -221,7 +221,7 @@ class Scene:
         """How wrong the time between two ends may be: by the clocks of two nodes, and by how late an end is noticed."""
         nodes = {self.node_of(end.rank).index: self.node_of(end.rank) for end in (one, other)}
         clocks_s = sum(node.clock_error_s for node in nodes.values()) if len(nodes) > 1 else 0.0
-        return clocks_s + max(0.0 if end.message else NOTICE_S for end in (one, other))
+        return clocks_s + max(0.0 if end.message and end.exit_code > 0 else NOTICE_S for end in (one, other))
 
     def running(self) -> Iterator[RankView]:
         """Ranks that have told of themselves and have not ended."""

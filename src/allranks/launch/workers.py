@@ -30,6 +30,7 @@ import psutil
 
 from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
+from allranks.guard.origin import killed_by
 from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
 from allranks.launch.last_words import read_crash, read_left, read_tail
@@ -207,14 +208,17 @@ class Worker:
 
     def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
-        return WorkerEnd(
+        now_s = time.time()
+        end = WorkerEnd(
             rank=self.rank,
             node=self.node,
             is_finished=status == 0 and self.cell.is_finished,
             stderr_tail=read_tail(self.path("err"), self.starts["err"]) if status else None,
             stderr_path=as_utf8(str(self.path("err"))),
-            **{"time_s": time.time(), "exit_code": status} | found,
+            **{"time_s": now_s, "exit_code": status} | found,
         )
+        # A signal came after what it had recorded.
+        return msgspec.structs.replace(end, time_s=now_s) if killed_by(end) else end
 
 
 @dataclass(slots=True)
