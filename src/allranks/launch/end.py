@@ -28,13 +28,12 @@ from allranks.launch.lead.outcome import describe_loss, describe_success
 from allranks.launch.loop import Loop
 from allranks.launch.queue.ending import goes_back
 from allranks.launch.succession import SEEK_S, find_end, find_events, has_ended, is_led_elsewhere
-from allranks.launch.sweeper import describe_end
 from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.refusal import print_findings
 from allranks.report.rundir import this_directory
-from allranks.report.runs import name_script
+from allranks.report.runs import describe_kill, name_script
 from allranks.report.text import describe_size, say
 from allranks.wire.protocol import Goodbye
 
@@ -104,7 +103,7 @@ def _tell_loss(loop: Loop, goodbye: Goodbye) -> bool:
     """Write and print that the leader is lost, and nobody goes on; returns whether this agent speaks for all others."""
     plan, run_dir, leader = loop.workers.job, loop.workers.run_dir, loop.agent.leader_name
     ended = find_end(run_dir.read_events(), leader)
-    finding = describe_loss(leader, goodbye.summary, describe_end(ended) if ended else None)
+    finding = describe_loss(leader, goodbye.summary, f"killed by {describe_kill(ended)}" if ended else None)
     verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=goodbye.exit_code, findings=(finding,))
     speaks = run_dir.write_verdict(verdict, node=loop.name, is_of_all=False)
     if speaks or not plan.is_slurm:

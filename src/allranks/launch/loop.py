@@ -31,13 +31,13 @@ from allranks.launch.lines import Lines
 from allranks.launch.pulse import Pulse
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.succession import find_end, find_events, why_not_lead
-from allranks.launch.sweeper import describe_end
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.errors import AllranksError
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.entry import announce_leader
+from allranks.report.runs import describe_kill
 from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
@@ -351,7 +351,7 @@ class Loop:
             self._feed(events.NotFound(now_s=time.monotonic(), reason=why))
             return
         if (ended := find_end(told, self.agent.leader_name)) is not None:
-            lead = msgspec.structs.replace(lead, lost=(node, f"{reason}; {describe_end(ended)}"))
+            lead = msgspec.structs.replace(lead, lost=(node, f"{reason}; killed by {describe_kill(ended)}"))
         self._follow(self._lead(lead), self.agent.node)
 
     def _look_for_leader(self, now_s: float) -> None:

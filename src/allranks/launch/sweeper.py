@@ -96,31 +96,6 @@ class Sweeper:
                 os.write(self._pipe, json.dumps(told).encode() + b"\n")
 
 
-def describe_end(ended: Mapping[str, Any]) -> str:
-    """Return how an agent ended, from its event.
-
-    >>> describe_end({"signal": 9, "oom_kills": 1, "is_oom": True})
-    'killed by SIGKILL, out of memory'
-    >>> describe_end({"signal": 9, "oom_kills": 2})
-    'killed by SIGKILL (out-of-memory kills there since it began: 2)'
-    >>> describe_end({"signal": None, "oom_kills": 0})
-    'killed by an unknown signal (out-of-memory kills there since it began: 0)'
-    """
-    signum, num_kills = ended.get("signal"), ended.get("oom_kills") or 0
-    how = f"killed by {_name_of(signum)}" if signum is not None else "killed by an unknown signal"
-    return (
-        f"{how}, out of memory"
-        if ended.get("is_oom")
-        else f"{how} (out-of-memory kills there since it began: {num_kills})"
-    )
-
-
-def _name_of(signum: int) -> str:
-    with contextlib.suppress(ValueError):
-        return signal.Signals(signum).name
-    return f"signal {signum}"
-
-
 # The process itself
 
 

@@ -223,11 +223,18 @@ def _find_leader(events: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
             case {"event": "took_over", "leader": successor}:
                 leader, killed = successor, ""
             case {"event": "agent_ended", "node": node} if node == leader:
-                killed = _describe_kill(event)
+                killed = describe_kill(event)
     return leader, killed
 
 
-def _describe_kill(event: Mapping[str, Any]) -> str:
+def describe_kill(event: Mapping[str, Any]) -> str:
+    """Return what killed an agent, from the event `agent_ended` of the process beside it (launch.sweeper).
+
+    >>> describe_kill({"signal": 9, "oom_kills": 1, "is_oom": True})
+    'SIGKILL, out of memory'
+    >>> describe_kill({"signal": 9, "oom_kills": 2})
+    'SIGKILL (2 out-of-memory kills there since it began)'
+    """
     number = event.get("signal")
     name = signal.Signals(number).name if number in set(signal.Signals) else "a signal"
     if event.get("is_oom"):
