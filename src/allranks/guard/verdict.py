@@ -36,7 +36,8 @@ import msgspec
 
 from allranks.guard import idle, links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
-from allranks.guard.ends import find_aborted, is_killed, judge_ends, should_stop, sort_ends
+from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
+from allranks.guard.failure import is_killed
 from allranks.guard.judged import Judged
 from allranks.guard.orders import Orders
 from allranks.guard.scene import Scene

@@ -1,0 +1,145 @@
+"""What does the failure of one worker come to: its cause, a headline, evidence, and what to do? Pure."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+
+from allranks.causes.catalogue import find_cause
+from allranks.guard.origin import CRASHES, killed_by
+from allranks.model.errors import Exit, UsageError, exit_for_signal
+from allranks.model.finding import Evidence
+from allranks.model.raised import find_fatal_place, find_origin
+from allranks.wire.protocol import WorkerEnd
+
+_NETWORK = re.compile(
+    r"Connection (?:closed by (?:remote )?peer|reset by peer|refused|timed out)|Broken pipe|Read timed out"
+    r"|Temporary failure in name resolution"
+)
+"""What a client of the script's own says when another machine failed it: the same code may well succeed next time."""
+
+_LOADER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (?P<pids>\d[\d, ]*)\) "
+    r"(?:is killed by signal: (?P<signal>\w[\w ]*)|exited unexpectedly(?! with exit code))"
+)
+"""Source: torch 2.13, torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py; measured."""
+
+_WARNING = re.compile(
+    r"^(?:\[rank\d+\]:)?\[[WI]\d.*(?:\n|\Z)"  # of torch's own logger
+    r"|^\S+:\d+: \w*Warning: .*(?:\n  .*)?(?:\n|\Z)"  # of Python, with the line of code
+    r"|^allranks: .*(?:\n|\Z)",
+    re.MULTILINE,
+)
+_CRASHED = re.compile(
+    r"^(?:Fatal Python error: |terminate called |\S+: .*: Assertion `|\*\*\* .* \*\*\*: terminated"
+    r"|double free or corruption|free\(\): |malloc\(\): |corrupted |munmap_chunk\(\): |realloc\(\): "
+    r"|Unexpected bus error encountered in worker|.*(?:CUDA error|AddressSanitizer))",
+    re.MULTILINE,
+)
+"""How the words begin with which a process ends itself. Source: glibc 2.36 (malloc, assert), libstdc++, Python's
+faulthandler, torch 2.13."""
+
+_SIGNALS = {int(each): each.name for each in signal.Signals}
+
+_NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
+"""What join.group says of a cause of the catalogue."""
+
+_NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
+_UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
+"""How the traceback of a script that Python cannot parse begins: no frame of it has run."""
+
+
+def is_own_doing(end: WorkerEnd) -> bool:
+    """Whether a worker ended by an error of the user's code, which another start would meet again."""
+    is_bad_luck = loader_death(end) is not None or _NETWORK.search(end.message or "")
+    return end.could_not_start or not (killed_by(end) or is_bad_luck)
+
+
+def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
+    """Return the pids of the data loader's processes whose death ended a worker, and the signal; 0: not known."""
+    if not (last := _LOADER.search(end.message or end.stderr_tail or "")):
+        return None
+    deaths = [last, *_LOADER.finditer(end.traceback or end.stderr_tail or "")]
+    names = {signal.strsignal(signum): int(signum) for signum in signal.valid_signals()}
+    return last["pids"], max(names.get((death["signal"] or "").strip(), 0) for death in deaths)
+
+
+def is_killed(end: WorkerEnd) -> bool:
+    """Whether a SIGKILL ended a worker, or a process of its data loader, or may have: was that for want of memory?"""
+    pids, signum = loader_death(end) or ("", killed_by(end))
+    return signum == signal.SIGKILL or bool(pids and not signum)
+
+
+def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
+    """Cause, one line, and what to do about it."""
+    if end.could_not_start:
+        return "AR401", f"could not be started: {end.message}", None
+    death = loader_death(end)
+    if death is not None or killed_by(end):
+        pids, signum = death or ("", killed_by(end))
+        name = f"{signal_name(signum)} (signal {signum})" if signum in _SIGNALS else f"signal {signum}"
+        fixes: dict[int, str] = {
+            signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
+            "if that lists it, memory ran out: request more (--mem)",
+            signal.SIGSEGV: "native code crashed in the innermost call of this stack: run that call alone, or with "
+            "another version of its library"
+            if end.traceback
+            else "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed",
+            signal.SIGABRT: "read the last lines of its log: native code aborted",
+            signal.SIGBUS: f"on {end.node}: df -h /dev/shm; if it is full, free it or make it larger",
+        }
+        how = f"killed by {name}, not by allranks"
+        if pids:
+            how = f"its DataLoader worker (pid {pids}) {f'was {how}' if signum else 'exited unexpectedly'}"
+        elif place := find_fatal_place(end.traceback or ""):
+            how += f" ({place})"
+        return "AR407", how, fixes.get(signum)
+    if (named := _NAMED.search(end.message or "")) is not None:
+        with contextlib.suppress(UsageError):  # the user's own words
+            return find_cause(named[1]).id, named[2].partition("\n")[0], None
+    last_line = (end.stderr_tail or "").rpartition("\n")[2]
+    if end.message or last_line == _NO_TORCH:  # without the hook (python -S, ALLRANKS_HOOK=0), only stderr has it
+        told = find_origin(end.traceback or "")
+        origin = told or find_origin(end.stderr_tail or "", is_one=False)
+        where = origin and origin.place
+        first_line = (end.message or last_line).strip().partition("\n")[0]
+        if told is not None and not first_line.startswith(told.headline):  # another one handed it on
+            first_line = told.headline
+        fix = None
+        if first_line == _NO_TORCH:
+            fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
+        lingers = "" if end.lingers is None else f"; has not exited{f': {end.lingers}' if end.lingers else ''}"
+        return "AR590", f"{first_line}{f' ({where})' if where else ''}{lingers}", fix
+    return "AR590", f"ended with exit code {end.exit_code}", None
+
+
+def find_evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
+    """What proves how a worker ended; warnings printed before do not, and nothing that it prints proves a SIGKILL."""
+    seen = end.traceback if killed_by(end) in (0, *CRASHES) or loader_death(end) else None
+    if seen and _UNPARSED.match(seen):  # its last line is the message
+        seen = seen.rstrip().rpartition("\n")[0]
+    if not seen and not end.could_not_start:
+        seen = _last_words(end)
+    return (Evidence(seen=seen.rstrip(), source=end.stderr_path),) if seen else ()
+
+
+def _last_words(end: WorkerEnd) -> str:
+    """Return the lines at the end of its stderr that say why it ended."""
+    text = _WARNING.sub("", end.stderr_tail or "").strip("\n")
+    if signum := killed_by(end):
+        found = _CRASHED.search(text) if signum in CRASHES else None
+        return text[found.start() :] if found else ""
+    return text
+
+
+def signal_name(signum: int) -> str:
+    """`SIGSEGV`, `signal 40`."""
+    return _SIGNALS.get(signum, f"signal {signum}")
+
+
+def exit_code_of(end: WorkerEnd) -> int:
+    """Return the job's exit code where this worker is the reason."""
+    if end.could_not_start:
+        return Exit.SETUP
+    return exit_for_signal(killed_by(end)) if killed_by(end) else Exit.USER_CODE
