@@ -96,6 +96,18 @@ def test_who_broke_before_the_signal_came_is_named_when_all_have_ended():
     assert (judged.findings[0].victims, judged.is_final) == ((2,), True)
 
 
+def test_ends_of_one_node_keep_their_order_whatever_is_learned_of_its_clock_meanwhile():
+    guard = Guard(FAST)
+    guard.begin(msgspec.structs.replace(plan(2), members=members(2, workers=2)), 90.0)
+    for second, rank in enumerate((0, 1)):  # the first way took 1 s, the second one 2 ms
+        now_s, way_s = 100.0 + second, 0.001 if second else 0.5
+        node = msgspec.structs.replace(beat(0, away(0, num=4)), time_ns=int((now_s - way_s) * 1e9))
+        guard.hear(Beat(node=node, ping_ns=int((now_s - 1.2 * way_s) * 1e9)), now_s)
+        told = WorkerEnd(rank=rank, node="node01", exit_code=1, time_s=99.0, message=f"ValueError: {'ab'[rank]}")
+        guard.ended(told, now_s, wall_s=98.0 + second / 100)
+    assert guard.judge(102.0).findings[0].notes == ("also by itself: rank 1, ValueError, 10 ms later",)
+
+
 def test_nothing_else_is_judged_while_others_may_still_break():
     guard = guard_of()
     hear_all(guard, 99.0, *(away(rank, num=3) for rank in range(3)))

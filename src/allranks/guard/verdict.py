@@ -110,6 +110,7 @@ class Guard:
         self._scene = scene
         self._judged: Judged | None = None
         self._clocks = [NodeClock() for _ in scene.nodes]
+        self._end_offsets: dict[int, float | None] = {}
         self._stragglers = Stragglers()
         self._speech = Speech(scene)
         self._orders = Orders(scene)
@@ -157,8 +158,10 @@ class Guard:
         if end.rank in self._scene.everybody and wall_s is not None:
             node = self._scene.node_of(end.rank)
             clock = self._clocks[node.index]
-            if clock.offset_s is not None:
-                then_s, node.clock_error_s = min(now_s, wall_s - clock.offset_s), clock.error_s
+            # Ends of one node keep their order: what its clock is known to be at the first one counts for all.
+            offset_s = self._end_offsets.setdefault(node.index, clock.offset_s)
+            if offset_s is not None:
+                then_s, node.clock_error_s = min(now_s, wall_s - offset_s), clock.error_s
         self._scene.end(msgspec.structs.replace(end, time_s=now - (now_s - then_s)), now)
 
     def lost(self, node_index: int, reason: str, now_s: float) -> None:
