@@ -80,6 +80,7 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bring_up.py
 	$(BIN)/python benchmarks/start_up.py
+	$(BIN)/python benchmarks/next_step.py
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/roll_call.py --light
 	$(BIN)/python benchmarks/six_nodes.py
