@@ -296,7 +296,7 @@ def test_a_flag_behind_the_script_goes_to_the_script_and_that_is_said(
 def test_render_says_so_of_its_own_flags(tell: Tell) -> None:
     told = tell("render", "train.py", "--nodes", "2")
     assert told.err.startswith("allranks: --nodes stands behind the script, which gets it; for allranks render, ")
-    assert "train.py --nodes 2\n" in told.out
+    assert "train.py --nodes 2 &\n" in told.out
 
 
 @pytest.mark.parametrize(("words", "size"), [((), "1"), (("--nproc-per-node", "2"), "2")])

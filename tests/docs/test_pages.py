@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from allranks.launch.succession import AGENT_ENDED
 from conftest import HANG_S
 
 ROOT = Path(__file__).parents[2]
@@ -121,14 +122,18 @@ def events_in_source() -> Iterator[tuple[str, set[str]]]:
     """Calls that write an event, with the names of their fields, except those that they pass as a dict."""
     for path in (ROOT / "src/allranks").rglob("*.py"):
         text = path.read_text()
-        if "horovod" in path.parts or not any(f"{writer}(" in text for writer in WRITERS):
+        if "horovod" in path.parts or not any(f"{writer}(" in text for writer in (*WRITERS, "event_line")):
             continue
         for call in ast.walk(ast.parse(text)):
-            if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args):
+            if not (isinstance(call, ast.Call) and call.args):
                 continue
-            name = call.args[0]
-            if call.func.attr in WRITERS and isinstance(name, ast.Constant):
-                yield str(name.value), {keyword.arg for keyword in call.keywords if keyword.arg}
+            called = getattr(call.func, "attr", getattr(call.func, "id", ""))
+            names = [part for part in ast.walk(call.args[0]) if isinstance(part, ast.Constant) and part.value]
+            if called in WRITERS:
+                for name in names:
+                    yield str(name.value), {keyword.arg for keyword in call.keywords if keyword.arg}
+            elif called == "event_line" and isinstance(call.args[0], ast.Name) and call.args[0].id == "AGENT_ENDED":
+                yield AGENT_ENDED, set()
 
 
 def pages_of(nav: Any) -> list[str]:

@@ -54,4 +54,5 @@ def test_workers_know_all_nodes_however_many_there_are(tmp_path: Path, num_nodes
     finally:
         workers.close()
         if workers.processes and workers.processes[0].end is None:
-            workers.processes[0].reap()
+            workers.processes[0].process.wait()
+            os.close(workers.processes[0].pidfd)

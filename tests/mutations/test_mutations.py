@@ -20,7 +20,8 @@ def problems_of(mutation: Mutation) -> list[str]:
     if not path.is_file():
         return [f"{mutation.name}: {mutation.file} is not there"]
     try:
-        ast.parse(mutation.apply(path.read_text()))
+        mutated = mutation.apply(path.read_text())
+        ast.parse(mutated if path.suffix == ".py" else "")
     except (ValueError, SyntaxError) as exc:
         return [f"{mutation.name}: {exc}"]
     problems = [] if mutation.before != mutation.after and mutation.tests else [f"{mutation.name}: tests nothing"]

@@ -248,7 +248,9 @@ def who_broke_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
         return ""
     plan, heard = lead.leader._generation.plan, lead.leader._guard._scene.ends
     workers = lead.world.kernel.generations[plan.store_port, plan.generation].workers
-    broke = {rank for rank, worker in workers.items() if rank in heard and worker.end and worker.broke_by_itself}
+    broke = {
+        rank for rank, worker in workers.items() if rank in heard and (worker.has_raised or worker.broke_by_itself)
+    }
     named = {rank for each in shown for rank in each.ranks}
     return f"{sorted(named)} are named, {sorted(broke)} broke" if named != broke else ""
 

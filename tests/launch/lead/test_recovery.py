@@ -107,7 +107,7 @@ def test_an_error_is_tried_again_as_often_as_there_are_restarts_where_that_is_as
     moves = [move(judged(is_retryable=False, exit_code=1), history=history) for _ in range(5)]
     assert [each.restarts for each in moves] == [True] * 4 + [False]
     assert (moves[-1].exit_code, moves[-1].again) == (1, None)
-    assert moves[-1].note == "not restarted: all restarts are used (--max-restarts 4)"
+    assert moves[-1].note == "not restarted: all restarts are used (--max-restarts)"
 
 
 ERROR = judged(ranks=(3,), exit_code=1, is_retryable=False)

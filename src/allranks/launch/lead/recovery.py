@@ -22,6 +22,7 @@ MOST_FAULTS_OF_ONE = 3
 """The third failure of the same rank without progress ends the job; two may be chance."""
 PROGRESS_S = 600.0
 """A generation that ran this long counts as progress, even without a known checkpoint."""
+_ALL_USED = "not restarted: all restarts are used (--max-restarts)"
 _NOT_RETRIED = "not restarted: a restart does not cure an error of the script; --restart-on-error restarts anyway"
 
 
@@ -83,9 +84,8 @@ def decide(
     if again is not None and not is_error and again.step is not None:
         return Decision(exit_code=judged.exit_code, again=again)
     if history.restarts_left <= 0:
-        used = len(history.crashes) - 1  # each one before this one cost a restart
-        note = f"not restarted: all restarts are used (--max-restarts {used})" if used else ""
-        return Decision(exit_code=judged.exit_code, note=note)
+        has_used = len(history.crashes) > len(crashes)  # each fault before this one cost a restart
+        return Decision(exit_code=judged.exit_code, note=_ALL_USED if has_used else "")
     worn = next((rank for rank in ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
     if worn is not None and not judged.cures and not is_error:
         note = f"rank {worn} failed {history.faults[worn]} times without progress; a restart does not cure it"
