@@ -193,10 +193,10 @@ class Worker:
             now_ns: by CLOCK_MONOTONIC.
             main_at: where its main thread is in the user's code, where that is known.
         """
-        read = self.cell.read()
-        if self.is_lingering or self.told_s or read.raised is None or read.phase == "saving" or self.cell.is_saving:
+        if not self.cell.has_raised or self.is_lingering or self.told_s or self.cell.is_saving:
             return None
-        if now_ns - read.raised.written_ns < LINGERS_S * 1e9:
+        raised = self.cell.read().raised
+        if raised is None or now_ns - raised.written_ns < LINGERS_S * 1e9:
             return None
         self.is_lingering = True
         left = self._left()

@@ -256,6 +256,11 @@ class Cell:
         return bool(self._numbers[_FINISHED])
 
     @property
+    def has_raised(self) -> bool:
+        """Tell whether the worker has told of an exception that nobody caught."""
+        return self._records["raised"].number > 0
+
+    @property
     def is_saving(self) -> bool:
         """Tell whether the worker writes a checkpoint, and should not be ended now."""
         phase = self._records["phase"].read()
