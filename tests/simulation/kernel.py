@@ -175,9 +175,9 @@ class Kernel:
             if generation.blocked_s is None:
                 generation.blocked_s = self._now()
             return
-        if any(each.is_leaving for each in workers):
-            return
         generation.blocked_s = None
+        if any(each.is_leaving for each in workers):  # they save
+            return
         generation.step += 1
         self._on_step(generation)
         is_ordered = all(each.order is not None and generation.step >= each.order.at_step for each in workers)
