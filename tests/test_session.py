@@ -148,7 +148,9 @@ def test_under_srun_the_tasks_of_a_node_hold_the_roll_call_themselves(started: S
     rows = json.loads((tmp_path / "runs/4711/attempt_0/n1/env.json").read_text())
     said = {row["name"]: (row["value"], row["source"]) for row in rows}
     assert said["RANK"] == ("0", "SLURM_PROCID")
-    assert said["ALLRANKS_MEMBERS"] == ("n1=0+3", "roll call")
+    assert said["ALLRANKS_MEMBERS"] == ("n1=0+3", "allranks")
+    assert said["TORCH_FR_BUFFER_SIZE"][1] == "allranks"
+    assert "OMP_NUM_THREADS" in said
     assert said["GLOO_SOCKET_IFNAME"] == ("lo", "data_interface")
 
 

@@ -113,7 +113,6 @@ def test_a_node_out_of_service_is_reported_with_slurm_s_reason(login: LoginNode,
     [
         (("--partition", "nope"), 2, "invalid partition specified: nope"),
         (("--nodelist", "node99"), 2, "Invalid node name specified"),
-        (("--time", "soon"), 2, "Invalid --time specification"),
         (("--gpus-per-node", "9"), 78, "Requested node configuration is not available"),
         (("--sbatch-option", "--foo=1"), 2, "unrecognized option '--foo=1'"),
     ],
