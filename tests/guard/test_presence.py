@@ -215,6 +215,15 @@ def test_when_half_of_the_nodes_are_gone_the_job_goes_on_without_them_but_nobody
     assert (judged.nodes, judged.cures, judged.exit_code) == ((1, 3, 4), True, 75)
 
 
+def test_a_leader_that_has_succeeded_another_counts_nodes_that_it_has_not_heard_yet():
+    made = six_nodes(1, 3)
+    made.leader = 5
+    for index in (0, 2):
+        made.nodes[index].heard_s, made.nodes[index].began_s = None, NOW_S - 3.5
+    judged, _ = judge_gone(made, NOW_S)
+    assert [(finding.cause, finding.confidence) for finding in judged.findings] == [("AR211 partition", "undecided")]
+
+
 def test_a_second_silent_node_may_still_join_the_verdict():
     made = picture(silent_s=3.5, tries=NO_ANSWER)
     made.nodes[3].heard_s = NOW_S - 2.0

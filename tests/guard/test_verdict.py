@@ -640,3 +640,18 @@ def test_a_flood_of_calls_and_groups_is_cut():
     (kept,) = as_it_comes(Beat(node=beat(1, rank))).node.ranks
     assert (len(kept.groups), len(kept.calls)) == (512, 4096)
     assert kept.calls[-1].seq == 9000
+
+
+@pytest.mark.parametrize("may_leave", [True, False])
+def test_ranks_that_were_told_to_save_and_leave_are_not_blamed_by_those_who_wait_for_them(may_leave: bool):
+    guard = guard_of(3)
+    hear_all(guard, 100.0, *(away(rank, num=3) for rank in range(3)))
+    if may_leave:
+        guard.expect_leaving()
+    guard.ended(end(0, 0), 101.0)
+    for second in range(1, 20):
+        waits = [waiting(rank, call(5), num=3, for_s=float(second)) for rank in (1, 2)]
+        for rank in waits:
+            guard.hear(Beat(node=beat(rank.rank, rank)), 101.0 + second)
+        judged = guard.judge(101.0 + second)
+    assert (judged is None) == may_leave

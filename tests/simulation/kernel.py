@@ -54,12 +54,12 @@ class Worker:
     @property
     def is_well(self) -> bool:
         """Whether it does its part."""
-        return (
-            self.end is None
-            and not (self.is_hung or self.has_raised)
-            and self.stopped_s is None
-            and self.held_s is None
-        )
+        return self.end is None and not self.is_stuck and self.stopped_s is None and self.held_s is None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether it does not notice that it loses another one."""
+        return self.is_hung or self.has_raised
 
     @property
     def broke_by_itself(self) -> bool:
@@ -235,7 +235,7 @@ class Kernel:
             if other.end is None:
                 self._at(
                     0.02 + 0.4 * self._draw(f"workers {other.node}"),
-                    lambda other=other: None if other.is_told or other.is_hung else self.end(other, 1, message=LOST),
+                    lambda other=other: None if other.is_told or other.is_stuck else self.end(other, 1, message=LOST),
                 )
 
     def signal(self, worker: Worker, signum: int) -> None:

@@ -664,4 +664,30 @@ KNOWN: dict[str, Life] = {
         is_slurm=True,
         is_batch=True,
     ),
+    "unheard-nodes-are-not-counted": Life(
+        seed=78019261,
+        num_nodes=5,
+        num_steps=5,
+        faults=(
+            Fault(at_s=4.7, kind=Kind.PARTITION, node=4),
+            Fault(at_s=10.5, kind=Kind.AGENT_DIES, node=-1),
+            Fault(at_s=14.7, kind=Kind.ONLY_A_QUORUM_HEALS, node=-1),
+        ),
+        max_restarts=4,
+        answer_s=1.0,
+        sweep_s=2.0,
+        turn_s=0.3300232400129767,
+    ),
+    "who-leaves-on-a-signal-is-blamed": Life(
+        seed=78019034,
+        num_nodes=3,
+        num_steps=8,
+        faults=(
+            Fault(at_s=6.0, kind=Kind.PREEMPTED, node=0),
+            Fault(at_s=7.950692397911396, kind=Kind.WORKER_IS_DEAF, node=2),
+        ),
+        answer_s=1.0,
+        turn_s=0.4467783148771798,
+        saves_s=0.10701364801322555,
+    ),
 }

@@ -67,7 +67,7 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     """Return the verdict on nodes that are gone, and whether it can wait for others that may be gone with them."""
     silent = _find_silent(scene, now_s)
     suspects = [node for node in silent if not _is_done(scene, node)]
-    are_most_silent = 2 * len(silent) > len(scene.nodes) > 2
+    are_most_silent = 2 * (len(silent) + _count_unheard(scene, now_s)) > len(scene.nodes) > 2
     if are_most_silent:
         scene.deaf_s = now_s
     needed = cache(lambda: _waited_for(scene, now_s))
@@ -100,6 +100,14 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
         is_over=all(_is_last(scene, scene.nodes[index]) for index in gone),
     )
     return judged, is_open
+
+
+def _count_unheard(scene: Scene, now_s: float) -> int:
+    """Return how many nodes a leader that has succeeded another one should have heard by now: a split may hide them."""
+    if not scene.leader:
+        return 0
+    unheard = [node for node in scene.nodes if node.heard_s is None and node.lost_s is None]
+    return sum(node.index != scene.leader and node.silent_s(now_s) > _patience_s(scene) for node in unheard)
 
 
 def judge_stopped(scene: Scene) -> Judged | None:

@@ -173,6 +173,8 @@ class Scene:
         """What guard.ends made of so many of them."""
         self.left: dict[int, float] = {}
         """Workers that ended with 0, and when."""
+        self.may_leave = False
+        """Whether ranks have got a signal at which each may end with 0 by itself."""
         self.ended: set[int] = set()
         """All that ended, those too that were told to."""
         self.calls_version = 0

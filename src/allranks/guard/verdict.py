@@ -6,6 +6,7 @@
     guard.ended(end, now_s)                  a worker's end, whichever
     guard.lost(node_index, reason, now_s)    an agent's connection is gone
     guard.returned(node_index, now_s)        it is there again
+    guard.expect_leaving()                   ranks were told to save and leave, each by itself
     guard.wants(now_s)                       which tries to order from which node
     guard.lines(now_s)                       what to say aloud: slow ranks, stragglers
     guard.judge(now_s)                       a proven fault, or None
@@ -180,6 +181,10 @@ class Guard:
         else:
             node.heard_s = self._now(now_s)
 
+    def expect_leaving(self) -> None:
+        """Ranks get a signal that they handle: for some time they may end with 0 one after another, and others wait."""
+        self._scene.may_leave = True
+
     # What follows
 
     @property
@@ -351,7 +356,8 @@ class Guard:
         return self._judge_waiting(now) or idle.judge_idle(self._scene, now)
 
     def _judge_waiting(self, now: float) -> Judged | None:
-        if waits.longest_wait_s(self._scene, now) < (waits.LEFT_S if self._scene.left else self._settings.hang_s):
+        least_s = waits.LEFT_S if self._scene.left else self._settings.hang_s
+        if self._scene.may_leave or waits.longest_wait_s(self._scene, now) < least_s:
             return None
         if (waiting := waits.find_waiting(self._scene, now)) is None:
             return None

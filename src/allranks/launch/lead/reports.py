@@ -369,4 +369,6 @@ class Reports:
         self._record("save_asked", why=why, step=self.furthest)
         self._say(why)
         this.order = Order(at_step=(self.furthest or 0) + 1, why=why, signum=signum)
+        if signum in STOP_SIGNALS:  # until asked_until_s
+            self._guard.expect_leaving()
         self._send(this.order, self._members.here)
