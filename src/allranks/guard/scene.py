@@ -174,7 +174,7 @@ class Scene:
         self.left: dict[int, float] = {}
         """Workers that ended with 0, and when."""
         self.may_leave = False
-        """Whether ranks have got a signal at which each may end with 0 by itself."""
+        """Whether the job was told to stop, so that each rank may end with 0 by itself."""
         self.ended: set[int] = set()
         """All that ended, those too that were told to."""
         self.calls_version = 0

@@ -6,7 +6,7 @@
     guard.ended(end, now_s)                  a worker's end, whichever
     guard.lost(node_index, reason, now_s)    an agent's connection is gone
     guard.returned(node_index, now_s)        it is there again
-    guard.expect_leaving()                   ranks were told to save and leave, each by itself
+    guard.expect_leaving()                   the job was told to stop: each rank may leave by itself
     guard.wants(now_s)                       which tries to order from which node
     guard.lines(now_s)                       what to say aloud: slow ranks, stragglers
     guard.judge(now_s)                       a proven fault, or None
@@ -182,7 +182,7 @@ class Guard:
             node.heard_s = self._now(now_s)
 
     def expect_leaving(self) -> None:
-        """Ranks get a signal that they handle: for some time they may end with 0 one after another, and others wait."""
+        """The job was told to stop: ranks that handle the signal may end with 0 one after another, and others wait."""
         self._scene.may_leave = True
 
     # What follows

@@ -145,6 +145,8 @@ class Leader(Reports):
         """This process did not run for a while: nobody else was late."""
         self._deadline_s += slept_s
         self._savers_deadline_s += slept_s
+        if self._handlers_until_s is not None:
+            self._handlers_until_s += slept_s
         if self._capacity_until_s is not None:
             self._capacity_until_s += slept_s
         for away in self._members.away.values():

@@ -237,6 +237,7 @@ class Reports:
             is_asked = self.interrupted_by is None
         else:
             self.interrupted_by = self.interrupted_by or signum
+            self._guard.expect_leaving()  # the job ends in any case: at the latest, after asked_until_s
             is_asked = self.phase is Phase.RUNNING
         if is_asked and signum not in self._signals:
             self._signals.add(signum)
@@ -255,10 +256,9 @@ class Reports:
 
     def _takes_its_time(self, index: int) -> bool:
         """Whether a rank of this node handles the signal that ends it, or saves."""
-        stop = self._generation.stop
         handled = self._handled.get(index, frozenset())
-        is_wanted = stop is not None and stop.is_wanted
-        return index in self._saving or (is_wanted and not handled.isdisjoint(STOP_SIGNALS))
+        is_told_to_stop = self.interrupted_by is not None  # then agents give their ranks the time, whatever comes next
+        return index in self._saving or (is_told_to_stop and not handled.isdisjoint(STOP_SIGNALS))
 
     def _note_kill_wait(self, kill_wait_s: float) -> None:
         """Say what SLURM leaves ranks that save on SIGTERM, where that is less than they would have otherwise."""
@@ -369,6 +369,4 @@ class Reports:
         self._record("save_asked", why=why, step=self.furthest)
         self._say(why)
         this.order = Order(at_step=(self.furthest or 0) + 1, why=why, signum=signum)
-        if signum in STOP_SIGNALS:  # until asked_until_s
-            self._guard.expect_leaving()
         self._send(this.order, self._members.here)
