@@ -224,6 +224,14 @@ def test_a_leader_that_has_succeeded_another_counts_nodes_that_it_has_not_heard_
     assert [(finding.cause, finding.confidence) for finding in judged.findings] == [("AR211 partition", "undecided")]
 
 
+@pytest.mark.parametrize("tries", [ANSWERS, REFUSED], ids=["mute", "refused"])
+def test_an_agent_of_a_job_that_was_told_to_stop_may_have_left(tries):
+    made = picture(silent_s=60.0, is_lost=True, tries=tries)
+    assert judge_gone(made, NOW_S)[0] is not None
+    made.may_leave = True
+    assert judge_gone(made, NOW_S)[0] is None
+
+
 def test_a_second_silent_node_may_still_join_the_verdict():
     made = picture(silent_s=3.5, tries=NO_ANSWER)
     made.nodes[3].heard_s = NOW_S - 2.0

@@ -723,4 +723,14 @@ KNOWN: dict[str, Life] = {
         turn_s=0.32242279361725384,
         saves_s=0.10159272381400353,
     ),
+    "an-agent-that-was-told-to-stop-is-called-mute": Life(
+        seed=80050806,
+        num_nodes=2,
+        num_steps=9,
+        faults=(
+            Fault(at_s=8.2, kind=Kind.SIGNAL, node=0, signum=15, everywhere=True),
+            Fault(at_s=17.0, kind=Kind.LINE_ENDS, node=0),
+        ),
+        saves_s=34.15387843317229,
+    ),
 }

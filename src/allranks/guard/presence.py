@@ -173,7 +173,9 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
         seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
     fault = partial(_find_fault, scene, node, seen)
-    if any(each.seen.refused for _, each in tried) and first != NOT_COME:
+    # An agent that was told to stop looks for no leader: it ends its workers, and leaves.
+    may_have_left = is_lost and scene.may_leave
+    if any(each.seen.refused for _, each in tried) and first != NOT_COME and not may_have_left:
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
         if has_slept or UNLED in first or not has_begun:
             return fault("AR012", gave_up, fix=fix, **undecided)
@@ -204,7 +206,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
         fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
         return fault("AR010", what, fix=fix, confidence=Confidence.LIKELY)
     is_still = scene.moved_s + scene.settings.hang_s <= now_s
-    is_mute = is_late and mute_s >= patience_s and first != NOT_COME
+    is_mute = is_late and mute_s >= patience_s and first != NOT_COME and not may_have_left
     if is_mute and (is_lost or is_still or (needed() and needed() <= set(node.ranks))):
         if is_lost and (has_slept or not has_begun):
             return fault("AR012", gave_up, **undecided)
