@@ -134,7 +134,8 @@ def test_workers_that_ignore_the_signal_are_killed(
     assert time.monotonic() - sent_s < 60  # the workers sleep for 300
     assert agent.returncode == exit_code
     more = ", or at once with another Ctrl-C" if signum == signal.SIGINT else ""
-    assert f"allranks: ranks 0, 1 handle {signum.name} and have not ended yet; SIGKILL in 2 s{more}\n" in stderr
+    said = rf"allranks: ranks 0, 1 handle {signum.name} and have not ended yet; SIGKILL in [12] s{more}\n"
+    assert re.search(said, stderr), stderr  # a busy machine says it later
     assert alive(pids) == []
 
 

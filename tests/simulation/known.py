@@ -733,4 +733,16 @@ KNOWN: dict[str, Life] = {
         ),
         saves_s=34.15387843317229,
     ),
+    "a-job-that-was-told-to-stop-takes-in-a-node": Life(
+        seed=81020040,
+        num_nodes=2,
+        num_steps=2,
+        faults=(
+            Fault(at_s=2.0, kind=Kind.LINE_ENDS, node=1, after_s=2.4937220365385513),
+            Fault(at_s=4.0, kind=Kind.SIGNAL, node=1, signum=15, everywhere=True),
+        ),
+        max_restarts=2,
+        is_slurm=True,
+        answer_s=FOREVER_S,
+    ),
 }

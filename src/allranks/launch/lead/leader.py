@@ -176,9 +176,15 @@ class Leader(Reports):
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
-        elif self._generation.asked is None and self._members.waiting and self.steps:
+        elif self._may_grow:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
             self._ask(Ending.SAVE_AND_GROW, f"saving a checkpoint and restarting with {names}")
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether nodes wait to join, and ranks can save for that; a job that was told to stop takes in nobody."""
+        is_free = self._generation.asked is None and self.interrupted_by is None
+        return is_free and bool(self._members.waiting and self.steps)
 
     def _decide(self, judged: Judged, now_s: float) -> None:
         this, plan = self._generation, self._generation.plan
