@@ -273,8 +273,11 @@ def left_out_for_good(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
 
 
 def the_step_has_srun(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
-    """No generation begins where the machine of srun has died, with its agent, in the one before."""
-    if not lead.world.life.is_batch or lead.node == 0 or 0 not in lead.nodes or not _new_plans(lead, effects):
+    """No generation begins without the machine of srun where that has died, with its agent, in the one before."""
+    plans = _new_plans(lead, effects).values()
+    if not lead.world.life.is_batch or lead.node == 0 or 0 not in lead.nodes or not plans:
+        return ""
+    if any(0 in plan.nodes for plan in plans):  # its connection has not ended yet: it is lost in the next generation
         return ""
     return "" if lead.world.machines[0].is_up or not lead.world.machines[0].had_agent else "n0 is down"
 
