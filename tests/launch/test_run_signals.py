@@ -56,7 +56,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                     "--master-port",
                     "0",
                     "--shutdown-timeout",
-                    "3",
+                    "4",  # longer than RECEIPT_S, a slow look and GRACE_S: what is said does not depend on the load
                     "tree.py",
                     *arguments,
                 ),
@@ -134,8 +134,7 @@ def test_workers_that_ignore_the_signal_are_killed(
     assert time.monotonic() - sent_s < 60  # the workers sleep for 300
     assert agent.returncode == exit_code
     more = ", or at once with another Ctrl-C" if signum == signal.SIGINT else ""
-    said = rf"allranks: ranks 0, 1 handle {signum.name} and have not ended yet; SIGKILL in [12] s{more}\n"
-    assert re.search(said, stderr), stderr  # a busy machine says it later
+    assert f"allranks: ranks 0, 1 handle {signum.name} and have not ended yet; SIGKILL in 3 s{more}\n" in stderr
     assert alive(pids) == []
 
 
