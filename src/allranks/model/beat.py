@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from allranks.model.room import Room
+
 MAX_GROUPS = 512
 MAX_CALLS = 4096
 MAX_PRINTED = 3000
@@ -194,6 +196,8 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
     """Of the job's cgroup and the kernel, since the agent began."""
     shm_used: float = 0.0
     """Of /dev/shm: the largest share that was in use lately, since what a dead process had there is free at once."""
+    room: Room | None = None
+    """In its run directory; None: not asked yet."""
     time_ns: int = 0
     """The node's wall clock when this was sent."""
 
