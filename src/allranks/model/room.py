@@ -43,8 +43,12 @@ class Room(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     EDQUOT where a write of the agent itself met them: a quota is in no other figure."""
     full_ago_s: Annotated[float, msgspec.Meta(ge=0, le=1e15)] | None = None
     """Seconds since it was last seen full; 0: it is; None: it never was."""
-    device: Phrase = ""
-    """The same on nodes that share the directory; empty: not known."""
+    is_shared: bool = False
+    """The directory of another node of the job is beside this one's: their file system is the same."""
+    kept_bytes: Amount = 0
+    """That its agent keeps back for a disk that fills up (report.ballast)."""
+    freed_bytes: Amount = 0
+    """That it kept back, and gave up when the file system was full; until there is room again."""
 
     @property
     def is_full(self) -> bool:
