@@ -42,6 +42,7 @@ from allranks.guard.failure import is_killed
 from allranks.guard.judged import Judged
 from allranks.guard.orders import Orders
 from allranks.guard.scene import Scene
+from allranks.guard.rooms import RoomSpeech
 from allranks.guard.speech import Speech
 from allranks.guard.stragglers import Stragglers
 from allranks.model.beat import HELD_STATES, ProcessState
@@ -82,6 +83,7 @@ class Guard:
         """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
         self._slept_s = 0.0
+        self._rooms = RoomSpeech()
         self._start(Scene(settings, Membership(members=()), {}, 0.0, job=job))
 
     def begin(
@@ -221,7 +223,8 @@ class Guard:
         now = self._now(now_s)
         if self._judged is not None or self._scene.is_all_well:
             return []
-        return self._speech.say(now, self._stragglers.named())
+        rooms = ((node.name, node.beat.room) for node in self._scene.nodes if node.beat and node.beat.room)
+        return [*self._speech.say(now, self._stragglers.named()), *self._rooms.say(now, rooms)]
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""

@@ -79,7 +79,7 @@ def name_places(env: Mapping[str, str], *, run_dir: Path | None = None, root: Pa
 
 
 def read_place(purpose: str, path: Path) -> Place:
-    """Look at a directory: how much is free, and whether a block can really be written. Leaves nothing there.
+    """Look at a directory: how much is free, in bytes and inodes, and whether a block can really be written. Leaves nothing there.
 
     Blocks as long as the file system does.
 
@@ -98,6 +98,7 @@ def read_place(purpose: str, path: Path) -> Place:
         path=name,
         free_bytes=stat.f_bavail * stat.f_frsize,
         size_bytes=stat.f_blocks * stat.f_frsize,
+        free_inodes=stat.f_favail if stat.f_files else None,
         is_writable=is_writable,
         problem=problem,
         nonce=_read_nonce(path) if purpose == "run directory" else None,

@@ -14,13 +14,16 @@ from allranks.model.finding import Confidence
 
 _PATH = r"(?P<thing>[\w.~-]{0,200}/[\w./-]{1,300}\w)"
 _WRITTEN_TO = ("run directory", "TMPDIR", "HOME")
+FILES_OF_RANK, FILES_OF_NODE = 4, 12
+"""That a job makes in its run directory, at least."""
+FEW_INODES = 1000
 
 
 class DiskFull(Cause, id="AR005"):
     """A disk that the job writes to is full.
 
     ## What it means
-    The run directory, TMPDIR or HOME has almost no free space, or its quota is used up.
+    The run directory, TMPDIR or HOME has almost no free space, no inodes for more files, or its quota is used up.
 
     ## Why it breaks the job
     The first write that does not fit fails and ends a rank. It may be a log line, a compiled kernel in TMPDIR or
@@ -122,7 +125,8 @@ class DiskFull(Cause, id="AR005"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails with less than 64 MiB free in the run directory or TMPDIR; warns below 1 GiB, or if HOME is full."""
+        """Fails with less than 64 MiB free in the run directory or TMPDIR, or without inodes for this node's files in
+        the run directory; warns below 1 GiB or 1000 inodes, or if HOME is full."""
         if card.facts is None:
             return unknown("this node reported no facts")
         places = [place for place in card.facts.places if place.purpose in _WRITTEN_TO]
@@ -137,6 +141,11 @@ class DiskFull(Cause, id="AR005"):
             values = {"place": purpose, "path": place.path, "free": _free(place)}
             if place.free_bytes < 64 * MIB and purpose != "HOME":
                 return failed(**values)
+            if place.free_inodes is not None and place.free_inodes < FEW_INODES:
+                values["free"] = f"{place.free_inodes} free inodes (df -i)"
+                if purpose == "run directory" and place.free_inodes < FILES_OF_NODE + FILES_OF_RANK * card.num_workers:
+                    return failed(**values)
+                worst = worst if worst is not PASSED else warned(**values)
             is_scarce = is_full(place) or place.free_bytes < (64 * MIB if purpose == "HOME" else GIB)
             if is_scarce and worst is PASSED:
                 worst = warned(**values)
