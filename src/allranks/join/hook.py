@@ -48,7 +48,7 @@ def become_worker() -> None:
     _worker_pid = os.getpid()
     if _group is not None:
         _group.note_place()
-    _tell_handlers()
+    _tell_of_itself()
 
 
 def arm() -> None:
@@ -61,7 +61,7 @@ def arm() -> None:
         if not faulthandler.is_enabled():  # else as PYTHONFAULTHANDLER or -X has it
             with contextlib.suppress(Exception):  # stderr is closed
                 faulthandler.enable()
-    _tell_handlers()
+    _tell_of_itself()
     sys.meta_path.insert(0, _GroupFinder())
 
 
@@ -108,12 +108,13 @@ def _load_group() -> ModuleType:
     return module
 
 
-def _tell_handlers() -> None:
-    """Have the agent know which signals the script handles, where this process has a cell."""
+def _tell_of_itself() -> None:
+    """Have the agent know which signals the script handles, and which lines are lost, where this process has a cell."""
     fd = os.environ.get("ALLRANKS_CELL_FD", "")
     with contextlib.suppress(OSError):  # a shell between may have closed it
         if fd.isdecimal() and "allranks-cell" in os.readlink(f"/proc/self/fd/{fd}"):
             load_inside("handlers").begin(int(fd))
+            load_inside("output").begin(int(fd))
 
 
 def load_inside(name: str = "entry") -> ModuleType:
@@ -134,11 +135,12 @@ def _record_uncaught_exceptions() -> None:
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             with contextlib.suppress(Exception):
-                message, extra = _say(kind, value), _record(kind, value, trace)
-                with contextlib.suppress(Exception):  # a full disk
-                    _write_error_file(message, extra)
+                cause = _unrecorded(value)
+                message, extra = _say(type(cause), cause), _record(cause)
                 if getattr(sys, "last_value", None) is value:  # else the script has called this itself, and goes on
-                    _tell_agent(value, message, extra)
+                    with contextlib.suppress(Exception):
+                        _tell_agent(cause, message, extra)  # first: it needs no disk
+                _write_error_file(message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
@@ -146,8 +148,21 @@ def _record_uncaught_exceptions() -> None:
     sys.excepthook = excepthook
 
 
+def _unrecorded(value: BaseException) -> BaseException:
+    """Return the exception that ended the worker where torch's `@record` then could not write its file of it.
+
+    Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py, which catches no error of its own there.
+    """
+    trace = value.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "record_exception" and isinstance(value, OSError):
+            return value.__context__ or value
+        trace = trace.tb_next
+    return value
+
+
 def _record_exits() -> None:
-    """Have a call of sys.exit or os._exit leave a file: a script that has caught an exception may end so."""
+    """Have a call of sys.exit or os._exit tell the agent: a script that has caught an exception may end so."""
     for module, name in ((sys, "exit"), (os, "_exit")):
         setattr(module, name, _noting(getattr(module, name)))
 
@@ -163,14 +178,17 @@ def _noting(leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
 
 
 def _note_exit(status: object = None) -> None:
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     exit_code = status & 0xFF if isinstance(status, int) else int(status is not None)
-    if not exit_code or not path.endswith(".error.json") or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
+    if not exit_code or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
         return
     value = sys.exc_info()[1]
     before = [*_before(value), _say(type(value), value)] if value is not None else []
     note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
-    _write(f"{path.removesuffix('.error.json')}.exit.json", note)
+    if (cell := _own_cell()) and cell.leaves(_as_json({**note, "before": [text[:CELL_BEFORE_CHARS] for text in before]})):
+        return
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if path.endswith(".error.json"):
+        _write(f"{path.removesuffix('.error.json')}.exit.json", note)
 
 
 def _before(value: BaseException) -> list[str]:
@@ -194,14 +212,14 @@ def _say(kind: type[BaseException], value: BaseException) -> str:
         return f"{kind.__name__}: <exception str() failed>"  # as in Python's own traceback
 
 
-def _record(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> dict[str, object]:
+def _record(value: BaseException) -> dict[str, object]:
     """Return what torchelastic keeps of an exception beside its message.
 
     Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py.
     """
     now_s = time.time()
     return {
-        "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
+        "py_callstack": "".join(traceback.format_exception(type(value), value, value.__traceback__)),
         "timestamp": str(int(now_s)),
         "time_s": now_s,
         "python": sys.executable,
@@ -217,17 +235,30 @@ def _write_error_file(message: str, extra: dict[str, object]) -> None:
 
 def _write(path: str, record: object) -> None:
     draft = f"{path}.{os.getpid()}"
-    with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(record, file)
-    os.replace(draft, path)
+    try:
+        with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump(record, file)
+        os.replace(draft, path)
+    except OSError:  # a full disk
+        with contextlib.suppress(OSError):
+            os.unlink(draft)
+
+
+def _own_cell() -> Any:
+    """Return the cell of this worker; None where it has none, or another process writes into it."""
+    if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
+        return None
+    cell = load_inside("cell").Cell.inherited()
+    return cell if cell is not None and cell.claim() else None
+
+
+def _as_json(record: object) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace")
 
 
 def _tell_agent(value: BaseException, message: str, extra: dict[str, object]) -> None:
     """Write it into the cell, with the threads that keep the process from ending."""
-    if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
-        return
-    cell = load_inside("cell").Cell.inherited()
-    if cell is None or not cell.claim():
+    if (cell := _own_cell()) is None:
         return
     threads = sys.modules.get("threading")
     alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
@@ -237,5 +268,4 @@ def _tell_agent(value: BaseException, message: str, extra: dict[str, object]) ->
         "py_callstack": str(extra["py_callstack"])[-CELL_CHARS:],
         "before": [text[:CELL_BEFORE_CHARS] for text in _before(value)],
     }
-    told = {**extra, **cut, "threads": names}
-    cell.raised(json.dumps(told, ensure_ascii=False).encode(errors="backslashreplace"))
+    cell.raised(_as_json({**extra, **cut, "threads": names}))

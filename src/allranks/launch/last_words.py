@@ -32,10 +32,13 @@ def read_left(error_path: Path, exit_path: Path, cell: Cell) -> Left:
     read = cell.read()
     raised = _decode(read.raised.data) if read.raised is not None else {}
     threads = raised.get("threads")
+    lost_lines, code = cell.lost_lines()
     return Left(
         error=_read_record(raised) | _read_error(error_path),  # the file may not have been written
-        exit=_read_exit(exit_path),
+        exit=_read_exit(_decode(read.leaves.data)) if read.leaves is not None else _read_exit_file(exit_path),
         failed_call=_failed_call(read),
+        lost_lines=lost_lines,
+        lost_why=os.strerror(code) if lost_lines else "",
         threads=tuple(as_one_line(str(name)) for name in threads) if isinstance(threads, list) else (),
     )
 
@@ -84,9 +87,14 @@ def _read_record(told: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _read_exit(path: Path) -> Exit | None:
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        note = _decode(path.read_bytes())
+def _read_exit_file(path: Path) -> Exit | None:
+    with contextlib.suppress(OSError):
+        return _read_exit(_decode(path.read_bytes()))
+    return None
+
+
+def _read_exit(note: Mapping[str, Any]) -> Exit | None:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
         before = _read_before(note.get("before"))
         return Exit(exit_code=int(note["exit_code"]), time_s=float(note["time_s"]), before=before)
     return None
