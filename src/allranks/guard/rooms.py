@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
+import msgspec
+
 from allranks.causes.node.limits import size_text
 from allranks.model.hostlist import fold_hosts
 from allranks.model.room import Room
@@ -127,4 +129,5 @@ def describe(level: Level, told: Mapping[str, Room]) -> str:
 
 def _lacks_inodes(room: Room) -> bool:
     """Whether inodes are what a full or short file system lacks, and not bytes."""
-    return not Room(free_bytes=room.free_bytes, size_bytes=room.size_bytes).is_short() and room.free_inodes is not None
+    without = msgspec.structs.replace(room, free_inodes=None, problem=None)
+    return room.free_inodes is not None and not without.is_short(was_short=True) and room.is_short(was_short=True)

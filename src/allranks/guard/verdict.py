@@ -41,8 +41,8 @@ from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
 from allranks.guard.failure import is_killed
 from allranks.guard.judged import Judged
 from allranks.guard.orders import Orders
-from allranks.guard.scene import Scene
 from allranks.guard.rooms import RoomSpeech
+from allranks.guard.scene import Scene
 from allranks.guard.speech import Speech
 from allranks.guard.stragglers import Stragglers
 from allranks.model.beat import HELD_STATES, ProcessState

@@ -79,7 +79,7 @@ def name_places(env: Mapping[str, str], *, run_dir: Path | None = None, root: Pa
 
 
 def read_place(purpose: str, path: Path) -> Place:
-    """Look at a directory: how much is free, in bytes and inodes, and whether a block can really be written. Leaves nothing there.
+    """Look at a directory: how much is free, and whether a block can really be written. Leaves nothing there.
 
     Blocks as long as the file system does.
 

@@ -148,12 +148,13 @@ class Draft:
     """Where a file without a name is impossible."""
 
     @classmethod
-    def keep(cls, folder: int, size_bytes: int) -> Draft | None:
-        """Make one in a directory; None where that is impossible."""
-        try:
-            fd, name = open_nameless(folder, ".draft")
-        except OSError:
-            return None
+    def keep(cls, folder: int, size_bytes: int) -> Draft:
+        """Make one in a directory; the blocks are only as certain as its file system makes them.
+
+        Raises:
+            OSError: no file can be made there.
+        """
+        fd, name = open_nameless(folder, ".draft")
         with contextlib.suppress(OSError):
             if not _allocate(fd, size_bytes, keeps_size=True):
                 _write(fd, secrets.token_bytes(size_bytes))
@@ -174,10 +175,9 @@ class Draft:
         os.lseek(self._fd, 0, os.SEEK_SET)
         _write(self._fd, data)
         os.ftruncate(self._fd, len(data))
-        at = {"src_dir_fd": self._folder, "dst_dir_fd": self._folder}
         try:
             if replaces and self._name:
-                os.rename(self._name, name, **at)
+                os.replace(self._name, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
                 self._name = ""
             else:
                 self._link(name)
@@ -187,7 +187,7 @@ class Draft:
                 return False
             aside = f".{name}.{secrets.token_hex(8)}"
             self._link(aside)
-            os.rename(aside, name, **at)
+            os.replace(aside, name, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         self.drop()
         return True
 
@@ -223,12 +223,12 @@ def open_nameless(folder: int, stem: str) -> tuple[int, str]:
     """
     flags = os.O_RDWR | os.O_CLOEXEC
     try:
-        return os.open(".", flags | os.O_TMPFILE, 0o644, dir_fd=folder), ""
+        return os.open(".", flags | os.O_TMPFILE, 0o666, dir_fd=folder), ""
     except OSError as exc:  # NFS, and kernels or file systems that do not know the flag
         if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
             raise
     name = f"{stem}.{secrets.token_hex(8)}"
-    return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644, dir_fd=folder), name
+    return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder), name
 
 
 def is_in_memory(path: Path | int) -> bool:
@@ -239,10 +239,7 @@ def is_in_memory(path: Path | int) -> bool:
 def _kind_of(path: Path | int) -> int:
     """Return f_type of statfs(2), which Python does not tell; 0: not known."""
     buffer = ctypes.create_string_buffer(256)
-    if isinstance(path, int):
-        failed = _libc().fstatfs(path, buffer)
-    else:
-        failed = _libc().statfs(os.fsencode(path), buffer)
+    failed = _libc().fstatfs(path, buffer) if isinstance(path, int) else _libc().statfs(os.fsencode(path), buffer)
     return 0 if failed else int(struct.unpack_from("@l", buffer.raw)[0]) & 0xFFFFFFFF
 
 
