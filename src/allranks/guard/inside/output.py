@@ -63,7 +63,7 @@ def _flush() -> None:
     """Count what stays in the buffers: nothing is written after this."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
-            raw = stream.buffer.raw  # type: ignore[attr-defined]  (unbuffered, there is none)
+            raw: Any = getattr(stream.buffer, "raw")  # noqa: B009  (unbuffered, there is none)
             rest: list[bytes] = []
             write = raw.write
 
