@@ -30,6 +30,7 @@ from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
 from allranks.launch.pulse import Pulse
 from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.room import RoomWatch
 from allranks.launch.succession import find_end, find_events, why_not_lead
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
@@ -59,6 +60,8 @@ KEEP_S = 1.0
 SWEEP_GRACE_S = 0.5
 SRUN_S = 1.0
 """For the machine of srun to accept a connection."""
+ROOM_S = 0.05
+"""For the file system of the run directory to answer, when a worker has failed: was there room?"""
 
 
 class Loop:
@@ -88,7 +91,11 @@ class Loop:
         """Before this agent began: in a later generation it may be back from a loss."""
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
         data_address = plan.data_path.address if plan.data_path else address
-        self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
+        self.rooms = RoomWatch(workers.run_dir)
+        """Goes on after `run`: the last files of a job may need the room that it keeps."""
+        self._watch = Watch(
+            plan.guard, data_address=data_address, control_address=address, see_room=self.rooms.seen
+        )
         self._search: Search | None = None
         self._knocking: Knocking | None = None
         """At the machine of a lost leader, where it must be proven that only its agent has ended."""
@@ -275,6 +282,7 @@ class Loop:
     def _tell_end(self, event: type[events.WorkerEnded | events.WorkerFailed], end: WorkerEnd, generation: int) -> None:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
+            self.rooms.look(ROOM_S)
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
         self._feed(event(now_s=now_s, ended=_age(end, generation)))
 

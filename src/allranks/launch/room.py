@@ -103,8 +103,9 @@ class RoomWatch:
         return msgspec.structs.replace(room, full_ago_s=max(0.0, now_s - self._full_s))
 
     def look(self, within_s: float) -> Room | None:
-        """Ask now, and return the answer, or the latest one if it takes longer."""
-        if self._thread.is_alive():
+        """Ask now, and return the answer, or the latest one if it takes longer; not if the last one takes long."""
+        asked_s = self._asked_s
+        if self._thread.is_alive() and (asked_s is None or time.monotonic() < asked_s + within_s):
             with self._turn:
                 before = self._num_turns
                 self._wanted.set()

@@ -11,6 +11,9 @@ from allranks.model.finding import Confidence, Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.past import Crash
 
+MOST_MISSING = 4
+"""Files that are named."""
+
 
 def loop_of(judged: Judged, crash: Crash) -> Judged:
     """Add the finding that a restart does not help, because this crash came back, in front of the crashes."""
@@ -73,16 +76,30 @@ def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step
     return f"{ranks}{at}; " + (silence if has_spoken else f"no output yet, {describe_time(silent_s)} after the start")
 
 
-def describe_success(name: str, world_size: int, took_s: float, num_restarts: int, *, where: str) -> str:
+def describe_success(name: str, world_size: int, took_s: float, num_restarts: int, *, output: str) -> str:
     """`train.py succeeded: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
 
     Args:
         world_size: ranks of the last generation.
         took_s: from the start of the workers to their end.
-        where: the attempt's directory.
+        output: where it is, from `describe_output`.
     """
     restarts = f", {count_of(num_restarts, 'restart')}" if num_restarts else ""
-    return f"{name} succeeded: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; output in {where}"
+    return f"{name} succeeded: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; {output}"
+
+
+def describe_output(where: str, *, is_gone: bool, missing: Sequence[str] = ()) -> str:
+    """Return where the output of the ranks is, or that it is not there.
+
+    Args:
+        where: the directory.
+        is_gone: it does not lead to the directory of the job any more.
+        missing: files and directories in it that are not there any more.
+    """
+    if is_gone:
+        return f"the output is not in {where}: somebody removed or unmounted it while the job ran"
+    few = ", ".join([*missing[:MOST_MISSING], *(["..."] if len(missing) > MOST_MISSING else [])])
+    return f"output in {where}" + (f", except {few}: removed while the job ran" if missing else "")
 
 
 def describe_time(time_s: float) -> str:
