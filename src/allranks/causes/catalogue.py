@@ -70,7 +70,7 @@ def find_cause(text: str) -> type[Cause]:
 
 
 def find_in_exception(text: str) -> tuple[type[Cause], Sign, re.Match[str]] | None:
-    """Return the cause that ends a rank with this exception, by the sign that proves most; None: its script is at fault.
+    """Return the cause that ends a rank with this exception, by the sign that proves most; None: the script is.
 
     Args:
         text: the exception's type and message, without the frames.

@@ -20,6 +20,8 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from allranks.causes.catalogue import find_cause, find_in_exception
 from allranks.causes.node.limits import size_text
 from allranks.guard.failure import describe, find_evidence
@@ -46,6 +48,7 @@ _SAYS_NOTHING = re.compile(
     re.DOTALL,
 )
 """Exceptions that only tell of the end of another process, whose own words may have been for the full disk."""
+_NAMED = re.compile(r"(?:No space left on device|[Qq]uota exceeded): (?:'[^'\n]+' -> )?'([^'\n]+)'")
 _QUOTA = re.compile(r"EDQUOT|[Qq]uota exceeded|errno = 122|os error 122")
 _FIXES = {
     _RUN_DIR: "allranks clean deletes old runs; --log-dir takes another disk",
@@ -85,13 +88,21 @@ def find_shortage(end: WorkerEnd, node: NodeView) -> Shortage | None:
         if confidence is not Confidence.UNDECIDED:
             named = match.groupdict().get("thing") or ""
             told, headline = text.strip().partition("\n")[0], describe(end)[1]
-            message = headline if told in headline else f"{told}; it ended with {headline}"
+            message = headline if told in headline else f"{told}; it ended with {headline.removeprefix('ended with ')}"
             return _shortage(end, cause.id, message, places, confidence, named=named, text=text)
     is_mute = not end.before and not last_printed(end.stderr_tail or "") and not end.could_not_start
     if places and ((is_mute and not end.message) or _SAYS_NOTHING.match(end.message or "")):
         message = f"{describe(end)[1]} while {_name(places[0])} was full"
         return _shortage(end, "AR005", message, places, Confidence.LIKELY)
     return None
+
+
+def find_named(end: WorkerEnd) -> str:
+    """Return the file that an exception of a rank names as the one that could not be written; empty: none does."""
+    for text in (end.message or "", *reversed(end.before), end.traceback or ""):
+        if named := _NAMED.findall(text):
+            return str(named[-1])
+    return ""
 
 
 def find_full(node: NodeView, end: WorkerEnd | None = None) -> tuple[FullPlace, ...]:
@@ -104,7 +115,11 @@ def find_full(node: NodeView, end: WorkerEnd | None = None) -> tuple[FullPlace, 
         places.append(FullPlace(purpose=_SHM, path=_SHM, room=Room(problem=f"{beat.shm_used:.0%} were in use")))
     if beat.room is not None and (beat.room.was_full(LATELY_S) or beat.room.freed_bytes):
         path = (end.stderr_path or "").rpartition("/")[0] if end is not None else ""
-        places.insert(0, FullPlace(purpose=_RUN_DIR, path=path, room=beat.room))
+        own = next(
+            (each for each in places if each.purpose == _RUN_DIR),
+            FullPlace(purpose=_RUN_DIR, path=path, room=beat.room),
+        )
+        places = [msgspec.structs.replace(own, room=beat.room), *(each for each in places if each is not own)]
     return tuple(places)
 
 
@@ -113,9 +128,9 @@ def say_full(places: tuple[FullPlace, ...]) -> str:
     return f"{' and '.join(map(_name, places))} was full at that time"
 
 
-def describe_room(place: FullPlace) -> str:
-    """`run directory runs/7: 0 KiB of 100 MiB free`, `TMPDIR /tmp: 0 of 65536 inodes free`."""
-    room, where = place.room, f"{place.purpose} {place.path}" if place.path != place.purpose else place.purpose
+def describe_room(place: FullPlace, node: str) -> str:
+    """`run directory runs/7 on node01: 0 KiB of 100 MiB free`, `TMPDIR /tmp on node01: 0 inodes free`."""
+    room, where = place.room, " ".join(dict.fromkeys(filter(None, (place.purpose, place.path)))) + f" on {node}"
     if _QUOTA.search(room.problem or ""):
         what = f"a quota is used up; {size_text(room.free_bytes)} of {size_text(room.size_bytes)} free on the disk"
     elif room.freed_bytes:
@@ -129,6 +144,11 @@ def describe_room(place: FullPlace) -> str:
     else:
         what = room.problem or "full"
     return f"{where}: {what}" + (f"; largest there: {place.largest}" if place.largest else "")
+
+
+def advise(place: FullPlace | None) -> str:
+    """Return how to make room in a place; None: it is not known which one."""
+    return _FIXES.get(place.purpose if place else "", "delete what is not needed there, or write to another disk")
 
 
 def _explain_bus_error(end: WorkerEnd, places: tuple[FullPlace, ...]) -> Shortage | None:
@@ -159,7 +179,7 @@ def _shortage(
     text: str = "",
 ) -> Shortage:
     meant = tuple(place for place in places if named.startswith(f"{place.path.rstrip('/')}/")) or places
-    seen = tuple(Evidence(seen=describe_room(place)) for place in meant)
+    seen = tuple(Evidence(seen=describe_room(place, end.node)) for place in meant)
     if end.lost_lines:
         seen += (Evidence(seen=f"{count_of(end.lost_lines, 'line')} of its output were lost: {end.lost_why}"),)
     return Shortage(
@@ -181,8 +201,7 @@ def _fix(end: WorkerEnd, cause_id: str, places: tuple[FullPlace, ...], named: st
         look = f"quota -s; on Lustre: lfs quota -h -u $USER {path}"
     else:
         look = f"df -{'i' if place is not None and _lacks_inodes(place.room) else 'h'} {path}"
-    make_room = _FIXES.get(place.purpose if place else "", "delete what is not needed there, or write to another disk")
-    return f"on {end.node}: {look}; {make_room}"
+    return f"on {end.node}: {look}; {advise(place)}"
 
 
 def _name(place: FullPlace) -> str:

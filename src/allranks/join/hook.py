@@ -184,7 +184,9 @@ def _note_exit(status: object = None) -> None:
     value = sys.exc_info()[1]
     before = [*_before(value), _say(type(value), value)] if value is not None else []
     note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
-    if (cell := _own_cell()) and cell.leaves(_as_json({**note, "before": [text[:CELL_BEFORE_CHARS] for text in before]})):
+    if (cell := _own_cell()) and cell.leaves(
+        _as_json({**note, "before": [text[:CELL_BEFORE_CHARS] for text in before]})
+    ):
         return
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path.endswith(".error.json"):
