@@ -130,6 +130,8 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
                 return _run_phases(workers)
             finally:
                 workers.end_standby()
+                if words := run_dir.last_files.describe_lost():
+                    say(words)
                 err.drain(patience_s=READER_S)
     finally:
         sweeper.dismiss()
@@ -231,7 +233,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
         network = interface if plan.num_nodes == 1 else plan.cluster.network.data or interface
         called = "" if plan.num_nodes == 1 else f"; roll call {roll_call_s:.1f} s"
         say(f"{describe_group(group, names, network)}{called}; logs in {run_dir.attempt_path}")
-        if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
+        if group.attempt and (words := describe_return(read_culprits(run_dir), attempt=group.attempt)):
             say(words)
     elif plan.launcher is Launcher.NONE:  # started by hand, on a terminal of its own
         ranks = fold_ranks(range(me.first_rank, me.first_rank + me.num_workers))
@@ -241,8 +243,9 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     scheduler = Scheduler(job, workers.env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
     loop = Loop(workers, rendezvous, inbox=inbox, scheduler=scheduler)
     inbox.kill_now = partial(kill_now, loop)
-    try:
-        goodbye = loop.run()
-    finally:
-        show_rest(workers.console, inbox, run_dir.node_path(me.name))
-    return settle(loop, goodbye)
+    with loop.rooms:
+        try:
+            goodbye = loop.run()
+        finally:
+            show_rest(workers.console, inbox, run_dir.node_path(me.name))
+        return settle(loop, goodbye)

@@ -6,6 +6,7 @@ One thread, one selector. The workers' output is read between two waits, and wri
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import select
 import selectors
@@ -36,7 +37,7 @@ from allranks.launch.room import RoomWatch
 from allranks.launch.succession import find_end, find_events, why_not_lead
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
-from allranks.model.errors import AllranksError
+from allranks.model.errors import AllranksError, UsageError
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.entry import announce_leader
@@ -235,7 +236,8 @@ class Loop:
             case events.PassOn(order=Try() as order):
                 self._watch.order(order, time.monotonic())
             case events.KeepEvidence():
-                self._watch.keep(workers.run_dir.node_path(self.name), within_s=KEEP_S)
+                with contextlib.suppress(OSError):
+                    self._watch.keep(workers.run_dir.hold_node(self.name), within_s=KEEP_S)
                 workers.console.drop_tracebacks()
             case events.PrepareStandby():
                 workers.prepare_standby()
@@ -253,7 +255,13 @@ class Loop:
         if plan is None or (standby is not None and standby.is_importing and self.agent.ending is None):
             return
         self._plan_to_start = None
-        self.workers.start(plan, interface=self.rendezvous.interface)
+        refused: list[WorkerEnd] = []
+        try:
+            self.workers.start(plan, interface=self.rendezvous.interface)
+        except UsageError as exc:
+            refused = self.workers.refuse(plan, str(exc))
+        if self.workers.folder is not None:
+            self.rooms.begin(self.workers.folder, [member.name for member in plan.members], plan.node_index)
         now_s, generation = time.monotonic(), plan.generation
         begun = self.workers.still_running
         hang_s = self.workers.job.guard.hang_s
@@ -279,6 +287,8 @@ class Loop:
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, report)
             else:
                 report()
+        for end in refused:
+            self._tell_end(events.WorkerEnded, end, generation)
 
     def _report(self, worker: Worker, generation: int, pidfd: int | None = None) -> None:
         """A worker has ended, or could not be started."""

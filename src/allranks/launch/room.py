@@ -67,17 +67,18 @@ class RoomWatch:
         self._is_over = False
         self._wanted, self._turn, self._num_turns = threading.Event(), threading.Condition(), 0
         self._thread = threading.Thread(target=self._run, name="allranks-room", daemon=True)
-        run_dir.on_full = self.note_full
+        run_dir.last_files.on_full = self.note_full
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the thread; one that hangs with its file system is left to the end of this process."""
+        """End the thread; one that hangs with its file system is left to the end of this process, like the ballast."""
         self._is_over = True
         self._wanted.set()
         if self._thread.is_alive():
             self._thread.join(END_S)
+        self._run_dir.last_files.drop()
 
     def begin(self, folder: Folder, names: Sequence[str], position: int) -> None:
         """Watch this node's directory from now on; again for each generation.
@@ -157,7 +158,7 @@ class RoomWatch:
             if self._takes_ballast and (not self._is_among_many or now_s >= self._began_s + SETTLE_S):
                 self._takes_ballast = False
                 self._ballast = Ballast.keep(folder.fd, self._choose_size(room))
-        self._run_dir.keep_room()
+        self._run_dir.last_files.keep()
         return msgspec.structs.replace(room, kept_bytes=self._ballast.size_bytes, freed_bytes=self._freed_bytes)
 
     def _choose_size(self, room: Room) -> int:

@@ -15,8 +15,8 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
+import msgspec
 import psutil
 
 from allranks.guard.inside.cell import Cell
@@ -34,10 +34,11 @@ from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
+from allranks.report.folder import Folder
 from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
-from allranks.wire.protocol import Order, Plan
+from allranks.wire.protocol import Order, Plan, WorkerEnd
 
 CAUGHT_S = 1.0
 """How old may be what the kernel says of a worker's handlers; those of its script are known at once."""
@@ -64,6 +65,8 @@ class WorkerGroup:
     growth: GrowthRecorder | None = None
     """Writes down when the workers' output grows, once they are started."""
     processes: list[Worker] = field(default_factory=list)
+    folder: Folder | None = None
+    """This node's directory, which has the files of the workers that were started last."""
     settings: list[Setting] = field(default_factory=list)
     _can_stand_by: bool = True
     """False once a standby could not fork: another one could not, either."""
@@ -78,10 +81,15 @@ class WorkerGroup:
         """Start this node's workers, with this data interface; the `end` of one that cannot start gives the reason.
 
         Raises:
-            OSError: their output files cannot be written.
+            UsageError: the directory for their files cannot be made.
         """
         me = group.members[group.node_index]
-        node_path = self.run_dir.create_node(me.name)
+        self.console.finish()
+        for worker in self.processes:
+            worker.cell.close()
+        self.processes = []
+        before, folder = self.folder, self.run_dir.create_node(me.name)
+        self.folder = folder
         self.settings = node_settings(
             self.job,
             group,
@@ -89,31 +97,36 @@ class WorkerGroup:
             interface=interface,
             store_fd=self.store_fd,
             checkpoints=self.run_dir.checkpoints_path(self.job.request.checkpoint_dir),
-            recorder=(node_path / "recorder_rank_").absolute(),
+            recorder=(folder.path / "recorder_rank_").absolute(),
             members=self.run_dir.share_members(me.name, format_members(group.members)),
         )
         self.run_dir.write_settings(me.name, self.settings)
-        self.console.finish()
-        for worker in self.processes:
-            worker.cell.close()
-        self.processes = []
         for local_rank in range(me.num_workers):
-            worker = self._start_one(group, local_rank, node_path)
+            worker = self._start_one(group, local_rank, folder)
             prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
             for stream, start in worker.starts.items():
                 if (local_rank, stream) not in self.hidden:
-                    self.console.follow(worker.path(stream), start=start, stream=stream, prefix=prefix)
+                    name = worker.file_name(stream)
+                    self.console.follow(name, start=start, stream=stream, prefix=prefix, dir_fd=folder.fd)
             self.processes.append(worker)
-        self.growth = self.growth or GrowthRecorder(node_path)
-        self.growth.watch(worker.path(stream) for worker in self.processes for stream in worker.starts)
+        if self.growth is None or folder is not before:  # somebody has removed the directory
+            self.growth = GrowthRecorder(folder)
+        self.growth.watch(worker.file_name(stream) for worker in self.processes for stream in worker.starts)
         self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:
             self.end_standby()
 
-    def _start_one(self, group: Plan, local_rank: int, node_path: Path) -> Worker:
+    def refuse(self, group: Plan, why: str) -> list[WorkerEnd]:
+        """Return the ends of this node's workers where `start` could start none of them."""
+        me = group.members[group.node_index]
+        ranks = range(me.first_rank, me.first_rank + me.num_workers)
+        first = WorkerEnd(rank=0, node=me.name, exit_code=127, time_s=time.time(), message=why, could_not_start=True)
+        return [msgspec.structs.replace(first, rank=rank) for rank in ranks]
+
+    def _start_one(self, group: Plan, local_rank: int, folder: Folder) -> Worker:
         me, request = group.members[group.node_index], self.job.request
         rank = me.first_rank + local_rank
-        worker = Worker(rank=rank, node=me.name, folder=node_path, cell=Cell.create())
+        worker = Worker(rank=rank, node=me.name, folder=folder, cell=Cell.create())
         own = rank_settings(group, local_rank, error_file=worker.path("error.json").absolute())
         settings = [*self.settings, *own]
         command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]

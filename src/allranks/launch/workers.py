@@ -36,6 +36,7 @@ from allranks.join import standby as inside
 from allranks.launch.last_words import read_crash, read_left, read_tail
 from allranks.launch.worker_end import Left, explain_end, will_end_with
 from allranks.model.text import as_utf8
+from allranks.report.folder import Folder
 from allranks.wire.protocol import WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -102,7 +103,7 @@ class Worker:
 
     rank: int
     node: str
-    folder: Path
+    folder: Folder
     """For its files."""
     cell: Cell
     """What it tells its agent through."""
@@ -120,9 +121,13 @@ class Worker:
     starts: dict[str, int] = field(default_factory=dict)
     """By stream (`out`, `err`): where its output begins in a file that an earlier start already wrote."""
 
+    def file_name(self, kind: str) -> str:
+        """Return the name of one of its files: `out`, `err`, `error.json`."""
+        return f"rank_{self.rank}.{kind}"
+
     def path(self, kind: str) -> Path:
-        """Return one of its files: `out`, `err`, `error.json`."""
-        return self.folder / f"rank_{self.rank}.{kind}"
+        """Return the path of one of its files, for people and for itself."""
+        return self.folder.path / self.file_name(kind)
 
     @property
     def pid(self) -> int:
@@ -143,12 +148,19 @@ class Worker:
         Args:
             fds: descriptors that it gets, by the variable that tells it their number.
             standby: forks it; if that fails, it is started as a program.
-        Raises:
-            OSError: its output files cannot be written.
         """
-        for kind in ("error.json", "exit.json"):
-            self.path(kind).unlink(missing_ok=True)
-        with self.path("out").open("ab") as out, self.path("err").open("ab") as err:
+        try:
+            for kind in ("error.json", "exit.json"):
+                self.folder.unlink(self.file_name(kind))
+            self._start(command, env, fds=fds, standby=standby)
+        except OSError as exc:  # its output files: a full disk, or one without inodes
+            path = self.folder.path / str(exc.filename or "")
+            self.end = self._end_as(127, message=as_utf8(f"{exc.args[1]}: '{path}'"), could_not_start=True)
+
+    def _start(
+        self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None
+    ) -> None:
+        with self.folder.append(self.file_name("out")) as out, self.folder.append(self.file_name("err")) as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
             try:
@@ -171,7 +183,8 @@ class Worker:
         found, left = {}, self._left()
         if exit_code:
             found = explain_end(exit_code, left, told_s=self.told_s, handles_end=self.handles_end, now_s=time.time())
-        self.path("exit.json").unlink(missing_ok=True)  # of no use to people
+        with contextlib.suppress(OSError):
+            self.folder.unlink(self.file_name("exit.json"))  # of no use to people
         self.end = self._end_as(exit_code, lost_lines=left.lost_lines, lost_why=left.lost_why, **found)
         if self.end.exit_code < 0 and self.end.traceback is None:
             self.end = msgspec.structs.replace(self.end, **read_crash(self.path("err"), self.starts["err"], exit_code))
@@ -207,12 +220,13 @@ class Worker:
     def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
         now_s, status = time.time(), found.pop("exit_code", status)
+        has_file = self.folder.is_in_place and self.folder.has(self.file_name("err"))
         end = WorkerEnd(
             rank=self.rank,
             node=self.node,
             is_finished=status == 0 and self.cell.is_finished,
-            stderr_tail=read_tail(self.path("err"), self.starts["err"]) if status else None,
-            stderr_path=as_utf8(str(self.path("err"))),
+            stderr_tail=read_tail(self.path("err"), self.starts.get("err", 0)) if status else None,
+            stderr_path=as_utf8(str(self.path("err"))) if has_file else None,
             **{"time_s": now_s, "exit_code": status} | found,
         )
         # A signal came after what it had recorded.

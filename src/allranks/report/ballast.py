@@ -143,6 +143,7 @@ class Draft:
     """A file that has its inode and its blocks before there is anything to write into it, and no name until then."""
 
     _folder: int
+    """The caller's descriptor."""
     _fd: int
     _name: str
     """Where a file without a name is impossible."""
