@@ -24,7 +24,7 @@ from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
 from allranks.launch.console import Console
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.lead.outcome import describe_loss, describe_output, describe_success
+from allranks.launch.lead.outcome import describe_loss, describe_lost, describe_output, describe_success
 from allranks.launch.loop import Loop
 from allranks.launch.queue.ending import goes_back
 from allranks.launch.succession import SEEK_S, find_end, find_events, has_ended, is_led_elsewhere
@@ -124,6 +124,7 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
     elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
         script, output = name_script(loop.workers.command, this_directory()), _find_output(loop, run_dir.attempt_path)
         num_restarts = agent.plan.generation - loop.rendezvous.group.generation
+        output = "; ".join(filter(None, [describe_lost(leader.lost_lines), output]))
         say(describe_success(script, agent.plan.world_size, took_s, num_restarts, output=output))
 
 

@@ -448,6 +448,8 @@ class Leader(Reports):
         exit_code, findings = self._outcome()
         survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
         lost = outcome.find_lost(self.lost_lines, sorted(self._lost_on))
+        if self.lost_lines and not self._guard.is_all_well:  # else the job's last line says so
+            self._say(outcome.describe_lost(self.lost_lines))
         findings = (*findings, *survived, *self._guard.warnings, *lost)
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
         is_cut_off = self._members.are_minority and not self._guard.is_all_well

@@ -74,7 +74,7 @@ def describe_lost(lost: Mapping[int, tuple[int, str]]) -> str:
     """
     if not lost:
         return ""
-    why = next(reversed(lost.values()))[1]
+    why = list(lost.values())[-1][1]
     words = {errno.ENOSPC: "the disk was full", errno.EDQUOT: "the quota was used up"}
     reason = next((text for code, text in words.items() if os.strerror(code) == why), why)
     num_lines = sum(lines for lines, _ in lost.values())
