@@ -67,7 +67,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str, str]]] = 
          f"{ENOSPC}"}, {}, ("AR005 disk-full", "certain", f"{ENOSPC}; it ended with exit code 1")),
     "torch hides the errno": ({"message": TORCH, "before": (IOSTREAM,)}, {}, ("AR005 disk-full", "likely", TORCH)),
     "torch hides the errno, and a disk is full": (
-        {"message": TORCH}, TMP_FULL, ("AR005 disk-full", "certain", TORCH)),
+        {"message": TORCH, "before": (IOSTREAM,)}, TMP_FULL, ("AR005 disk-full", "certain", TORCH)),
     "iostream error": ({"message": IOSTREAM}, {}, ("AR590 user-code-error", "certain", IOSTREAM)),
     "iostream error, and a disk is full": ({"message": IOSTREAM}, TMP_FULL, ("AR005 disk-full", "likely", IOSTREAM)),
     "sqlite": (
@@ -87,7 +87,9 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str, str]]] = 
         {"stderr_tail": "INFO step 40"}, TMP_FULL,
         ("AR005 disk-full", "likely", "ended with exit code 1 while its TMPDIR (/tmp) was full")),
     "nothing but an exit code, and /dev/shm is full": (
-        {}, {"shm_used": 0.97}, ("AR005 disk-full", "likely", "ended with exit code 1 while its /dev/shm was full")),
+        {}, {"shm_used": 1.0}, ("AR005 disk-full", "likely", "ended with exit code 1 while its /dev/shm was full")),
+    "nothing but an exit code, and /dev/shm is in use": (
+        {}, {"shm_used": 0.97}, ("AR590 user-code-error", "certain", "ended with exit code 1")),
     "a child of mp.spawn, whose words may have been for the full disk": (
         {"message": "ProcessExitedException: process 1 terminated with exit code 1"}, TMP_FULL,
         ("AR005 disk-full", "likely", "ProcessExitedException: process 1 terminated with exit code 1 while its TMPDIR "
@@ -155,8 +157,8 @@ def test_an_error_of_the_script_is_told_with_the_disk_that_was_full_then() -> No
         ),
         (
             Room(free_bytes=30 * MIB, size_bytes=100 * GIB, freed_bytes=64 * MIB),
-            "run directory runs/7/attempt_0/node02 on node02: it was full, until allranks gave back 64 MiB that it had "
-            "kept there",
+            "run directory runs/7/attempt_0/node02 on node02: 30 MiB of 100 GiB free since allranks, when it was full, "
+            "gave back 64 MiB that it had kept there",
             "df -h",
         ),
     ],

@@ -36,7 +36,9 @@ from allranks.wire.protocol import WorkerEnd
 LATELY_S = 30.0
 """So long before the end of a rank its run directory may have been seen full: whoever dies of it makes room."""
 SHM_FULL = 0.9
-"""Of /dev/shm: what a batch needs is more than what is left then."""
+"""Of /dev/shm: what a batch needs is more than what is left then, so a SIGBUS is of that."""
+SHM_ALL = 0.99
+"""And this is what a rank may have died of that says nothing."""
 _RUN_DIR, _SHM = "run directory", "/dev/shm"  # noqa: S108
 
 _LOCAL = ("TMPDIR", _SHM)
@@ -50,6 +52,7 @@ _SAYS_NOTHING = re.compile(
 """Exceptions that only tell of the end of another process, whose own words may have been for the full disk."""
 _NAMED = re.compile(r"(?:No space left on device|[Qq]uota exceeded): (?:'[^'\n]+' -> )?'([^'\n]+)'")
 _QUOTA = re.compile(r"EDQUOT|[Qq]uota exceeded|errno = 122|os error 122")
+_ORDER = (Confidence.CERTAIN, Confidence.LIKELY, Confidence.UNDECIDED)
 _FIXES = {
     _RUN_DIR: "allranks clean deletes old runs; --log-dir takes another disk",
     "checkpoint directory": "delete old checkpoints, keep fewer (session(keep=2)), or use another disk "
@@ -75,20 +78,19 @@ class Shortage:
 
 def find_shortage(end: WorkerEnd, node: NodeView) -> Shortage | None:
     """Return what a full disk did to a rank; None: nothing says that one ended it."""
-    places = find_full(node, end)
     if killed_by(end):
-        return _explain_bus_error(end, places) if killed_by(end) == signal.SIGBUS else None
-    for text in _exceptions(end):
-        if (found := find_in_exception(text)) is None:
-            continue
-        cause, sign, match = found
+        return _explain_bus_error(end, node) if killed_by(end) == signal.SIGBUS else None
+    places = find_full(node, end)
+    found = [(text, *known) for text in _exceptions(end) if (known := find_in_exception(text)) is not None]
+    if found:
+        text, cause, sign, match = min(found, key=lambda each: _ORDER.index(each[2].confidence))
         confidence = sign.confidence
         if confidence is not Confidence.CERTAIN and places:
             confidence = Confidence.LIKELY if confidence is Confidence.UNDECIDED else Confidence.CERTAIN
         if confidence is not Confidence.UNDECIDED:
             named = match.groupdict().get("thing") or ""
-            told, headline = text.strip().partition("\n")[0], describe(end)[1]
-            message = headline if told in headline else f"{told}; it ended with {headline.removeprefix('ended with ')}"
+            headline = describe(end)[1]
+            message = headline if text in headline else f"{text}; it ended with {headline.removeprefix('ended with ')}"
             return _shortage(end, cause.id, message, places, confidence, named=named, text=text)
     is_mute = not end.before and not last_printed(end.stderr_tail or "") and not end.could_not_start
     if places and ((is_mute and not end.message) or _SAYS_NOTHING.match(end.message or "")):
@@ -105,13 +107,17 @@ def find_named(end: WorkerEnd) -> str:
     return ""
 
 
-def find_full(node: NodeView, end: WorkerEnd | None = None) -> tuple[FullPlace, ...]:
-    """Return the directories on a node that were full when a rank of it ended."""
+def find_full(node: NodeView, end: WorkerEnd | None = None, *, shm_full: float = SHM_ALL) -> tuple[FullPlace, ...]:
+    """Return the directories on a node that were full when a rank of it ended.
+
+    Args:
+        shm_full: share of /dev/shm that counts as full; what a dead process had there is free at once.
+    """
     beat = node.beat
     if beat is None:
         return ()
     places = list(beat.full)
-    if beat.shm_used >= SHM_FULL and all(each.purpose != _SHM for each in places):
+    if beat.shm_used >= shm_full and all(each.purpose != _SHM for each in places):
         places.append(FullPlace(purpose=_SHM, path=_SHM, room=Room(problem=f"{beat.shm_used:.0%} were in use")))
     if beat.room is not None and (beat.room.was_full(LATELY_S) or beat.room.freed_bytes):
         path = (end.stderr_path or "").rpartition("/")[0] if end is not None else ""
@@ -134,7 +140,8 @@ def describe_room(place: FullPlace, node: str) -> str:
     if _QUOTA.search(room.problem or ""):
         what = f"a quota is used up; {size_text(room.free_bytes)} of {size_text(room.size_bytes)} free on the disk"
     elif room.freed_bytes:
-        what = f"it was full, until allranks gave back {size_text(room.freed_bytes)} that it had kept there"
+        what = f"{size_text(room.free_bytes)} of {size_text(room.size_bytes)} free since allranks, when it was full, "
+        what += f"gave back {size_text(room.freed_bytes)} that it had kept there"
     elif _lacks_inodes(room):
         what = f"{room.free_inodes} inodes free" + (f" of {room.size_inodes}" if room.size_inodes else "")
     elif room.size_bytes:
@@ -151,8 +158,8 @@ def advise(place: FullPlace | None) -> str:
     return _FIXES.get(place.purpose if place else "", "delete what is not needed there, or write to another disk")
 
 
-def _explain_bus_error(end: WorkerEnd, places: tuple[FullPlace, ...]) -> Shortage | None:
-    if not places:
+def _explain_bus_error(end: WorkerEnd, node: NodeView) -> Shortage | None:
+    if not (places := find_full(node, end, shm_full=SHM_FULL)):
         return None
     in_memory = [place for place in places if place.purpose == _SHM]
     place = (in_memory or places)[0]
@@ -181,7 +188,7 @@ def _shortage(
     meant = tuple(place for place in places if named.startswith(f"{place.path.rstrip('/')}/")) or places
     seen = tuple(Evidence(seen=describe_room(place, end.node)) for place in meant)
     if end.lost_lines:
-        seen += (Evidence(seen=f"{count_of(end.lost_lines, 'line')} of its output were lost: {end.lost_why}"),)
+        seen += (Evidence(seen=f"lost of its output: {count_of(end.lost_lines, 'line')} ({end.lost_why})"),)
     return Shortage(
         cause_id=cause_id,
         message=message,

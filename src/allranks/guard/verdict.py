@@ -206,10 +206,7 @@ class Guard:
         To be asked after a verdict that `needs_room`: nodes go on telling.
         """
         return [
-            (node.name, place)
-            for node in self._scene.nodes
-            for place in disk.find_full(node)
-            if place.room.is_short() or not place.room.size_bytes
+            (node.name, place) for node in self._scene.nodes for place in disk.find_full(node) if place.room.is_short()
         ]
 
     @property

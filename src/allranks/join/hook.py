@@ -154,9 +154,12 @@ def _unrecorded(value: BaseException) -> BaseException:
     Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py, which catches no error of its own there.
     """
     trace = value.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "record_exception" and isinstance(value, OSError):
-            return value.__context__ or value
+    while trace is not None and isinstance(value, OSError):
+        if trace.tb_frame.f_code.co_name == "record_exception":
+            before = value.__context__
+            while before is not None and before.__traceback__ is None:  # a close that fails raises two
+                before = before.__context__
+            return before or value
         trace = trace.tb_next
     return value
 

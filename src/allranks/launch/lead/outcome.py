@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import msgspec
+
 from allranks.causes.catalogue import find_in_exception
 from allranks.guard.disk import advise, describe_room
 from allranks.guard.judged import Judged, name_fault
@@ -59,7 +61,7 @@ def describe_full(full: Sequence[tuple[str, FullPlace]]) -> str:
     Args:
         full: names of nodes, with what is full there.
     """
-    told = [describe_room(place, node) for node, place in full]
+    told = [describe_room(msgspec.structs.replace(place, largest=""), node) for node, place in full]
     if not told:
         return ""
     more = f" (and {count_of(len(told) - 1, 'more directory')} on other disks or nodes)" if len(told) > 1 else ""
