@@ -130,7 +130,7 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
                 return _run_phases(workers)
             finally:
                 workers.end_standby()
-                if words := run_dir.last_files.describe_lost():
+                if words := run_dir.last_files.close():
                     say(words)
                 err.drain(patience_s=READER_S)
     finally:

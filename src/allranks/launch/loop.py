@@ -216,6 +216,9 @@ class Loop:
                 say(text)
             case events.Start(plan=plan):
                 self._plan_to_start = plan
+                with contextlib.suppress(UsageError):  # the workers' start says it
+                    folder = workers.run_dir.create_node(plan.members[plan.node_index].name)
+                    self.rooms.begin(folder, [member.name for member in plan.members], plan.node_index)
                 self._start_when_ready()
             case events.Signal(signum=signum, ranks=ranks):
                 workers.signal(signum, ranks)
@@ -250,8 +253,6 @@ class Loop:
             self.workers.start(plan, interface=self.rendezvous.interface)
         except UsageError as exc:
             refused = self.workers.refuse(plan, str(exc))
-        if self.workers.folder is not None:
-            self.rooms.begin(self.workers.folder, [member.name for member in plan.members], plan.node_index)
         now_s, generation = time.monotonic(), plan.generation
         begun = self.workers.still_running
         hang_s = self.workers.job.guard.hang_s

@@ -109,7 +109,7 @@ class WorkerGroup:
                     self.console.follow(name, start=start, stream=stream, prefix=prefix, dir_fd=folder.fd)
             self.processes.append(worker)
         if self.growth is None or folder is not before:  # somebody has removed the directory
-            self.growth = GrowthRecorder(folder)
+            self.growth = GrowthRecorder(folder, self.run_dir.last_files.on_error)
         self.growth.watch(worker.file_name(stream) for worker in self.processes for stream in worker.starts)
         self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:

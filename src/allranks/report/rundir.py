@@ -184,6 +184,7 @@ class RunDir:
             self.hold_attempt()
         except OSError as exc:
             raise cannot_use(self.attempt_path, exc) from exc
+        self.last_files.keep()
 
     @property
     def attempt_path(self) -> Path:
