@@ -140,7 +140,7 @@ class WorkerGroup:
             command, env = container.enter(runtime, request.container, command, env, names=names, has_gpus=has_gpus)
         standby = self._standby_for(env)
         worker.start(command, env, fds=fds, standby=standby)
-        if standby is not None and not isinstance(worker.process, psutil.Process):
+        if standby is not None and worker.end is None and not isinstance(worker.process, psutil.Process):
             say("the standby forked no worker; workers start without it")
             self.end_standby()
         return worker
