@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from allranks.host.foreign import read_tail
 from allranks.host.process import Usage, read_usage
 from allranks.model.beat import MAX_PRINTED
 from allranks.model.raised import last_printed
@@ -52,9 +53,8 @@ class Output:
 
     def tail(self) -> str:
         """Return its end."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            file.seek(max(self.start, self.size() - TAIL_BYTES))
-            return file.read().decode(errors="replace")
+        with contextlib.suppress(OSError):
+            return read_tail(self.path, start=self.start, num_bytes=TAIL_BYTES).decode(errors="replace")
         return ""
 
 

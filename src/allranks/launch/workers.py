@@ -57,6 +57,8 @@ NOTICE_S = 2.0
 """How long a checkpoint may take to be written before people are told that this process waits for it."""
 END_S = 1.0
 """For a process to be gone after SIGKILL."""
+MOST_REAPED = 1000
+"""Orphans that are collected at once: a worker that leaves them without end must not keep the agent from watching."""
 LOCAL_RANK = "${local_rank}"
 """Placeholder of the local rank in a worker's arguments, as in torchrun."""
 
@@ -147,7 +149,8 @@ class Worker:
             OSError: its output files cannot be written.
         """
         for kind in ("error.json", "exit.json"):
-            self.path(kind).unlink(missing_ok=True)
+            with contextlib.suppress(IsADirectoryError):  # a worker made one of it: its files are not read, either
+                self.path(kind).unlink(missing_ok=True)
         with self.path("out").open("ab") as out, self.path("err").open("ab") as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
@@ -173,7 +176,8 @@ class Worker:
             found = explain_end(
                 exit_code, self._left(), told_s=self.told_s, handles_end=self.handles_end, now_s=time.time()
             )
-        self.path("exit.json").unlink(missing_ok=True)  # of no use to people
+        with contextlib.suppress(OSError):
+            self.path("exit.json").unlink(missing_ok=True)  # of no use to people
         self.end = self._end_as(exit_code, **found)
         if self.end.exit_code < 0 and self.end.traceback is None:
             self.end = msgspec.structs.replace(self.end, **read_crash(self.path("err"), self.starts["err"], exit_code))
@@ -312,7 +316,10 @@ def reap_orphans(workers: Sequence[Worker]) -> None:
     own = {worker.pid for worker in workers if worker.process is not None}
     with contextlib.suppress(ChildProcessError):
         # WNOWAIT only looks; a worker at the head of the queue is collected first, in its own way.
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
+        for _ in range(MOST_REAPED):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in own:
+                break
             os.waitpid(ended.si_pid, 0)
 
 
