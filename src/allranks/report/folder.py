@@ -85,6 +85,12 @@ class Folder:
             self.unlink(name)
 
     @property
+    def identity(self) -> tuple[int, int]:
+        """Its device and inode: what a path leads to is this directory if it has both."""
+        status = os.fstat(self.fd)
+        return status.st_dev, status.st_ino
+
+    @property
     def is_deleted(self) -> bool:
         """Whether somebody has deleted it; what was open below it can still be written."""
         try:
@@ -96,7 +102,8 @@ class Folder:
     def is_in_place(self) -> bool:
         """Whether its path still leads here: it was not deleted, renamed, replaced or unmounted."""
         with contextlib.suppress(OSError):
-            return os.path.samestat(self.path.lstat(), os.fstat(self.fd))
+            there = self.path.lstat()
+            return (there.st_dev, there.st_ino) == self.identity
         return False
 
     # Files below it
