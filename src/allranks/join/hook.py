@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -35,6 +36,12 @@ CELL_BEFORE_CHARS = 300
 MOST_BEFORE = 16
 EXCEPTION_LIMIT = 2_000
 """Exceptions that are told beside the one that ended the worker, and characters of each."""
+FILE_CHARS = 65536
+"""Of a message and of a traceback, in the error file: some scripts put a whole batch into an exception."""
+MOST_PRINTED = 64
+"""Exceptions that are printed as Python does it, with what belongs to them: Python prints any number."""
+MOST_FRAMES = 100
+"""Of each exception, where there is more than can be printed."""
 
 _group: ModuleType | None = None
 """join/group.py, once torch.distributed has been imported."""
@@ -135,12 +142,19 @@ def _record_uncaught_exceptions() -> None:
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             with contextlib.suppress(Exception):
+                is_end = getattr(sys, "last_value", None) is value  # else the script has called this, and goes on
                 cause = _unrecorded(value)
-                message, extra = _say(type(cause), cause), _record(cause)
-                if getattr(sys, "last_value", None) is value:  # else the script has called this itself, and goes on
-                    with contextlib.suppress(Exception):
-                        _tell_agent(cause, message, extra)  # first: it needs no disk
-                _write_error_file(message, extra)
+                told = (kind, value, trace) if cause is value else (type(cause), cause, cause.__traceback__)
+                frames = "".join(traceback.format_tb(told[2], -MOST_FRAMES))
+                first = _record(f"{_HEADER}{frames}{told[0].__name__}\n")
+                if is_end:  # before the exception says what it is: that may take forever
+                    _tell_agent(told[0].__name__, first)
+                message, extra = _say(told[0], cause), first | {"before": _before(cause)}
+                extra["py_callstack"] = _format(*told)
+                if is_end:  # before the file: that needs a disk
+                    _tell_agent(message, extra)
+                with contextlib.suppress(Exception):  # a full disk
+                    _write_error_file(message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
@@ -185,10 +199,10 @@ def _note_exit(status: object = None) -> None:
     if not exit_code or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
         return
     value = sys.exc_info()[1]
-    before = [*_before(value), _say(type(value), value)] if value is not None else []
+    before = [*_before(value), cut(_say(type(value), value), EXCEPTION_LIMIT)] if value is not None else []
     note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
     if (cell := _own_cell()) and cell.leaves(
-        _as_json({**note, "before": [text[:CELL_BEFORE_CHARS] for text in before]})
+        _as_json({**note, "before": [cut(text, CELL_BEFORE_CHARS) for text in before]})
     ):
         return
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
@@ -198,37 +212,117 @@ def _note_exit(status: object = None) -> None:
 
 def _before(value: BaseException) -> list[str]:
     """What had been raised before an exception, while it was raised in its handling: the oldest first."""
+    return [cut(_say(type(each), each), EXCEPTION_LIMIT) for each in reversed(_chain(value)[1:])]
+
+
+def _chain(value: BaseException) -> list[BaseException]:
+    """Return an exception, and what had been raised before it: the newest first, MOST_BEFORE at most."""
     found: list[BaseException] = [value]
     while len(found) <= MOST_BEFORE:
-        inner = getattr(found[-1], "exceptions", None)
-        first = inner[0] if isinstance(inner, tuple) and inner else None
-        earlier = found[-1].__cause__ or found[-1].__context__ or first  # of a group, the first of its exceptions
+        earlier = found[-1].__cause__ or found[-1].__context__ or _first_part(found[-1])
         if not isinstance(earlier, BaseException) or any(earlier is each for each in found):
             break
         found.append(earlier)
-    return [_say(type(each), each)[:EXCEPTION_LIMIT] for each in reversed(found[1:])]
+    return found
+
+
+def _first_part(value: BaseException) -> BaseException | None:
+    """Return the first exception of a group."""
+    parts = getattr(value, "exceptions", None)
+    return parts[0] if isinstance(parts, tuple) and parts else None
+
+
+def cut(text: str, most_chars: int) -> str:
+    """Return a text, or its beginning and its end, where it is longer; what was cut is said between them.
+
+    >>> cut(10_000 * "x" + "y" + 50_000_000 * "z", 60)
+    'xxxxxxxxxx\\n... 50.0 MB cut ...\\nzzzzzzzzzz'
+    """
+    if len(text) <= most_chars:
+        return text
+    num_cut, num_kept = 0.0, max(2, most_chars - 40)
+    head = num_kept // 2 if num_kept < 100 else num_kept // 4  # of a traceback, the end counts more
+    tail = num_kept - head
+    if earlier := _CUT.search(text):  # the second cut is at the place of the first one
+        num_cut = float(earlier[1]) * _UNITS[earlier[2]]
+        before, after = text[: earlier.start()], text[earlier.end() :]
+        head, text = min(max(head, num_kept - len(after)), len(before)), before + after
+        tail = min(num_kept - head, len(after))
+    num_cut += len(text) - head - tail
+    unit = "MB" if num_cut >= 100_000 else "characters"
+    size = f"{num_cut / _UNITS[unit]:.{1 if unit == 'MB' else 0}f} {unit}"
+    return f"{text[:head]}\n... {size} cut ...\n{text[len(text) - tail :]}"
+
+
+_UNITS = {"MB": 1e6, "characters": 1}
+_CUT = re.compile(r"\n\.\.\. (\d{1,9}(?:\.\d)?) (MB|characters) cut \.\.\.\n")
 
 
 def _say(kind: type[BaseException], value: BaseException) -> str:
-    """`ValueError: bad batch`, also where the exception cannot say it."""
+    """`ValueError: bad batch`, also where the exception cannot say it; cut."""
+    return f"{kind.__name__}: {_text_of(value)}"
+
+
+def _text_of(value: BaseException) -> str:
     try:
-        return f"{kind.__name__}: {value}"
-    except Exception:
-        return f"{kind.__name__}: <exception str() failed>"  # as in Python's own traceback
+        return cut(str(value), FILE_CHARS)
+    except BaseException:  # as in Python's own traceback
+        return "<exception str() failed>"
 
 
-def _record(value: BaseException) -> dict[str, object]:
+_HEADER = "Traceback (most recent call last):\n"
+_CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+_CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def _format(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> str:
+    """Return a traceback as Python prints it; where that is very long, the ends of its parts, up to FILE_CHARS."""
+    if _is_short(value):
+        return cut("".join(traceback.format_exception(kind, value, trace)), FILE_CHARS)
+    printed = ""
+    for each in reversed(_chain(value)):
+        if printed:
+            printed += _CONTEXT if each.__context__ is not None and each.__cause__ is None else _CAUSE
+        frames = "".join(traceback.format_tb(each.__traceback__, -MOST_FRAMES))
+        printed += cut(f"{_HEADER}{frames}{_say(type(each), each)}\n", FILE_CHARS // 8)
+    return cut(printed, FILE_CHARS)
+
+
+def _is_short(value: BaseException) -> bool:
+    """Whether an exception has few others before it and in it, short words, and not many frames."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        parts = getattr(each, "exceptions", None)
+        before = [other for other in (each.__cause__, each.__context__) if isinstance(other, BaseException)]
+        parts = list(parts[:MOST_PRINTED]) if isinstance(parts, tuple) else []
+        left += [other for other in (*before, *parts) if isinstance(other, BaseException)]
+        num_frames, frame = 0, each.__traceback__
+        while frame is not None and num_frames <= 10 * MOST_FRAMES:
+            num_frames, frame = num_frames + 1, frame.tb_next
+        notes = getattr(each, "__notes__", ())
+        num_chars = len(_text_of(each)) + sum(len(note) for note in notes if isinstance(note, str))
+        if len(seen) + len(left) > MOST_PRINTED or num_frames > 10 * MOST_FRAMES or num_chars > FILE_CHARS // 2:
+            return False
+    return True
+
+
+def _record(py_callstack: str) -> dict[str, object]:
     """Return what torchelastic keeps of an exception beside its message.
 
     Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py.
     """
     now_s = time.time()
     return {
-        "py_callstack": "".join(traceback.format_exception(type(value), value, value.__traceback__)),
+        "py_callstack": py_callstack,
         "timestamp": str(int(now_s)),
         "time_s": now_s,
         "python": sys.executable,
-        "before": _before(value),
+        "before": [],
     }
 
 
@@ -239,14 +333,25 @@ def _write_error_file(message: str, extra: dict[str, object]) -> None:
 
 
 def _write(path: str, record: object) -> None:
-    draft = f"{path}.{os.getpid()}"
+    """Write a file at once, or not at all; never through a link, or in a directory of another user.
+
+    Somebody who owns a directory above it may put his own one there (report/folder.py). The owner of the draft tells
+    whose it should be: a file server may turn root into another user.
+    """
+    parent, name = os.path.split(path)
+    folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    draft = f".{name}.{os.urandom(8).hex()}"  # nobody can guess it
     try:
-        with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
-            json.dump(record, file)
-        os.replace(draft, path)
-    except OSError:  # a full disk
-        with contextlib.suppress(OSError):
-            os.unlink(draft)
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            if os.fstat(fd).st_uid != os.fstat(folder).st_uid:
+                return
+            json.dump(record, file, ensure_ascii=False)
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        with contextlib.suppress(OSError):  # it has been renamed
+            os.unlink(draft, dir_fd=folder)
+        os.close(folder)
 
 
 def _own_cell() -> Any:
@@ -261,16 +366,17 @@ def _as_json(record: object) -> bytes:
     return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace")
 
 
-def _tell_agent(value: BaseException, message: str, extra: dict[str, object]) -> None:
+def _tell_agent(message: str, extra: dict[str, Any]) -> None:
     """Write it into the cell, with the threads that keep the process from ending."""
     if (cell := _own_cell()) is None:
         return
     threads = sys.modules.get("threading")
     alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
     names = [each.name[:100] for each in alive if threads and each is not threads.main_thread()][:8]
-    cut = {
-        "message": message[:CELL_CHARS],
-        "py_callstack": str(extra["py_callstack"])[-CELL_CHARS:],
-        "before": [text[:CELL_BEFORE_CHARS] for text in _before(value)],
+    told = extra | {
+        "message": cut(message, CELL_CHARS),
+        "py_callstack": cut(extra["py_callstack"], CELL_CHARS),
+        "before": [cut(text, CELL_BEFORE_CHARS) for text in extra["before"]],
+        "threads": names,
     }
-    cell.raised(_as_json({**extra, **cut, "threads": names}))
+    cell.raised(_as_json(told))

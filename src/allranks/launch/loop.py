@@ -40,7 +40,7 @@ from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.errors import AllranksError, UsageError
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
-from allranks.preflight.entry import announce_leader
+from allranks.preflight.meeting import announce_leader
 from allranks.report.rundir import this_directory
 from allranks.report.runs import describe_kill
 from allranks.report.text import say
@@ -226,6 +226,9 @@ class Loop:
                 say(text)
             case events.Start(plan=plan):
                 self._plan_to_start = plan
+                with contextlib.suppress(UsageError):  # the workers' start says it
+                    folder = workers.run_dir.create_node(plan.members[plan.node_index].name)
+                    self.rooms.begin(folder, [member.name for member in plan.members], plan.node_index)
                 self._start_when_ready()
             case events.Signal(signum=signum, ranks=ranks):
                 workers.signal(signum, ranks)
@@ -260,8 +263,6 @@ class Loop:
             self.workers.start(plan, interface=self.rendezvous.interface)
         except UsageError as exc:
             refused = self.workers.refuse(plan, str(exc))
-        if self.workers.folder is not None:
-            self.rooms.begin(self.workers.folder, [member.name for member in plan.members], plan.node_index)
         now_s, generation = time.monotonic(), plan.generation
         begun = self.workers.still_running
         hang_s = self.workers.job.guard.hang_s

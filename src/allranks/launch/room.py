@@ -3,7 +3,7 @@
     with RoomWatch(run_dir, node_path, job) as rooms:
         rooms.seen()                          the latest answer: goes into the node's beats
         rooms.look(within_s=0.05)             asks now: a worker has failed, perhaps for want of room
-        rooms.make_room(within_s=1.0)         a write of our own has failed: give the ballast back
+        rooms.note(exc)                       a write of our own has failed: is it full? then give the ballast back
 
 The thread owns the ballast (report.ballast): it takes it soon after the workers' start, gives it back when the disk is
 full, and takes it again when there is room again. Whatever it calls may hang with the file system, so nobody waits for
@@ -23,21 +23,23 @@ from typing import Self
 import msgspec
 
 from allranks.model.room import Room
-from allranks.report.ballast import Ballast, choose_size, describe, is_in_memory, look
+from allranks.report.ballast import Ballast, choose_size, describe, is_full, is_in_memory, look
 from allranks.report.folder import Folder
 from allranks.report.rundir import RunDir, as_file_name
 
-ASK_S = 5.0
+ASK_S = 2.0
 """Between two looks."""
 ASK_SHORT_S = 0.5
 """While there is little room: a disk that is full is told before ranks have died of it."""
 ASK_SHARED_S = 0.01
-"""For each node that asks the same file server: 1,000 nodes ask every 10 s, short or not."""
+"""For each node that asks the same file server: 1,000 nodes ask every 10 s, also while there is little."""
 SETTLE_S = 2.0
 """After this, the directories of other nodes are there, where they share the run directory: the ballast is taken."""
 HANG_S = 15.0
 """A file system that has not answered for so long is told as one that does not."""
 END_S = 0.5
+NOTE_S = 1.0
+"""For the thread to give the ballast back, when a write has found no room."""
 NOTED_S = 30.0
 """How long an error of a write of our own counts, if the file system itself says nothing: a quota."""
 
@@ -67,7 +69,7 @@ class RoomWatch:
         self._is_over = False
         self._wanted, self._turn, self._num_turns = threading.Event(), threading.Condition(), 0
         self._thread = threading.Thread(target=self._run, name="allranks-room", daemon=True)
-        run_dir.last_files.on_full = self.note_full
+        run_dir.last_files.on_error = self.note
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +80,6 @@ class RoomWatch:
         self._wanted.set()
         if self._thread.is_alive():
             self._thread.join(END_S)
-        self._run_dir.last_files.drop()
 
     def begin(self, folder: Folder, names: Sequence[str], position: int) -> None:
         """Watch this node's directory from now on; again for each generation.
@@ -113,10 +114,13 @@ class RoomWatch:
                 self._turn.wait_for(lambda: self._num_turns > before, within_s)
         return self.seen()
 
-    def note_full(self, exc: OSError, within_s: float = 1.0) -> None:
-        """A write of our own found no room: give the ballast back, if there is one, within this time."""
-        self._noted, self._full_s, self._gives_up = (time.monotonic(), describe(exc)), time.monotonic(), True
-        self.look(within_s)
+    def note(self, exc: OSError, within_s: float = NOTE_S) -> None:
+        """A write of our own has failed; where it found no room, give the ballast back, within this time."""
+        now_s = time.monotonic()
+        self._noted = now_s, describe(exc)
+        if is_full(exc):
+            self._full_s, self._gives_up = now_s, True
+            self.look(within_s)
 
     # The thread
 

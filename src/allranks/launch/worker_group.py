@@ -111,7 +111,7 @@ class WorkerGroup:
                     self.console.follow(name, start=start, stream=stream, prefix=prefix, dir_fd=folder.fd)
             self.processes.append(worker)
         if self.growth is None or folder is not before:  # somebody has removed the directory
-            self.growth = GrowthRecorder(folder)
+            self.growth = GrowthRecorder(folder, self.run_dir.last_files.on_error)
         self.growth.watch(worker.file_name(stream) for worker in self.processes for stream in worker.starts)
         self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:
@@ -142,7 +142,7 @@ class WorkerGroup:
             command, env = container.enter(runtime, request.container, command, env, names=names, has_gpus=has_gpus)
         standby = self._standby_for(env)
         worker.start(command, env, fds=fds, standby=standby)
-        if standby is not None and not isinstance(worker.process, psutil.Process):
+        if standby is not None and worker.end is None and not isinstance(worker.process, psutil.Process):
             say("the standby forked no worker; workers start without it")
             self.end_standby()
         return worker

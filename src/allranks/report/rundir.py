@@ -130,6 +130,12 @@ class RunDir:
             self._held[below[:depth]] = folder
         return chain[-1]
 
+    def find_own_uid(self) -> int | None:
+        """Return the user id of what this process writes there; None if it writes nothing there."""
+        with contextlib.suppress(OSError):
+            self.hold(make=False)
+        return self._own_uid
+
     def hold_attempt(self, *, make: bool = True) -> Folder:
         """Return the directory of this attempt, as `hold` does."""
         return self.hold(self.attempt_path.name, make=make)
@@ -184,6 +190,7 @@ class RunDir:
             self.hold_attempt()
         except OSError as exc:
             raise cannot_use(self.attempt_path, exc) from exc
+        self.last_files.keep()
 
     @property
     def attempt_path(self) -> Path:
