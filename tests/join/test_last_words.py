@@ -15,9 +15,9 @@ import allranks
 from allranks.guard.inside.cell import Cell
 from allranks.launch.last_words import read_left
 from allranks.launch.worker_end import Left
+from allranks.report.folder import Folder
 from conftest import clean_env
 
-NO_FILE = Path("/nowhere/rank_0.json")
 SITE = Path(allranks.__file__).parent / "join" / "site"
 
 
@@ -42,7 +42,7 @@ def run(
     )  # fmt: skip
     raised = cell.read().raised
     if cells is not None:
-        cells.append(read_left(NO_FILE, NO_FILE, cell))
+        cells.append(read_left(Folder.at(tmp_path), "rank_0.error.json", "rank_0.exit.json", cell))
     cell.close()
     told = json.loads(raised.data) if raised else None
     return result, told, json.loads(error.read_text())["message"] if error.exists() else None

@@ -26,7 +26,7 @@ TABLE = {
     # name: (script, is unbuffered, stdout) -> (lines that are lost, exit code)
     "a write that fails and is caught": (CATCH.format(flush=True), True, "/dev/full", (20, 0)),
     "lines that stay in the buffer until the end": (CATCH.format(flush=False), False, "/dev/full", (20, 120)),
-    "lines that stay in the buffer although each was flushed": (CATCH.format(flush=True), False, "/dev/full", (20, 120)),
+    "lines that stay in it although each was flushed": (CATCH.format(flush=True), False, "/dev/full", (20, 120)),
     "more lines than the buffer takes": (
         "for _ in range(400):\n    try:\n        print('x' * 99, flush=True)\n    except OSError:\n        pass\n",
         False, "/dev/full", (400, 120)),
@@ -53,8 +53,8 @@ def test_lines_that_could_not_be_written_are_counted_once(case: str) -> None:
     command = [sys.executable, "-c", BEGIN + textwrap.dedent(script)]
     with Path(stdout).open("w") as out:
         done = subprocess.run(
-            command, stdout=out, stderr=subprocess.PIPE, env=clean_env(os.environ, **env), pass_fds=[cell.fd], timeout=60,
-            check=False, text=True,
+            command, stdout=out, stderr=subprocess.PIPE, env=clean_env(os.environ, **env), pass_fds=[cell.fd],
+            timeout=60, check=False, text=True,
         )  # fmt: skip
     why = errno.ENOSPC if num_lines else 0
     assert (cell.lost_lines(), done.returncode) == ((num_lines, why), exit_code), done.stderr
