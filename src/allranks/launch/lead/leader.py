@@ -17,6 +17,7 @@ import signal
 
 import msgspec
 
+from allranks.guard import disk
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.presence import NOT_COME
 from allranks.launch import events
@@ -399,7 +400,7 @@ class Leader(Reports):
         full = self._guard.find_full() if judged is not None and judged.needs_room else []
         if is_late:  # with a little room, it is tried
             full = [(node, place) for node, place in full if place.room.is_full]
-        return outcome.describe_full(full)
+        return disk.describe_full(full)
 
     def _await_capacity(self, now_s: float) -> None:
         until_s, terms, missing = self._capacity_until_s, self._terms, self._find_missing(now_s)
@@ -447,9 +448,9 @@ class Leader(Reports):
             self._pronounce(this.judged.findings[:1])
         exit_code, findings = self._outcome()
         survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
-        lost = outcome.find_lost(self.lost_lines, sorted(self._lost_on))
+        lost = disk.find_lost(self.lost_lines, sorted(self._lost_on))
         if self.lost_lines and not self._guard.is_all_well:  # else the job's last line says so
-            self._say(outcome.describe_lost(self.lost_lines))
+            self._say(disk.describe_lost(self.lost_lines))
         findings = (*findings, *survived, *self._guard.warnings, *lost)
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
         is_cut_off = self._members.are_minority and not self._guard.is_all_well
