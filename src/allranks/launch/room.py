@@ -135,6 +135,7 @@ class RoomWatch:
                 self._num_turns += 1
                 self._turn.notify_all()
             self._wanted.wait(self._interval_s)
+        self._ballast.free()
 
     @property
     def _interval_s(self) -> float:
