@@ -27,6 +27,10 @@ MAX_BYTES = 64 << 20
 """Of a file that is read whole."""
 
 
+class RefusedError(OSError):
+    """A directory is a link, or somebody else's; `filename` is its path."""
+
+
 class Folder:
     """A directory, open until nobody has this object any more.
 
@@ -204,7 +208,9 @@ def _open_directory(name: str | Path, path: Path, dir_fd: int | None = None) -> 
     try:
         return os.open(name, _DIRECTORY, dir_fd=dir_fd)
     except OSError as exc:
+        is_link = False
         with contextlib.suppress(OSError):
-            if stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-                raise OSError(errno.ELOOP, "a link instead of a directory", str(path)) from exc
+            is_link = stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
+        if is_link:
+            raise RefusedError(errno.ELOOP, "a link instead of a directory", str(path)) from exc
         raise
