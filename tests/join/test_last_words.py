@@ -75,6 +75,20 @@ def test_a_long_exception_is_told_in_part(tmp_path: Path):
     assert (tmp_path / "error.json").stat().st_size < 1 << 20
 
 
+@pytest.mark.parametrize("kind", ["a link", "another user's"])
+def test_an_error_file_is_not_written_where_another_user_leads(tmp_path: Path, kind: str):
+    there = way = tmp_path / "there"
+    there.mkdir()
+    if kind == "a link":
+        (way := tmp_path / "way").symlink_to(there)
+    elif os.geteuid():
+        pytest.skip("gives a directory away")
+    else:
+        os.chown(there, 65534, 65534)
+    _, told, _ = run(tmp_path, "raise ValueError('bad')\n", TORCHELASTIC_ERROR_FILE=str(way / "rank_0.error.json"))
+    assert (told["message"], list(there.iterdir())) == ("ValueError: bad", [])
+
+
 ODD_STR = "class Odd(Exception):\n def __str__(self): {}\nraise Odd()\n"
 QUIET = "import sys; sys.stderr = None\n"
 """Python itself prints any number of causes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -34,21 +35,25 @@ def as_other(action: Callable[[], object], become: Callable[[int], object] = os.
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Path]:
-    """The directory `runs` of another user in a sticky one, where this process runs jobs."""
-    for above in [tmp_path, *tmp_path.parents][:3]:
-        above.chmod(0o755)
-    sticky = tmp_path / "shared"
-    sticky.mkdir()
-    sticky.chmod(0o1777)
-    as_other(lambda: (sticky / "runs").mkdir())
-    yield sticky / "runs"
-    tmp_path.parent.chmod(0o700)
+def place() -> Iterator[Path]:
+    """A directory that every user can enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Path:
-    path = tmp_path / "victim"
+def runs(place: Path) -> Path:
+    """The directory `runs` of another user in a sticky one, where this process runs jobs."""
+    (sticky := place / "shared").mkdir()
+    sticky.chmod(0o1777)
+    as_other(lambda: (sticky / "runs").mkdir())
+    return sticky / "runs"
+
+
+@pytest.fixture
+def victim(place: Path) -> Path:
+    path = place / "victim"
     path.write_text("root's own\n")
     path.chmod(0o600)
     return path
@@ -176,21 +181,18 @@ def test_the_runs_of_a_colleague_may_be_the_parent(runs: Path) -> None:
 
 
 @needs_root
-def test_root_goes_on_where_the_file_server_makes_it_nobody(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    set_file_user = ctypes.CDLL(None, use_errno=True).setfsuid  # files are another user's, the process stays root's
+def test_root_goes_on_where_the_file_server_makes_it_nobody(place: Path) -> None:
+    place.chmod(0o777)
+    set_file_user = ctypes.CDLL(None).setfsuid  # files are another user's, the process stays root's
 
     def work() -> None:
         for _ in range(2):  # again, as after a requeue
-            write_all(begin(tmp_path))
+            write_all(begin(place))
         assert os.geteuid() == 0
-        assert (tmp_path / "7").stat().st_uid == NOBODY
+        assert (place / "7").stat().st_uid == NOBODY
 
-    for above in [tmp_path, *tmp_path.parents][1:3]:
-        above.chmod(0o755)
     as_other(work, set_file_user)
-    assert files_below(tmp_path / "7") == OF_A_JOB
-    tmp_path.parent.chmod(0o700)
+    assert files_below(place / "7") == OF_A_JOB
 
 
 @pytest.mark.parametrize(
