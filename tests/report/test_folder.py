@@ -143,7 +143,7 @@ def test_a_run_directory_of_another_user_is_refused_in_a_line(runs: Path, victim
         RunDir(runs, "7").create()
     why = {
         True: "a link instead of a directory",
-        False: "it belongs to user 65534, and what this job writes there to user 0",
+        False: "it belongs to user 65534, but this job's files belong to user 0",
     }[(runs / "7").is_symlink()]
     assert str(refused.value) == (
         f"{runs}/7: {why}; logs and verdicts go there; choose another directory with --log-dir"

@@ -199,9 +199,9 @@ def why_not_ours(owner: int, own_uid: int) -> str | None:
         own_uid: user id of a file that this process made in it, or below it.
 
     >>> why_not_ours(1000, 0)
-    'it belongs to user 1000, and what this job writes there to user 0'
+    "it belongs to user 1000, but this job's files belong to user 0"
     """
-    return None if owner == own_uid else f"it belongs to user {owner}, and what this job writes there to user {own_uid}"
+    return None if owner == own_uid else f"it belongs to user {owner}, but this job's files belong to user {own_uid}"
 
 
 def _open_directory(name: str | Path, path: Path, dir_fd: int | None = None) -> int:
