@@ -12,7 +12,7 @@ import pytest
 
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
-from allranks.report.folder import Folder, why_not_ours
+from allranks.report.folder import Folder, can_swap, why_not_ours
 from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir
 
@@ -209,6 +209,26 @@ def test_root_goes_on_where_the_file_server_makes_it_nobody(place: Path) -> None
 )
 def test_whose_directory_it_is_says_the_owner_of_what_is_made_there(owner: int, own_uid: int, is_refused: bool) -> None:
     assert (why_not_ours(owner, own_uid) is not None) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("above", "is_possible"),
+    [
+        ([(0, 0o755), (1000, 0o700)], False),
+        ([(0, 0o755), (0, 0o1777), (1000, 0o755)], False),  # below /tmp
+        ([(0, 0o755), (0, 0o2775), (1000, 0o2770)], False),  # a project's directory: its group is trusted
+        ([(0, 0o755), (1001, 0o755), (1000, 0o700)], True),  # a colleague's
+        ([(0, 0o755), (0, 0o777), (1000, 0o700)], True),
+    ],
+)
+def test_who_can_swap_a_directory_is_told_by_those_above_it(above: list[tuple[int, int]], is_possible: bool) -> None:
+    assert can_swap(above, trusted={0, 1000}) is is_possible
+
+
+@needs_root
+def test_a_swap_is_possible_below_the_directory_of_another_user_only(place: Path, runs: Path) -> None:
+    assert begin(runs).hold_node("n1").may_be_swapped(0)
+    assert not begin(place).hold_node("n1").may_be_swapped(0)
 
 
 def test_attempts_nodes_and_restarts_share_a_run_directory(tmp_path: Path) -> None:
