@@ -50,7 +50,7 @@ _IN_MEMORY = (0x01021994, 0x858458F6)
 """linux/magic.h: tmpfs, ramfs."""
 _EXT, _EXT_RESERVE_BYTES = 0xEF53, 16 * MIB
 """ext2 to ext4 keep blocks for root, and ext4 some more that nobody gets (s_resv_clusters: 2 %, at most 4096)."""
-_CHUNK = MIB
+_CHUNK, _BLOCK = MIB, 4096
 
 
 def look(path: Path | int) -> Room:
@@ -236,6 +236,22 @@ def open_nameless(folder: int, stem: str) -> tuple[int, str]:
             raise
     name = f"{stem}.{secrets.token_hex(8)}"
     return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder), name
+
+
+def try_to_write(folder: int) -> None:
+    """Write one block to a file without a name: a quota, or a broken disk, is seen only so.
+
+    Raises:
+        OSError: why that is impossible.
+    """
+    fd, name = open_nameless(folder, ".try")
+    try:
+        _write(fd, secrets.token_bytes(_BLOCK))
+        os.fsync(fd)  # where a file server says that the quota is used up
+    finally:
+        os.close(fd)
+        if name:
+            os.unlink(name, dir_fd=folder)
 
 
 def is_in_memory(path: Path | int) -> bool:
