@@ -123,3 +123,25 @@ def test_a_file_system_that_hangs_is_told_and_keeps_nobody_waiting(
         assert (room.problem or "").startswith("ETIMEDOUT: no answer")
     assert time.monotonic() - began_s < 5
     answers.set()
+
+
+def test_a_look_that_has_begun_before_is_not_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a write that found no room would be tried again before the ballast is given back."""
+    really_look, looks, goes_on = room_module.look, threading.Semaphore(0), threading.Event()
+
+    def look_slowly(path: Path | int) -> Room:
+        seen = really_look(path)
+        looks.release()
+        goes_on.wait(10)
+        return seen
+
+    run_dir = make_run(tmp_path)
+    with RoomWatch(run_dir) as rooms:
+        rooms.begin(run_dir.create_node("a"), ["a"], 0)
+        look(rooms)
+        monkeypatch.setattr(room_module, "look", look_slowly)
+        rooms.look(0.0)
+        assert looks.acquire(timeout=10)  # it looks
+        threading.Timer(0.1, goes_on.set).start()
+        rooms.look(10.0)
+        assert looks.acquire(timeout=0)  # and has looked again

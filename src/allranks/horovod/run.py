@@ -93,6 +93,8 @@ def run_horovod(
         exit_code = int(find_cause(findings[-1].cause.partition(" ")[0]).exit_code)
     verdict = Verdict(job=run_dir.path.name, attempt=run_dir.attempt, exit_code=exit_code, findings=findings)
     run_dir.write_verdict(verdict, node=os.uname().nodename)
+    if lost := run_dir.last_files.close():
+        say(lost)
     return exit_code
 
 
