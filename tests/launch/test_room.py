@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import subprocess
@@ -9,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -59,21 +61,22 @@ def test_a_full_disk_gets_the_ballast_back_and_an_emptied_one_has_it_again(small
     assert rooms.look(1e9) is not None  # nobody waits for a thread that has ended
 
 
-def test_a_write_that_found_no_room_frees_the_ballast_at_once(tmp_path: Path) -> None:
-    """As with a quota, of which the file system tells nothing."""
-    run_dir = make_run(tmp_path)
+def test_a_write_that_found_no_room_frees_the_ballast_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a quota, of which the file system's figures tell nothing: it is full until a block can be written."""
+    run_dir, over_quota = make_run(tmp_path), OSError(errno.EDQUOT, "Disk quota exceeded")
     with RoomWatch(run_dir) as rooms:
         rooms.begin(run_dir.create_node("a"), ["a"], 0)
         kept = look(rooms).kept_bytes
         assert kept > 0
-        run_dir.last_files.on_error(OSError(122, "Disk quota exceeded"))
-        room = rooms.seen()
-        assert room is not None
-        assert (room.kept_bytes, room.freed_bytes) == (0, kept)
-        run_dir.last_files.on_error(OSError(122, "Disk quota exceeded"))
-        assert look(rooms).is_full
-        run_dir.last_files.on_error(OSError(5, "Input/output error"))
-        assert look(rooms).problem == "EIO: Input/output error"
+        with monkeypatch.context() as patch:
+            patch.setattr(room_module, "try_to_write", Mock(side_effect=over_quota))
+            run_dir.last_files.on_error(over_quota)
+            room = rooms.seen()
+            assert room is not None
+            assert (room.kept_bytes, room.freed_bytes, room.is_full) == (0, kept, True)
+            assert look(rooms).problem == "EDQUOT: Disk quota exceeded"
+        room = look(rooms)
+        assert (room.kept_bytes, room.freed_bytes, room.problem, room.was_full()) == (kept, 0, None, True)
 
 
 def test_a_directory_that_is_removed_is_noticed(tmp_path: Path) -> None:
@@ -120,3 +123,25 @@ def test_a_file_system_that_hangs_is_told_and_keeps_nobody_waiting(
         assert (room.problem or "").startswith("ETIMEDOUT: no answer")
     assert time.monotonic() - began_s < 5
     answers.set()
+
+
+def test_a_look_that_has_begun_before_is_not_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a write that found no room would be tried again before the ballast is given back."""
+    really_look, looks, goes_on = room_module.look, threading.Semaphore(0), threading.Event()
+
+    def look_slowly(path: Path | int) -> Room:
+        seen = really_look(path)
+        looks.release()
+        goes_on.wait(10)
+        return seen
+
+    run_dir = make_run(tmp_path)
+    with RoomWatch(run_dir) as rooms:
+        rooms.begin(run_dir.create_node("a"), ["a"], 0)
+        look(rooms)
+        monkeypatch.setattr(room_module, "look", look_slowly)
+        rooms.look(0.0)
+        assert looks.acquire(timeout=10)  # it looks
+        threading.Timer(0.1, goes_on.set).start()
+        rooms.look(10.0)
+        assert looks.acquire(timeout=0)  # and has looked again

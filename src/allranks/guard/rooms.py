@@ -117,17 +117,19 @@ def describe(level: Level, told: Mapping[str, Room]) -> str:
             return f"the run directory was full on {nodes} ({size}): {kept}; make room soon, or ranks that print fail"
         case Level.FULL:
             kept = f", also the {size_text(freed)} that allranks had kept there{each}" if freed else ""
-            what = "no inode is left" if _lacks_inodes(least) else f"{size}{kept}"
-            if errors := [room.problem.partition(": ")[2] for room in rooms if room.problem]:  # a quota, mostly
-                what = errors[0]
+            if _lacks_inodes(least):
+                return f"the run directory is full on {nodes} (no inode is left): ranks cannot make files there"
+            errors = [room.problem.partition(": ")[2] for room in rooms if room.problem]  # a quota, mostly
+            what = errors[0] if errors else f"{size}{kept}"
             return f"the run directory is full on {nodes} ({what}): ranks that print or save there fail"
     left = f"{size_text(least.free_bytes)} free (of {size})"
     if _lacks_inodes(least):
         left = f"{count_of(least.free_inodes or 0, 'more file')} can be made (free inodes)"
-    return f"run directory: {left} on {nodes}; delete what is not needed there, ranks that print fail when it is full"
+    return f"run directory: {left} on {nodes}; delete what is not needed there: when it is full, ranks that print fail"
 
 
 def _lacks_inodes(room: Room) -> bool:
     """Whether inodes are what a full or short file system lacks, and not bytes."""
-    without = msgspec.structs.replace(room, free_inodes=None, problem=None)
-    return room.free_inodes is not None and not without.is_short(was_short=True) and room.is_short(was_short=True)
+    known = msgspec.structs.replace(room, problem=None)
+    of_bytes = msgspec.structs.replace(known, free_inodes=None)
+    return known.is_short(was_short=True) and not of_bytes.is_short(was_short=True)

@@ -1,6 +1,7 @@
 """How much room has this node's run directory, and what is kept back in it? A thread that asks every few seconds.
 
-    with RoomWatch(run_dir, node_path, job) as rooms:
+    with RoomWatch(run_dir) as rooms:
+        rooms.begin(folder, names, position)  this node's directory, and the job's nodes
         rooms.seen()                          the latest answer: goes into the node's beats
         rooms.look(within_s=0.05)             asks now: a worker has failed, perhaps for want of room
         rooms.note(exc)                       a write of our own has failed: is it full? then give the ballast back
@@ -23,7 +24,7 @@ from typing import Self
 import msgspec
 
 from allranks.model.room import Room
-from allranks.report.ballast import Ballast, choose_size, describe, is_full, is_in_memory, look
+from allranks.report.ballast import Ballast, choose_size, describe, is_full, is_in_memory, look, try_to_write
 from allranks.report.folder import Folder
 from allranks.report.rundir import RunDir, as_file_name
 
@@ -40,8 +41,6 @@ HANG_S = 15.0
 END_S = 0.5
 NOTE_S = 1.0
 """For the thread to give the ballast back, when a write has found no room."""
-NOTED_S = 30.0
-"""How long an error of a write of our own counts, if the file system itself says nothing: a quota."""
 
 
 class RoomWatch:
@@ -61,13 +60,15 @@ class RoomWatch:
         """Since when the file system is asked; None: it has answered."""
         self._full_s: float | None = None
         """When it was last seen full."""
-        self._noted: tuple[float, str] | None = None
+        self._is_doubtful = False
+        """A write of our own has failed: the file system's figures do not tell a quota, or a broken disk."""
         self._ballast = Ballast(0)
         self._freed_bytes = 0
         self._takes_ballast, self._gives_up = True, False
         self._began_s = time.monotonic()
         self._is_over = False
-        self._wanted, self._turn, self._num_turns = threading.Event(), threading.Condition(), 0
+        self._wanted, self._turn = threading.Event(), threading.Condition()
+        self._num_begun = self._num_done = 0
         self._thread = threading.Thread(target=self._run, name="allranks-room", daemon=True)
         run_dir.last_files.on_error = self.note
 
@@ -109,32 +110,34 @@ class RoomWatch:
         asked_s = self._asked_s
         if self._thread.is_alive() and (asked_s is None or time.monotonic() < asked_s + within_s):
             with self._turn:
-                before = self._num_turns
+                before = self._num_begun  # a turn that has begun already may have looked already
                 self._wanted.set()
-                self._turn.wait_for(lambda: self._num_turns > before, within_s)
+                self._turn.wait_for(lambda: self._num_done > before, within_s)
         return self.seen()
 
     def note(self, exc: OSError, within_s: float = NOTE_S) -> None:
         """A write of our own has failed; where it found no room, give the ballast back, within this time."""
-        now_s = time.monotonic()
-        self._noted = now_s, describe(exc)
+        self._is_doubtful = True
         if is_full(exc):
-            self._full_s, self._gives_up = now_s, True
+            self._full_s, self._gives_up = time.monotonic(), True
             self.look(within_s)
 
     # The thread
 
     def _run(self) -> None:
         while not self._is_over:
-            self._wanted.clear()
+            with self._turn:
+                self._wanted.clear()
+                self._num_begun += 1
             self._asked_s = time.monotonic()
             with contextlib.suppress(OSError):
                 self._room = self._ask(self._asked_s)
             self._asked_s = None
             with self._turn:
-                self._num_turns += 1
+                self._num_done += 1
                 self._turn.notify_all()
             self._wanted.wait(self._interval_s)
+        self._ballast.free()
 
     @property
     def _interval_s(self) -> float:
@@ -149,13 +152,12 @@ class RoomWatch:
         return len(self._names) > 1
 
     def _ask(self, now_s: float) -> Room:
-        folder, room = self._folder, self._look(now_s)
+        folder, room = self._folder, self._look()
         assert folder is not None
         if room.is_full or self._gives_up:
             self._full_s = now_s if room.is_full else self._full_s
             if freed := self._ballast.free():
-                self._freed_bytes, self._noted = freed, None
-                room = self._look(now_s)
+                self._freed_bytes, room = freed, self._look()
             self._gives_up, self._takes_ballast = False, True
         elif room.problem is None and not room.is_short(was_short=True):
             self._freed_bytes = 0
@@ -171,14 +173,18 @@ class RoomWatch:
         in_memory = is_in_memory(self._folder.fd)
         return choose_size(room, sharers=sharers, position=self._position, is_in_memory=in_memory)
 
-    def _look(self, now_s: float) -> Room:
+    def _look(self) -> Room:
         folder = self._folder
         assert folder is not None
         room = look(folder.fd)
         if room.problem is None and not folder.is_in_place:
             room = msgspec.structs.replace(room, problem=describe(OSError(errno.ENOENT, os.strerror(errno.ENOENT))))
-        if room.problem is None and self._noted is not None and now_s < self._noted[0] + NOTED_S:
-            room = msgspec.structs.replace(room, problem=self._noted[1])
+        if room.problem is None and self._is_doubtful and not room.is_full:
+            try:
+                try_to_write(folder.fd)
+                self._is_doubtful = False
+            except OSError as exc:
+                room = msgspec.structs.replace(room, problem=describe(exc))
         return msgspec.structs.replace(room, is_shared=self._is_shared(folder))
 
     def _is_shared(self, folder: Folder) -> bool:

@@ -84,7 +84,10 @@ class LastFiles:
             self._lock.release()
 
     def publish(self, name: str, data: bytes, *, replaces: bool = True) -> bool:
-        """Write a whole file; returns False if there is one of that name that is not to be replaced."""
+        """Write a whole file; returns False if there is one of that name that is not to be replaced.
+
+        For a verdict, a directory that somebody has deleted is made anew.
+        """
         try:
             return self._publish(name, data, replaces=replaces)
         except OSError as exc:
@@ -97,7 +100,7 @@ class LastFiles:
             return True  # who cannot write must speak
 
     def _publish(self, name: str, data: bytes, *, replaces: bool) -> bool:
-        folder, (kept_in, draft) = self._hold(), self._drafts.get(name, (None, None))
+        folder, (kept_in, draft) = self._hold(make=name == VERDICT), self._drafts.get(name, (None, None))
         if draft is None or kept_in is not folder:  # or that directory is gone
             draft = Draft.keep(folder.fd, len(data))
             self._drafts[name] = folder, draft
@@ -107,7 +110,7 @@ class LastFiles:
 
     def _publish_plainly(self, name: str, data: bytes, *, replaces: bool) -> bool:
         """Write a file where the file system can neither link a file nor do without a name."""
-        folder = self._hold()
+        folder = self._hold(make=name == VERDICT)
         if replaces:
             folder.write_whole(name, data)
             return True
