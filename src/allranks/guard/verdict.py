@@ -35,7 +35,7 @@ from dataclasses import replace
 
 import msgspec
 
-from allranks.guard import idle, links, mismatch, presence, waits
+from allranks.guard import disk, idle, links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
 from allranks.guard.failure import is_killed
@@ -49,6 +49,7 @@ from allranks.model.beat import HELD_STATES, ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
 from allranks.model.membership import Membership
+from allranks.model.room import FullPlace
 from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 ASLEEP_S = 2.0
@@ -198,6 +199,15 @@ class Guard:
     def is_all_well(self) -> bool:
         """Whether every worker ended with 0."""
         return self._scene.is_all_well
+
+    def find_full(self) -> list[tuple[str, FullPlace]]:
+        """Return the directories that were full when a rank failed, and have too little room still; with their nodes.
+
+        To be asked after a verdict that `needs_room`: nodes go on telling.
+        """
+        return [
+            (node.name, place) for node in self._scene.nodes for place in disk.find_full(node) if place.room.is_short()
+        ]
 
     @property
     def warnings(self) -> tuple[Finding, ...]:

@@ -59,7 +59,7 @@ def become_worker() -> None:
     _hold_folder()
     if _group is not None:
         _group.note_place()
-    _tell_handlers()
+    _tell_of_itself()
 
 
 def arm() -> None:
@@ -73,7 +73,7 @@ def arm() -> None:
         if not faulthandler.is_enabled():  # else as PYTHONFAULTHANDLER or -X has it
             with contextlib.suppress(Exception):  # stderr is closed
                 faulthandler.enable()
-    _tell_handlers()
+    _tell_of_itself()
     sys.meta_path.insert(0, _GroupFinder())
 
 
@@ -146,12 +146,13 @@ def _load_group() -> ModuleType:
     return module
 
 
-def _tell_handlers() -> None:
-    """Have the agent know which signals the script handles, where this process has a cell."""
+def _tell_of_itself() -> None:
+    """Have the agent know which signals the script handles, and which lines are lost, where this process has a cell."""
     fd = os.environ.get("ALLRANKS_CELL_FD", "")
     with contextlib.suppress(OSError):  # a shell between may have closed it
         if fd.isdecimal() and "allranks-cell" in os.readlink(f"/proc/self/fd/{fd}"):
             load_inside("handlers").begin(int(fd))
+            load_inside("output").begin(int(fd))
 
 
 def load_inside(name: str = "entry") -> ModuleType:
@@ -173,16 +174,18 @@ def _record_uncaught_exceptions() -> None:
         if not issubclass(kind, KeyboardInterrupt):
             with contextlib.suppress(Exception):
                 is_end = getattr(sys, "last_value", None) is value  # else the script has called this, and goes on
-                frames = "".join(traceback.format_tb(trace, -MOST_FRAMES))
-                first = _record(f"{_HEADER}{frames}{kind.__name__}\n")
+                cause = _unrecorded(value)
+                told = (kind, value, trace) if cause is value else (type(cause), cause, cause.__traceback__)
+                frames = "".join(traceback.format_tb(told[2], -MOST_FRAMES))
+                first = _record(f"{_HEADER}{frames}{told[0].__name__}\n")
                 if is_end:  # before the exception says what it is: that may take forever
-                    _tell_agent(kind.__name__, first)
-                message, extra = _say(kind, value), first | {"before": _before(value)}
-                extra["py_callstack"] = _format(kind, value, trace)
+                    _tell_agent(told[0].__name__, first)
+                message, extra = _say(told[0], cause), first | {"before": _before(cause)}
+                extra["py_callstack"] = _format(*told)
+                if is_end:  # before the file: that needs a disk
+                    _tell_agent(message, extra)
                 with contextlib.suppress(Exception):  # a full disk
                     _write_error_file(message, extra)
-                if is_end:
-                    _tell_agent(message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
@@ -190,8 +193,24 @@ def _record_uncaught_exceptions() -> None:
     sys.excepthook = excepthook
 
 
+def _unrecorded(value: BaseException) -> BaseException:
+    """Return the exception that ended the worker where torch's `@record` then could not write its file of it.
+
+    Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py, which catches no error of its own there.
+    """
+    trace = value.__traceback__
+    while trace is not None and isinstance(value, OSError):
+        if trace.tb_frame.f_code.co_name == "record_exception":
+            before = value.__context__
+            while before is not None and before.__traceback__ is None:  # a close that fails raises two
+                before = before.__context__
+            return before or value
+        trace = trace.tb_next
+    return value
+
+
 def _record_exits() -> None:
-    """Have a call of sys.exit or os._exit leave a file: a script that has caught an exception may end so."""
+    """Have a call of sys.exit or os._exit tell the agent: a script that has caught an exception may end so."""
     for module, name in ((sys, "exit"), (os, "_exit")):
         setattr(module, name, _noting(getattr(module, name)))
 
@@ -207,14 +226,19 @@ def _noting(leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
 
 
 def _note_exit(status: object = None) -> None:
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     exit_code = status & 0xFF if isinstance(status, int) else int(status is not None)
-    if not exit_code or not path.endswith(".error.json") or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
+    if not exit_code or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
         return
     value = sys.exc_info()[1]
     before = [*_before(value), cut(_say(type(value), value), EXCEPTION_LIMIT)] if value is not None else []
     note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
-    _write(f"{path.removesuffix('.error.json')}.exit.json", note)
+    if (cell := _own_cell()) and cell.leaves(
+        _as_json({**note, "before": [cut(text, CELL_BEFORE_CHARS) for text in before]})
+    ):
+        return
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if path.endswith(".error.json"):
+        _write(f"{path.removesuffix('.error.json')}.exit.json", note)
 
 
 def _before(value: BaseException) -> list[str]:
@@ -361,12 +385,21 @@ def _write(path: str, record: object) -> None:
         os.close(folder)
 
 
+def _own_cell() -> Any:
+    """Return the cell of this worker; None where it has none, or another process writes into it."""
+    if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
+        return None
+    cell = load_inside("cell").Cell.inherited()
+    return cell if cell is not None and cell.claim() else None
+
+
+def _as_json(record: object) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace")
+
+
 def _tell_agent(message: str, extra: dict[str, Any]) -> None:
     """Write it into the cell, with the threads that keep the process from ending."""
-    if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
-        return
-    cell = load_inside("cell").Cell.inherited()
-    if cell is None or not cell.claim():
+    if (cell := _own_cell()) is None:
         return
     threads = sys.modules.get("threading")
     alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
@@ -377,4 +410,4 @@ def _tell_agent(message: str, extra: dict[str, Any]) -> None:
         "before": [cut(text, CELL_BEFORE_CHARS) for text in extra["before"]],
         "threads": names,
     }
-    cell.raised(json.dumps(told, ensure_ascii=False).encode(errors="backslashreplace"))
+    cell.raised(_as_json(told))

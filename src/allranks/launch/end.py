@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.guard.disk import describe_lost
 from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
 from allranks.launch.console import Console
@@ -124,6 +125,7 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
     elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
         script, output = name_script(loop.workers.command, this_directory()), _find_output(loop, run_dir.attempt_path)
         num_restarts = agent.plan.generation - loop.rendezvous.group.generation
+        output = "; ".join(filter(None, [describe_lost(leader.lost_lines), output]))
         say(describe_success(script, agent.plan.world_size, took_s, num_restarts, output=output))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from typing import Annotated, Any
 
@@ -74,10 +75,13 @@ def read_left(folder: Folder, error_name: str, exit_name: str, cell: Cell) -> Le
     if read.raised is not None:
         with contextlib.suppress(Unreadable):
             raised = decode_fields(read.raised.data, _Raised)
+    lost_lines, code = cell.lost_lines()
     return Left(
         error=_as_fields(raised) | _read_error(folder, error_name),  # the file may not have been written
-        exit=_read_exit(folder, exit_name),
+        exit=_read_exit(read.leaves.data) if read.leaves is not None else _read_exit_file(folder, exit_name),
         failed_call=_failed_call(read),
+        lost_lines=lost_lines,
+        lost_why=os.strerror(code) if lost_lines else "",
         threads=tuple(as_one_line(name) for name in raised.threads[:MOST_THREADS]),
     )
 
@@ -123,9 +127,15 @@ def _as_fields(raised: _Raised) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _read_exit(folder: Folder, name: str) -> Exit | None:
-    with contextlib.suppress(OSError, Unreadable):
-        called = decode_json(folder.read(name, at_most=MAX_BYTES), _Called)
+def _read_exit_file(folder: Folder, name: str) -> Exit | None:
+    with contextlib.suppress(OSError):
+        return _read_exit(folder.read(name, at_most=MAX_BYTES))
+    return None
+
+
+def _read_exit(data: bytes) -> Exit | None:
+    with contextlib.suppress(Unreadable):
+        called = decode_json(data, _Called)
         return Exit(exit_code=called.exit_code, time_s=called.time_s, before=_cut_before(called.before))
     return None
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allranks.guard.activity import Activity
+from allranks.guard.disk import find_named
 from allranks.guard.watch import Watch
 from allranks.guard.worker import WatchedWorker
 from allranks.host.net import listens
@@ -29,6 +30,7 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.knocking import Knocking
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
+from allranks.launch.places import PlaceWatch
 from allranks.launch.pulse import Pulse
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.room import RoomWatch
@@ -39,6 +41,7 @@ from allranks.model.errors import AllranksError, UsageError
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.meeting import announce_leader
+from allranks.report.rundir import this_directory
 from allranks.report.runs import describe_kill
 from allranks.report.text import say
 from allranks.wire.connection import Connection
@@ -92,9 +95,16 @@ class Loop:
         """Before this agent began: in a later generation it may be back from a loss."""
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
         data_address = plan.data_path.address if plan.data_path else address
+        self._places = PlaceWatch(workers.find_places(), cwd=this_directory())
         self.rooms = RoomWatch(workers.run_dir)
         """Goes on after `run`: the last files of a job may need the room that it keeps."""
-        self._watch = Watch(plan.guard, data_address=data_address, control_address=address, see_room=self.rooms.seen)
+        self._watch = Watch(
+            plan.guard,
+            data_address=data_address,
+            control_address=address,
+            see_room=self.rooms.seen,
+            see_full=self._places.full,
+        )
         self._search: Search | None = None
         self._knocking: Knocking | None = None
         """At the machine of a lost leader, where it must be proven that only its agent has ended."""
@@ -291,6 +301,7 @@ class Loop:
     def _tell_end(self, event: type[events.WorkerEnded | events.WorkerFailed], end: WorkerEnd, generation: int) -> None:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
+            self._places.look(find_named(end), ROOM_S)
             self.rooms.look(ROOM_S)
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
         self._feed(event(now_s=now_s, ended=_age(end, generation)))

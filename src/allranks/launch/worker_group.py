@@ -15,11 +15,13 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import psutil
 
 from allranks.guard.inside.cell import Cell
+from allranks.host.limits import name_places
 from allranks.host.process import is_below
 from allranks.host.signals import catches, handled, read_caught
 from allranks.join.standby import NO_TORCH, READY, differing
@@ -192,6 +194,17 @@ class WorkerGroup:
     def still_running(self) -> list[Worker]:
         """Workers that have not ended."""
         return [worker for worker in self.processes if worker.end is None]
+
+    def find_places(self) -> dict[str, Path]:
+        """Return the directories that workers write to, by purpose."""
+        known = name_places(self.env, run_dir=self.run_dir.path)
+        named = self.env.get("ALLRANKS_CHECKPOINT_DIR") or self.job.request.checkpoint_dir
+        own = {
+            "run directory": known.pop("run directory"),
+            "checkpoint directory": self.run_dir.checkpoints_path(named),
+        }
+        known.pop("HOME", None)
+        return own | dict(reversed(known.items()))
 
     def order(self, order: Order) -> None:
         """Give an order to the workers."""

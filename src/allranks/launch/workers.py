@@ -186,14 +186,12 @@ class Worker:
         assert self.process is not None
         exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
-        found = {}
+        found, left = {}, self._left()
         if exit_code:
-            found = explain_end(
-                exit_code, self._left(), told_s=self.told_s, handles_end=self.handles_end, now_s=time.time()
-            )
+            found = explain_end(exit_code, left, told_s=self.told_s, handles_end=self.handles_end, now_s=time.time())
         with contextlib.suppress(OSError):
             self.folder.unlink(self.file_name("exit.json"))  # of no use to people
-        self.end = self._end_as(exit_code, **found)
+        self.end = self._end_as(exit_code, lost_lines=left.lost_lines, lost_why=left.lost_why, **found)
         if self.end.exit_code < 0 and self.end.traceback is None:
             self.end = msgspec.structs.replace(self.end, **read_crash(self._output("err"), exit_code))
         return self.end
@@ -227,7 +225,7 @@ class Worker:
 
     def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
-        now_s = time.time()
+        now_s, status = time.time(), found.pop("exit_code", status)
         has_file = self.folder.is_in_place and self.folder.has(self.file_name("err"))
         end = WorkerEnd(
             rank=self.rank,

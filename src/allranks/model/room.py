@@ -81,3 +81,14 @@ class Room(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             return self.is_full or of_bytes
         at_least = SHORT_INODES if self.size_inodes is None else min(SHORT_INODES, SHORT_SHARE * self.size_inodes)
         return self.is_full or of_bytes or self.free_inodes < times * at_least
+
+
+class FullPlace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A directory that ranks write to, whose file system was full when one of them failed."""
+
+    purpose: Phrase
+    """`run directory`, `TMPDIR`, `checkpoint directory`, `working directory`, `/dev/shm`."""
+    path: Phrase
+    room: Room
+    largest: Phrase = ""
+    """What there is the largest, as far as a short look shows: `other (96 MiB, of alice)`."""

@@ -79,7 +79,8 @@ def test_what_a_worker_wrote_is_there_after_its_death(cell: Cell):
 
 
 def test_a_fresh_cell_says_nothing(cell: Cell):
-    assert cell.read() == (0, None, None, None, None, False, None, None, "")
+    assert cell.read() == (0, None, None, None, None, None, False, None, None, "")
+    assert cell.lost_lines() == (0, 0)
     assert cell.order() is None
 
 
@@ -225,7 +226,7 @@ def test_without_seals_the_agent_reads_a_copy_and_outlives_a_cut(monkeypatch: py
     assert out == "CellOrder(at_step=17, why='why', leaves=True) True\n"
     assert (cell.read().step, cell.is_saving) == (3, True)
     os.ftruncate(cell.fd, 16)
-    assert cell.read() == (0, None, None, None, None, False, None, None, "")
+    assert cell.read() == (0, None, None, None, None, None, False, None, None, "")
     assert (cell.is_saving, cell.has_raised, cell.is_finished, cell.handlers().begun_s) == (False, False, False, {})
     cell.give_order(18, "why", leaves=True)
     cell.close()
