@@ -1,0 +1,66 @@
+"""All situations, by name: the disk faults as a cross product, and what odd.py, floods.py and forged.py add."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from itertools import product
+
+from . import disks
+from .disks import FAULTS
+from .judge import Expect, Fall, judge
+from .stage import Situation, Stage
+
+BEFORE = "start"
+PHASES = (BEFORE, "running", "saving", "end")
+PRINTING = ("prints", "catches", "quiet", "mute", "native")
+HARD = ("full", "kept-full", "full-ext4", "quota", "no-inodes", "read-only")
+# Where the disk is, what strikes it, in which phases, and what the ranks do meanwhile.
+DISKS = (
+    ("runs", tuple(FAULTS), (BEFORE, "running", "end"), PRINTING),
+    ("runs", tuple(FAULTS), ("saving",), ("saves", "prints")),
+    ("runs", ("kept-full", "removed"), ("running",), ("session",)),
+    ("checkpoints", tuple(FAULTS), PHASES, ("saves", "saves_mute")),
+    ("checkpoints", tuple(FAULTS), ("running", "end"), ("session",)),
+    ("checkpoints", HARD, ("saving",), ("torch_saves",)),
+    ("checkpoints", tuple(FAULTS), ("running",), ("prints",)),
+    ("tmp", tuple(FAULTS), (BEFORE, "running", "end"), ("temporary",)),
+    ("tmp", tuple(FAULTS), ("running",), ("prints",)),
+    ("shm", (*HARD, "removed"), (BEFORE, "running"), ("shared",)),
+    ("shm", HARD, ("running",), ("prints",)),
+)
+
+
+def play_disk(stage: Stage, *, place: str, fault: str, phase: str, kind: str) -> tuple[list[Fall], float]:
+    """Break a disk in one phase of a job."""
+    disk = stage.mount(place, FAULTS[fault].file_system)
+    if phase == BEFORE:
+        FAULTS[fault].strike(disk)
+    flags = ["--checkpoint-dir", str(stage.scratch / "checkpoints"), "--checkpoint-every", "2"]
+    job = stage.start(kind, *flags, hold=phase)
+    has_struck = phase == BEFORE or stage.reached(phase, job)
+    if has_struck and phase != BEFORE:
+        FAULTS[fault].strike(disk)
+    stage.let_go()
+    is_runs_at_start = place == "runs" and phase == BEFORE
+    expect = Expect(
+        needs_file=place != "runs" or (FAULTS[fault].has_verdict and not (is_runs_at_start and fault != "frozen")),
+        may_refuse=is_runs_at_start,
+    )
+    return judge(stage.end(job, has_struck=has_struck), expect), job.peak_mb
+
+
+def _of_disks() -> Iterator[Situation]:
+    for place, faults, phases, kinds in DISKS:
+        for fault, phase, kind in product(faults, phases, kinds):
+            if phase == BEFORE and fault in ("removed", "unmounted"):
+                continue  # there is nothing yet
+            yield Situation(
+                name=f"disk/{place}/{fault}/{phase}/{kind}",
+                expected="as the ranks' own notes say",
+                play=partial(play_disk, place=place, fault=fault, phase=phase, kind=kind),
+                file_system=disks.FAULTS[fault].file_system,
+            )
+
+
+SITUATIONS = {situation.name: situation for situation in (*_of_disks(),)}
