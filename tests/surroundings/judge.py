@@ -5,7 +5,8 @@ writes failed, and this file derives the rest.
 
     ranks noted                                     the job must
     all are done, each write of theirs succeeded    succeed, and blame nobody
-    a write failed with ENOSPC or EDQUOT            end with AR005 (in /dev/shm: also AR002, AR607), and name such a rank
+    a write failed with ENOSPC or EDQUOT            end with AR005 (/dev/shm: also AR002, AR607), and name such a rank
+    so, silently, in the checkpoint directory       as above, or AR590: nobody else knows that its disk was full
     a write failed with another errno               end, name such a rank and that errno's text, and not be AR005
     nothing, since no rank was started              be refused with an error or a finding on the terminal
 
@@ -20,18 +21,18 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 MAX_AGENT_MB = 150
 FULL = ("ENOSPC", "EDQUOT")
-_OF_FULL_DISK, _OF_FULL_SHM = ("AR005",), ("AR005", "AR002", "AR607")
 _AGENTS_OWN = re.compile(
     r"^(Traceback \(most recent call last\)|Exception (ignored )?in |Fatal Python error)", re.MULTILINE
 )
 _SAID = re.compile(r"^\s*(?:✗ AR\d+|allranks: .{0,300}? (?:succeeded|was stopped|ended)|error: )", re.MULTILINE)
-_LOSS = re.compile(r"lost|missing|not (?:be )?written|not there|gone|removed|no room|full", re.IGNORECASE)
+_LOSS = re.compile(r"\b(?:lines?|output)\b.{0,200}\b(?:not|cut|gone|removed|unwritten)\b|\b(?:lost|missing)\b")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-_PREFIXED = re.compile(r"^\[[^\]\n]{1,80} r\d+\].*\n?", re.MULTILINE)
+PREFIXED = re.compile(r"^\[[^\]\n]{1,80} r\d+\].*\n?", re.MULTILINE)
+"""A line of a rank."""
 
 
 class Kind(StrEnum):
@@ -64,7 +65,7 @@ class Expect:
     """What a situation adds to the rules above."""
 
     rank: int | None = None
-    """This rank fails by itself and must be named; None: derived from the notes."""
+    """This rank fails by itself and must be named, among others; None: derived from the notes."""
     words: str = ""
     """A pattern that must be in the culprit's message, notes or evidence."""
     causes: tuple[str, ...] = ()
@@ -104,7 +105,7 @@ def judge(facts: Facts, expect: Expect) -> list[Fall]:
 
 
 def _judge_job(facts: Facts, expect: Expect) -> Iterator[Fall]:
-    agents_own = _PREFIXED.sub("", facts.terminal)
+    agents_own = PREFIXED.sub("", facts.terminal)
     if not facts.has_struck:
         yield Fall(Kind.VOID, "the job was over before the fault struck")
     if facts.exit_code is None:
@@ -159,23 +160,38 @@ def _judge_verdict(facts: Facts, expect: Expect, agents_own: str) -> Iterator[Fa
         yield Fall(Kind.CULPRIT, f"{words!r} is not in: {culprit[:300]}")
 
 
-def failed_writes(notes: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[tuple[int, str, str]]:
-    """Return rank, errno's name and place of each write whose failure ended a rank."""
+class Failed(NamedTuple):
+    """A write whose failure ended a rank."""
+
+    rank: int
+    errno: str
+    place: str
+    is_silent: bool
+
+
+def failed_writes(notes: Mapping[int, Sequence[Mapping[str, Any]]]) -> list[Failed]:
+    """Return them all."""
     return [
-        (rank, note["errno"], note["place"]) for rank, told in notes.items() for note in told if note["note"] == "failed"
+        Failed(rank, note["errno"], note["place"], note["is_silent"])
+        for rank, told in notes.items()
+        for note in told
+        if note["note"] == "failed"
     ]
 
 
-def _wanted(failed: Sequence[tuple[int, str, str]], expect: Expect) -> tuple[set[int], tuple[str, ...], str]:
+def _wanted(failed: Sequence[Failed], expect: Expect) -> tuple[set[int], tuple[str, ...], str]:
     """Ranks of which one must be named, causes of which one must be given, and what must be in the text."""
     if expect.rank is not None:
         return {expect.rank}, expect.causes, expect.words
-    ranks = {rank for rank, _, _ in failed}
-    if any(name in FULL for _, name, _ in failed):
-        return ranks, _OF_FULL_SHM if any(place == "shm" for _, _, place in failed) else _OF_FULL_DISK, ""
-    texts = {re.escape(os.strerror(getattr(errno, name))) for _, name, _ in failed} | {name for _, name, _ in failed}
-    is_silent = any(place == "silent" for _, _, place in failed)
-    return ranks, expect.causes, "exit code" if is_silent else "|".join(sorted(texts))
+    ranks = {each.rank for each in failed}
+    if any(each.errno in FULL for each in failed):
+        is_unknown = all(each.is_silent and each.place != "run" for each in failed)
+        of_shm = ("AR002", "AR607") if any(each.place == "shm" for each in failed) else ()
+        return ranks, ("AR005", *of_shm, *(("AR590",) if is_unknown else ())), ""
+    if any(each.is_silent for each in failed):
+        return ranks, expect.causes, "exit code"
+    texts = {re.escape(os.strerror(getattr(errno, each.errno))) for each in failed} | {each.errno for each in failed}
+    return ranks, expect.causes, "|".join(sorted(texts))
 
 
 def _culprit(facts: Facts, agents_own: str) -> str:

@@ -45,12 +45,14 @@ def reach(phase: str) -> None:
 
 
 @contextlib.contextmanager
-def writing(place: str) -> Iterator[None]:
-    """Note the errno of a write that fails, and let the rank die of it."""
+def writing(place: str, *, is_silent: bool = False) -> Iterator[None]:
+    """Note the errno of a write that fails, and let the rank die of it, silent: with exit code 1 and without a word."""
     try:
         yield
     except OSError as exc:
-        note("failed", errno=errno.errorcode.get(exc.errno or 0, "?"), place=place)
+        note("failed", errno=errno.errorcode.get(exc.errno or 0, "?"), place=place, is_silent=is_silent)
+        if is_silent:
+            os._exit(1)
         raise
 
 
@@ -96,12 +98,9 @@ def quiet() -> Iterator[None]:
 def mute() -> Iterator[None]:
     """Exit with code 1 and without a word where a write fails."""
     for _ in range(4):
-        try:
+        with writing("run", is_silent=True):
             for _ in range(LINES):
                 os.write(1, f"{LINE}\n".encode())
-        except OSError as exc:
-            note("failed", errno=errno.errorcode[exc.errno], place="silent")
-            os._exit(1)
         yield
 
 
@@ -118,10 +117,10 @@ def native() -> Iterator[None]:
 
 
 @_kind
-def saves() -> Iterator[None]:
+def saves(*, is_silent: bool = False) -> Iterator[None]:
     """Write checkpoints: to a draft, synced, renamed."""
     for number in range(4):
-        with writing("checkpoints"):
+        with writing("checkpoints", is_silent=is_silent):
             draft = CHECKPOINTS / f"draft_{RANK}"
             with draft.open("wb", buffering=0) as file:
                 file.write(bytes(SAVED_BYTES // 2))
@@ -136,10 +135,7 @@ def saves() -> Iterator[None]:
 @_kind
 def saves_mute() -> Iterator[None]:
     """Write checkpoints, and exit with code 1 without a word where that fails."""
-    try:
-        yield from saves()
-    except OSError:
-        os._exit(1)
+    return saves(is_silent=True)
 
 
 @_kind
@@ -177,7 +173,7 @@ def torch_saves() -> Iterator[None]:
             try:
                 torch.save({"weights": torch.zeros(SAVED_BYTES // 4)}, CHECKPOINTS / f"{number}.pt")
             except (OSError, RuntimeError):
-                note("failed", errno=_errno_of(CHECKPOINTS), place="checkpoints")
+                note("failed", errno=_errno_of(CHECKPOINTS), place="checkpoints", is_silent=False)
                 raise
         dist.barrier()
         yield

@@ -60,8 +60,8 @@ class Running:
         """Play one to its end; None: stopped by Ctrl-C."""
         if self._is_over:
             return None
-        command = ["setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "--net", "--propagation", "private", sys.executable]
-        command += ["-m", "surroundings.stage", "watch", situation.name, str(WHOLE_S)]
+        command = ["setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "--net", "--propagation", "private"]
+        command += [sys.executable, "-m", "surroundings.stage", "watch", situation.name, str(WHOLE_S)]
         with subprocess.Popen(
             command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
@@ -126,8 +126,8 @@ def render_page(outcomes: Sequence[Outcome], skipped: Sequence[Situation], *, to
         "",
         "<!-- Written by `make break`. Do not edit. -->",
         "",
-        "Real jobs and commands, each in mount and process namespaces of its own, judged by facts: the ranks note on a",
-        "healthy disk which of their writes failed, and `tests/surroundings/judge.py` derives what must come of the job.",
+        "Real jobs and commands, each in namespaces of its own, judged by facts: the ranks note on a healthy disk which",
+        "of their writes failed, and `tests/surroundings/judge.py` derives from that what must come of the job.",
         "",
         f"Run on {datetime.datetime.now(datetime.UTC).date().isoformat()}, Linux {platform.release()}, "
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {took_s / 60:.0f} minutes.",
@@ -157,7 +157,7 @@ def render_report(outcomes: Sequence[Outcome]) -> str:
     for outcome in sorted((each for each in outcomes if each.falls), key=lambda each: each.falls[0].kind):
         lines += [f"## {outcome.situation.name}", ""]
         lines += [f"- **{fall.kind}**: {fall.what}" for fall in outcome.falls]
-        lines += ["", "```", outcome.evidence[-2500:], "```", ""]
+        lines += ["", "```", outcome.evidence[-5000:], "```", ""]
     return "\n".join(lines)
 
 
@@ -171,14 +171,15 @@ def main() -> int:
     options = parser.parse_args()
     chosen = [situation for name, situation in SITUATIONS.items() if re.search(options.only, name)]
     if options.list:
-        print(*(f"{situation.name}: {situation.expected}" for situation in chosen), f"{len(chosen)} situations", sep="\n")
+        print(*(f"{each.name}: {each.expected}" for each in chosen), f"{len(chosen)} situations", sep="\n")
         return 0
     if os.geteuid() != 0:
         sys.exit("error: mount namespaces need root")
     has = {name: can_mount(name) for name in {situation.file_system for situation in chosen}}
     skipped = [situation for situation in chosen if not has[situation.file_system]]
     for name in sorted(name for name, is_there in has.items() if not is_there):
-        print(f"skipped, since this machine has no {name}: {sum(each.file_system == name for each in skipped)} situations")
+        num_skipped = sum(each.file_system == name for each in skipped)
+        print(f"skipped, since this machine has no {name}: {num_skipped} situations")
     began_s = time.monotonic()
     outcomes = play_all([each for each in chosen if each not in skipped], jobs=options.jobs)
     print(counters(outcomes))

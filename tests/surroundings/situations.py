@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from . import disks
+from . import disks, floods, odd
 from .disks import FAULTS
 from .judge import Expect, Fall, judge
 from .stage import Situation, Stage
@@ -63,4 +63,4 @@ def _of_disks() -> Iterator[Situation]:
             )
 
 
-SITUATIONS = {situation.name: situation for situation in (*_of_disks(),)}
+SITUATIONS = {situation.name: situation for situation in (*_of_disks(), *odd.situations(), *floods.situations())}

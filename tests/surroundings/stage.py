@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from .disks import Disk, mount, thaw
-from .judge import Facts, Fall, Kind, Ran
+from .judge import PREFIXED, Facts, Fall, Kind, Ran
 
 TESTS = Path(__file__).resolve().parents[1]
 ALLRANKS = [str(Path(sys.executable).with_name("allranks"))]
@@ -173,17 +173,22 @@ class Stage:
         self.terminals.append(self.scratch / f"terminal_{len(self.terminals)}")
         job = Job([*ALLRANKS, *words], self.env, self.terminals[-1], cwd=self.scratch)
         exit_code = job.wait(deadline_s)
-        text, shown = job.read_terminal(), " ".join(["allranks", words[0]])
-        return Ran(command=shown, exit_code=exit_code, text=text, peak_mb=job.peak_mb, harmed=[*harmed(), *self.signals])
+        return Ran(
+            command=f"allranks {words[0]}",
+            exit_code=exit_code,
+            text=job.read_terminal(),
+            peak_mb=job.peak_mb,
+            harmed=[*harmed(), *self.signals],
+        )
 
 
 def _processes() -> list[str]:
-    """All processes of this namespace but this one; those that have ended are taken in here, since this is process 1."""
+    """All processes of this namespace but this one, which is process 1: so it takes in those that have ended."""
     with contextlib.suppress(ChildProcessError):
         while os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG) is not None:
             pass
     found = []
-    for pid in (int(name) for name in os.listdir("/proc") if name.isdecimal()):
+    for pid in (int(path.name) for path in Path("/proc").iterdir() if path.name.isdecimal()):
         with contextlib.suppress(OSError):
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
             if pid != os.getpid():
@@ -222,9 +227,15 @@ def play(name: str, scratch: Path) -> None:
         falls, peak_mb = SITUATIONS[name].play(stage)
     except Exception:
         falls = [Fall(Kind.VOID, traceback.format_exc()[-1500:])]
-    evidence = "\n".join(path.read_bytes()[-4000:].decode(errors="replace") for path in stage.terminals if falls)
+    evidence = "\n".join(_show(path) for path in stage.terminals if falls)
     outcome = {"falls": [[fall.kind, fall.what] for fall in falls], "peak_mb": peak_mb, "evidence": evidence}
     (scratch / "outcome.json").write_text(json.dumps({**outcome, "seconds": time.monotonic() - began_s}))
+
+
+def _show(terminal: Path) -> str:
+    """What the agent itself said at the end, and the last lines of the ranks."""
+    text = terminal.read_bytes()[-2_000_000:].decode(errors="replace")
+    return PREFIXED.sub("", text)[-2500:] + "\n...\n" + "".join(PREFIXED.findall(text)[-4:])[-1000:]
 
 
 def watch(name: str, deadline_s: float) -> None:
@@ -232,7 +243,7 @@ def watch(name: str, deadline_s: float) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="surroundings-"))
     scratch.chmod(0o755)
     inner = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "surroundings.stage", "play", name, scratch],
+        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", __spec__.name, "play", name, str(scratch)],
         stdout=sys.stderr,
     )
     outcome = json.dumps({"falls": [[Kind.HUNG, "the whole situation"]], "peak_mb": 0, "seconds": deadline_s})
