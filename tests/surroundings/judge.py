@@ -77,7 +77,7 @@ class Expect:
     is_terminal_gone: bool = False
     """Nobody reads the terminal to its end."""
     may_fail: bool = False
-    """Both are fine, a job that succeeds and one that names a rank: only that it ends well is judged."""
+    """Both are fine, a job that succeeds and one that fails: its end is judged, and not its culprit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ def _judge_verdict(facts: Facts, expect: Expect, agents_own: str) -> Iterator[Fa
     if not blamed & ranks:
         yield Fall(Kind.CULPRIT, f"blamed ranks {sorted(blamed)}, expected one of {sorted(ranks)}: {culprit[:300]}")
     cause = found[0] if (found := re.findall(r"AR\d{3}", culprit)) else ""
-    if (causes and cause not in causes) or (not causes and cause == "AR005"):
+    if (causes and cause not in causes) or (not causes and cause == "AR005" and "AR005" not in words):
         yield Fall(Kind.CULPRIT, f"cause {cause}, expected {' or '.join(causes) or 'any but AR005'}: {culprit[:300]}")
     if not re.search(words, culprit):
         yield Fall(Kind.CULPRIT, f"{words!r} is not in: {culprit[:300]}")

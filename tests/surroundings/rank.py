@@ -1,7 +1,7 @@
 """What one rank does: `allranks run -m surroundings.rank NAME`. It notes on a healthy disk what became of its writes.
 
 Each kind for the disk faults is a generator: at each `yield` it has reached a phase, and where the situation's fault
-is to strike in this phase (HOLD), it waits there until it has. Other names are functions of odd.py and floods.py.
+is to strike in this phase (HOLD), it waits there until it has. Other names are functions, `workers:act`.
 """
 
 from __future__ import annotations
@@ -202,10 +202,11 @@ def session() -> Iterator[None]:
     with allranks.session() as s:
         model = s.ddp(torch.nn.Linear(256, 256))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        dataset = TensorDataset(torch.ones(8 * 24, 256))
+        num_steps = int(os.environ.get("SURROUNDINGS_STEPS", "24"))
+        dataset = TensorDataset(torch.ones(8 * num_steps, 256))
         sampler = s.sampler(dataset, global_batch_size=8, seed=1)
         state = s.track(model=model, optimizer=optimizer, sampler=sampler)
-        for step in state.steps(DataLoader(dataset, batch_sampler=sampler), total=24):
+        for step in state.steps(DataLoader(dataset, batch_sampler=sampler), total=num_steps):
             with step as (inputs,):
                 model(inputs).sum().backward()
                 optimizer.step()

@@ -126,8 +126,8 @@ def render_page(outcomes: Sequence[Outcome], skipped: Sequence[Situation], *, to
         "",
         "<!-- Written by `make break`. Do not edit. -->",
         "",
-        "Real jobs and commands, each in namespaces of its own, judged by facts: the ranks note on a healthy disk which",
-        "of their writes failed, and `tests/surroundings/judge.py` derives from that what must come of the job.",
+        "Real jobs and commands, each in namespaces of its own, judged by facts: the ranks note on a healthy disk",
+        "which of their writes failed, and `tests/surroundings/judge.py` derives from that what must come of the job.",
         "",
         f"Run on {datetime.datetime.now(datetime.UTC).date().isoformat()}, Linux {platform.release()}, "
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {took_s / 60:.0f} minutes.",
@@ -153,7 +153,11 @@ def render_page(outcomes: Sequence[Outcome], skipped: Sequence[Situation], *, to
 
 def render_report(outcomes: Sequence[Outcome]) -> str:
     """Return what fell, by what fell, with its evidence."""
-    lines = [counters(outcomes), ""]
+    kinds: Counter[tuple[str, Kind]] = Counter()
+    for outcome in outcomes:
+        for fall in outcome.falls:
+            kinds[outcome.situation.group, fall.kind] += 1
+    lines = [counters(outcomes), "", *(f"- {group}: {kind}: {number}" for (group, kind), number in kinds.items()), ""]
     for outcome in sorted((each for each in outcomes if each.falls), key=lambda each: each.falls[0].kind):
         lines += [f"## {outcome.situation.name}", ""]
         lines += [f"- **{fall.kind}**: {fall.what}" for fall in outcome.falls]

@@ -1,4 +1,4 @@
-"""All situations, by name: the disk faults as a cross product, and what odd.py, floods.py and forged.py add."""
+"""All situations, by name: the disk faults as a cross product, and what workers.py and forged.py add."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
-from . import disks, floods, odd
+from . import disks, forged, workers
 from .disks import FAULTS
 from .judge import Expect, Fall, judge
 from .stage import Situation, Stage
@@ -21,7 +21,7 @@ DISKS = (
     ("runs", tuple(FAULTS), ("saving",), ("saves", "prints")),
     ("runs", ("kept-full", "removed"), ("running",), ("session",)),
     ("checkpoints", tuple(FAULTS), PHASES, ("saves", "saves_mute")),
-    ("checkpoints", tuple(FAULTS), ("running", "end"), ("session",)),
+    ("checkpoints", tuple(FAULTS), ("running",), ("session",)),
     ("checkpoints", HARD, ("saving",), ("torch_saves",)),
     ("checkpoints", tuple(FAULTS), ("running",), ("prints",)),
     ("tmp", tuple(FAULTS), (BEFORE, "running", "end"), ("temporary",)),
@@ -45,7 +45,7 @@ def play_disk(stage: Stage, *, place: str, fault: str, phase: str, kind: str) ->
     is_runs_at_start = place == "runs" and phase == BEFORE
     expect = Expect(
         needs_file=place != "runs" or (FAULTS[fault].has_verdict and not (is_runs_at_start and fault != "frozen")),
-        may_refuse=is_runs_at_start,
+        may_refuse=phase == BEFORE,
     )
     return judge(stage.end(job, has_struck=has_struck), expect), job.peak_mb
 
@@ -63,4 +63,4 @@ def _of_disks() -> Iterator[Situation]:
             )
 
 
-SITUATIONS = {situation.name: situation for situation in (*_of_disks(), *odd.situations(), *floods.situations())}
+SITUATIONS = {situation.name: situation for situation in (*_of_disks(), *workers.situations(), *forged.situations())}

@@ -32,6 +32,8 @@ from .judge import PREFIXED, Facts, Fall, Kind, Ran
 TESTS = Path(__file__).resolve().parents[1]
 ALLRANKS = [str(Path(sys.executable).with_name("allranks"))]
 DEADLINE_S = 40.0
+MAX_MB = 1000
+"""An agent that takes more is killed: it has fallen, and the machine shall not."""
 LEFT_S = 5.0
 """Processes that a job leaves must be gone so long after it."""
 KEPT_CHARACTERS = 300_000
@@ -54,6 +56,8 @@ class Job:
                 status = Path(f"/proc/{self.process.pid}/status").read_text()
                 if peak := re.search(r"^VmHWM:\s*(\d+)", status, re.MULTILINE):
                     self._peak_kb = int(peak[1])
+                if self.peak_mb > MAX_MB:
+                    self.process.kill()
                 time.sleep(0.02)
 
     @property
