@@ -203,7 +203,7 @@ def session() -> Iterator[None]:
         model = s.ddp(torch.nn.Linear(256, 256))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
         num_steps = int(os.environ.get("SURROUNDINGS_STEPS", "24"))
-        dataset = TensorDataset(torch.ones(8 * num_steps, 256))
+        dataset = TensorDataset(torch.ones(8 * 24, 256))
         sampler = s.sampler(dataset, global_batch_size=8, seed=1)
         state = s.track(model=model, optimizer=optimizer, sampler=sampler)
         for step in state.steps(DataLoader(dataset, batch_sampler=sampler), total=num_steps):

@@ -18,9 +18,11 @@ import json
 import os
 import platform
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -52,7 +54,8 @@ class Outcome:
 class Running:
     """The situations that are being played, so that Ctrl-C can end them."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
         self._processes: set[subprocess.Popen[str]] = set()
         self._is_over = False
 
@@ -61,19 +64,23 @@ class Running:
         if self._is_over:
             return None
         command = ["setpriv", "--pdeathsig", "TERM", "unshare", "--mount", "--net", "--propagation", "private"]
-        command += [sys.executable, "-m", "surroundings.stage", "watch", situation.name, str(WHOLE_S)]
+        scratch = Path(tempfile.mkdtemp(dir=self._folder))
+        scratch.chmod(0o755)
+        command += [sys.executable, "-m", "surroundings.stage", "watch", situation.name, scratch, str(WHOLE_S)]
         with subprocess.Popen(
-            command, cwd=TESTS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command, cwd=TESTS, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
         ) as process:
             self._processes.add(process)
-            out, err = process.communicate()
+            _, err = process.communicate()
             self._processes.discard(process)
         if self._is_over:
             return None
         try:
-            said = json.loads(out.splitlines()[-1])
-        except (ValueError, IndexError):
-            return Outcome(situation, (Fall(Kind.VOID, f"exit code {process.returncode}: {err[-1500:]}"),), 0, 0)
+            said = json.loads((scratch / "outcome.json").read_text())
+        except (OSError, ValueError):
+            return Outcome(situation, (Fall(Kind.HUNG, f"the whole situation: {err[-1500:]}"),), 0, WHOLE_S)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)  # its mounts are gone with their namespace
         falls = tuple(Fall(Kind(kind), what) for kind, what in said["falls"])
         return Outcome(situation, falls, said["peak_mb"], said["seconds"], said.get("evidence", ""))
 
@@ -87,8 +94,10 @@ class Running:
 
 def play_all(situations: Sequence[Situation], *, jobs: int) -> list[Outcome]:
     """Play them, and say at once what fell."""
-    running, outcomes = Running(), []
-    with ThreadPoolExecutor(jobs) as pool:
+    outcomes = []
+    with tempfile.TemporaryDirectory(prefix="surroundings-") as folder, ThreadPoolExecutor(jobs) as pool:
+        Path(folder).chmod(0o755)
+        running = Running(folder)
         try:
             for number, outcome in enumerate(pool.map(running.play, situations), 1):
                 if outcome is None:

@@ -1,6 +1,6 @@
 """One situation, in namespaces of its own, so that nothing of it remains: what it needs to start a job and see its end.
 
-    run.py -> unshare --mount -> this file (`watch`: deadline, thaws, unmounts)
+    run.py -> unshare --mount -> this file (`watch`: deadline, thaws)
                                   -> unshare --pid -> this file (`play`: process 1 of the situation)
 
 All processes of a situation are below its process 1, so it can count those that a job leaves, a `cancel` that trusts a
@@ -13,11 +13,9 @@ import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -104,7 +102,7 @@ class Stage:
             "SURROUNDINGS_CHECKPOINTS": str(scratch / "checkpoints"),
             "TMPDIR": str(scratch / "tmp"),
             "HOME": str(scratch / "home"),
-            "PYTHONPATH": str(TESTS),
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH")))),
             "PYTHONDONTWRITEBYTECODE": "1",
             "OMP_NUM_THREADS": "1",
         }
@@ -242,29 +240,18 @@ def _show(terminal: Path) -> str:
     return PREFIXED.sub("", text)[-2500:] + "\n...\n" + "".join(PREFIXED.findall(text)[-4:])[-1000:]
 
 
-def watch(name: str, deadline_s: float) -> None:
-    """Play a situation in another process, and clean up behind it, whatever happens; print its outcome."""
-    scratch = Path(tempfile.mkdtemp(prefix="surroundings-"))
-    scratch.chmod(0o755)
-    inner = subprocess.Popen(
-        ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", __spec__.name, "play", name, str(scratch)],
-        stdout=sys.stderr,
-    )
-    outcome = json.dumps({"falls": [[Kind.HUNG, "the whole situation"]], "peak_mb": 0, "seconds": deadline_s})
+def watch(name: str, scratch: Path, deadline_s: float) -> None:
+    """Play a situation in another process, which is killed at its deadline, and thaw what it has frozen."""
+    command = ["unshare", "--pid", "--fork", "--kill-child", sys.executable, "-m", "surroundings.stage", "play"]
+    inner = subprocess.Popen([*command, name, str(scratch)])
     try:
         with contextlib.suppress(subprocess.TimeoutExpired):
             inner.wait(deadline_s)
-            outcome = (scratch / "outcome.json").read_text()
     finally:
         for disk in scratch.iterdir():
             thaw(disk)
         inner.kill()
         inner.wait()
-        for path in [scratch / name for name in ("runs", "checkpoints", "tmp")]:
-            while subprocess.run(["umount", "--lazy", path], capture_output=True, check=False).returncode == 0:
-                pass
-        shutil.rmtree(scratch, ignore_errors=True)
-    print(outcome)
 
 
 if __name__ == "__main__":
@@ -272,4 +259,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "play":
         play(sys.argv[2], Path(sys.argv[3]))
     else:
-        watch(sys.argv[2], float(sys.argv[3]))
+        watch(sys.argv[2], Path(sys.argv[3]), float(sys.argv[4]))
