@@ -90,6 +90,12 @@ def use_up_inodes(disk: Disk) -> None:
             (folder / str(number)).touch()
 
 
+def make_room(disk: Disk) -> None:
+    """Delete what `fill` and `use_up_inodes` have left."""
+    (disk.path / "filler").unlink(missing_ok=True)
+    shutil.rmtree(disk.path / "many", ignore_errors=True)
+
+
 def make_read_only(disk: Disk) -> None:
     """As ext4 does after an I/O error; a tmpfs as an administrator does, which open files prevent."""
     _call("mount", "-o", "remount,abort", disk.path)

@@ -74,6 +74,8 @@ class Expect:
     """verdict.json must be there; False: the terminal is enough, since the run directory is gone or read-only."""
     may_refuse: bool = False
     """It is fine if no rank starts, for example where the disk was full before."""
+    recovers: bool = False
+    """A rank fails, and the job goes on: its verdict may tell of that failure."""
     is_terminal_gone: bool = False
     """Nobody reads the terminal to its end."""
     may_fail: bool = False
@@ -143,7 +145,7 @@ def _judge_verdict(facts: Facts, expect: Expect, agents_own: str) -> Iterator[Fa
         return
     if expect.rank is None and not failed:
         not_done = [rank for rank, notes in facts.notes.items() if not any(note["note"] == "done" for note in notes)]
-        if facts.exit_code != 0 or not_done or culprit:
+        if facts.exit_code != 0 or not_done or (culprit and not expect.recovers):
             yield Fall(Kind.ENDED, f"exit code {facts.exit_code}; ranks not done: {not_done}; blamed: {culprit[:300]}")
         return
     if not culprit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -50,6 +51,21 @@ def play_disk(stage: Stage, *, place: str, fault: str, phase: str, kind: str) ->
     return judge(stage.end(job, has_struck=has_struck), expect), job.peak_mb
 
 
+def play_retry(stage: Stage, *, place: str, fault: str, kind: str) -> tuple[list[Fall], float]:
+    """Let a full disk end a job that may restart, and make room: it must restart, and succeed."""
+    disk = stage.mount(place, FAULTS[fault].file_system)
+    flags = ["--checkpoint-dir", str(stage.scratch / "checkpoints"), "--max-restarts", "1"]
+    job = stage.start(kind, *flags, hold="running")
+    has_struck = stage.reached("running", job)
+    FAULTS[fault].strike(disk)
+    stage.let_go()
+    has_failed = stage.reached("failed", job, ranks=1)
+    time.sleep(1)
+    disks.make_room(disk)
+    facts = stage.end(job, has_struck=has_struck and has_failed)
+    return judge(facts, Expect(recovers=True)), job.peak_mb
+
+
 def _of_disks() -> Iterator[Situation]:
     for place, faults, phases, kinds in DISKS:
         for fault, phase, kind in product(faults, phases, kinds):
@@ -63,4 +79,20 @@ def _of_disks() -> Iterator[Situation]:
             )
 
 
-SITUATIONS = {situation.name: situation for situation in (*_of_disks(), *workers.situations(), *forged.situations())}
+def _of_retries() -> Iterator[Situation]:
+    for (place, kind), fault in product(
+        (("runs", "prints"), ("checkpoints", "saves"), ("tmp", "temporary")), ("full", "quota", "no-inodes")
+    ):
+        if (place, fault) != ("runs", "no-inodes"):  # files that are open can grow
+            yield Situation(
+                name=f"disk/retry/{place}/{fault}",
+                expected="the job restarts when there is room again, and succeeds",
+                play=partial(play_retry, place=place, fault=fault, kind=kind),
+                file_system=FAULTS[fault].file_system,
+            )
+
+
+SITUATIONS = {
+    situation.name: situation
+    for situation in (*_of_disks(), *_of_retries(), *workers.situations(), *forged.situations())
+}

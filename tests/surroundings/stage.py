@@ -121,9 +121,10 @@ class Stage:
         return Job(command, self.env, self.terminals[-1], **{"cwd": self.scratch, **options})
 
     def reached(self, phase: str, job: Job, *, ranks: int = 2) -> bool:
-        """Wait until all ranks have reached this phase; False: the job was over before."""
-        while job.process.poll() is None:
-            if sum(any(note["note"] == phase for note in notes) for notes in self.read_notes().values()) == ranks:
+        """Wait until so many ranks have noted this; False: the job was over before, or it took too long."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while job.process.poll() is None and time.monotonic() < deadline_s:
+            if sum(any(note["note"] == phase for note in notes) for notes in self.read_notes().values()) >= ranks:
                 return True
             time.sleep(0.02)
         return False
@@ -170,7 +171,7 @@ class Stage:
             time.sleep(0.02)
         return left
 
-    def command(self, *words: str, deadline_s: float = 15, harmed: Callable[[], Sequence[str]] = list) -> Ran:
+    def command(self, *words: str, deadline_s: float = 30, harmed: Callable[[], Sequence[str]] = list) -> Ran:
         """Run another verb of allranks to its end; its answer to a question is no."""
         self.terminals.append(self.scratch / f"terminal_{len(self.terminals)}")
         job = Job([*ALLRANKS, *words], self.env, self.terminals[-1], cwd=self.scratch)
