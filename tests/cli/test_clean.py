@@ -29,7 +29,7 @@ def leave(folder: Path, name: str, *, days: float, exit_code: int | None = 0, no
     run_dir.create()
     run_dir.create_attempt(None)
     run_dir.add_event("started", generation=0, command=["python", "train.py"], members=[node], pid=4194305)
-    (run_dir.create_node(node) / "rank_0.out").write_text("step 120\n")
+    (run_dir.create_node(node).path / "rank_0.out").write_text("step 120\n")
     if exit_code is not None:
         run_dir.write_verdict(Verdict(job=name, attempt=0, exit_code=exit_code), node=node)
     then_s = time.time() - days * DAY_S

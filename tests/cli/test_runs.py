@@ -35,7 +35,7 @@ def leave_run(
     run_dir.create()
     run_dir.create_attempt(None)
     run_dir.add_event("started", generation=0, job=name, command=["python", "dir/train.py"], members=[node], pid=pid)
-    made = run_dir.create_node(node)
+    made = run_dir.create_node(node).path
     for rank in (0, 1):
         (made / f"rank_{rank}.out").write_text(f"hello {rank} of {name}\n")
         (made / f"rank_{rank}.err").write_text(BOOM if rank and exit_code else "")

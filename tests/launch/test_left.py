@@ -12,6 +12,7 @@ import pytest
 from allranks.guard.inside.cell import Cell
 from allranks.launch.last_words import read_left, read_tail
 from allranks.launch.worker_end import Left
+from allranks.report.folder import Folder
 
 DEEP = 100_000 * "["
 
@@ -25,7 +26,7 @@ def cell() -> Iterator[Cell]:
 
 
 def left(folder: Path, cell: Cell) -> Left:
-    return read_left(folder / "error.json", folder / "exit.json", cell)
+    return read_left(Folder.at(folder), "error.json", "exit.json", cell)
 
 
 @pytest.mark.timeout(5)
@@ -99,7 +100,7 @@ def test_the_tail_of_a_file_with_a_hole_has_no_zeros(tmp_path: Path):
     path = tmp_path / "rank_0.err"
     path.write_text("line\n")
     os.truncate(path, 10**12)
-    assert read_tail(path, 0) is None
+    assert read_tail(Folder.at(tmp_path), path.name, 0) is None
     with path.open("ab") as file:
         file.write(b"last line\n")
-    assert read_tail(path, 0) == "last line"
+    assert read_tail(Folder.at(tmp_path), path.name, 0) == "last line"

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import signal
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
 from allranks.guard.inside.cell import Cell, CellRead
-from allranks.host import foreign
 from allranks.join.hook import cut
 from allranks.launch.worker_end import Exit, Left
 from allranks.model.beat import Age
 from allranks.model.foreign import Unreadable, decode_fields, decode_json
 from allranks.model.raised import split_fatal
 from allranks.model.text import as_one_line, as_utf8
+from allranks.report.folder import Folder
 
 STDERR_TAIL_BYTES = 4096
 CRASH_BYTES = 65536
 """Of stderr, where a signal has ended a worker: faulthandler prints the stacks of all threads and many modules."""
+FILE_BYTES = 1 << 20
+"""Of what it leaves in a file; the hook writes less."""
 ABORT_LINES = 8
 """Of what native code says before it aborts."""
 TRACEBACK_LIMIT = 32_000
@@ -66,23 +69,29 @@ class _Words(msgspec.Struct):
     failed: str = ""
 
 
-def read_left(error_path: Path, exit_path: Path, cell: Cell) -> Left:
-    """Return what a worker left behind; what it left in another shape than the hook counts as not left."""
+def read_left(folder: Folder, error: str, exit_: str, cell: Cell) -> Left:
+    """Return what a worker left behind; what it left in another shape than the hook counts as not left.
+
+    Args:
+        folder: where its files are.
+        error: name of its error file; `exit_`: of the note of its last sys.exit.
+        cell: its cell.
+    """
     read, raised = cell.read(), _Raised()
     if read.raised is not None:
         with contextlib.suppress(Unreadable):
             raised = decode_fields(read.raised.data, _Raised)
     return Left(
-        error=_as_fields(raised) | _read_error(error_path),  # the file may not have been written
-        exit=_read_exit(exit_path),
+        error=_as_fields(raised) | _read_error(folder, error),  # the file may not have been written
+        exit=_read_exit(folder, exit_),
         failed_call=_failed_call(read),
         threads=tuple(as_one_line(name) for name in raised.threads[:MOST_THREADS]),
     )
 
 
-def read_crash(path: Path, start: int, exit_code: int) -> dict[str, Any]:
+def read_crash(folder: Folder, name: str, start: int, exit_code: int) -> dict[str, Any]:
     """Return what faulthandler printed of a crash, and what stands before it, as fields of WorkerEnd."""
-    before, stack = split_fatal(read_tail(path, start, CRASH_BYTES) or "")
+    before, stack = split_fatal(read_tail(folder, name, start, CRASH_BYTES) or "")
     if not stack:
         return {}
     if exit_code == -signal.SIGABRT:  # native code has said why
@@ -90,24 +99,39 @@ def read_crash(path: Path, start: int, exit_code: int) -> dict[str, Any]:
     return {"stderr_tail": before.strip()[-STDERR_TAIL_BYTES:] or None, "traceback": stack[-TRACEBACK_LIMIT:]}
 
 
-def read_tail(path: Path, start: int, num_bytes: int = STDERR_TAIL_BYTES) -> str | None:
+def read_tail(folder: Folder, name: str, start: int, num_bytes: int = STDERR_TAIL_BYTES) -> str | None:
     """The last lines this worker wrote to stderr."""
-    with contextlib.suppress(OSError):
-        tail = foreign.read_tail(path, start=start, num_bytes=num_bytes)
-        return tail.decode(errors="replace").strip("\0 \t\r\n") or None  # zeros: a hole in the file
+    with contextlib.suppress(OSError), folder.open_read(name) as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - num_bytes))
+        tail = file.read(num_bytes).decode(errors="replace")
+        return tail.strip("\0 \t\r\n") or None  # zeros: a hole in the file
     return None
 
 
-def _read_error(path: Path) -> dict[str, Any]:
+def _read_error(folder: Folder, name: str) -> dict[str, Any]:
     """Return what the error file says; nothing, where it is no error file, and then stderr says more."""
     with contextlib.suppress(OSError, Unreadable):
-        record = decode_json(foreign.read_foreign(path), _ErrorFile).message
+        data, written_s = _read(folder, name)
+        record = decode_json(data, _ErrorFile).message
         recorded, extra = _Recorded(record) if isinstance(record, str) else record, _Raised()
         with contextlib.suppress(Unreadable):
             extra = decode_fields(recorded.extraInfo, _Raised)
         extra.message = recorded.message
-        return {"time_s": path.stat().st_mtime} | found if (found := _as_fields(extra)) else {}
+        return {"time_s": written_s} | found if (found := _as_fields(extra)) else {}
     return {}
+
+
+def _read(folder: Folder, name: str) -> tuple[bytes, float]:
+    """Return what is in a file, and when it was written.
+
+    Raises:
+        OSError: it is not there, no file, or longer than the hook writes one.
+    """
+    with folder.open_read(name) as file:
+        data, written_s = file.read(FILE_BYTES + 1), os.fstat(file.fileno()).st_mtime
+    if len(data) > FILE_BYTES:
+        raise OSError(errno.EFBIG, f"larger than {FILE_BYTES} bytes", name)
+    return data, written_s
 
 
 def _as_fields(raised: _Raised) -> dict[str, Any]:
@@ -124,9 +148,9 @@ def _as_fields(raised: _Raised) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _read_exit(path: Path) -> Exit | None:
+def _read_exit(folder: Folder, name: str) -> Exit | None:
     with contextlib.suppress(OSError, Unreadable):
-        called = decode_json(foreign.read_foreign(path), _Called)
+        called = decode_json(_read(folder, name)[0], _Called)
         return Exit(exit_code=called.exit_code, time_s=called.time_s, before=_cut_before(called.before))
     return None
 

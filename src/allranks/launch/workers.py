@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import psutil
@@ -36,6 +38,7 @@ from allranks.join import standby as inside
 from allranks.launch.last_words import read_crash, read_left, read_tail
 from allranks.launch.worker_end import Left, explain_end, will_end_with
 from allranks.model.text import as_utf8
+from allranks.report.folder import Folder
 from allranks.wire.protocol import WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -104,7 +107,7 @@ class Worker:
 
     rank: int
     node: str
-    folder: Path
+    folder: Folder
     """For its files."""
     cell: Cell
     """What it tells its agent through."""
@@ -122,9 +125,13 @@ class Worker:
     starts: dict[str, int] = field(default_factory=dict)
     """By stream (`out`, `err`): where its output begins in a file that an earlier start already wrote."""
 
+    def file_name(self, kind: str) -> str:
+        """Return the name of one of its files: `out`, `err`, `error.json`."""
+        return f"rank_{self.rank}.{kind}"
+
     def path(self, kind: str) -> Path:
-        """Return one of its files: `out`, `err`, `error.json`."""
-        return self.folder / f"rank_{self.rank}.{kind}"
+        """Return the path of one of its files, for people and for itself."""
+        return self.folder.path / self.file_name(kind)
 
     @property
     def pid(self) -> int:
@@ -150,8 +157,8 @@ class Worker:
         """
         for kind in ("error.json", "exit.json"):
             with contextlib.suppress(IsADirectoryError):  # a worker made one of it: its files are not read, either
-                self.path(kind).unlink(missing_ok=True)
-        with self.path("out").open("ab") as out, self.path("err").open("ab") as err:
+                self.folder.unlink(self.file_name(kind))
+        with self._open_output("out") as out, self._open_output("err") as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
             try:
@@ -166,6 +173,22 @@ class Worker:
             else:
                 self.pidfd = os.pidfd_open(self.process.pid)
 
+    def _open_output(self, stream: str) -> BinaryIO:
+        """Open an output file; what an earlier start has put in its place, as a fifo or a link, makes room for it.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        name = self.file_name(stream)
+        try:
+            return self.folder.append(name)
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise
+            aside = f"{name}.{secrets.token_hex(8)}"
+            os.rename(name, aside, src_dir_fd=self.folder.fd, dst_dir_fd=self.folder.fd)
+            return self.folder.open_new(name)
+
     def reap(self) -> WorkerEnd:
         """Collect a worker whose pidfd became readable: how it ended, and what it left about why."""
         assert self.process is not None
@@ -177,10 +200,11 @@ class Worker:
                 exit_code, self._left(), told_s=self.told_s, handles_end=self.handles_end, now_s=time.time()
             )
         with contextlib.suppress(OSError):
-            self.path("exit.json").unlink(missing_ok=True)  # of no use to people
+            self.folder.unlink(self.file_name("exit.json"))  # of no use to people
         self.end = self._end_as(exit_code, **found)
         if self.end.exit_code < 0 and self.end.traceback is None:
-            self.end = msgspec.structs.replace(self.end, **read_crash(self.path("err"), self.starts["err"], exit_code))
+            crash = read_crash(self.folder, self.file_name("err"), self.starts["err"], exit_code)
+            self.end = msgspec.structs.replace(self.end, **crash)
         return self.end
 
     def failed_already(self) -> WorkerEnd | None:
@@ -208,7 +232,7 @@ class Worker:
         return self._end_as(1, lingers=as_utf8(what), **left.error)
 
     def _left(self) -> Left:
-        return read_left(self.path("error.json"), self.path("exit.json"), self.cell)
+        return read_left(self.folder, self.file_name("error.json"), self.file_name("exit.json"), self.cell)
 
     def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
@@ -217,7 +241,7 @@ class Worker:
             rank=self.rank,
             node=self.node,
             is_finished=status == 0 and self.cell.is_finished,
-            stderr_tail=read_tail(self.path("err"), self.starts["err"]) if status else None,
+            stderr_tail=read_tail(self.folder, self.file_name("err"), self.starts["err"]) if status else None,
             stderr_path=as_utf8(str(self.path("err"))),
             **{"time_s": now_s, "exit_code": status} | found,
         )

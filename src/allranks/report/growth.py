@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.report.folder import Folder
+
 NAME = "growth"
 INTERVALS_S = ((1 << 20, 0.25), (8 << 20, 1.0))
 """Up to these sizes of the index in bytes, it is written so often: 8 MB are the output of many hours."""
@@ -27,16 +29,16 @@ JOIN_S = 1.0
 class GrowthRecorder:
     """Writes the index of one node until `end`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder, self._is_over = folder, threading.Event()
         self._files: tuple[str, ...] = ()
         self._sizes: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="allranks-growth", daemon=True)
         self._thread.start()
 
-    def watch(self, paths: Iterable[Path]) -> None:
+    def watch(self, names: Iterable[str]) -> None:
         """Watch these files of the folder from now on."""
-        self._files = tuple(path.name for path in paths)
+        self._files = tuple(names)
 
     def end(self) -> None:
         """Write the last line."""
@@ -54,11 +56,11 @@ class GrowthRecorder:
         sizes = {}
         for name in self._files:
             with contextlib.suppress(OSError):  # somebody has removed it
-                sizes[name] = (self._folder / name).stat().st_size
+                sizes[name] = self._folder.status(name).st_size
         grown = {name: size for name, size in sizes.items() if size != self._sizes.get(name, 0)}
-        with (self._folder / NAME).open("a") as file:
+        with self._folder.append(NAME) as file:
             if grown:
-                file.write(index_line(time.time(), grown))
+                file.write(index_line(time.time(), grown).encode())
             written = file.tell()
         self._sizes = sizes
         return next((interval_s for most, interval_s in INTERVALS_S if written < most), LAST_INTERVAL_S)
