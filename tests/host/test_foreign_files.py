@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.host.foreign import MAX_BYTES, read_foreign, read_tail
+from allranks.guard.activity import Output
+from allranks.host.foreign import MAX_BYTES, read_foreign
+from allranks.report.folder import Folder
 
 
 def make_socket(path: Path) -> None:
@@ -40,21 +42,26 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.
     ODD[kind](path := Path("left"))
     with pytest.raises(OSError, match=r".+"):
         read_foreign(path)
+    folder = Folder.at(tmp_path)
     with pytest.raises(OSError, match=r".+"):
-        read_tail(path, num_bytes=100)
+        folder.read(path.name)
+    assert Output(folder, path.name).tail() == ""
 
 
 def test_no_more_is_read_than_asked_for(tmp_path: Path):
     make_large(path := tmp_path / "left")
     with pytest.raises(OSError, match="larger than 1048576 bytes"):
         read_foreign(path)
-    assert read_tail(path, num_bytes=3) == b"\0\0\0"
+    folder = Folder.at(tmp_path)
+    with pytest.raises(OSError, match="larger than 67108864 bytes"):
+        folder.read(path.name)
+    assert Output(folder, path.name).tail(3) == "\0\0\0"
     os.truncate(path, MAX_BYTES)
     assert len(read_foreign(path)) == MAX_BYTES
 
 
 def test_a_tail_begins_no_earlier_than_it_may(tmp_path: Path):
     (path := tmp_path / "left").write_bytes(b"before, own")
-    assert read_tail(path, start=8, num_bytes=100) == b"own"
-    assert read_tail(path, start=8, num_bytes=2) == b"wn"
-    assert read_tail(path, start=99, num_bytes=2) == b""
+    assert Output(folder := Folder.at(tmp_path), path.name, start=8).tail(100) == "own"
+    assert Output(folder, path.name, start=8).tail(2) == "wn"
+    assert Output(folder, path.name, start=99).tail(2) == ""

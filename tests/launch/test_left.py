@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
 from allranks.launch.last_words import read_left, read_tail
 from allranks.launch.worker_end import Left
@@ -100,7 +101,8 @@ def test_the_tail_of_a_file_with_a_hole_has_no_zeros(tmp_path: Path):
     path = tmp_path / "rank_0.err"
     path.write_text("line\n")
     os.truncate(path, 10**12)
-    assert read_tail(Folder.at(tmp_path), path.name, 0) is None
+    stderr = Output(Folder.at(tmp_path), path.name)
+    assert read_tail(stderr) is None
     with path.open("ab") as file:
         file.write(b"last line\n")
-    assert read_tail(Folder.at(tmp_path), path.name, 0) == "last line"
+    assert read_tail(stderr) == "last line"

@@ -162,6 +162,7 @@ def assert_harmless(text: str) -> None:
 
 def _worker_files(name: str) -> Callable[[Path], Callable[[bytes], object]]:
     def begin(folder: Path) -> Callable[[bytes], object]:
+        from allranks.guard.activity import Output
         from allranks.guard.failure import describe, find_evidence
         from allranks.guard.inside.cell import Cell
         from allranks.launch.last_words import read_crash, read_left, read_tail
@@ -172,7 +173,7 @@ def _worker_files(name: str) -> Callable[[Path], Callable[[bytes], object]]:
 
         cell, held = Cell.create(), Folder.at(folder)
         cell.claim()
-        path = folder / name
+        path, stderr = folder / name, Output(held, "err")
 
         def read(data: bytes) -> object:
             if name == "raised":
@@ -186,8 +187,8 @@ def _worker_files(name: str) -> Callable[[Path], Callable[[bytes], object]]:
             fields = {"time_s": 1.8e9, "exit_code": -6} | explain_end(
                 -6, left, told_s={15: 1.8e9}, handles_end=True, now_s=1.8e9
             )
-            end = WorkerEnd(rank=0, node="n1", stderr_tail=read_tail(held, "err", 0), **fields)
-            end = msgspec.structs.replace(end, **read_crash(held, "err", 0, -6))
+            end = WorkerEnd(rank=0, node="n1", stderr_tail=read_tail(stderr), **fields)
+            end = msgspec.structs.replace(end, **read_crash(stderr, -6))
             encode_frame(Ended(end=end, age_s=0.0))
             find_evidence(end)
             return describe(end)

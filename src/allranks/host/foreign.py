@@ -1,10 +1,9 @@
-"""Read a file that others write, as the workers of this node: it never waits for them, and its size is bounded.
+"""Read a file that a process of this node names: it never waits for others, and its size is bounded.
 
-    data = read_foreign(folder / "rank_3.error.json")
-    tail = read_tail(folder / "rank_3.err", num_bytes=4096)
+    data = read_foreign(Path(f"/proc/{pid}/root/opt/train.py"), follows_links=True)
 
 A worker runs as the same user as its agent, so it can put a fifo, a link to /dev/zero, or 1 TB of nothing where a file
-is expected.
+is expected. The files of a run directory are read through report.folder.
 """
 
 from __future__ import annotations
@@ -45,14 +44,3 @@ def read_foreign(path: Path, *, at_most: int = MAX_BYTES, follows_links: bool = 
     if len(data) > at_most:
         raise OSError(errno.EFBIG, f"larger than {at_most} bytes", str(path))
     return data
-
-
-def read_tail(path: Path, *, start: int = 0, num_bytes: int) -> bytes:
-    """Return the end of a regular file, as far as it is behind `start`.
-
-    Raises:
-        OSError: as open_foreign.
-    """
-    with os.fdopen(open_foreign(path), "rb") as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - num_bytes))
-        return file.read(num_bytes)

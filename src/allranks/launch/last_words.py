@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
 import signal
 from typing import Annotated, Any
 
 import msgspec
 
+from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell, CellRead
 from allranks.join.hook import cut
 from allranks.launch.worker_end import Exit, Left
@@ -19,11 +18,11 @@ from allranks.model.raised import split_fatal
 from allranks.model.text import as_one_line, as_utf8
 from allranks.report.folder import Folder
 
+MAX_BYTES = 1 << 20
+"""Of a file that the hook writes."""
 STDERR_TAIL_BYTES = 4096
 CRASH_BYTES = 65536
 """Of stderr, where a signal has ended a worker: faulthandler prints the stacks of all threads and many modules."""
-FILE_BYTES = 1 << 20
-"""Of what it leaves in a file; the hook writes less."""
 ABORT_LINES = 8
 """Of what native code says before it aborts."""
 TRACEBACK_LIMIT = 32_000
@@ -69,29 +68,23 @@ class _Words(msgspec.Struct):
     failed: str = ""
 
 
-def read_left(folder: Folder, error: str, exit_: str, cell: Cell) -> Left:
-    """Return what a worker left behind; what it left in another shape than the hook counts as not left.
-
-    Args:
-        folder: where its files are.
-        error: name of its error file; `exit_`: of the note of its last sys.exit.
-        cell: its cell.
-    """
+def read_left(folder: Folder, error_name: str, exit_name: str, cell: Cell) -> Left:
+    """Return what a worker left behind; what it left in another shape than the hook counts as not left."""
     read, raised = cell.read(), _Raised()
     if read.raised is not None:
         with contextlib.suppress(Unreadable):
             raised = decode_fields(read.raised.data, _Raised)
     return Left(
-        error=_as_fields(raised) | _read_error(folder, error),  # the file may not have been written
-        exit=_read_exit(folder, exit_),
+        error=_as_fields(raised) | _read_error(folder, error_name),  # the file may not have been written
+        exit=_read_exit(folder, exit_name),
         failed_call=_failed_call(read),
         threads=tuple(as_one_line(name) for name in raised.threads[:MOST_THREADS]),
     )
 
 
-def read_crash(folder: Folder, name: str, start: int, exit_code: int) -> dict[str, Any]:
+def read_crash(stderr: Output, exit_code: int) -> dict[str, Any]:
     """Return what faulthandler printed of a crash, and what stands before it, as fields of WorkerEnd."""
-    before, stack = split_fatal(read_tail(folder, name, start, CRASH_BYTES) or "")
+    before, stack = split_fatal(read_tail(stderr, CRASH_BYTES) or "")
     if not stack:
         return {}
     if exit_code == -signal.SIGABRT:  # native code has said why
@@ -99,39 +92,21 @@ def read_crash(folder: Folder, name: str, start: int, exit_code: int) -> dict[st
     return {"stderr_tail": before.strip()[-STDERR_TAIL_BYTES:] or None, "traceback": stack[-TRACEBACK_LIMIT:]}
 
 
-def read_tail(folder: Folder, name: str, start: int, num_bytes: int = STDERR_TAIL_BYTES) -> str | None:
+def read_tail(stderr: Output, num_bytes: int = STDERR_TAIL_BYTES) -> str | None:
     """The last lines this worker wrote to stderr."""
-    with contextlib.suppress(OSError), folder.open_read(name) as file:
-        file.seek(max(start, file.seek(0, os.SEEK_END) - num_bytes))
-        tail = file.read(num_bytes).decode(errors="replace")
-        return tail.strip("\0 \t\r\n") or None  # zeros: a hole in the file
-    return None
+    return stderr.tail(num_bytes).strip("\0 \t\r\n") or None  # zeros: a hole in the file
 
 
 def _read_error(folder: Folder, name: str) -> dict[str, Any]:
     """Return what the error file says; nothing, where it is no error file, and then stderr says more."""
     with contextlib.suppress(OSError, Unreadable):
-        data, written_s = _read(folder, name)
-        record = decode_json(data, _ErrorFile).message
+        record = decode_json(folder.read(name, at_most=MAX_BYTES), _ErrorFile).message
         recorded, extra = _Recorded(record) if isinstance(record, str) else record, _Raised()
         with contextlib.suppress(Unreadable):
             extra = decode_fields(recorded.extraInfo, _Raised)
         extra.message = recorded.message
-        return {"time_s": written_s} | found if (found := _as_fields(extra)) else {}
+        return {"time_s": folder.status(name).st_mtime} | found if (found := _as_fields(extra)) else {}
     return {}
-
-
-def _read(folder: Folder, name: str) -> tuple[bytes, float]:
-    """Return what is in a file, and when it was written.
-
-    Raises:
-        OSError: it is not there, no file, or longer than the hook writes one.
-    """
-    with folder.open_read(name) as file:
-        data, written_s = file.read(FILE_BYTES + 1), os.fstat(file.fileno()).st_mtime
-    if len(data) > FILE_BYTES:
-        raise OSError(errno.EFBIG, f"larger than {FILE_BYTES} bytes", name)
-    return data, written_s
 
 
 def _as_fields(raised: _Raised) -> dict[str, Any]:
@@ -150,7 +125,7 @@ def _as_fields(raised: _Raised) -> dict[str, Any]:
 
 def _read_exit(folder: Folder, name: str) -> Exit | None:
     with contextlib.suppress(OSError, Unreadable):
-        called = decode_json(_read(folder, name)[0], _Called)
+        called = decode_json(folder.read(name, at_most=MAX_BYTES), _Called)
         return Exit(exit_code=called.exit_code, time_s=called.time_s, before=_cut_before(called.before))
     return None
 

@@ -142,7 +142,10 @@ class Worker:
     @property
     def outputs(self) -> tuple[Output, ...]:
         """Where its output is."""
-        return tuple(Output(self.path(stream), self.starts[stream]) for stream in ("out", "err"))
+        return self._output("out"), self._output("err")
+
+    def _output(self, stream: str) -> Output:
+        return Output(self.folder, self.file_name(stream), self.starts[stream])
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
@@ -203,8 +206,7 @@ class Worker:
             self.folder.unlink(self.file_name("exit.json"))  # of no use to people
         self.end = self._end_as(exit_code, **found)
         if self.end.exit_code < 0 and self.end.traceback is None:
-            crash = read_crash(self.folder, self.file_name("err"), self.starts["err"], exit_code)
-            self.end = msgspec.structs.replace(self.end, **crash)
+            self.end = msgspec.structs.replace(self.end, **read_crash(self._output("err"), exit_code))
         return self.end
 
     def failed_already(self) -> WorkerEnd | None:
@@ -241,7 +243,7 @@ class Worker:
             rank=self.rank,
             node=self.node,
             is_finished=status == 0 and self.cell.is_finished,
-            stderr_tail=read_tail(self.folder, self.file_name("err"), self.starts["err"]) if status else None,
+            stderr_tail=read_tail(self._output("err")) if status else None,
             stderr_path=as_utf8(str(self.path("err"))),
             **{"time_s": now_s, "exit_code": status} | found,
         )

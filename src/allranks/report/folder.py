@@ -23,7 +23,7 @@ from typing import BinaryIO, Self
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a fifo is refused, not waited for
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Of a file that is read whole."""
 
 
@@ -85,6 +85,12 @@ class Folder:
             self.unlink(name)
 
     @property
+    def identity(self) -> tuple[int, int]:
+        """Its device and inode: what a path leads to is this directory if it has both."""
+        status = os.fstat(self.fd)
+        return status.st_dev, status.st_ino
+
+    @property
     def is_deleted(self) -> bool:
         """Whether somebody has deleted it; what was open below it can still be written."""
         try:
@@ -96,7 +102,8 @@ class Folder:
     def is_in_place(self) -> bool:
         """Whether its path still leads here: it was not deleted, renamed, replaced or unmounted."""
         with contextlib.suppress(OSError):
-            return os.path.samestat(self.path.lstat(), os.fstat(self.fd))
+            there = self.path.lstat()
+            return (there.st_dev, there.st_ino) == self.identity
         return False
 
     # Files below it
@@ -141,10 +148,13 @@ class Folder:
         """Open a file to read."""
         return os.fdopen(self.open(name, os.O_RDONLY), "rb")
 
-    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes:
-        """Return what is in a file, at most so many bytes of it."""
+    def read(self, name: str, *, at_most: int = MAX_BYTES) -> bytes:
+        """Return what is in a file; one that is larger is refused."""
         with self.open_read(name) as file:
-            return file.read(most)
+            data = file.read(at_most + 1)
+        if len(data) > at_most:
+            raise OSError(errno.EFBIG, f"larger than {at_most} bytes", str(self.path / name))
+        return data
 
     def status(self, name: str) -> os.stat_result:
         """Return what stat(2) says of something below it; of a link, not of what it leads to."""

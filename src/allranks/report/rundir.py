@@ -128,6 +128,12 @@ class RunDir:
             self._held[below[:depth]] = folder
         return chain[-1]
 
+    def find_own_uid(self) -> int | None:
+        """Return the user id of what this process writes there; None if it writes nothing there."""
+        with contextlib.suppress(OSError):
+            self.hold(make=False)
+        return self._own_uid
+
     def hold_attempt(self, *, make: bool = True) -> Folder:
         """Return the directory of this attempt, as `hold` does."""
         return self.hold(self.attempt_path.name, make=make)

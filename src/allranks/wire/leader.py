@@ -13,7 +13,6 @@ import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -82,24 +81,26 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=4096)
 
 
-def read_announcement(directory: Path) -> Announcement | None:
-    """Return the leader's announcement; None if there is none yet, or it is unreadable."""
+def decode_announcement(data: bytes) -> Announcement | None:
+    """Return what the leader has announced; None if it is unreadable."""
     try:
-        return msgspec.json.decode((directory / ANNOUNCEMENT).read_bytes(), type=Announcement)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(data, type=Announcement)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def collect_hints(directory: Path, *, job: str, named: Sequence[Hint], guessed: Sequence[Hint]) -> list[list[Hint]]:
+def collect_hints(
+    found: Announcement | None, *, job: str, named: Sequence[Hint], guessed: Sequence[Hint]
+) -> list[list[Hint]]:
     """Return the possible addresses of the leader, best first, in groups: a group is one host, its ports in order.
 
     Args:
-        directory: the job's run directory; other nodes may or may not see it.
+        found: in the job's run directory, which other nodes may or may not see.
         job: announcements of other jobs are ignored.
         named: the user's hints; tried first.
         guessed: the scheduler's hints; tried after the announcement.
     """
-    found, announced = read_announcement(directory), []
+    announced = []
     if found is not None and found.job == job:
         ports = [port for port in (found.port, found.side_port) if port]
         announced = [[Hint(address, port, source=ANNOUNCEMENT)] for address in found.addresses for port in ports]
