@@ -170,7 +170,7 @@ def _in_process(name: str, numbers: range, seed: int, sender: Any) -> None:
 
     for signum in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(signum, too_long)
-    folder = Path(tempfile.mkdtemp(prefix="mutated.", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))  # noqa: S108
+    folder = Path(tempfile.mkdtemp(prefix="mutated.", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     try:
         parser = all_parsers()[name]
         parser.seeds()
@@ -190,7 +190,7 @@ def try_all(names: Sequence[str], *, each: int, seed: int, jobs: int) -> Iterato
     """Try parsers, several at a time."""
     context = multiprocessing.get_context("spawn")
     results = {name: Result(name) for name in names}
-    left = {name: 0 for name in names}
+    left = dict.fromkeys(names, 0)
     waiting = [
         (name, range(begin, min(each, begin + MOST_CALLS))) for name in names for begin in range(0, each, MOST_CALLS)
     ]
