@@ -186,6 +186,10 @@ def place(purpose: str = "TMPDIR", **values: Any) -> Place:
         (place(free_bytes=500 * MIB), Status.WARN),
         (place("HOME", free_bytes=MIB), Status.WARN),
         (place("HOME", free_bytes=500 * MIB), Status.PASS),
+        (place("run directory", free_inodes=12), Status.FAIL),
+        (place("run directory", free_inodes=999), Status.WARN),
+        (place("run directory", free_inodes=1000), Status.PASS),
+        (place(free_inodes=12), Status.WARN),
         (place(is_writable=False, problem="Disk quota exceeded"), Status.FAIL),
         (place("HOME", is_writable=False, problem="Disk quota exceeded"), Status.WARN),
         (place("/dev/shm", free_bytes=0), Status.UNKNOWN),
@@ -200,6 +204,8 @@ def test_a_full_disk_is_named_by_what_it_is_for(there: Place, status: Status) ->
 def test_the_worst_disk_is_named() -> None:
     outcome = DiskFull.probe(card(places=(place("TMPDIR", free_bytes=MIB), place("run directory", free_bytes=GIB - 1))))
     assert shown(DiskFull, outcome) == "TMPDIR (/scratch) has 1 MiB left"
+    outcome = DiskFull.probe(card(places=(place("run directory", free_inodes=12),)))
+    assert shown(DiskFull, outcome) == "run directory (/scratch) has 12 free inodes (df -i) left"
 
 
 def run_dir(**values: Any) -> dict[str, Any]:

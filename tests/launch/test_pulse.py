@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.lead.outcome import describe_running, describe_success, describe_time
+from allranks.launch.lead.outcome import describe_output, describe_running, describe_success, describe_time
 from allranks.launch.pulse import Pulse
 from conftest import Allranks, allranks_command, clean_env
 
@@ -54,9 +54,22 @@ def test_the_line_says_what_runs_and_how_far_it_is():
 
 
 def test_the_last_line_says_what_how_long_and_where():
-    said = describe_success("train.py", 2, 200.0, 0, where="runs/9/attempt_0")
+    output = describe_output("runs/9/attempt_0", is_gone=False)
+    said = describe_success("train.py", 2, 200.0, 0, output=output)
     assert said == "train.py succeeded: 2 ranks, 3 min 20 s; output in runs/9/attempt_0"
-    assert describe_success("t", 1, 1.0, 2, where="r") == "t succeeded: 1 rank, 1.0 s, 2 restarts; output in r"
+    assert describe_success("t", 1, 1.0, 2, output="...") == "t succeeded: 1 rank, 1.0 s, 2 restarts; ..."
+
+
+@pytest.mark.parametrize(
+    ("is_gone", "missing", "said"),
+    [
+        (False, ["a/rank_0.out"], "output in runs/9, except a/rank_0.out: removed while the job ran"),
+        (False, list("abcdef"), "output in runs/9, except a, b, c, d, ...: removed while the job ran"),
+        (True, ["a"], "the output is not in runs/9: somebody removed or unmounted it while the job ran"),
+    ],
+)
+def test_output_that_is_not_there_is_not_promised(is_gone: bool, missing: list[str], said: str):
+    assert describe_output("runs/9", is_gone=is_gone, missing=missing) == said
 
 
 def test_a_silent_job_is_spoken_of_once_it_is_silent_for_long(tmp_path: Path):

@@ -24,13 +24,15 @@ NUMBERS: tuple[Any, ...] = (
     1e300, -1e300, 0.1, 5e-324, True,
 )  # fmt: skip
 TEXTS = (
-    "", " ", "\0", "\n", "\x1b[2J\x1b]0;x\x07", "\r\nallranks: no", "../../etc/passwd", "%s%n{0}{x}", "a" * 5000, "\u202e",
-    "\ufeff", "\U0001f600", "n[1-3]", "n[0-99999999]", "n[", "]", "[]", "-1", "1e999", "NaN", "None", "null", "true", "0x10",
-    "\u0663", "\u00b2", "1" * 5000, "=", ":", ",", "/", "|", "\x1f", "'", '"', "\\", "2026-13-45T99:99:99",
+    "", " ", "\0", "\n", "\x1b[2J\x1b]0;x\x07", "\r\nallranks: no", "../../etc/passwd", "%s%n{0}{x}", "a" * 5000,
+    "\u202e", "\ufeff", "\U0001f600", "n[1-3]", "n[0-99999999]", "n[", "]", "[]", "-1", "1e999", "NaN", "None", "null",
+    "true", "0x10", "\u0663", "\u00b2", "1" * 5000, "=", ":", ",", "/", "|", "\x1f", "'", '"', "\\",
+    "2026-13-45T99:99:99",
 )  # fmt: skip
-TOKENS = tuple(text.encode() for text in TEXTS) + (
-    b"\xff", b"\xc3", b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b"NaN", b"-Infinity", b"1e999", b"9" * 400, b"-0", b"[" * 2000,
-    b'{"a":' * 2000, b"(" * 2000, b"\x80\x05", b"\xdd\xff\xff\xff\xff", b"\0" * 64,
+TOKENS = (
+    *(text.encode() for text in TEXTS),
+    b"\xff", b"\xc3", b"\xed\xa0\x80", b"\\ud800", b"\\u0000", b"NaN", b"-Infinity", b"1e999", b"9" * 400, b"-0",
+    b"[" * 2000, b'{"a":' * 2000, b"(" * 2000, b"\x80\x05", b"\xdd\xff\xff\xff\xff", b"\0" * 64,
 )  # fmt: skip
 _WORD = re.compile(rb"[A-Za-z_]\w*|-?\d+(?:\.\d+)?|\s+|[^\w\s]")
 

@@ -20,6 +20,7 @@ from allranks.model.errors import UsageError
 
 if TYPE_CHECKING:
     from allranks.causes.cause import Cause
+    from allranks.causes.sign import Sign
 
 FAMILIES = {
     "0": "node",
@@ -66,6 +67,24 @@ def find_cause(text: str) -> type[Cause]:
         if wanted in {name.lower() for name in (cause.id, cause.name, cause.label(), *cause.aliases)}:
             return cause
     raise _no_such_cause(text)
+
+
+def find_in_exception(text: str) -> tuple[type[Cause], Sign, re.Match[str]] | None:
+    """Return the cause that ends a rank with this exception, by the sign that proves most; None: the script is.
+
+    Args:
+        text: the exception's type and message, without the frames.
+    """
+    from allranks.causes.sign import Role
+
+    found = [
+        (cause, sign, match)
+        for cause in all_causes()
+        if cause.ends_ranks
+        for sign in cause.signs
+        if sign.role <= Role.LIKELY and (match := re.search(sign.pattern, text, re.MULTILINE))
+    ]
+    return min(found, key=lambda each: each[1].role, default=None)
 
 
 def select_causes(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Cause], ...]:

@@ -116,6 +116,9 @@ class Cause:
     exit_code: ClassVar[int] = Exit.SETUP
     """75 where leaving the node out cures it, else 78."""
     is_outcome: ClassVar[bool] = False
+    ends_ranks: ClassVar[bool] = False
+    """An exception of a rank with one of these signs is this cause, and no error of the script: its machine lacks
+    something, which may be there the next time."""
     symptoms: ClassVar[tuple[Symptom, ...]] = ()
     roll_call: ClassVar[str] = ""
     """How the roll call itself finds it, without a look at cards: a node does not answer."""

@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from allranks.causes.catalogue import find_cause
+from allranks.guard.disk import SHM_FULL, Shortage, find_full, find_shortage, say_full
 from allranks.guard.failure import (
     describe,
     exit_code_of,
@@ -47,8 +48,6 @@ CLOSES_S = 2.0
 """How long before its end is seen a process may have closed its connections."""
 OOM_S = 10.0
 """A kill that the kernel counted so shortly before a SIGKILL is that SIGKILL."""
-SHM_FULL = 0.9
-"""Of /dev/shm: a batch needs more than what is left then."""
 SETTLE_S = 1.5
 """How long the last victim's failure waits for the culprit's: 0.02 to 0.46 s were seen between them with Gloo."""
 MAX_SETTLE_S = 4.0
@@ -139,10 +138,20 @@ class _Failure:
     message: str
     fix: str | None
     evidence: tuple[Evidence, ...]
+    confidence: Confidence = Confidence.CERTAIN
+    shortage: Shortage | None = None
+    """Why, where a full disk is the reason."""
+
+    @property
+    def is_own_doing(self) -> bool:
+        """Whether another start would meet it again: it is no machine that lacks something for a while."""
+        return is_own_doing(self.end) and self.shortage is None
 
     @property
     def likeness(self) -> tuple[str, str]:
         """What failures have in common that are one: an error of the script may name a rank, a file, an address."""
+        if self.shortage is not None:
+            return self.cause_id, ""  # who dies of a full disk may write anything to it
         is_error = self.end.message and not killed_by(self.end)
         return self.cause_id, _NUMBER.sub("#", self.message) if is_error else self.message
 
@@ -163,16 +172,16 @@ def _judge_own(scene: Scene, ends: Ends) -> Judged:
     groups = [_alike(scene, ends.own), _alike(scene, crashed)]
     named = [failure.end.rank for failures in (*groups[0], *groups[1]) for failure in failures]
     first = groups[0][0][0]
-    notes, parts = [*_say_alike(scene, groups[0][0])], []
-    for confidence, found in zip((Confidence.CERTAIN, Confidence.UNDECIDED), groups, strict=True):
+    notes, parts = [*_say_alike(scene, groups[0][0]), *_say_full(scene, first)], []
+    for is_sure, found in zip((True, False), groups, strict=True):
         for failures in found:
             if failures[0] is not first:
-                notes.append(_say_also(scene, first, failures, is_sure=confidence is Confidence.CERTAIN))
-            parts.append(_judge_group(scene, failures, confidence))
+                notes.append(_say_also(scene, first, failures, is_sure=is_sure))
+            parts.append(_judge_group(scene, failures, is_sure=is_sure))
     head, *others = parts
     finding = msgspec.structs.replace(head.findings[0], notes=tuple(notes), victims=scene.others(*named))
     told = [each.findings[0] for each in others]
-    sure = tuple(each for each in others if each.findings[0].confidence is Confidence.CERTAIN)
+    sure = tuple(others[: len(groups[0]) - 1])
     is_final = len(scene.ended) == scene.num_ranks
     return replace(
         head,
@@ -187,22 +196,41 @@ def _alike(scene: Scene, ends: Sequence[WorkerEnd]) -> list[list[_Failure]]:
     """Return failures in groups of those that are one, the earliest first."""
     groups: dict[tuple[str, str], list[_Failure]] = {}
     for end in ends:
-        failure = _Failure(end, *_describe_in(scene, end))
+        failure = _describe_in(scene, end)
         groups.setdefault(failure.likeness, []).append(failure)
-    return list(groups.values())
+    # Of ranks that failed alike, one that says why stands for those that do not.
+    return [sorted(each, key=lambda failure: failure.confidence is not Confidence.CERTAIN) for each in groups.values()]
 
 
-def _judge_group(scene: Scene, failures: Sequence[_Failure], confidence: Confidence) -> Judged:
+def _judge_group(scene: Scene, failures: Sequence[_Failure], *, is_sure: bool) -> Judged:
     first, ranks = failures[0], sorted(failure.end.rank for failure in failures)
     about: dict[str, Any] = {
         "evidence": first.evidence,
         "fix": first.fix or "",
         "victims": (),
-        "confidence": confidence,
+        "confidence": first.confidence if is_sure else Confidence.UNDECIDED,
     }
     finding = scene.fault(first.cause_id, first.message, *ranks, **about)
-    is_retryable = not any(is_own_doing(failure.end) for failure in failures)
-    return Judged((finding,), exit_code_of(first.end), ranks=finding.ranks, is_retryable=is_retryable)
+    exit_code: int = exit_code_of(first.end)
+    nodes: tuple[int, ...] = ()
+    if first.shortage is not None and not killed_by(first.end):
+        exit_code = Exit.NODE_FAULT if first.shortage.is_local else Exit.SETUP
+        nodes = (scene.node_of(first.end.rank).index,) if first.shortage.is_local else ()
+    return Judged(
+        (finding,),
+        exit_code,
+        ranks=finding.ranks,
+        nodes=nodes,
+        is_retryable=not any(failure.is_own_doing for failure in failures),
+        needs_room=first.shortage is not None,
+    )
+
+
+def _say_full(scene: Scene, first: _Failure) -> Iterator[str]:
+    """A note on a disk that was full when a rank failed for another reason."""
+    places = find_full(scene.node_of(first.end.rank), first.end)
+    if places and first.shortage is None:
+        yield say_full(places)
 
 
 def _say_alike(scene: Scene, failures: Sequence[_Failure]) -> Iterator[str]:
@@ -222,8 +250,8 @@ def _say_also(scene: Scene, first: _Failure, failures: Sequence[_Failure], *, is
     return f"also by {who}" if is_sure else f"perhaps also by {who}, after a lost connection"
 
 
-def _describe_in(scene: Scene, end: WorkerEnd) -> tuple[str, str, str | None, tuple[Evidence, ...]]:
-    """Cause, one line, what to do about it and evidence, with what the worker's node tells of its memory."""
+def _describe_in(scene: Scene, end: WorkerEnd) -> _Failure:
+    """Return what a worker's failure comes to, with what its node tells of its memory and its disks."""
     node, (_, heard_s) = scene.node_of(end.rank), scene.ends[end.rank]
     pids, signum = loader_death(end) or ("", killed_by(end))
     who = f"its DataLoader worker (pid {pids})" if pids else "it"
@@ -234,11 +262,13 @@ def _describe_in(scene: Scene, end: WorkerEnd) -> tuple[str, str, str | None, tu
     elif is_killed(end) and node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
         cause_id, what = "AR008", f"{who} was killed: the node, or the job's share of it, ran out of memory"
         seen = f"the kernel counted {node.oom_kills} out-of-memory kills"
+    elif not pids and (full := find_shortage(end, node)) is not None:
+        return _Failure(end, full.cause_id, full.message, full.fix, full.evidence, full.confidence, full)
     if not cause_id:
-        return *describe(end), find_evidence(end)
+        return _Failure(end, *describe(end), find_evidence(end))
     died = (end.message if pids else None) or "killed by SIGKILL (signal 9)"
     fix = find_cause(cause_id).fix_with(node=node.name, **scene.values(end.rank))
-    return cause_id, what, fix, (Evidence(seen=died), Evidence(seen=seen))
+    return _Failure(end, cause_id, what, fix, (Evidence(seen=died), Evidence(seen=seen)))
 
 
 # --- Ranks that only lost others --------------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ class Judged:
     """Leaving out `nodes` cures it: the node or its link is at fault, and not what runs there."""
     is_retryable: bool = True
     """Starting again from a checkpoint may help; False for an error of the user's code, which comes back."""
+    needs_room: bool = False
+    """A disk was full: starting again helps once there is room."""
     is_over: bool = False
     """All other ranks have finished: there is nothing to start again."""
     blocked: tuple[int, ...] = ()

@@ -35,12 +35,13 @@ from dataclasses import replace
 
 import msgspec
 
-from allranks.guard import idle, links, mismatch, presence, waits
+from allranks.guard import disk, idle, links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
 from allranks.guard.failure import is_killed
 from allranks.guard.judged import Judged
 from allranks.guard.orders import Orders
+from allranks.guard.rooms import RoomSpeech
 from allranks.guard.scene import Scene
 from allranks.guard.speech import Speech
 from allranks.guard.stragglers import Stragglers
@@ -48,6 +49,7 @@ from allranks.model.beat import HELD_STATES, ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
 from allranks.model.membership import Membership
+from allranks.model.room import FullPlace
 from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 ASLEEP_S = 2.0
@@ -82,6 +84,7 @@ class Guard:
         """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
         self._slept_s = 0.0
+        self._rooms = RoomSpeech()
         self._start(Scene(settings, Membership(members=()), {}, 0.0, job=job))
 
     def begin(
@@ -197,6 +200,15 @@ class Guard:
         """Whether every worker ended with 0."""
         return self._scene.is_all_well
 
+    def find_full(self) -> list[tuple[str, FullPlace]]:
+        """Return the directories that were full when a rank failed, and have too little room still; with their nodes.
+
+        To be asked after a verdict that `needs_room`: nodes go on telling.
+        """
+        return [
+            (node.name, place) for node in self._scene.nodes for place in disk.find_full(node) if place.room.is_short()
+        ]
+
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """What was found and did not end the job: stragglers. For the verdict, after the culprit."""
@@ -221,7 +233,8 @@ class Guard:
         now = self._now(now_s)
         if self._judged is not None or self._scene.is_all_well:
             return []
-        return self._speech.say(now, self._stragglers.named())
+        rooms = ((node.name, node.beat.room) for node in self._scene.nodes if node.beat and node.beat.room)
+        return [*self._speech.say(now, self._stragglers.named()), *self._rooms.say(now, rooms)]
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""

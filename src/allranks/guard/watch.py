@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from allranks.host.oom import OomWatch
 from allranks.host.sockets import SocketWatch
 from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
+from allranks.model.room import FullPlace, Room
 from allranks.model.text import plain_address
 from allranks.report.folder import Folder
 from allranks.wire.protocol import Try
@@ -44,10 +45,22 @@ class Watch:
     Args:
         data_address: of this node on the network that carries gradients.
         control_address: where the leader reaches this node's agent, or comes from; equal where there is one network.
+        see_room: returns what is known of the run directory's room; it never waits.
+        see_full: returns which directories were full when a worker failed; it never waits.
     """
 
-    def __init__(self, settings: GuardTable, *, data_address: str, control_address: str) -> None:
+    def __init__(
+        self,
+        settings: GuardTable,
+        *,
+        data_address: str,
+        control_address: str,
+        see_room: Callable[[], Room | None] = lambda: None,
+        see_full: Callable[[], tuple[FullPlace, ...]] = tuple,
+    ) -> None:
         self._table = self._settings = settings
+        self._see_full = see_full
+        self._see_room = see_room
         self._node_index = 0
         self._generation = 0
         self._everybody = range(0)
@@ -117,6 +130,8 @@ class Watch:
             try_ports=(data_port, control_port),
             oom_kills=self._count_ooms(now_s, is_urgent=any(rank.state is ProcessState.GONE for rank in ranks)),
             shm_used=self._shm[0],
+            full=self._see_full(),
+            room=self._see_room(),
             time_ns=time.time_ns(),
         )
 

@@ -98,6 +98,7 @@ def read_place(purpose: str, path: Path) -> Place:
         path=name,
         free_bytes=stat.f_bavail * stat.f_frsize,
         size_bytes=stat.f_blocks * stat.f_frsize,
+        free_inodes=stat.f_favail if stat.f_files else None,
         is_writable=is_writable,
         problem=problem,
         nonce=_read_nonce(path) if purpose == "run directory" else None,

@@ -55,7 +55,7 @@ def become_worker() -> None:
     _worker_pid = os.getpid()
     if _group is not None:
         _group.note_place()
-    _tell_handlers()
+    _tell_of_itself()
 
 
 def arm() -> None:
@@ -68,7 +68,7 @@ def arm() -> None:
         if not faulthandler.is_enabled():  # else as PYTHONFAULTHANDLER or -X has it
             with contextlib.suppress(Exception):  # stderr is closed
                 faulthandler.enable()
-    _tell_handlers()
+    _tell_of_itself()
     sys.meta_path.insert(0, _GroupFinder())
 
 
@@ -115,12 +115,13 @@ def _load_group() -> ModuleType:
     return module
 
 
-def _tell_handlers() -> None:
-    """Have the agent know which signals the script handles, where this process has a cell."""
+def _tell_of_itself() -> None:
+    """Have the agent know which signals the script handles, and which lines are lost, where this process has a cell."""
     fd = os.environ.get("ALLRANKS_CELL_FD", "")
     with contextlib.suppress(OSError):  # a shell between may have closed it
         if fd.isdecimal() and "allranks-cell" in os.readlink(f"/proc/self/fd/{fd}"):
             load_inside("handlers").begin(int(fd))
+            load_inside("output").begin(int(fd))
 
 
 def load_inside(name: str = "entry") -> ModuleType:
@@ -141,17 +142,20 @@ def _record_uncaught_exceptions() -> None:
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             with contextlib.suppress(Exception):
+                cause = _unrecorded(value)
+                kind_, trace_ = type(cause), cause.__traceback__
                 is_end = getattr(sys, "last_value", None) is value  # else the script has called this, and goes on
-                frames = "".join(traceback.format_tb(trace, -MOST_FRAMES))
-                first = _record(f"{_HEADER}{frames}{kind.__name__}\n")
+                frames = "".join(traceback.format_tb(trace_, -MOST_FRAMES))
+                first = _record(f"{_HEADER}{frames}{kind_.__name__}\n")
                 if is_end:  # before the exception says what it is: that may take forever
-                    _tell_agent(kind.__name__, first)
-                message, extra = _say(kind, value), first | {"before": _before(value)}
-                extra["py_callstack"] = _format(kind, value, trace)
-                with contextlib.suppress(Exception):  # a full disk
-                    _write_error_file(message, extra)
-                if is_end:
-                    _tell_agent(message, extra)
+                    with contextlib.suppress(Exception):
+                        _tell_agent(kind_.__name__, first)
+                message, extra = _say(kind_, cause), first | {"before": _before(cause)}
+                extra["py_callstack"] = _format(cause)
+                if is_end:  # before the file: it needs no disk
+                    with contextlib.suppress(Exception):
+                        _tell_agent(message, extra)
+                _write_error_file(message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
@@ -159,8 +163,24 @@ def _record_uncaught_exceptions() -> None:
     sys.excepthook = excepthook
 
 
+def _unrecorded(value: BaseException) -> BaseException:
+    """Return the exception that ended the worker where torch's `@record` then could not write its file of it.
+
+    Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py, which catches no error of its own there.
+    """
+    trace = value.__traceback__
+    while trace is not None and isinstance(value, OSError):
+        if trace.tb_frame.f_code.co_name == "record_exception":
+            for before in _chain(value)[1:]:
+                if before.__traceback__ is not None:  # a close that fails raises two
+                    return before
+            return value
+        trace = trace.tb_next
+    return value
+
+
 def _record_exits() -> None:
-    """Have a call of sys.exit or os._exit leave a file: a script that has caught an exception may end so."""
+    """Have a call of sys.exit or os._exit tell the agent: a script that has caught an exception may end so."""
     for module, name in ((sys, "exit"), (os, "_exit")):
         setattr(module, name, _noting(getattr(module, name)))
 
@@ -176,14 +196,19 @@ def _noting(leave: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
 
 
 def _note_exit(status: object = None) -> None:
-    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     exit_code = status & 0xFF if isinstance(status, int) else int(status is not None)
-    if not exit_code or not path.endswith(".error.json") or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
+    if not exit_code or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
         return
     value = sys.exc_info()[1]
     before = [*_before(value), cut(_say(type(value), value), EXCEPTION_LIMIT)] if value is not None else []
     note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
-    _write(f"{path.removesuffix('.error.json')}.exit.json", note)
+    if (cell := _own_cell()) and cell.leaves(
+        _as_json({**note, "before": [text[:CELL_BEFORE_CHARS] for text in before]})
+    ):
+        return
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
+    if path.endswith(".error.json"):
+        _write(f"{path.removesuffix('.error.json')}.exit.json", note)
 
 
 def _before(value: BaseException) -> list[str]:
@@ -251,10 +276,10 @@ _CAUSE = "\nThe above exception was the direct cause of the following exception:
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
-def _format(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> str:
+def _format(value: BaseException) -> str:
     """Return a traceback as Python prints it; where that is very long, the ends of its parts, up to FILE_CHARS."""
     if _is_short(value):
-        return cut("".join(traceback.format_exception(kind, value, trace)), FILE_CHARS)
+        return cut("".join(traceback.format_exception(type(value), value, value.__traceback__)), FILE_CHARS)
     printed = ""
     for each in reversed(_chain(value)):
         if printed:
@@ -287,7 +312,7 @@ def _is_short(value: BaseException) -> bool:
     return True
 
 
-def _record(py_callstack: str) -> dict[str, object]:
+def _record(py_callstack: str) -> dict[str, Any]:
     """Return what torchelastic keeps of an exception beside its message.
 
     Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py.
@@ -330,12 +355,21 @@ def _write(path: str, record: object) -> None:
         os.close(folder)
 
 
+def _own_cell() -> Any:
+    """Return the cell of this worker; None where it has none, or another process writes into it."""
+    if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
+        return None
+    cell = load_inside("cell").Cell.inherited()
+    return cell if cell is not None and cell.claim() else None
+
+
+def _as_json(record: object) -> bytes:
+    return json.dumps(record, ensure_ascii=False).encode(errors="backslashreplace")
+
+
 def _tell_agent(message: str, extra: dict[str, Any]) -> None:
     """Write it into the cell, with the threads that keep the process from ending."""
-    if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
-        return
-    cell = load_inside("cell").Cell.inherited()
-    if cell is None or not cell.claim():
+    if (cell := _own_cell()) is None:
         return
     threads = sys.modules.get("threading")
     alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
@@ -346,4 +380,4 @@ def _tell_agent(message: str, extra: dict[str, Any]) -> None:
         "before": [cut(text, CELL_BEFORE_CHARS) for text in extra["before"]],
         "threads": names,
     }
-    cell.raised(json.dumps(told, ensure_ascii=False).encode(errors="backslashreplace"))
+    cell.raised(_as_json(told))

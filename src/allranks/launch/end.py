@@ -24,7 +24,7 @@ from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
 from allranks.launch.console import Console
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.lead.outcome import describe_loss, describe_success
+from allranks.launch.lead.outcome import describe_loss, describe_lost, describe_output, describe_success
 from allranks.launch.loop import Loop
 from allranks.launch.queue.ending import goes_back
 from allranks.launch.succession import SEEK_S, find_end, find_events, has_ended, is_led_elsewhere
@@ -32,7 +32,7 @@ from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.refusal import print_findings
-from allranks.report.rundir import this_directory
+from allranks.report.rundir import as_file_name, this_directory
 from allranks.report.runs import describe_kill, name_script
 from allranks.report.text import describe_size, say
 from allranks.wire.protocol import Goodbye
@@ -117,13 +117,36 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
     took_s = time.monotonic() - loop.began_s
     if loop.inbox.received:
         signum = signal.Signals(loop.inbox.received[0]).name
-        say(f"{signum} after {took_s:.0f} s: all workers here have ended; output in {run_dir.node_path(loop.name)}")
+        output = _find_output(loop, run_dir.node_path(loop.name))
+        say(f"{signum} after {took_s:.0f} s: all workers here have ended; {output}")
     elif goodbye.summary and leader is None and not plan.is_slurm and not agent.is_leader_lost:
         say(f"ended: {goodbye.summary}; the full report is on {agent.leader_name}")
     elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
-        script, where = name_script(loop.workers.command, this_directory()), str(run_dir.attempt_path)
+        script, output = name_script(loop.workers.command, this_directory()), _find_output(loop, run_dir.attempt_path)
         num_restarts = agent.plan.generation - loop.rendezvous.group.generation
-        say(describe_success(script, agent.plan.world_size, took_s, num_restarts, where=where))
+        output = "; ".join(filter(None, [describe_lost(leader.lost_lines), output]))
+        say(describe_success(script, agent.plan.world_size, took_s, num_restarts, output=output))
+
+
+def _find_output(loop: Loop, where: Path) -> str:
+    """Say where the output of the ranks is, as far as it is there: of this node's, and of all that share the place."""
+    folder, names = loop.workers.folder, [as_file_name(member.name) for member in loop.agent.plan.members]
+    if folder is None:
+        return describe_output(str(where), is_gone=False)
+    files = [worker.file_name(stream) for worker in loop.workers.processes for stream in worker.starts]
+    own, others = folder.path.name, folder.path.parent
+    if folder.is_in_place:
+        missing = [f"{own}/{name}" for name in files if not folder.has(name)]
+    elif len(names) == 1 or not others.is_dir():
+        return describe_output(str(where), is_gone=True)
+    else:
+        missing = [own]
+    room = loop.rooms.seen()
+    if room is not None and room.is_shared:
+        with contextlib.suppress(OSError):
+            there = {path.name for path in others.iterdir()}
+            missing += [name for name in names if name not in there and name != own]
+    return describe_output(str(where), is_gone=False, missing=missing)
 
 
 def _is_led_elsewhere(loop: Loop, within_s: float) -> bool:

@@ -130,6 +130,8 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
                 return _run_phases(workers)
             finally:
                 workers.end_standby()
+                if words := run_dir.last_files.describe_lost():
+                    say(words)
                 err.drain(patience_s=READER_S)
     finally:
         sweeper.dismiss()
@@ -242,8 +244,9 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     scheduler = Scheduler(job, workers.env, run_dir, min_nodes=plan.min_nodes, say=say) if job else None
     loop = Loop(workers, rendezvous, inbox=inbox, scheduler=scheduler)
     inbox.kill_now = partial(kill_now, loop)
-    try:
-        goodbye = loop.run()
-    finally:
-        show_rest(workers.console, inbox, run_dir.node_path(me.name))
-    return settle(loop, goodbye)
+    with loop.rooms:
+        try:
+            goodbye = loop.run()
+        finally:
+            show_rest(workers.console, inbox, run_dir.node_path(me.name))
+        return settle(loop, goodbye)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 from typing import Annotated, Any
 
@@ -71,13 +72,16 @@ class _Words(msgspec.Struct):
 def read_left(folder: Folder, error_name: str, exit_name: str, cell: Cell) -> Left:
     """Return what a worker left behind; what it left in another shape than the hook counts as not left."""
     read, raised = cell.read(), _Raised()
+    lost_lines, code = cell.lost_lines()
     if read.raised is not None:
         with contextlib.suppress(Unreadable):
             raised = decode_fields(read.raised.data, _Raised)
     return Left(
         error=_as_fields(raised) | _read_error(folder, error_name),  # the file may not have been written
-        exit=_read_exit(folder, exit_name),
+        exit=_read_exit(folder, exit_name) if read.leaves is None else _exit_of(read.leaves.data),
         failed_call=_failed_call(read),
+        lost_lines=lost_lines,
+        lost_why=os.strerror(code) if lost_lines else "",
         threads=tuple(as_one_line(name) for name in raised.threads[:MOST_THREADS]),
     )
 
@@ -124,8 +128,14 @@ def _as_fields(raised: _Raised) -> dict[str, Any]:
 
 
 def _read_exit(folder: Folder, name: str) -> Exit | None:
-    with contextlib.suppress(OSError, Unreadable):
-        called = decode_json(folder.read(name, at_most=MAX_BYTES), _Called)
+    with contextlib.suppress(OSError):
+        return _exit_of(folder.read(name, at_most=MAX_BYTES))
+    return None
+
+
+def _exit_of(data: bytes) -> Exit | None:
+    with contextlib.suppress(Unreadable):
+        called = decode_json(data, _Called)
         return Exit(exit_code=called.exit_code, time_s=called.time_s, before=_cut_before(called.before))
     return None
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allranks.guard.activity import Activity
+from allranks.guard.disk import find_named
 from allranks.guard.watch import Watch
 from allranks.guard.worker import WatchedWorker
 from allranks.host.net import listens
@@ -29,15 +30,18 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.knocking import Knocking
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
+from allranks.launch.places import PlaceWatch
 from allranks.launch.pulse import Pulse
 from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.room import RoomWatch
 from allranks.launch.succession import find_end, find_events, why_not_lead
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
-from allranks.model.errors import AllranksError
+from allranks.model.errors import AllranksError, UsageError
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.meeting import announce_leader
+from allranks.report.rundir import this_directory
 from allranks.report.runs import describe_kill
 from allranks.report.text import say
 from allranks.wire.connection import Connection
@@ -60,6 +64,8 @@ KEEP_S = 1.0
 SWEEP_GRACE_S = 0.5
 SRUN_S = 1.0
 """For the machine of srun to accept a connection."""
+ROOM_S = 0.05
+"""For the file system of the run directory to answer, when a worker has failed: was there room?"""
 
 
 class Loop:
@@ -89,7 +95,16 @@ class Loop:
         """Before this agent began: in a later generation it may be back from a loss."""
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
         data_address = plan.data_path.address if plan.data_path else address
-        self._watch = Watch(plan.guard, data_address=data_address, control_address=address)
+        self._places = PlaceWatch(workers.find_places(), cwd=this_directory())
+        self.rooms = RoomWatch(workers.run_dir)
+        """Goes on after `run`: the last files of a job may need the room that it keeps."""
+        self._watch = Watch(
+            plan.guard,
+            data_address=data_address,
+            control_address=address,
+            see_room=self.rooms.seen,
+            see_full=self._places.full,
+        )
         self._search: Search | None = None
         self._knocking: Knocking | None = None
         """At the machine of a lost leader, where it must be proven that only its agent has ended."""
@@ -240,7 +255,13 @@ class Loop:
         if plan is None or (standby is not None and standby.is_importing and self.agent.ending is None):
             return
         self._plan_to_start = None
-        self.workers.start(plan, interface=self.rendezvous.interface)
+        refused: list[WorkerEnd] = []
+        try:
+            self.workers.start(plan, interface=self.rendezvous.interface)
+        except UsageError as exc:
+            refused = self.workers.refuse(plan, str(exc))
+        if self.workers.folder is not None:
+            self.rooms.begin(self.workers.folder, [member.name for member in plan.members], plan.node_index)
         now_s, generation = time.monotonic(), plan.generation
         begun = self.workers.still_running
         hang_s = self.workers.job.guard.hang_s
@@ -266,6 +287,8 @@ class Loop:
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, report)
             else:
                 report()
+        for end in refused:
+            self._tell_end(events.WorkerEnded, end, generation)
 
     def _report(self, worker: Worker, generation: int, pidfd: int | None = None) -> None:
         """A worker has ended, or could not be started."""
@@ -277,6 +300,8 @@ class Loop:
     def _tell_end(self, event: type[events.WorkerEnded | events.WorkerFailed], end: WorkerEnd, generation: int) -> None:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
+            self._places.look(find_named(end), ROOM_S)
+            self.rooms.look(ROOM_S)
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
         self._feed(event(now_s=now_s, ended=_age(end, generation)))
 

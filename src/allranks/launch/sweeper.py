@@ -35,7 +35,8 @@ from allranks.host.oom import OomWatch
 from allranks.launch.succession import AGENT_ENDED
 from allranks.launch.workers import WRITER
 from allranks.report.folder import Folder
-from allranks.report.rundir import EVENTS, event_line
+from allranks.report.last_files import EVENTS
+from allranks.report.rundir import event_line
 
 FAREWELL = b"\n"
 """An empty line: the agent ends by itself."""

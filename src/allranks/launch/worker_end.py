@@ -20,6 +20,8 @@ from allranks.guard.origin import CRASHES
 
 LEAVES_S = 5.0
 """How long before the end of a worker its call of sys.exit may have been the reason."""
+FLUSH_FAILED = 120
+"""What Python ends with where it could not write the rest of stdout or stderr. Source: CPython, Py_RunMain."""
 STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2}
 """Signals that SLURM may have sent to a worker as well as to its agent."""
 
@@ -44,6 +46,10 @@ class Left:
     """Its last such call."""
     failed_call: str = ""
     """The exception of its last collective; empty: that came back well, or there was none."""
+    lost_lines: int = 0
+    """Of its output, that could not be written."""
+    lost_why: str = ""
+    """Why the last of them could not, as the kernel says it: `No space left on device`."""
     threads: tuple[str, ...] = ()
     """Names of threads that kept it from ending after an uncaught exception."""
 
@@ -64,12 +70,15 @@ def explain_end(
     is_crash, own_exit = -exit_code in CRASHES, left.exit
     if own_exit is not None:
         is_late = (is_signalled or is_crash) and min(first_s, now_s) - LEAVES_S < own_exit.time_s
+        is_late |= exit_code == FLUSH_FAILED
         own_exit = own_exit if not left.error and (exit_code == own_exit.exit_code or is_late) else None
     found = dict(left.error)
     if own_exit is not None:
         found = {"before": own_exit.before, "time_s": own_exit.time_s}
     has_failed_before = found.get("time_s", math.inf) < first_s
-    if has_failed_before and own_exit is not None:
+    if exit_code == FLUSH_FAILED and left.lost_lines and not found:
+        exit_code = 0  # its script was through: only its last lines are missing, and that is told
+    elif has_failed_before and own_exit is not None:
         exit_code = own_exit.exit_code
     elif has_failed_before and is_signalled:
         exit_code = 1  # what Python ends with after an uncaught exception

@@ -15,10 +15,13 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
+import msgspec
 import psutil
 
 from allranks.guard.inside.cell import Cell
+from allranks.host.limits import name_places
 from allranks.host.process import is_below
 from allranks.host.signals import catches, handled, read_caught
 from allranks.join.standby import NO_TORCH, READY, differing
@@ -36,7 +39,7 @@ from allranks.report.folder import Folder
 from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
-from allranks.wire.protocol import Order, Plan
+from allranks.wire.protocol import Order, Plan, WorkerEnd
 
 CAUGHT_S = 1.0
 """How old may be what the kernel says of a worker's handlers; those of its script are known at once."""
@@ -63,6 +66,8 @@ class WorkerGroup:
     growth: GrowthRecorder | None = None
     """Writes down when the workers' output grows, once they are started."""
     processes: list[Worker] = field(default_factory=list)
+    folder: Folder | None = None
+    """This node's directory, which has the files of the workers that were started last."""
     settings: list[Setting] = field(default_factory=list)
     _can_stand_by: bool = True
     """False once a standby could not fork: another one could not, either."""
@@ -77,10 +82,15 @@ class WorkerGroup:
         """Start this node's workers, with this data interface; the `end` of one that cannot start gives the reason.
 
         Raises:
-            OSError: their output files cannot be written.
+            UsageError: the directory for their files cannot be made.
         """
         me = group.members[group.node_index]
-        folder = self.run_dir.create_node(me.name)
+        self.console.finish()
+        for worker in self.processes:
+            worker.cell.close()
+        self.processes = []
+        before, folder = self.folder, self.run_dir.create_node(me.name)
+        self.folder = folder
         self.settings = node_settings(
             self.job,
             group,
@@ -92,10 +102,6 @@ class WorkerGroup:
             members=self.run_dir.share_members(me.name, format_members(group.members)),
         )
         self.run_dir.write_settings(me.name, self.settings)
-        self.console.finish()
-        for worker in self.processes:
-            worker.cell.close()
-        self.processes = []
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, folder)
             prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
@@ -105,11 +111,19 @@ class WorkerGroup:
                     with contextlib.suppress(OSError):  # the worker has already put something else in its place
                         self.console.follow(name, start=start, stream=stream, prefix=prefix, dir_fd=folder.fd)
             self.processes.append(worker)
-        self.growth = self.growth or GrowthRecorder(folder)
+        if self.growth is None or folder is not before:  # somebody has removed the directory
+            self.growth = GrowthRecorder(folder)
         self.growth.watch(worker.file_name(stream) for worker in self.processes for stream in worker.starts)
         self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:
             self.end_standby()
+
+    def refuse(self, group: Plan, why: str) -> list[WorkerEnd]:
+        """Return the ends of this node's workers where `start` could start none of them."""
+        me = group.members[group.node_index]
+        ranks = range(me.first_rank, me.first_rank + me.num_workers)
+        first = WorkerEnd(rank=0, node=me.name, exit_code=127, time_s=time.time(), message=why, could_not_start=True)
+        return [msgspec.structs.replace(first, rank=rank) for rank in ranks]
 
     def _start_one(self, group: Plan, local_rank: int, folder: Folder) -> Worker:
         me, request = group.members[group.node_index], self.job.request
@@ -180,6 +194,17 @@ class WorkerGroup:
     def still_running(self) -> list[Worker]:
         """Workers that have not ended."""
         return [worker for worker in self.processes if worker.end is None]
+
+    def find_places(self) -> dict[str, Path]:
+        """Return the directories that workers write to, by purpose."""
+        known = name_places(self.env, run_dir=self.run_dir.path)
+        named = self.env.get("ALLRANKS_CHECKPOINT_DIR") or self.job.request.checkpoint_dir
+        own = {
+            "run directory": known.pop("run directory"),
+            "checkpoint directory": self.run_dir.checkpoints_path(named),
+        }
+        known.pop("HOME", None)
+        return own | dict(reversed(known.items()))
 
     def order(self, order: Order) -> None:
         """Give an order to the workers."""

@@ -145,7 +145,7 @@ class Worker:
         return self._output("out"), self._output("err")
 
     def _output(self, stream: str) -> Output:
-        return Output(self.folder, self.file_name(stream), self.starts[stream])
+        return Output(self.folder, self.file_name(stream), self.starts.get(stream, 0))
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
@@ -155,12 +155,19 @@ class Worker:
         Args:
             fds: descriptors that it gets, by the variable that tells it their number.
             standby: forks it; if that fails, it is started as a program.
-        Raises:
-            OSError: its output files cannot be written.
         """
-        for kind in ("error.json", "exit.json"):
-            with contextlib.suppress(IsADirectoryError):  # a worker made one of it: its files are not read, either
-                self.folder.unlink(self.file_name(kind))
+        try:
+            for kind in ("error.json", "exit.json"):
+                with contextlib.suppress(IsADirectoryError):  # a worker made one of it: its files are not read, either
+                    self.folder.unlink(self.file_name(kind))
+            self._start(command, env, fds=fds, standby=standby)
+        except OSError as exc:  # its output files: a full disk, or one without inodes
+            path = self.folder.path / str(exc.filename or "")
+            self.end = self._end_as(127, message=as_utf8(f"{exc.args[1]}: '{path}'"), could_not_start=True)
+
+    def _start(
+        self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None
+    ) -> None:
         with self._open_output("out") as out, self._open_output("err") as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
@@ -197,14 +204,12 @@ class Worker:
         assert self.process is not None
         exit_code = int(self.process.wait())  # psutil has an enum for signals
         os.close(self.pidfd)
-        found = {}
+        found, left = {}, self._left()
         if exit_code:
-            found = explain_end(
-                exit_code, self._left(), told_s=self.told_s, handles_end=self.handles_end, now_s=time.time()
-            )
+            found = explain_end(exit_code, left, told_s=self.told_s, handles_end=self.handles_end, now_s=time.time())
         with contextlib.suppress(OSError):
             self.folder.unlink(self.file_name("exit.json"))  # of no use to people
-        self.end = self._end_as(exit_code, **found)
+        self.end = self._end_as(exit_code, lost_lines=left.lost_lines, lost_why=left.lost_why, **found)
         if self.end.exit_code < 0 and self.end.traceback is None:
             self.end = msgspec.structs.replace(self.end, **read_crash(self._output("err"), exit_code))
         return self.end
@@ -238,13 +243,14 @@ class Worker:
 
     def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
-        now_s = time.time()
+        now_s, status = time.time(), found.pop("exit_code", status)
+        has_file = self.folder.is_in_place and self.folder.has(self.file_name("err"))
         end = WorkerEnd(
             rank=self.rank,
             node=self.node,
             is_finished=status == 0 and self.cell.is_finished,
             stderr_tail=read_tail(self._output("err")) if status else None,
-            stderr_path=as_utf8(str(self.path("err"))),
+            stderr_path=as_utf8(str(self.path("err"))) if has_file else None,
             **{"time_s": now_s, "exit_code": status} | found,
         )
         # A signal came after what it had recorded.

@@ -19,6 +19,8 @@ from typing import Annotated, Any
 
 import msgspec
 
+from allranks.model.room import FullPlace, Room
+
 MAX_GROUPS = 512
 MAX_CALLS = 4096
 MAX_PRINTED = 3000
@@ -197,6 +199,10 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
     """Of the job's cgroup and the kernel, since the agent began."""
     shm_used: float = 0.0
     """Of /dev/shm: the largest share that was in use lately, since what a dead process had there is free at once."""
+    room: Room | None = None
+    """In its run directory; None: not asked yet."""
+    full: Annotated[tuple[FullPlace, ...], msgspec.Meta(max_length=8)] = ()
+    """Other directories that its workers write to and that were full when one of them failed, until there is room."""
     time_ns: int = 0
     """The node's wall clock when this was sent."""
 

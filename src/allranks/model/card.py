@@ -118,6 +118,8 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     path: str
     free_bytes: int | None = None
     size_bytes: int | None = None
+    free_inodes: int | None = None
+    """Files that can still be made; None if the file system does not count them."""
     is_writable: bool | None = None
     problem: str | None = None
     """Why it could not be examined: `no answer within 5 s`, `No such file or directory`."""

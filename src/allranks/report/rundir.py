@@ -35,10 +35,10 @@ from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
 from allranks.report.folder import Folder, why_not_ours
+from allranks.report.last_files import EVENTS, EXIT_CODE, VERDICT, LastFiles
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 LATEST = "latest"
-EVENTS, VERDICT = "events.jsonl", "verdict.json"
 MAX_MEMBERS = 64 << 10
 """Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
 ALIVE_S = 10.0
@@ -101,6 +101,8 @@ class RunDir:
         self.attempt = 0
         self._held: dict[tuple[str, ...], Folder] = {}
         self._own_uid: int | None = None
+        self.last_files = LastFiles(self.hold_attempt)
+        """Those that are written on a full disk, too."""
 
     def hold(self, *below: str, make: bool = True) -> Folder:
         """Return the run directory, or one below it, held from now on; made anew if somebody has deleted it.
@@ -252,43 +254,25 @@ class RunDir:
             Whether this is now the job's verdict; False if another node was first.
         """
         data = verdict.to_json()
-        with contextlib.suppress(OSError):
+        is_first = self.last_files.publish(VERDICT, data, replaces=is_of_all)
+        with contextlib.suppress(OSError):  # the job's own is what counts
             own = self.hold_node(node)
             if is_of_all or not own.has(VERDICT):
                 own.write_whole(VERDICT, data)
-        try:
-            attempt = self.hold_attempt()
-            if is_of_all:
-                attempt.write_whole(VERDICT, data)
-            else:
-                with attempt.open_new(VERDICT) as file:
-                    file.write(data)
-        except FileExistsError:
-            return False
-        except OSError:
-            return True  # who cannot write must speak
-        return True
+        return is_first
 
     def write_exit_code(self, exit_code: int) -> None:
         """Write the job's exit code for its batch script: srun knows only those of its tasks."""
-        self._write_of_attempt("exit_code", f"{int(exit_code)}\n".encode())
+        self.last_files.publish(EXIT_CODE, f"{int(exit_code)}\n".encode())
 
     def write_roll_call(self, observations: object) -> None:
         """Write all observations of the roll call, so that its verdict can be checked."""
-        self._write_of_attempt("roll_call.json", msgspec.json.encode(observations))
-
-    def _write_of_attempt(self, name: str, data: bytes) -> None:
         with contextlib.suppress(OSError):  # a full disk does not stop a job
-            self.hold_attempt(make=False).write_whole(name, data)
+            self.hold_attempt(make=False).write_whole("roll_call.json", msgspec.json.encode(observations))
 
     def add_event(self, event: str, **fields: object) -> None:
         """Append one line to events.jsonl; a full disk does not stop a job."""
-        self.append_events(event_line(event, **fields))
-
-    def append_events(self, lines: str) -> None:
-        """Append lines to events.jsonl."""
-        with contextlib.suppress(OSError), self.hold_attempt(make=False).append(EVENTS) as file:
-            file.write(lines.encode())
+        self.last_files.append(event_line(event, **fields))
 
     def touch_events(self) -> None:
         """Set the time of events.jsonl to now."""
@@ -349,7 +333,7 @@ class EventWriter:
                     lines.append(self._lines.get_nowait())
             is_over = None in lines
             if text := "".join(line for line in lines if line is not None):
-                self._run_dir.append_events(text)
+                self._run_dir.last_files.append(text)
 
 
 class SignOfLife:

@@ -52,7 +52,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 11
+PROTOCOL = 12
 HANDSHAKE_S = 2.0
 NONCE_BYTES = 16
 
@@ -83,6 +83,10 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     stderr_tail: str | None = None
     stderr_path: str | None = None
     could_not_start: bool = False
+    lost_lines: int = 0
+    """Of its output, that could not be written (guard.inside.output)."""
+    lost_why: str = ""
+    """Why: `No space left on device`."""
     lingers: str | None = None
     """Its process is still there, some seconds after an exception that nobody caught: what keeps it, `thread Thread-1
     (upload)` or `train.py:9 in cleanup`; empty: not known. Its real end follows."""

@@ -46,11 +46,15 @@ from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import Exit
 from allranks.model.past import History, Past
+from allranks.model.room import FullPlace, Room
 from allranks.wire.protocol import Beat, Ended, Goodbye, Interrupted, Message, Plan, Relay, Stop, Stopped, WorkerEnd
 
 JOB = OwnJob(id="12", restarts=0, num_nodes=2, is_heterogeneous=False)
 SAVED_BEFORE = "; no worker is running, so the last checkpoint is used"
 TIME_LIMIT = signal.SIGUSR1
+
+
+CRASH = WorkerEnd(rank=1, node="n1", exit_code=-signal.SIGSEGV, time_s=0.0)
 
 
 class Job:
@@ -67,7 +71,11 @@ class Job:
         is_well: bool = False,
         handles: tuple[int, ...] = (),
         kill_wait_s: float = 30.0,
+        end: WorkerEnd = CRASH,
+        full: tuple[FullPlace, ...] = (),
+        room: Room | None = None,
     ) -> None:
+        self.full, self.room = full, room
         cards = {
             index: Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0, incarnation=7)
             for index in (0, 1)
@@ -100,7 +108,6 @@ class Job:
             self.beat(index, step=step, checkpoint=checkpoint)
         if is_well:
             return
-        end = WorkerEnd(rank=1, node="n1", exit_code=-signal.SIGSEGV, time_s=0.0)
         self.tell(1, Ended(end=end, age_s=0.0))
         self.wait(3.0)
         assert self.sent(Stop, to=0)
@@ -122,7 +129,8 @@ class Job:
     ) -> None:
         told = {"step": step, "checkpoint": checkpoint, "handles": self.handles, "is_saving": is_saving}
         ranks = (RankBeat(rank=index, pid=1, **told),)
-        self.tell(index, Beat(node=NodeBeat(node_index=index, generation=0, ranks=ranks)))
+        disks = {"full": self.full, "room": self.room}
+        self.tell(index, Beat(node=NodeBeat(node_index=index, generation=0, ranks=ranks, **disks)))
 
     def tell(self, index: int, message: Message) -> None:
         self.feed(Heard(now_s=self.now_s, node=index, message=message))

@@ -55,6 +55,7 @@ class ShmTooSmall(Cause, id="AR002"):
     told = "/dev/shm is full: NCCL or MPI could not create a shared memory segment"  # noqa: S108
     fix = "as root on {node}: mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g"
     exit_code = Exit.NODE_FAULT
+    ends_ranks = True
     signs = (
         Sign(r"failed to extend (?P<thing>/dev/shm)/nccl-"),
         Sign(r"Error while creating shared memory segment (?P<thing>/dev/shm|nccl-)"),

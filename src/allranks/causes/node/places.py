@@ -14,13 +14,16 @@ from allranks.model.finding import Confidence
 
 _PATH = r"(?P<thing>[\w.~-]{0,200}/[\w./-]{1,300}\w)"
 _WRITTEN_TO = ("run directory", "TMPDIR", "HOME")
+FILES_OF_RANK, FILES_OF_NODE = 4, 12
+"""That a job makes in its run directory, at least."""
+FEW_INODES = 1000
 
 
 class DiskFull(Cause, id="AR005"):
     """A disk that the job writes to is full.
 
     ## What it means
-    The run directory, TMPDIR or HOME has almost no free space, or its quota is used up.
+    The run directory, TMPDIR or HOME has almost no free space, no inodes for more files, or its quota is used up.
 
     ## Why it breaks the job
     The first write that does not fit fails and ends a rank. It may be a log line, a compiled kernel in TMPDIR or
@@ -48,24 +51,32 @@ class DiskFull(Cause, id="AR005"):
     told = "a disk is full, or a quota is used up"
     fix = "on {node}: df -h {path}; remove old files there, or use another place (TMPDIR, --log-dir)"
     exit_code = Exit.NODE_FAULT
+    ends_ranks = True
     signs = (
         # A path in /dev/shm is another cause.
         Sign(
-            r"\[Errno 28\] No space left on device(?:$|[^:]|: [^'\"]|"
-            r": ['\"](?P<thing>(?:[^/'\"]|/[^d'\"]|/d[^e'\"]|/de[^v'\"])[^'\"]{0,300}))"
+            r"\[[Ee]rrno 28\] No space left on device(?:$|[^:]|: [^'\"]|"
+            r": (?:['\"][^'\"]{1,300}['\"] -> )?['\"](?P<thing>(?:[^/'\"]|/[^d'\"]|/d[^e'\"]|/de[^v'\"])[^'\"]{0,300}))"
         ),
         Sign(r"\[Errno 122\] Disk quota exceeded(?:: '(?P<thing>[^']{1,300}))?"),
         Sign(
             r"(?:write error|write failed|writing|write|cannot (?:create|write|mkdir).{1,200}): No space left on device"
         ),
-        Sign(r": Disk quota exceeded"),
+        Sign(r"(?::|failed with) Disk quota exceeded"),
+        Sign(r"failed with No space left on device"),
+        Sign(r"\[No space left on device\]"),
+        Sign(r"error (?:writing to|closing) (?P<thing>[^:]{1,300}): No space left on device"),
+        Sign(r"OperationalError: database or disk is full"),
+        Sign(r"Not enough free space to write [0-9]+ bytes"),
+        Sign(r"Not enough disk space\. Needed:"),
         Sign(r"errno = (?:28|122), error message = "),
         Sign(r"kind: StorageFull"),
-        Sign(r"No space left on device \(os error 28\)"),
+        Sign(r"(?:No space left on device|Disk quota exceeded) \(os error (?:28|122)\)"),
         Sign(r"PytorchStreamWriter failed writing file", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"unexpected pos [0-9]+ vs [0-9]+", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"basic_ios::clear: iostream error", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"LustreError: .{0,200}\brc = -(?:28|122)\b", Role.LIKELY),
+        Sign(r"OSError: [0-9]+ requested and [0-9]+ written", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"write error: wrote [0-9]+ blocks instead of [0-9]+", Role.LIKELY, confidence=Confidence.LIKELY),
         # Kubernetes evicts (pkg/kubelet/eviction/helpers.go).
         Sign(r"The node was low on resource: ephemeral-storage", blames=Blames.NOBODY),
@@ -95,6 +106,17 @@ class DiskFull(Cause, id="AR005"):
         "OSError: [Errno 28] No space left on device",
         "OSError: [Errno 122] Disk quota exceeded: '/home/alice/.cache/torch'",
         "OSError: [Errno 28] No space left on device: '/scratch/run7/checkpoint-600/optimizer.pt'",
+        "OSError: [Errno 28] No space left on device: '/data/model.bin' -> '/scratch/run7/model.bin'",
+        "OSError: [Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device",
+        "RuntimeError: write(): fd 3 failed with No space left on device",
+        "RuntimeError: filesystem error: cannot create directories: No space left on device [/scratch/ckpt/7] "
+        "[No space left on device]",
+        "{standard input}: fatal error: error writing to /scratch/tmp/ccVqXa3x.s: No space left on device",
+        "sqlite3.OperationalError: database or disk is full",
+        "OSError: Not enough free space to write 80000000 bytes after offset 128",
+        "OSError: Not enough disk space. Needed: 1.14 GiB (download: 336.4 MiB, generated: 549.42 MiB)",
+        "OSError: 20000000 requested and 5238784 written",
+        "safetensors_rust.SafetensorError: Error while serializing: I/O error: Disk quota exceeded (os error 122)",
         "slurmstepd: error: write: No space left on device",
         "tee: train.log: Disk quota exceeded",
         "OSError: Can't write data (file write failed: time = Fri, errno = 28, error message = 'No space left on "
@@ -122,7 +144,8 @@ class DiskFull(Cause, id="AR005"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails with less than 64 MiB free in the run directory or TMPDIR; warns below 1 GiB, or if HOME is full."""
+        """Fails with less than 64 MiB free in the run directory or TMPDIR, or without inodes for this node's files in
+        the run directory; warns below 1 GiB or 1000 inodes, or if HOME is full."""
         if card.facts is None:
             return unknown("this node reported no facts")
         places = [place for place in card.facts.places if place.purpose in _WRITTEN_TO]
@@ -137,6 +160,11 @@ class DiskFull(Cause, id="AR005"):
             values = {"place": purpose, "path": place.path, "free": _free(place)}
             if place.free_bytes < 64 * MIB and purpose != "HOME":
                 return failed(**values)
+            if place.free_inodes is not None and place.free_inodes < FEW_INODES:
+                values["free"] = f"{place.free_inodes} free inodes (df -i)"
+                if purpose == "run directory" and place.free_inodes < FILES_OF_NODE + FILES_OF_RANK * card.num_workers:
+                    return failed(**values)
+                worst = worst if worst is not PASSED else warned(**values)
             is_scarce = is_full(place) or place.free_bytes < (64 * MIB if purpose == "HOME" else GIB)
             if is_scarce and worst is PASSED:
                 worst = warned(**values)

@@ -258,6 +258,7 @@ class DataloaderShm(Cause, id="AR607"):
         "/dev/shm"
     )
     exit_code = Exit.SETUP
+    ends_ranks = True
     also = ("AR002", "AR008", "AR005")
     signs = (
         Sign(r"DataLoader worker \(pid (?P<pid>[0-9]+)\) is killed by signal: (?P<signal>Bus error)"),

@@ -11,8 +11,9 @@ One cell is for one start of one worker: a restarted one gets a fresh cell. The 
       32  whether the agent is ending the worker
       40  whether all steps are made         48  how many blocks of `allranks.saving()` are open
       56  which signals the script handles, and since when (guard.inside.handlers)
+     240  how many lines of output could not be written, and why (guard.inside.output)
      384  the records, one after the other, of these rooms:
-            told, words, raised 64 KiB, call 4 KiB, step, saved, phase 256 B         written by the worker
+            told, words, raised 64 KiB, leaves 32 KiB, call 4 KiB, step, saved, phase 256 B   written by the worker
             order 4 KiB                                                              written by the agent
 
 A record is a number n and two slots, each (n, time by CLOCK_MONOTONIC, length, CRC-32, bytes). The n-th writing fills
@@ -44,18 +45,20 @@ from typing import Any, NamedTuple
 
 from .handlers import BEGUN, HANDLES, OWN, TOLD
 from .handlers import PID as HANDLERS_PID
+from .output import ERRNO, LINES
 
 ENV_FD = "ALLRANKS_CELL_FD"
 NAME = "allranks-cell"
-MAGIC = int.from_bytes(b"allrnk\x03\x00", "little")
+MAGIC = int.from_bytes(b"allrnk\x04\x00", "little")
 """The last two bytes are the version of the layout."""
 
 _MAGIC, _SIZE, _PID, _DONE, _ENDING, _FINISHED, _SAVING = range(7)
 _RECORDS_AT = 384
 _ROOMS = {
-    "told": 65536, "words": 65536, "raised": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096
+    "told": 65536, "words": 65536, "raised": 65536, "leaves": 32768, "call": 4096, "step": 256, "saved": 256,
+    "phase": 256, "order": 4096,
 }  # fmt: skip
-_TOLD = ("told", "words", "raised", "call", "step", "saved", "phase")
+_TOLD = ("told", "words", "raised", "leaves", "call", "step", "saved", "phase")
 _SLOT = struct.Struct("QQII")
 _NUMBER = struct.Struct("q")
 _PHASE_BYTES = 64
@@ -63,6 +66,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _WORDS = 2**64
 _NEVER_NS = 2**63
 """No clock says so much: 292 years."""
+_MAX_ERRNO = 4095
+"""Source: linux/err.h."""
 _MAX_STEP = 10**15
 """A larger one is none, and sums of it would not fit into a cell."""
 _ORDER = struct.Struct("q?")
@@ -110,6 +115,8 @@ class CellRead(NamedTuple):
     """Last words, at an exception: JSON."""
     raised: Written | None
     """The exception that nobody caught, as in the error file: JSON. With it the worker is at its end."""
+    leaves: Written | None
+    """The last call of sys.exit or os._exit, other than with 0, as in the exit file: JSON."""
     call: Written | None
     """The last collective that Python code called: JSON, with the fields of model.beat.CallSeen."""
     is_call_done: bool
@@ -205,6 +212,10 @@ class Cell:
         """Write which exception nobody caught; False where it did not fit or is not ours."""
         return self.is_mine and self._records["raised"].write(blob)
 
+    def leaves(self, blob: bytes) -> bool:
+        """Write which call of sys.exit or os._exit ends the worker; False where it did not fit or is not ours."""
+        return self.is_mine and self._records["leaves"].write(blob)
+
     def enter_call(self, blob: bytes) -> int:
         """Write which collective comes now; return its number for `leave_call`, 0 where it could not be written."""
         # Never waits: a signal handler may come here while its own thread holds the lock.
@@ -291,6 +302,12 @@ class Cell:
         begun_s = {int(each): at_ns / 1e9 for each in TOLD if 0 < (at_ns := self._numbers[BEGUN + each]) < _NEVER_NS}
         return Handlers(self._numbers[HANDLERS_PID], self._numbers[HANDLES], self._numbers[OWN], begun_s)
 
+    def lost_lines(self) -> tuple[int, int]:
+        """Return how many lines of output could not be written, and the errno of the last one; 0 and 0: none."""
+        self._look()
+        code = int(self._numbers[ERRNO])
+        return min(int(self._numbers[LINES]), _MAX_STEP), code if code <= _MAX_ERRNO else 0
+
     def end(self) -> None:
         """Say that the signals which come from now on are the agent's."""
         self._numbers[_ENDING] = 1
@@ -307,11 +324,11 @@ class Cell:
     def read(self) -> CellRead:
         """Return all that the worker wrote, whatever state it is in now."""
         self._look()
-        told, words, raised, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
+        told, words, raised, leaves, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
         step, saved = map(_as_step, numbers)
         is_call_done = call is not None and self._numbers[_DONE] >= call.number
         text = phase.data[:_PHASE_BYTES].decode(errors="replace") if phase else ""
-        return CellRead(int(self._numbers[_PID]), told, words, raised, call, is_call_done, step, saved, text)
+        return CellRead(int(self._numbers[_PID]), told, words, raised, leaves, call, is_call_done, step, saved, text)
 
     def _look(self) -> None:
         """Read the file where it is not mapped; what somebody has cut off reads as never written."""

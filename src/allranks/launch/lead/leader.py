@@ -343,12 +343,13 @@ class Leader(Reports):
         if not self._members.have_majority():
             self._give_way()
             return
-        if len(nodes) < terms.min_nodes:
+        if missing := self._find_missing(now_s):
             self._enter(Phase.PAUSED)
             if self._capacity_until_s is None:  # a pause that goes on after a look for a checkpoint keeps its deadline
                 self._capacity_until_s, self._next_notice_s = now_s + terms.capacity_s, now_s
                 leader, at_least = self._members.name_of(self._own), terms.min_nodes
-                self._record("paused", generation=last.generation, leader=leader, nodes=len(nodes), at_least=at_least)
+                about = {"leader": leader, "nodes": len(nodes), "at_least": at_least, "missing": missing}
+                self._record("paused", generation=last.generation, **about)
             return
         if self._members.give_up_succession():
             self._record("minority", generation=last.generation, leader=self._members.name_of(self._own))
@@ -389,25 +390,47 @@ class Leader(Reports):
         text = outcome.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
         self._say(text)
 
+    def _find_missing(self, now_s: float) -> str:
+        """Say what the next generation lacks, nodes, or room on a disk that has ended the last one; empty: nothing."""
+        num_nodes, at_least, judged = len(self._members.nodes), self._terms.min_nodes, self._generation.judged
+        if num_nodes < at_least:
+            return f"only {num_nodes} of at least {at_least} nodes"
+        is_late = self._capacity_until_s is not None and now_s >= self._capacity_until_s
+        full = self._guard.find_full() if judged is not None and judged.needs_room else []
+        if is_late:  # with a little room, it is tried
+            full = [(node, place) for node, place in full if place.room.is_full]
+        return outcome.describe_full(full)
+
     def _await_capacity(self, now_s: float) -> None:
-        until_s, num_nodes, terms = self._capacity_until_s, len(self._members.nodes), self._terms
+        until_s, terms, missing = self._capacity_until_s, self._terms, self._find_missing(now_s)
         assert until_s is not None
-        here = f"only {num_nodes} of at least {terms.min_nodes} nodes"
+        lacks_nodes = len(self._members.nodes) < terms.min_nodes
         if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
         elif not self._members.have_majority() and not self._members.away:
             self._give_way()
-        elif num_nodes >= terms.min_nodes:
+        elif not missing:
             self._look(now_s)
-        elif now_s >= until_s:
+        elif now_s >= until_s and lacks_nodes:
             at = self.checkpoint
             last = "there is no checkpoint" if at is None else f"the last checkpoint is at step {at}"
-            self._give_up(Exit.NODE_FAULT, name_fault("AR608", f"{here} for {terms.capacity_s:.0f} s; {last}"))
+            self._give_up(Exit.NODE_FAULT, name_fault("AR608", f"{missing} for {terms.capacity_s:.0f} s; {last}"))
+        elif now_s >= until_s:
+            self._say(f"not restarted: {missing}, for {terms.capacity_s:.0f} s (--capacity-timeout)")
+            self._end_without_room()
         elif now_s >= self._next_notice_s:
             self._next_notice_s = now_s + course.NOTICE_S
             minutes, seconds = divmod(int(until_s - now_s), 60)
             left = f"{minutes}:{seconds:02d} left (--capacity-timeout {terms.capacity_s:.0f})"
-            self._say(f"paused: {here}; waiting for capacity, {left}")
+            self._say(f"paused: {missing}; waiting for {'capacity' if lacks_nodes else 'room'}, {left}")
+
+    def _end_without_room(self) -> None:
+        """End with the verdict that a restart should have outlived."""
+        judged = self._generation.judged
+        assert judged is not None
+        self._survived = [each for each in self._survived if each not in judged.findings]
+        self._generation.decision = Decision(exit_code=judged.exit_code)
+        self._conclude()
 
     def _give_up(self, exit_code: int, *findings: Finding) -> None:
         self._pronounce(findings)
@@ -424,7 +447,10 @@ class Leader(Reports):
             self._pronounce(this.judged.findings[:1])
         exit_code, findings = self._outcome()
         survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
-        findings = (*findings, *survived, *self._guard.warnings)
+        lost = outcome.find_lost(self.lost_lines, sorted(self._lost_on))
+        if self.lost_lines and not self._guard.is_all_well:  # else the job's last line says so
+            self._say(outcome.describe_lost(self.lost_lines))
+        findings = (*findings, *survived, *self._guard.warnings, *lost)
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
         is_cut_off = self._members.are_minority and not self._guard.is_all_well
         self._goodbye = Goodbye(exit_code=exit_code, summary=outcome.summarize(self.verdict), is_cut_off=is_cut_off)

@@ -100,6 +100,10 @@ class Reports:
         """When that was complete, or the generation began, whichever is later: since then, steps may be lost."""
         self.is_finished = False
         """Whether the workers have completed all their steps."""
+        self.lost_lines: dict[int, tuple[int, str]] = {}
+        """By rank, over all generations: lines of its output that could not be written, and why."""
+        self._lost_on: set[str] = set()
+        """The nodes of those ranks."""
         self._unresponsive: set[int] = set()
         self._terms, self._guard, self._own = terms, guard, plan.nodes[plan.node_index]
         self._history, self._survived = past.history, [*past.survived]
@@ -210,6 +214,8 @@ class Reports:
                 self._guard.ended(by_ours, now_s, wall_s=end.time_s)
                 fields = {"rank": end.rank, "node": name, "exit_code": end.exit_code, "told": end.ended_by_us}
                 self._record("worker_ended" if end.lingers is None else "worker_lingers", **fields)
+                if end.lost_lines and end.lingers is None:
+                    self._note_lost(end, name)
                 self._next_look_s = now_s
                 self.is_finished |= end.is_finished
                 this.is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
@@ -225,6 +231,13 @@ class Reports:
             case _:
                 self._do(events.Disconnect(node=index))
                 self._lose(index, f"it sent {type(message).__name__}, which is not a message of an agent", now_s)
+
+    def _note_lost(self, end: protocol.WorkerEnd, node: str) -> None:
+        """Take in that lines of a worker's output could not be written."""
+        before, _ = self.lost_lines.pop(end.rank, (0, ""))
+        self.lost_lines[end.rank] = before + end.lost_lines, end.lost_why
+        self._lost_on.add(node)
+        self._record("lines_lost", rank=end.rank, node=node, lines=end.lost_lines, why=end.lost_why)
 
     def _note_checkpoints(self, *steps: int | None) -> None:
         newest = max((step for step in (self.checkpoint, *steps) if step is not None), default=None)

@@ -1,0 +1,133 @@
+"""What is worth a line about the run directories: one fills up, is full, or is gone? Pure.
+
+Nodes that share a file system are one matter and one line, with all their names. A matter is said when it gets worse,
+and again only after there was room in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntEnum
+
+import msgspec
+
+from allranks.causes.node.limits import size_text
+from allranks.model.hostlist import fold_hosts
+from allranks.model.room import Room
+from allranks.report.text import count_of
+
+SHARED = ""
+"""The directory that several nodes share, in place of a node's name."""
+LOOK_EVERY_S = 1.0
+GATHER_S = 3.0
+"""From the first node that is short to the line: the disks of many nodes fill up at about the same time."""
+
+
+class Level(IntEnum):
+    """How bad it is; each is said once on the way up."""
+
+    FINE = 0
+    SHORT = 1
+    FREED = 2
+    """It was full, and an agent gave its ballast back."""
+    FULL = 3
+    BROKEN = 4
+    """The directory is gone, or its file system cannot be written or does not answer."""
+
+
+def level_of(room: Room, *, was: Level) -> Level:
+    """Return how bad it is.
+
+    Args:
+        was: at the last look: a file system that was short is fine again only with some more room.
+    """
+    if room.is_full:
+        return Level.FULL
+    if room.problem is not None:
+        return Level.BROKEN
+    if room.freed_bytes:
+        return Level.FREED
+    return Level.SHORT if room.is_short(was_short=was > Level.FINE) else Level.FINE
+
+
+class RoomSpeech:
+    """What was said of each directory of a job."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, Level] = {}
+        """By node, or SHARED."""
+        self._said: dict[str, Level] = {}
+        """The worst that was said since it was fine."""
+        self._next_look_s = 0.0
+        self._short_since_s: float | None = None
+
+    def say(self, now_s: float, rooms: Iterable[tuple[str, Room]]) -> list[str]:
+        """Return the lines to say now.
+
+        Args:
+            now_s: of any clock.
+            rooms: names of nodes, with what each told last.
+        """
+        if now_s < self._next_look_s:
+            return []
+        self._next_look_s = now_s + LOOK_EVERY_S
+        places: dict[str, list[tuple[str, Room]]] = {}
+        for name, room in rooms:
+            places.setdefault(SHARED if room.is_shared else name, []).append((name, room))
+        worse: dict[Level, list[tuple[str, Room]]] = {}
+        for place, told in places.items():
+            level = max(level_of(room, was=self._now.get(place, Level.FINE)) for _, room in told)
+            self._now[place] = level
+            said = self._said[place] = level if level is Level.FINE else self._said.get(place, Level.FINE)
+            if level > said and not self._gathers(level, now_s):
+                self._said[place] = level
+                worse.setdefault(level, []).extend(_those_meant(told, level))
+        if Level.SHORT not in self._now.values():
+            self._short_since_s = None
+        return [describe(level, dict(told)) for level, told in sorted(worse.items())]
+
+    def _gathers(self, level: Level, now_s: float) -> bool:
+        if level is not Level.SHORT:
+            return False
+        self._short_since_s = now_s if self._short_since_s is None else self._short_since_s
+        return now_s < self._short_since_s + GATHER_S
+
+
+def _those_meant(told: list[tuple[str, Room]], level: Level) -> list[tuple[str, Room]]:
+    """Return who is named: all that share a full file system, but only those that find it broken."""
+    return [each for each in told if level_of(each[1], was=level) is level] if level is Level.BROKEN else told
+
+
+def describe(level: Level, told: Mapping[str, Room]) -> str:
+    """Return the line about the run directory of these nodes."""
+    nodes, rooms = fold_hosts(list(told)), list(told.values())
+    least = min(rooms, key=lambda room: (room.free_bytes, room.free_inodes or 0))
+    size = size_text(least.size_bytes)
+    freed = max(room.freed_bytes for room in rooms)
+    each = " on each" if len(told) > 1 else ""
+    match level:
+        case Level.BROKEN:
+            what = next((room.problem or "").partition(": ")[2] or room.problem for room in rooms if room.problem)
+            if all(room.is_gone for room in rooms):
+                how = "somebody removed or unmounted it; ranks go on, but what they write there is lost"
+                return f"the run directory is gone on {nodes} ({what}): {how}"
+            return f"the run directory cannot be used on {nodes} ({what}): output of ranks may be lost"
+        case Level.FREED:
+            kept = f"allranks gave back {size_text(freed)} that it had kept there{each}"
+            return f"the run directory was full on {nodes} ({size}): {kept}; make room soon, or ranks that print fail"
+        case Level.FULL:
+            kept = f", also the {size_text(freed)} that allranks had kept there{each}" if freed else ""
+            what = "no inode is left" if _lacks_inodes(least) else f"{size}{kept}"
+            if errors := [room.problem.partition(": ")[2] for room in rooms if room.problem]:  # a quota, mostly
+                what = errors[0]
+            return f"the run directory is full on {nodes} ({what}): ranks that print or save there fail"
+    left = f"{size_text(least.free_bytes)} free (of {size})"
+    if _lacks_inodes(least):
+        left = f"{count_of(least.free_inodes or 0, 'more file')} can be made (free inodes)"
+    return f"run directory: {left} on {nodes}; delete what is not needed there, ranks that print fail when it is full"
+
+
+def _lacks_inodes(room: Room) -> bool:
+    """Whether inodes are what a full or short file system lacks, and not bytes."""
+    without = msgspec.structs.replace(room, free_inodes=None, problem=None)
+    return room.free_inodes is not None and not without.is_short(was_short=True) and room.is_short(was_short=True)
