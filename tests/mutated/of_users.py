@@ -48,14 +48,13 @@ def run_file(name: str) -> Door:
         from allranks.launch.batch.clean import _checkpoint_places
         from allranks.launch.queue.scheduler import read_culprits
         from allranks.model.membership import read_members
+        from allranks.preflight.meeting import find_announcement, read_secret
         from allranks.report.growth import read_growth
         from allranks.report.history import describe_restarts
         from allranks.report.remains import last_words
         from allranks.report.rundir import RunDir, read_shared_members
         from allranks.report.runs import find_run, list_runs
         from allranks.report.text import Style, render_findings
-        from allranks.wire.leader import read_announcement
-        from allranks.wire.secret import read_secret_file
 
         run = folder / "runs/7"
         shutil.copytree(SEEDS / "run", run)
@@ -74,7 +73,7 @@ def run_file(name: str) -> Door:
                 assert_harmless(render_findings(found.verdict.findings, Style(True, False, 100)))
                 found.verdict.to_json()
             run_dir.read_events()
-            read_announcement(run)
+            find_announcement(run_dir)
             read_culprits(run_dir)
             growth = read_growth(run / "attempt_0/n1")
             [(each.time_of(5), each.size_at(2e9)) for each in growth.values()]
@@ -83,7 +82,7 @@ def run_file(name: str) -> Door:
             with contextlib.suppress(AllranksError):
                 read_members(read_shared_members(f"@{run}/attempt_0/n1/members"))
             if name == "secret":
-                return read_secret_file(path)
+                return read_secret(run_dir)
             return found
 
         return read
