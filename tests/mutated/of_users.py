@@ -62,6 +62,7 @@ def run_file(name: str) -> Door:
         run_dir.create()
         run_dir.create_attempt(0)
         path = run / name
+        (run / "secret").chmod(0o600)
 
         def read(data: bytes) -> object:
             path.write_bytes(data)
