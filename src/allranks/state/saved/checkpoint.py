@@ -34,7 +34,7 @@ from torch.distributed import Store
 from allranks.model.errors import SetupError, UsageError
 from allranks.model.membership import ALONE, Membership
 from allranks.report.text import say as say_to_stderr
-from allranks.state.saved.commit import PATIENCE_S
+from allranks.state.saved.commit import PATIENCE_S, explain
 from allranks.state.saved.consensus import NOTICE_S, Consensus
 from allranks.state.saved.link import WriterGoneError, WriterLink
 from allranks.state.saved.manifest import Damaged
@@ -53,7 +53,7 @@ GIVEN_UP_S = 15.0
 
 
 class CheckpointError(SetupError):
-    """There are checkpoints, and none of them can be read: beginning anew in silence would be worse."""
+    """There are checkpoints, or may be, and none of them can be read: beginning anew in silence would be worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,15 +138,21 @@ class Checkpointer:
             share: a collective that fills tensors with the bytes of rank 0's; only rank 0 then reads the common state.
                 None: every rank does.
         Raises:
-            CheckpointError: there are checkpoints, and every one is damaged.
+            CheckpointError: there are checkpoints, and every one is damaged; or the directory cannot be read.
         """
         key = f"load {next(self._loads)}"
-        names: list[str] = []
         skipped: list[tuple[Path, str]] = []
+        found: dict[str, Any] = {"names": [], "why": ""}
         if self.membership.is_leader:
-            skipped = await_writers(self.directory, self._say)
-            names = [path.name for path in list_checkpoints(self.directory)]
-        names = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
+            try:
+                skipped = await_writers(self.directory, self._say)
+                found["names"] = [path.name for path in list_checkpoints(self.directory)]
+            except OSError as exc:  # all ranks must hear it, or they would wait for rank 0
+                found["why"] = explain(exc, self.directory)
+        found = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(found)))
+        if found["why"]:
+            raise CheckpointError(f"the directory of checkpoints cannot be read: {found['why']}")
+        names = found["names"]
         for index, name in enumerate(names):
             directory = self.directory / name
             loaded, to_send, why = None, list[torch.Tensor](), ""
