@@ -85,7 +85,8 @@ class Manifest:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
             raise Damaged(f"{MANIFEST}: is no manifest of ours ({exc!r})") from exc
-        if len(parts) != manifest.world_size or [part.name for part in parts] != [part_name(rank) for rank in range(manifest.world_size)]:
+        names = [part.name for part in parts]
+        if len(names) != manifest.world_size or names != [part_name(rank) for rank in range(len(names))]:
             raise Damaged(f"{MANIFEST}: its parts are not those of {manifest.world_size} ranks")
         return manifest
 

@@ -39,7 +39,7 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "is not a regular file")
-    return open(descriptor, "rb")  # noqa: PTH123, SIM115  (the caller closes it)
+    return open(descriptor, "rb")  # noqa: PTH123
 
 
 def read_manifest(directory: Path) -> Manifest:
