@@ -188,14 +188,14 @@ def describe(found: Owner) -> str:
     return f"{who} (pid {found.pid} on {found.host}, since {since}{where})"
 
 
-def advise(found: Owner, *, how: str) -> str:
-    """Return what a user can do about an owner that lives.
-
-    Args:
-        how: the words that give this run another directory.
-    """
-    end = f"scancel {found.slurm_job}" if found.slurm_job else f"kill {found.agent_pid or found.pid} on {found.host}"
-    return f"{how}, or end the other first ({end}); allranks.load_weights reads the weights meanwhile"
+def refuse(directory: Path, other: Owner) -> tuple[str, str]:
+    """Return why a run cannot have a directory, and what its user can do."""
+    end = f"scancel {other.slurm_job}" if other.slurm_job else f"kill {other.agent_pid or other.pid} on {other.host}"
+    return (
+        f"{directory}: {describe(other)} writes its checkpoints there",
+        f"name another directory (--checkpoint-dir, ALLRANKS_CHECKPOINT_DIR), or end that run first ({end}); "
+        "to only read, use allranks.load_weights",
+    )
 
 
 # The file
