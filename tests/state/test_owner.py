@@ -203,15 +203,18 @@ def test_a_dead_owners_directory_is_taken_over_without_a_question(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_of_another_machine_is_watched_until_it_is_seen_alive_or_silent_long_enough(tmp_path: Path) -> None:
+def test_one_of_another_machine_is_watched_until_it_is_seen_alive_or_silent_long_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
     elsewhere = replace(identify({}), host="n9", boot="b9", job="9")
     put(tmp_path, elsewhere, age_s=-3000)  # its clock is ahead: only a change counts
-    renews = threading.Timer(0.7, lambda: os.utime(tmp_path / OWNER))
+    renews = threading.Timer(0.3, lambda: os.utime(tmp_path / OWNER))
     renews.start()
     with held(tmp_path) as (taken, said):
         assert taken == elsewhere
     assert [line.partition(" (")[0] for line in said] == [f"{tmp_path}: waiting up to 60 s to see whether job 9"]
-    put(tmp_path, elsewhere, age_s=58.8)
+    put(tmp_path, elsewhere, age_s=59.6)
     with held(tmp_path) as (taken, _):
         assert taken is None
 
@@ -235,6 +238,18 @@ def test_an_agent_takes_over_from_its_worker_and_leaves_nothing_of_it(tmp_path: 
     holding = Holding(tmp_path, identify({}), find_running=lambda _: None, say=print)
     holding._let_go()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_decision_of_yesterday_replaces_nobody_today(tmp_path: Path, other: Owner) -> None:
+    put(tmp_path, replace(other, started=1))
+    dead = read(tmp_path)
+    assert dead is not None
+    put(tmp_path, other)  # meanwhile another one has taken the dead one's place
+    put(tmp_path, identify({}), name="draft")
+    holding = Holding(tmp_path, identify({}), find_running=lambda _: None, say=print)
+    assert not holding._replace(dead, tmp_path / "draft")
+    assert owner_of(tmp_path) == other.pid
+    assert not (tmp_path / NEXT).exists()
 
 
 @pytest.mark.parametrize("left", ["dead", "garbage"])

@@ -41,6 +41,7 @@ from allranks.state.saved.owner import (
     sees,
     to_bytes,
 )
+from allranks.state.saved.parts import Mount
 
 NEXT = f"{OWNER}.next"
 DRAFT = f".{OWNER}."
@@ -82,6 +83,7 @@ class Holding:
         self._find_running, self._say = find_running, say
         self._changed = threading.Condition()
         self._is_over = self._is_new = False
+        self._mount = Mount(directory)
         self._ruling: Ruling | None = None
         """Of the last look. OWN: it is held; FREE: it cannot be held; None: there was none."""
         self._other: Owner | None = None
@@ -150,8 +152,11 @@ class Holding:
 
     def _look(self) -> tuple[Ruling, Owner | None]:
         """Take the directory if it can be had, renew it if it is held."""
-        if self._is_made:
-            self._is_new |= not self._directory.exists()
+        if self._mount.is_gone(self._directory / OWNER):
+            self._tell("its file system is gone: was it unmounted?")
+            return Ruling.FREE, None
+        if self._is_made and self._ruling is None:
+            self._is_new = not self._directory.exists()
             self._directory.mkdir(parents=True, exist_ok=True)
         elif not self._directory.is_dir():
             return Ruling.FREE, None
@@ -185,11 +190,13 @@ class Holding:
             found = read(self._directory)
             if found is not None and found.owner is not None and self._judge(found.owner, None) is Ruling.TAKEN:
                 return Ruling.TAKEN, found.owner
-        if exc.errno not in self._told:
-            self._told.add(exc.errno)
-            why = exc.strerror or exc
-            self._say(f"{self._directory}: no {OWNER} can be written ({why}), so another run there is not kept out")
+        self._tell(f"no {OWNER} can be written ({exc.strerror or exc}), so another run there is not kept out")
         return Ruling.FREE, None
+
+    def _tell(self, what: str) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            self._say(f"{self._directory}: {what}")
 
     def _rule(self, found: Found, now_ns: int) -> Ruling:
         """Decide about an owner file.

@@ -29,6 +29,28 @@ def list_checkpoints(root: Path) -> list[Path]:
     return [root / name for _, name in sorted(named, reverse=True)]
 
 
+class Mount:
+    """Notices that the file system of a directory is gone: a save would fill the disk below its mount point."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._device: int | None = None
+
+    def is_gone(self, *marks: Path) -> bool:
+        """Whether the directory would be on another device than at the last call, and none of these files is there.
+
+        A file system that was mounted again may have another number; what was in it is there.
+        """
+        place = self._directory
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        device = place.stat().st_dev
+        if self._device not in (None, device) and not any(mark.exists() for mark in marks):
+            return True
+        self._device = device
+        return False
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a file for reading. Nobody knows who put it there: a named pipe would block, and a device never ends.
 

@@ -15,6 +15,7 @@ It starts in a few hundredths of a second, since it imports the standard library
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -37,7 +38,8 @@ from allranks.state.saved.commit import (
     write_part,
 )
 from allranks.state.saved.manifest import Damaged
-from allranks.state.saved.owner import describe, find_other, parse
+from allranks.state.saved.owner import OWNER, describe, find_other, parse
+from allranks.state.saved.parts import Mount, list_checkpoints
 from allranks.state.saved.tidy import Keeper, sweep
 
 LARGEST_MESSAGE_BYTES = 1 << 16
@@ -56,6 +58,7 @@ class Writer:
         self._memory = int(options["memory"])
         self._owner = parse(json.dumps(options["owner"]).encode())
         self._is_refused = False
+        self._mount = Mount(self._root)
         self._keeper = Keeper(self._root, int(options["keep"]))
         self._trainer_process: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it is dead already
@@ -82,6 +85,8 @@ class Writer:
     def _save(self, attempt: Attempt, request: dict[str, Any]) -> dict[str, object]:
         began_s = time.monotonic()
         try:
+            if self._mount.is_gone(self._root / OWNER, *list_checkpoints(self._root)):
+                raise OSError(errno.ENODEV, "the file system of earlier checkpoints is gone: was it unmounted?")
             write_part(
                 attempt,
                 memoryview(mmap.mmap(self._memory, request["size_bytes"], prot=mmap.PROT_READ)),
