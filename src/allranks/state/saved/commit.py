@@ -368,7 +368,9 @@ def explain(exc: OSError, root: Path) -> str:
     why = f"{exc.strerror or exc} ({root})"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
-            why += f", {shutil.disk_usage(root).free / 1e6:.0f} MB are free"
+            room = os.statvfs(root)
+            free = f"{room.f_bavail * room.f_frsize / 1e6:.0f} MB are free"
+            why += f", {free}" if room.f_favail or not room.f_files else ", no inodes are free"
     return why
 
 
