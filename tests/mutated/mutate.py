@@ -172,7 +172,7 @@ def _other_value(rng: random.Random, value: Any) -> Any:
             return rng.choice(([], {}, [value], {"a": value}, [[]], [None]))
         case 6:
             deep: Any = value
-            for _ in range(rng.choice((3, 60, 400))):
+            for _ in range(rng.choice((3, 60, 300))):
                 deep = [deep] if rng.random() < 0.5 else {"a": deep}
             return deep
         case 7 if isinstance(value, str):
@@ -187,4 +187,4 @@ def _other_value(rng: random.Random, value: Any) -> Any:
         case 9 if isinstance(value, int | float):
             return rng.choice((float("nan"), float("inf"), str(value)))
         case _:
-            return [value] * rng.choice((2, 300))
+            return [value] * (2 if isinstance(value, dict | list) else rng.choice((2, 300)))

@@ -79,9 +79,14 @@ class Manifest:
                 raise Damaged(f"{MANIFEST}: format {found}, this allranks reads format {FORMAT}")
             parts = tuple(part_from_json(part) for part in fields.pop("parts"))
             manifest = cls(**fields, parts=parts)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as exc:
+            if (type(manifest.step), type(manifest.world_size)) != (int, int):
+                raise TypeError("step and world_size are numbers")
+        except Damaged:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
             raise Damaged(f"{MANIFEST}: is no manifest of ours ({exc!r})") from exc
-        if [part.name for part in parts] != [part_name(rank) for rank in range(manifest.world_size)]:
+        names = [part.name for part in parts]
+        if len(names) != manifest.world_size or names != [part_name(rank) for rank in range(len(names))]:
             raise Damaged(f"{MANIFEST}: its parts are not those of {manifest.world_size} ranks")
         return manifest
 
@@ -96,7 +101,7 @@ def part_from_json(fields: Mapping[str, Any]) -> Part:
     try:
         name, size_bytes, verified_ns = str(fields["name"]), int(fields["size_bytes"]), int(fields["verified_ns"])
         blocks = tuple(int(block, 16) for block in fields["blocks"])
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise Damaged(f"{MANIFEST}: is no manifest of ours ({exc!r})") from exc
     if not _PART.fullmatch(name) or size_bytes < 0 or len(blocks) != -(-size_bytes // BLOCK_BYTES):
         raise Damaged(f"{MANIFEST}: {name} of {size_bytes} bytes in {len(blocks)} blocks cannot be")
