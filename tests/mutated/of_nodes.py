@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from .door import SEEDS
+from .door import SEEDS, assert_harmless
 from .of_workers import CALL
 
 
@@ -226,5 +226,32 @@ def writer_report(folder: Path) -> Callable[[bytes], object]:
         seen = look_at_writers(place)
         sweep(place.parent, run="other", below=9)
         return seen
+
+    return read
+
+
+def owner_seeds() -> list[bytes]:
+    from allranks.state.saved import owner as owners
+
+    env = {"SLURM_JOB_ID": "17", "SLURM_CLUSTER_NAME": "main", "ALLRANKS_AGENT_PID": "7", "TORCHELASTIC_RUN_ID": "r"}
+    return [owners.to_bytes(owners.identify(env)), owners.to_bytes(owners.identify(env, job="17", attempt_path="/a/b"))]
+
+
+def owner(folder: Path) -> Callable[[bytes], object]:
+    """An owner file: whose the directory is, and what a second run says of it."""
+    from allranks.report.text import one_line
+    from allranks.state.saved import owner as owners
+
+    me = owners.identify({}, job="18", attempt_path="/a/c")
+
+    def read(data: bytes) -> object:
+        found = owners.parse(data)
+        if found is None:
+            return None
+        for unrenewed_s in (None, 5.0, 500.0):
+            lives = owners.sees(found, me)
+            owners.judge(found, me, lives=lives, is_running=lambda: None, unrenewed_s=unrenewed_s)
+        assert_harmless(" ".join(map(one_line, owners.refuse(folder, found))))
+        return found
 
     return read

@@ -22,6 +22,8 @@ from .of_nodes import (
     manifest,
     manifest_line,
     messages,
+    owner,
+    owner_seeds,
     plan_inside,
     plan_seeds,
     state,
@@ -99,6 +101,7 @@ def _parsers() -> Iterator[Parser]:
     yield Parser("dumps as pickles", lambda: dumps()[1:], dump, (DumpError,), "bytes")
     yield Parser("manifests", manifest_line, manifest, (Damaged,), "json")
     yield Parser("state headers", state_headers, state, (Damaged,), "json")
+    yield Parser("owner files", owner_seeds, owner, kind="json")
     yield Parser("writers' reports", seeds("report.json"), writer_report, kind="json")
     gpus = ("550-h100.csv", "550-h100.apps.txt", "550-h100.nvlink.txt", "550-h100.remapped.txt", "470-a100.csv")
     yield Parser("nvidia-smi", recorded(*gpus, "error-9-no-driver.txt"), plain(nvidia_smi))

@@ -325,7 +325,7 @@ def identify_process() -> dict[str, object]:
 def started_ticks(pid: int) -> int | None:
     """When a process was started, in the kernel's ticks since boot; None: there is none, or it is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])

@@ -30,8 +30,15 @@ _TEMP = re.compile(r"step_(?P<step>[0-9]{1,18})\.tmp\.(?P<attempt>[0-9a-f]{4,64}
 _PART = re.compile(r"rank_[0-9]{5,9}\.safetensors")
 
 
+_MOST_CHARS = 300
+
+
 class Damaged(ValueError):
-    """What is there is not what was written; the message says what and where."""
+    """What is there is not what was written; the message says what and where, in one line, whatever is there."""
+
+    def __init__(self, what: str) -> None:
+        shown = what if len(what) <= _MOST_CHARS else f"{what[:_MOST_CHARS]}..."
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in shown))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +86,9 @@ class Manifest:
                 raise Damaged(f"{MANIFEST}: format {found}, this allranks reads format {FORMAT}")
             parts = tuple(part_from_json(part) for part in fields.pop("parts"))
             manifest = cls(**fields, parts=parts)
-            if (type(manifest.step), type(manifest.world_size)) != (int, int):
-                raise TypeError("step and world_size are numbers")
+            kinds = [type(getattr(manifest, name)) for name in ("step", "world_size", "attempt", "torch")]
+            if kinds != [int, int, str, str] or not 0 <= float(manifest.saved_s) < 1e15:
+                raise TypeError("a field of another type")
         except Damaged:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
