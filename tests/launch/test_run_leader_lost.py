@@ -76,11 +76,15 @@ def job(tmp_path: Path) -> Iterator[Job]:
 
 
 def test_the_others_go_on_under_another_leader(job: Job):
-    job.start(0, 1, 2, 3, of=4)
+    checkpoints = job.directory / "checkpoints"
+    job.start(0, 1, 2, 3, of=4, ALLRANKS_CHECKPOINT_DIR=str(checkpoints))
     job.wait_up(0, 0, 1, 2, 3)
+    assert json.loads((checkpoints / "owner.json").read_bytes())["pid"] == job.agents[0].pid
     job.agents.pop(0).kill()
     job.wait_up(1, 1, 2, 3)
+    assert json.loads((checkpoints / "owner.json").read_bytes())["pid"] == job.agents[1].pid
     ends = job.finish()
+    assert list(checkpoints.iterdir()) == []
     assert {node: code for node, (code, _) in ends.items()} == {1: 0, 2: 0, 3: 0}, ends
     said = ends[1][1]
     assert re.search(r"^allranks: n1 leads now: the leader's agent on n0 is gone \(.*\)$", said, re.MULTILINE)

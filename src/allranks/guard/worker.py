@@ -33,6 +33,7 @@ from allranks.model.beat import (
     Parts,
     ProcessState,
     RankBeat,
+    Whole,
     Word,
     drop_unsound,
 )
@@ -44,21 +45,25 @@ SILENT_S = 1.0
 SPY_EVERY_S = 5.0
 
 
+_Group = tuple[Word, tuple[Whole, ...], Number, Number, Whole]
+_Lag = tuple[Word, Whole, Whole]
+
+
 class _Told(msgspec.Struct):
     """What the beat thread wrote, see guard/inside/beat.py; after an exception also the calls alone, see entry.py."""
 
     at: str = ""
-    groups: list[tuple[Word, tuple[int, ...], Number, Number, int]] = []
+    groups: list[_Group] = []
     calls: list[CallSeen] = []
-    lags: list[tuple[Word, int, int]] = []
+    lags: list[_Lag] = []
     blind: list[Word] = []
 
 
 _PARTS: Parts = {
     _Told: {
-        "groups": (tuple[Word, tuple[int, ...], Number, Number, int], MAX_GROUPS),
+        "groups": (_Group, MAX_GROUPS),
         "calls": (CallSeen, MAX_CALLS),
-        "lags": (tuple[Word, int, int], MAX_CALLS),
+        "lags": (_Lag, MAX_CALLS),
         "blind": (Word, MAX_CALLS),
     },
 }

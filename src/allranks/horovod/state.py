@@ -24,6 +24,7 @@ from horovod.common.exceptions import HostsUpdatedInterrupt
 from horovod.torch.elastic import TorchState as HorovodState
 from horovod.torch.mpi_ops import rank
 
+from allranks.model.errors import SetupError
 from allranks.state.saved.checkpoint import Checkpointer
 
 DIRECTORY = "ALLRANKS_CHECKPOINT_DIR"
@@ -40,6 +41,7 @@ class TorchState(HorovodState):  # type: ignore[misc]
         parts: as for `hvd.elastic.TorchState`: a module, an optimizer, a sampler, or any picklable value.
     Raises:
         CheckpointError: there are checkpoints, and none of them can be read.
+        SetupError: another run that lives saves in the same directory.
     """
 
     def __init__(
@@ -54,6 +56,8 @@ class TorchState(HorovodState):  # type: ignore[misc]
             self._checkpointer = Checkpointer(self._directory)
             if loaded := self._checkpointer.load():
                 self._take(loaded.common)
+            if why := self._checkpointer.hold():
+                raise SetupError(why)
 
     def commit(self) -> None:
         """Commit to memory, as Horovod does, and to a checkpoint when it is time for one; then look for new hosts."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from allranks.host.slurm import JobState, find_jobs
 from allranks.host.slurm_command import refusal_of, run_slurm, shielded, words_of
-from allranks.model.errors import SetupError
+from allranks.model.errors import SetupError, UsageError
 
 ASK_S = 20.0
 """Deadline of what an agent asks while the job runs: two of a controller's MessageTimeouts."""
@@ -66,6 +66,15 @@ def find_job(job_id: str) -> JobState | None:
     """
     with shielded():  # SLURM ends what a job starts while it is signalled
         return next(iter(find_jobs(job_id, deadline_s=ASK_S)), None)
+
+
+def is_running(job_id: str) -> bool | None:
+    """Whether a job has processes: not if it has ended, or waits; None where SLURM does not say."""
+    try:
+        job = find_job(job_id)
+    except (SetupError, UsageError):
+        return None
+    return job is not None and not job.is_finished and not job.is_pending
 
 
 class TimeLimit:

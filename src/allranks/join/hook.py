@@ -173,19 +173,20 @@ def _record_uncaught_exceptions() -> None:
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             with contextlib.suppress(Exception):
-                is_end = getattr(sys, "last_value", None) is value  # else the script has called this, and goes on
                 cause = _unrecorded(value)
-                told = (kind, value, trace) if cause is value else (type(cause), cause, cause.__traceback__)
-                frames = "".join(traceback.format_tb(told[2], -MOST_FRAMES))
-                first = _record(f"{_HEADER}{frames}{told[0].__name__}\n")
+                kind_, trace_ = type(cause), cause.__traceback__
+                is_end = getattr(sys, "last_value", None) is value  # else the script has called this, and goes on
+                frames = "".join(traceback.format_tb(trace_, -MOST_FRAMES))
+                first = _record(f"{_HEADER}{frames}{kind_.__name__}\n")
                 if is_end:  # before the exception says what it is: that may take forever
-                    _tell_agent(told[0].__name__, first)
-                message, extra = _say(told[0], cause), first | {"before": _before(cause)}
-                extra["py_callstack"] = _format(*told)
-                if is_end:  # before the file: that needs a disk
-                    _tell_agent(message, extra)
-                with contextlib.suppress(Exception):  # a full disk
-                    _write_error_file(message, extra)
+                    with contextlib.suppress(Exception):
+                        _tell_agent(kind_.__name__, first)
+                message, extra = _say(kind_, cause), first | {"before": _before(cause)}
+                extra["py_callstack"] = _format(cause)
+                if is_end:  # before the file: it needs no disk
+                    with contextlib.suppress(Exception):
+                        _tell_agent(message, extra)
+                _write_error_file(message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
@@ -201,10 +202,10 @@ def _unrecorded(value: BaseException) -> BaseException:
     trace = value.__traceback__
     while trace is not None and isinstance(value, OSError):
         if trace.tb_frame.f_code.co_name == "record_exception":
-            before = value.__context__
-            while before is not None and before.__traceback__ is None:  # a close that fails raises two
-                before = before.__context__
-            return before or value
+            for before in _chain(value)[1:]:
+                if before.__traceback__ is not None:  # a close that fails raises two
+                    return before
+            return value
         trace = trace.tb_next
     return value
 
@@ -306,10 +307,10 @@ _CAUSE = "\nThe above exception was the direct cause of the following exception:
 _CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
 
 
-def _format(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> str:
+def _format(value: BaseException) -> str:
     """Return a traceback as Python prints it; where that is very long, the ends of its parts, up to FILE_CHARS."""
     if _is_short(value):
-        return cut("".join(traceback.format_exception(kind, value, trace)), FILE_CHARS)
+        return cut("".join(traceback.format_exception(type(value), value, value.__traceback__)), FILE_CHARS)
     printed = ""
     for each in reversed(_chain(value)):
         if printed:
@@ -342,7 +343,7 @@ def _is_short(value: BaseException) -> bool:
     return True
 
 
-def _record(py_callstack: str) -> dict[str, object]:
+def _record(py_callstack: str) -> dict[str, Any]:
     """Return what torchelastic keeps of an exception beside its message.
 
     Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py.

@@ -252,7 +252,7 @@ class Console:
             prefix: what stands before each line; empty shows the bytes as they are.
             dir_fd: descriptor of the directory that has it, as for open(2).
         """
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
         self._followed.append(_Followed(fd, stream, prefix.encode(), start))
 
     def mute(self, stream: str) -> None:

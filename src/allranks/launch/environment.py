@@ -33,6 +33,7 @@ def node_settings(
     interface: str | None = None,
     store_fd: int | None = None,
     checkpoints: Path | None = None,
+    attempt: Path | None = None,
     recorder: Path | None = None,
     members: str | None = None,
 ) -> list[Setting]:
@@ -42,6 +43,7 @@ def node_settings(
         env: the agent's environment; what the user set there is kept.
         interface: the data interface, None where it could not be found out.
         store_fd: the leader's socket for rank 0; None on other nodes and without the hook.
+        attempt: directory of this attempt.
         recorder: how the files of torch's flight recorder begin; the rank follows.
         members: value of ALLRANKS_MEMBERS, which may be `@file`; None: the nodes themselves.
     """
@@ -87,7 +89,12 @@ def node_settings(
     if checkpoints is not None:
         if plan.request.checkpoint_dir is not None or "ALLRANKS_CHECKPOINT_DIR" in env:
             fix("ALLRANKS_CHECKPOINT_DIR_CHOSEN", 1, "checkpoints of another script are taken if they fit", "user")
-        offer("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")
+        if plan.request.checkpoint_dir is not None:
+            fix("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "--checkpoint-dir")
+        else:
+            offer("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")
+    if attempt is not None:
+        fix("ALLRANKS_ATTEMPT_DIR", attempt, "checkpoints of this run are known by it", "run dir")
     if (every := plan.request.checkpoint_every) is not None:
         fix("ALLRANKS_CHECKPOINT_EVERY", every, "steps between checkpoints", "--checkpoint-every")
     fix("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")

@@ -16,12 +16,16 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import msgspec
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import failed
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
@@ -35,7 +39,7 @@ from allranks.launch.queue.scheduler import Scheduler, describe_return, read_cul
 from allranks.launch.sweeper import Sweeper
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import become_subreaper
-from allranks.model.errors import AllranksError, UsageError
+from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.finding import Verdict
 from allranks.model.past import History, Past
 from allranks.model.world import Launcher
@@ -46,6 +50,7 @@ from allranks.preflight.ranks import describe_group
 from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir, describe_command, this_directory
 from allranks.report.text import fold_ranks, say
+from allranks.state.saved.owner import refuse
 from allranks.wire.protocol import Goodbye, Plan, Srun
 
 
@@ -132,6 +137,8 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
                 workers.end_standby()
                 if words := run_dir.last_files.close():
                     say(words)
+                if workers.owner is not None:
+                    workers.owner.end()
                 err.drain(patience_s=READER_S)
     finally:
         sweeper.dismiss()
@@ -161,7 +168,7 @@ def _run_phases(workers: WorkerGroup) -> int:
         with Entry(applicant) as entry:
             rendezvous = entry.take_part()
         if isinstance(rendezvous, Called):
-            rendezvous = rendezvous.give_out(partial(_make_plans, request=request))
+            rendezvous = rendezvous.give_out(partial(_make_plans, workers=workers, check_signals=inbox.check))
     except AllranksError as exc:
         if exc.finding is None:
             raise
@@ -172,8 +179,13 @@ def _run_phases(workers: WorkerGroup) -> int:
     return _run_workers(workers, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
 
 
-def _make_plans(called: Called, *, request: Request) -> dict[int, Plan]:
-    applicant, max_restarts = called.applicant, request.max_restarts
+def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable[[], None]) -> dict[int, Plan]:
+    if other := workers.make_owner(generation=0).begin(check_signals):
+        what, fix = refuse(workers.checkpoints, other)
+        finding = find_cause("AR512").find(failed(what=what), node=workers.job.facts.host)
+        raise SetupError(f"{what}; {fix}", finding=msgspec.structs.replace(finding, fix=fix))
+    applicant, request = called.applicant, workers.job.request
+    max_restarts = request.max_restarts
     own = {address for interface in applicant.plan.facts.interfaces for address in interface.addresses}
     address, port = srun_address(applicant.env)
     return make_group(

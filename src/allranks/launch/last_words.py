@@ -72,13 +72,14 @@ class _Words(msgspec.Struct):
 def read_left(folder: Folder, error_name: str, exit_name: str, cell: Cell) -> Left:
     """Return what a worker left behind; what it left in another shape than the hook counts as not left."""
     read, raised = cell.read(), _Raised()
+    lost_lines, code = cell.lost_lines()
     if read.raised is not None:
         with contextlib.suppress(Unreadable):
             raised = decode_fields(read.raised.data, _Raised)
     lost_lines, code = cell.lost_lines()
     return Left(
         error=_as_fields(raised) | _read_error(folder, error_name),  # the file may not have been written
-        exit=_read_exit(read.leaves.data) if read.leaves is not None else _read_exit_file(folder, exit_name),
+        exit=_read_exit(folder, exit_name) if read.leaves is None else _exit_of(read.leaves.data),
         failed_call=_failed_call(read),
         lost_lines=lost_lines,
         lost_why=os.strerror(code) if lost_lines else "",
@@ -127,13 +128,13 @@ def _as_fields(raised: _Raised) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _read_exit_file(folder: Folder, name: str) -> Exit | None:
+def _read_exit(folder: Folder, name: str) -> Exit | None:
     with contextlib.suppress(OSError):
-        return _read_exit(folder.read(name, at_most=MAX_BYTES))
+        return _exit_of(folder.read(name, at_most=MAX_BYTES))
     return None
 
 
-def _read_exit(data: bytes) -> Exit | None:
+def _exit_of(data: bytes) -> Exit | None:
     with contextlib.suppress(Unreadable):
         called = decode_json(data, _Called)
         return Exit(exit_code=called.exit_code, time_s=called.time_s, before=_cut_before(called.before))

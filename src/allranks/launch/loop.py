@@ -346,6 +346,7 @@ class Loop:
         if lead is not None:
             announce_leader(rendezvous.applicant, port, side_port=rendezvous.card.agent_port)
             leader.take_over(lead.lost, time.monotonic(), has_resigned=lead.has_resigned)
+            workers.make_owner(generation=lead.plan.generation + 1).begin_later()
         here, there = socket.socketpair()
         connections = {self.agent.node: Connection(there, peer=self.name), **rendezvous.peers}
         acceptor, selector = rendezvous.acceptor, self._selector

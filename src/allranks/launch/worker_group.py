@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 import psutil
@@ -23,6 +24,7 @@ from allranks.guard.inside.cell import Cell
 from allranks.host.limits import name_places
 from allranks.host.process import is_below
 from allranks.host.signals import catches, handled, read_caught
+from allranks.host.slurm_job import is_running
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
 from allranks.launch.console import Console
@@ -39,6 +41,8 @@ from allranks.report.folder import Folder
 from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir, this_directory
 from allranks.report.text import say
+from allranks.state.saved.holding import Holding
+from allranks.state.saved.owner import identify
 from allranks.wire.protocol import Order, Plan, WorkerEnd
 
 CAUGHT_S = 1.0
@@ -65,6 +69,8 @@ class WorkerGroup:
     console: Console = field(default_factory=Console)
     growth: GrowthRecorder | None = None
     """Writes down when the workers' output grows, once they are started."""
+    owner: Holding | None = None
+    """On the leader: keeps other runs out of the directory of checkpoints."""
     processes: list[Worker] = field(default_factory=list)
     folder: Folder | None = None
     """This node's directory, which has the files of the workers that were started last."""
@@ -80,10 +86,29 @@ class WorkerGroup:
 
     def __post_init__(self) -> None:
         known = name_places(self.env, run_dir=self.run_dir.path)
-        named = self.env.get("ALLRANKS_CHECKPOINT_DIR") or self.job.request.checkpoint_dir
-        order = {"run directory": known["run directory"], "checkpoint directory": self.run_dir.checkpoints_path(named)}
+        order = {"run directory": known["run directory"], "checkpoint directory": self.checkpoints}
         order |= {"TMPDIR": known["TMPDIR"], "/dev/shm": known["/dev/shm"]}  # noqa: S108
         self.places = PlaceWatch(order, cwd=this_directory())
+
+    # The directory of checkpoints
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where the workers are told to save."""
+        named = self.job.request.checkpoint_dir
+        return self.run_dir.checkpoints_path(named or self.env.get("ALLRANKS_CHECKPOINT_DIR") or None)
+
+    def make_owner(self, generation: int) -> Holding:
+        """Return what keeps other runs out of the directory of checkpoints, from the generation that this agent leads.
+
+        One that nobody named is made by the first save, if there is any.
+        """
+        me = identify(
+            self.env, job=self.job.job, attempt_path=str(self.run_dir.attempt_path.absolute()), generation=generation
+        )
+        is_named = self.job.request.checkpoint_dir is not None or "ALLRANKS_CHECKPOINT_DIR" in self.env
+        self.owner = Holding(self.checkpoints, me, find_running=is_running, say=say, is_made=is_named)
+        return self.owner
 
     # Starting
 
@@ -107,6 +132,7 @@ class WorkerGroup:
             interface=interface,
             store_fd=self.store_fd,
             checkpoints=self.run_dir.checkpoints_path(self.job.request.checkpoint_dir),
+            attempt=self.run_dir.attempt_path.absolute(),
             recorder=(folder.path / "recorder_rank_").absolute(),
             members=self.run_dir.share_members(me.name, format_members(group.members)),
         )
@@ -118,7 +144,8 @@ class WorkerGroup:
             for stream, start in worker.starts.items():
                 if (local_rank, stream) not in self.hidden:
                     name = worker.file_name(stream)
-                    self.console.follow(name, start=start, stream=stream, prefix=prefix, dir_fd=folder.fd)
+                    with contextlib.suppress(OSError):  # the worker has already put something else in its place
+                        self.console.follow(name, start=start, stream=stream, prefix=prefix, dir_fd=folder.fd)
             self.processes.append(worker)
         if self.growth is None or folder is not before:  # somebody has removed the directory
             self.growth = GrowthRecorder(folder, self.run_dir.last_files.on_error)
@@ -260,6 +287,8 @@ class WorkerGroup:
 
     def close(self) -> None:
         """End whatever is left."""
+        if self.owner is not None:
+            self.owner.end()
         self.end_standby()
         if self.still_running:
             kill_descendants()

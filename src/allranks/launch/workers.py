@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -23,7 +25,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import msgspec
 import psutil
@@ -166,7 +168,7 @@ class Worker:
     def _start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None
     ) -> None:
-        with self.folder.append(self.file_name("out")) as out, self.folder.append(self.file_name("err")) as err:
+        with self._open_output("out") as out, self._open_output("err") as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
             try:
@@ -180,6 +182,22 @@ class Worker:
                 self.end = self._end_as(127, message=as_utf8(reason), could_not_start=True)
             else:
                 self.pidfd = os.pidfd_open(self.process.pid)
+
+    def _open_output(self, stream: str) -> BinaryIO:
+        """Open an output file; what an earlier start has put in its place, as a fifo or a link, makes room for it.
+
+        Raises:
+            OSError: it cannot be opened.
+        """
+        name = self.file_name(stream)
+        try:
+            return self.folder.append(name)
+        except OSError as exc:
+            if exc.errno not in (errno.EINVAL, errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise
+            aside = f"{name}.{secrets.token_hex(8)}"
+            os.rename(name, aside, src_dir_fd=self.folder.fd, dst_dir_fd=self.folder.fd)
+            return self.folder.open_new(name)
 
     def reap(self) -> WorkerEnd:
         """Collect a worker whose pidfd became readable: how it ended, and what it left about why."""

@@ -31,7 +31,10 @@ Age = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """Seconds; neither NaN nor infinite."""
 Word = Annotated[str, msgspec.Meta(max_length=300)]
 """Whatever its characters: who prints it makes them harmless (report.text)."""
-Number = Annotated[int, msgspec.Meta(ge=-1)]
+_MOST = 2**62
+Whole = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
+"""One that can be sent on: MessagePack has 64 bits, and JSON any number of digits."""
+Number = Annotated[int, msgspec.Meta(ge=-1, le=_MOST)]
 """Of a collective."""
 Few = msgspec.Meta(max_length=MAX_SIZES)
 Network = Annotated[str, msgspec.Meta(pattern=r"^(data|control)\Z")]
@@ -65,19 +68,19 @@ class CallSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     group: Word
     """Key of the process group, the same on all its ranks: its name, `0`; where it has several backends, also which,
     `0/nccl`; where it was destroyed and formed again, also a count, `0#2`."""
-    seq: int
+    seq: Whole
     """Its number in the group; the same collective has the same one on all ranks, 1 is the first."""
     op: Word
     """`all_reduce`, without the backend."""
-    sizes: Annotated[tuple[Annotated[tuple[int, ...], Few], ...], Few] = ()
+    sizes: Annotated[tuple[Annotated[tuple[Whole, ...], Few], ...], Few] = ()
     dtypes: Annotated[tuple[Word, ...], Few] = ()
     """As torch's recorder writes them: `Float`."""
     is_done: bool = False
-    created_ns: int = 0
+    created_ns: Whole = 0
     """When it was called: since the epoch, by the worker's wall clock."""
     place: Word = ""
     """Where the user's code called it: `train.py:12 in step`; empty: not known."""
-    peer: int | None = None
+    peer: Whole | None = None
     """Of a send or a receive: the other side's rank in the group. Their `seq` counts the group's sends and receives."""
 
     def __str__(self) -> str:
@@ -100,7 +103,7 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaul
 
     name: Word
     """Its key, as in CallSeen."""
-    ranks: tuple[int, ...] = ()
+    ranks: tuple[Whole, ...] = ()
     """Global ranks of its members; empty: all of the job (of thousands, they would be most of what a node tells)."""
     enqueued: Number = -1
     """Number of the last collective that it called; -1: not known."""
@@ -124,9 +127,9 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """Since its beat thread last told anything; None: it never did (no torch, no hook)."""
     main_at: Word = ""
     """Where its main thread is in the user's code: `evaluate.py:88 in run`; empty: not known."""
-    step: int | None = None
+    step: Whole | None = None
     """Where the script says it."""
-    checkpoint: int | None = None
+    checkpoint: Whole | None = None
     """Step of its last complete checkpoint."""
     phase: Word = ""
     """`init` until its first group is formed, `arriving` while it waits in init_process_group for all ranks of the job,
@@ -138,7 +141,7 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     groups: Annotated[tuple[GroupSeen, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
     calls: Annotated[tuple[CallSeen, ...], msgspec.Meta(max_length=MAX_CALLS)] = ()
     """The last ones of each group, oldest first: always the open ones; many where it waits or has failed."""
-    lags: tuple[tuple[str, int, int], ...] = ()
+    lags: tuple[tuple[Word, Whole, Whole], ...] = ()
     """(group, seq, created_ns) of some calls, chosen by their number, so that all ranks tell of the same ones."""
     idle_s: Age = 0.0
     """For how long it has made no progress: no call, no step, no output, and neither it nor a child of it has used a
@@ -147,7 +150,7 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """It, or a child of it, waits for a line from a terminal."""
     printed: Annotated[str, msgspec.Meta(max_length=MAX_PRINTED)] = ""
     """The traceback that it printed last, where it has made no progress for long since; cut."""
-    blind: tuple[str, ...] = ()
+    blind: tuple[Word, ...] = ()
     """What cannot be seen, and why: `no flight recorder in torch 2.8`."""
 
 

@@ -177,7 +177,7 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: i
                 payload = _inflate(payload, "a Join", MAX_JOIN_BYTES)
             messages.append(_decode(payload))
         except _UNREADABLE as exc:
-            what = f"a frame that is not an allranks message: {exc}"
+            what = f"a frame that is not an allranks message: {as_one_line(str(exc))}"
             with contextlib.suppress(*_UNREADABLE):
                 head = msgspec.msgpack.decode(payload, type=_Head)
                 what = describe_version(head) if head.protocol != PROTOCOL else what

@@ -226,7 +226,7 @@ def test_without_seals_the_agent_reads_a_copy_and_outlives_a_cut(monkeypatch: py
     assert out == "CellOrder(at_step=17, why='why', leaves=True) True\n"
     assert (cell.read().step, cell.is_saving) == (3, True)
     os.ftruncate(cell.fd, 16)
-    assert cell.read() == (0, None, None, None, None, None, False, None, None, "")
+    assert (cell.read().step, cell.read().pid, cell.read().told, cell.lost_lines()) == (None, 0, None, (0, 0))
     assert (cell.is_saving, cell.has_raised, cell.is_finished, cell.handlers().begun_s) == (False, False, False, {})
     cell.give_order(18, "why", leaves=True)
     cell.close()
@@ -247,6 +247,7 @@ def test_junk_in_a_cell_reads_as_not_written(cell: Cell, name: str, data: bytes)
     read = cell.read()
     assert (read.told, read.words, read.raised, read.call, read.step, read.saved, read.phase) == (*6 * [None], "")
     assert all(0 < began_s < 1e10 for began_s in cell.handlers().begun_s.values())
+    assert all(0 <= number <= most for number, most in zip(cell.lost_lines(), (10**15, 4095), strict=True))
     cell.give_order(17, "why", leaves=True)
     assert cell.order() == CellOrder(17, "why", True)
 

@@ -66,9 +66,10 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _WORDS = 2**64
 _NEVER_NS = 2**63
 """No clock says so much: 292 years."""
+_MAX_ERRNO = 4095
+"""Source: linux/err.h."""
 _MAX_STEP = 10**15
 """A larger one is none, and sums of it would not fit into a cell."""
-_MAX_LINES, _MAX_ERRNO = 10**12, 4096
 _ORDER = struct.Struct("q?")
 
 
@@ -304,7 +305,8 @@ class Cell:
     def lost_lines(self) -> tuple[int, int]:
         """Return how many lines of output could not be written, and the errno of the last one; 0 and 0: none."""
         self._look()
-        return min(int(self._numbers[LINES]), _MAX_LINES), int(self._numbers[ERRNO]) % _MAX_ERRNO
+        code = int(self._numbers[ERRNO])
+        return min(int(self._numbers[LINES]), _MAX_STEP), code if code <= _MAX_ERRNO else 0
 
     def end(self) -> None:
         """Say that the signals which come from now on are the agent's."""

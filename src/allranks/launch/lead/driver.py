@@ -66,6 +66,7 @@ class LeaderDriver:
         acceptor: Acceptor | None,
     ) -> None:
         self.plan, self.run_dir, self._console = workers.job, workers.run_dir, workers.console
+        self._checkpoints = workers.checkpoints
         decide = scheduler.decide if scheduler is not None else partial(ending.decide, job=None)
         self._decide = partial(decide, shutdown_s=self.plan.request.shutdown_s)
         self._scheduler = scheduler
@@ -126,7 +127,7 @@ class LeaderDriver:
             case events.FindKillWait() if (scheduler := self._scheduler) is not None:
                 self._answer_later(lambda: events.KillWaitFound(now_s=0.0, kill_wait_s=scheduler.find_kill_wait_s()))
             case events.FindCheckpoint():
-                checkpoints = self.run_dir.checkpoints_path(self.plan.request.checkpoint_dir)
+                checkpoints = self._checkpoints
                 self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(checkpoints)))
 
     def _answer_later(self, look: Callable[[], Event]) -> None:

@@ -44,13 +44,14 @@ class Best:
         link, value = self._directory / BEST, float(values[self._name])
         try:
             best = float(json.loads((link / _VALUE).read_text())[self._name])
-        except (FileNotFoundError, KeyError, ValueError):
+        except (OSError, KeyError, TypeError, ValueError, RecursionError):  # there is none, or nobody can read it
             best = self._sign * float("inf")
         if self._sign * value < self._sign * best:  # never true of NaN
-            whole = list_checkpoints(self._directory)
-            newest = next(path for path in whole if path.name.partition(".")[0] == f"step_{step}")
+            newest = self._directory / f"step_{step}"
             fresh = self._directory / f"{BEST}.new"
             try:
+                takes = list_checkpoints(self._directory)
+                newest = next((path for path in takes if path.name.partition(".")[0] == newest.name), newest)
                 (newest / _VALUE).write_text(json.dumps({self._name: value}))
                 fresh.unlink(missing_ok=True)
                 fresh.symlink_to(newest.name)

@@ -22,12 +22,14 @@ included; the generators begin anew from the script's own seed and the step.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from allranks.model.errors import UsageError
+from allranks.model.errors import SetupError, UsageError
+from allranks.report.refusal import refuse
 from allranks.report.text import say
 from allranks.state.resumed import experiment, rng
 from allranks.state.resumed.agree import Agreement, Wish
@@ -102,7 +104,7 @@ class Tracked:
         self._saved: tuple[int, int] | None = None
         """Step and epochs of the last save."""
         self._is_save_wanted = self._is_stop_wanted = self._is_stopped = False
-        self._is_looping = self._is_leave_wanted = False
+        self._is_looping = self._is_leave_wanted = self._is_held = False
         self._feed: Feed | None = None
         self._current: Step | None = None
         self._resumed: experiment.Named | None = None
@@ -196,6 +198,7 @@ class Tracked:
             after_epoch: called on all ranks when an epoch is over, with its number, before the state is saved.
         Raises:
             UsageError: the loader's sampler is not tracked, or a block was left by an exception that was caught.
+            SetupError: another run that lives saves in the same directory.
             SystemExit: with 0, after a checkpoint: the agent ordered to leave.
         """
         feed = self._feed if self._feed and self._feed.loader is loader else Feed(loader, self._feed)
@@ -207,6 +210,7 @@ class Tracked:
             return
         if feed.sampler is not None:
             self._averaging.check(feed.sampler)
+        self._hold()
         self._telling.finish(is_finished=False)
         self._resume(feed)
         self._feed = feed
@@ -344,6 +348,15 @@ class Tracked:
         if agreed.leaves:
             own = "SIGTERM" if self._is_leave_wanted else "another rank was told to"
             self._leave(order.why if order is not None else own)
+
+    def _hold(self) -> None:
+        """Before the first step; who only loads and evaluates is in nobody's way."""
+        if not self._is_held and (why := self.checkpoints.hold()):
+            error = SetupError(why)
+            if "ALLRANKS_AGENT_PID" in os.environ:  # its report has the message
+                raise error
+            raise refuse(error) from error
+        self._is_held = True
 
     def _step_done(self) -> None:
         assert self._feed is not None

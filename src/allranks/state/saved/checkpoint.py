@@ -21,23 +21,27 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed import Store
 
+from allranks.host.slurm_job import is_running
 from allranks.model.errors import SetupError, UsageError
 from allranks.model.membership import ALONE, Membership
 from allranks.report.text import say as say_to_stderr
-from allranks.state.saved.commit import PATIENCE_S
+from allranks.state.saved.commit import PATIENCE_S, explain
 from allranks.state.saved.consensus import NOTICE_S, Consensus
+from allranks.state.saved.holding import Holding
 from allranks.state.saved.link import WriterGoneError, WriterLink
 from allranks.state.saved.manifest import Damaged
+from allranks.state.saved.owner import Owner, identify, refuse
 from allranks.state.saved.pack import Packer, Piece, StateError
 from allranks.state.saved.parts import list_checkpoints
 from allranks.state.saved.reader import Loaded, await_writers, read_checkpoint
@@ -53,7 +57,7 @@ GIVEN_UP_S = 15.0
 
 
 class CheckpointError(SetupError):
-    """There are checkpoints, and none of them can be read: beginning anew in silence would be worse."""
+    """There are checkpoints, or may be, and none of them can be read: beginning anew in silence would be worse."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +122,31 @@ class Checkpointer:
         self._step = 0
         self._is_whole = True
         self._is_given_up = False
+        self._owner: Owner | None = None
+        self._holding: Holding | None = None
         self.last_complete: int | None = None
         """Step of the newest checkpoint that this run has written whole or loaded."""
         self.write_s: float | None = None
         """How long the last complete save took from the copy to the rename; on rank 0."""
+
+    # Holding
+
+    def hold(self) -> str:
+        """Keep other runs out of the directory; return why this one is kept out, "" if it is not. All ranks call it.
+
+        A run that only loads needs no hold. `save` does the same for one that did not call this.
+        """
+        why = self._hold() if self.membership.is_leader else ""
+        return self.ranks.tell_all("whose directory it is", why)
+
+    def _hold(self) -> str:
+        if self._holding is None:
+            self._owner = self._owner or identify(os.environ)
+            holding = Holding(self.directory, self._owner, find_running=is_running, say=self._say)
+            if other := holding.begin():
+                return "; ".join(refuse(self.directory, other))
+            self._holding = holding
+        return ""
 
     # Loading
 
@@ -138,15 +163,21 @@ class Checkpointer:
             share: a collective that fills tensors with the bytes of rank 0's; only rank 0 then reads the common state.
                 None: every rank does.
         Raises:
-            CheckpointError: there are checkpoints, and every one is damaged.
+            CheckpointError: there are checkpoints, and every one is damaged; or the directory cannot be read.
         """
         key = f"load {next(self._loads)}"
-        names: list[str] = []
         skipped: list[tuple[Path, str]] = []
+        found: dict[str, Any] = {"names": [], "why": ""}
         if self.membership.is_leader:
-            skipped = await_writers(self.directory, self._say)
-            names = [path.name for path in list_checkpoints(self.directory)]
-        names = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
+            try:
+                skipped = await_writers(self.directory, self._say)
+                found["names"] = [path.name for path in list_checkpoints(self.directory)]
+            except OSError as exc:  # all ranks must hear it, or they would wait for rank 0
+                found["why"] = explain(exc, self.directory)
+        found = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(found)))
+        if found["why"]:
+            raise CheckpointError(f"the directory of checkpoints cannot be read: {found['why']}")
+        names = found["names"]
         for index, name in enumerate(names):
             directory = self.directory / name
             loaded, to_send, why = None, list[torch.Tensor](), ""
@@ -205,7 +236,8 @@ class Checkpointer:
         self._number += 1
         name = f"{self._run}-{self._number}"
         began_s = time.perf_counter()
-        why = self._make_room(self._skip_after_s if patience_s is None else patience_s)
+        why = self._hold() if self.membership.is_leader else ""
+        why = why or self._make_room(self._skip_after_s if patience_s is None else patience_s)
         waited_s = time.perf_counter() - began_s
         header, pieces, size_bytes = b"", list[Piece](), 0
         if not why:
@@ -256,6 +288,9 @@ class Checkpointer:
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
+        if self._holding is not None:
+            self._holding.end()
+            self._holding = None
 
     def _await(self, link: WriterLink, is_done: Callable[[float], bool], timeout_s: float) -> bool:
         """Wait for the last save, and say so after NOTICE_S, after twice as long, and so on."""
@@ -338,6 +373,7 @@ class Checkpointer:
             keep=self._keep,
             run=self._run,
             torch=torch.__version__,
+            owner=None if self._owner is None else asdict(self._owner),
         )
 
     def _hear(self, message: dict[str, Any]) -> None:

@@ -48,7 +48,13 @@ from allranks.state.saved.manifest import (
     report_name,
     temp_name,
 )
-from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
+from allranks.state.saved.parts import (
+    LARGEST_MANIFEST_BYTES,
+    PartReader,
+    list_checkpoints,
+    open_regular,
+    read_manifest,
+)
 
 PATIENCE_S = 600.0
 """How long the coordinator waits without any other part coming on: a rank may be evaluating before it saves."""
@@ -319,7 +325,7 @@ def identify_process() -> dict[str, object]:
 def started_ticks(pid: int) -> int | None:
     """When a process was started, in the kernel's ticks since boot; None: there is none, or it is a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in "ZX" else int(fields[19])
@@ -328,8 +334,9 @@ def started_ticks(pid: int) -> int | None:
 def read_report(path: Path) -> dict[str, Any]:
     """What a writer says of itself; empty while there is nothing to be read."""
     try:
-        report = json.loads(path.read_bytes())
-    except (FileNotFoundError, ValueError):
+        with open_regular(path) as file:
+            report = json.loads(file.read(LARGEST_MANIFEST_BYTES))
+    except (FileNotFoundError, ValueError, RecursionError):
         return {}
     return report if isinstance(report, dict) else {}
 
@@ -361,7 +368,9 @@ def explain(exc: OSError, root: Path) -> str:
     why = f"{exc.strerror or exc} ({root})"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
-            why += f", {shutil.disk_usage(root).free / 1e6:.0f} MB are free"
+            room = os.statvfs(root)
+            free = f"{room.f_bavail * room.f_frsize / 1e6:.0f} MB are free"
+            why += f", {free}" if room.f_favail or not room.f_files else ", no inodes are free"
     return why
 
 

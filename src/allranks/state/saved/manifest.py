@@ -30,8 +30,15 @@ _TEMP = re.compile(r"step_(?P<step>[0-9]{1,18})\.tmp\.(?P<attempt>[0-9a-f]{4,64}
 _PART = re.compile(r"rank_[0-9]{5,9}\.safetensors")
 
 
+_MOST_CHARS = 300
+
+
 class Damaged(ValueError):
-    """What is there is not what was written; the message says what and where."""
+    """What is there is not what was written; the message says what and where, in one line, whatever is there."""
+
+    def __init__(self, what: str) -> None:
+        shown = what if len(what) <= _MOST_CHARS else f"{what[:_MOST_CHARS]}..."
+        super().__init__("".join(c if c.isprintable() else repr(c)[1:-1] for c in shown))
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +86,15 @@ class Manifest:
                 raise Damaged(f"{MANIFEST}: format {found}, this allranks reads format {FORMAT}")
             parts = tuple(part_from_json(part) for part in fields.pop("parts"))
             manifest = cls(**fields, parts=parts)
-        except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as exc:
+            kinds = [type(getattr(manifest, name)) for name in ("step", "world_size", "attempt", "torch")]
+            if kinds != [int, int, str, str] or not 0 <= float(manifest.saved_s) < 1e15:
+                raise TypeError("a field of another type")
+        except Damaged:
+            raise
+        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
             raise Damaged(f"{MANIFEST}: is no manifest of ours ({exc!r})") from exc
-        if [part.name for part in parts] != [part_name(rank) for rank in range(manifest.world_size)]:
+        names = [part.name for part in parts]
+        if len(names) != manifest.world_size or names != [part_name(rank) for rank in range(len(names))]:
             raise Damaged(f"{MANIFEST}: its parts are not those of {manifest.world_size} ranks")
         return manifest
 
@@ -96,7 +109,7 @@ def part_from_json(fields: Mapping[str, Any]) -> Part:
     try:
         name, size_bytes, verified_ns = str(fields["name"]), int(fields["size_bytes"]), int(fields["verified_ns"])
         blocks = tuple(int(block, 16) for block in fields["blocks"])
-    except (KeyError, TypeError, ValueError) as exc:
+    except (KeyError, TypeError, ValueError, OverflowError) as exc:
         raise Damaged(f"{MANIFEST}: is no manifest of ours ({exc!r})") from exc
     if not _PART.fullmatch(name) or size_bytes < 0 or len(blocks) != -(-size_bytes // BLOCK_BYTES):
         raise Damaged(f"{MANIFEST}: {name} of {size_bytes} bytes in {len(blocks)} blocks cannot be")

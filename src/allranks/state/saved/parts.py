@@ -6,10 +6,13 @@ Standard library only: the writer's process imports it, too.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from allranks.state.saved.manifest import BLOCK_BYTES, MANIFEST, Damaged, Manifest, Part, parse_final
 
@@ -26,13 +29,48 @@ def list_checkpoints(root: Path) -> list[Path]:
     return [root / name for _, name in sorted(named, reverse=True)]
 
 
+class Mount:
+    """Notices that the file system of a directory is gone: a save would fill the disk below its mount point."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._device: int | None = None
+
+    def is_gone(self, *marks: Path) -> bool:
+        """Whether the directory would be on another device than at the last call, and none of these files is there.
+
+        A file system that was mounted again may have another number; what was in it is there.
+        """
+        place = self._directory
+        while not place.exists() and place != place.parent:
+            place = place.parent
+        device = place.stat().st_dev
+        if self._device not in (None, device) and not any(mark.exists() for mark in marks):
+            return True
+        self._device = device
+        return False
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading. Nobody knows who put it there: a named pipe would block, and a device never ends.
+
+    Raises:
+        OSError: it cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is not a regular file")
+    return open(descriptor, "rb")  # noqa: PTH123
+
+
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest, which says what else must be there.
 
     Raises:
         Damaged: it is missing, altered, or another directory's.
     """
-    with _damage(MANIFEST), (directory / MANIFEST).open("rb") as file:
+    with _damage(MANIFEST), open_regular(directory / MANIFEST) as file:
         manifest = Manifest.from_bytes(file.read(LARGEST_MANIFEST_BYTES))
     place = parse_final(directory.name)
     if place is None or place[0] != manifest.step:
@@ -64,7 +102,7 @@ class PartReader:
         self._seen = bytearray(len(part.blocks))
         self._cached: tuple[int, bytes] = (-1, b"")
         with _damage(part.name):
-            self._file = (directory / part.name).open("rb", buffering=0)
+            self._file = open_regular(directory / part.name)
         size_bytes = os.fstat(self._file.fileno()).st_size
         if size_bytes != part.size_bytes:
             self._file.close()

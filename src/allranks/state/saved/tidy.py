@@ -10,14 +10,16 @@ Standard library only: it runs in the writer's process.
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from allranks.state.saved.commit import identify_process, is_given_up, read_report, started_ticks
-from allranks.state.saved.manifest import MANIFEST, Damaged, parse_temp, report_name
+from allranks.state.saved.manifest import MANIFEST, Damaged, parse_final, parse_temp, report_name, temp_name
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 
 KEEP_AT_LEAST = 2
@@ -64,7 +66,7 @@ class Keeper:
                     if not reader.verify_rest(should_stop):
                         return None
                 self._verified[path] = touched_ns
-        except (Damaged, FileNotFoundError):
+        except (Damaged, OSError):
             return False
         return True
 
@@ -81,7 +83,7 @@ def sweep(root: Path, *, run: str, below: int) -> None:
         if of_run != run:
             is_alive, touched_s = look_at_writers(path)
             is_left = not is_alive if is_alive is not None else time.time() - touched_s >= LEFT_AFTER_S
-        if is_left:
+        if is_left and path.is_dir() and not path.is_symlink():  # rmtree would open a named pipe, and wait
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -98,12 +100,14 @@ def look_at_writers(directory: Path) -> tuple[bool | None, float]:
         if is_given_up(directory):
             return False, touched_s
         for path in directory.iterdir():
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 touched_s = max(touched_s, path.stat().st_mtime)
-            if path.suffix == ".json" and isinstance(owner := read_report(path).get("owner"), dict):
-                owners[path.name] = owner
-    except FileNotFoundError:
+                if path.suffix == ".json" and isinstance(owner := read_report(path).get("owner"), dict):
+                    owners[path.name] = owner
+    except (FileNotFoundError, NotADirectoryError):
         return False, touched_s
+    except OSError:
+        return None, touched_s
     coordinator = owners.get(report_name(0))
     lives = [_lives(owner) for owner in ([coordinator] if coordinator else owners.values())]
     if not lives or None in lives:
@@ -120,11 +124,18 @@ def _lives(owner: dict[str, Any]) -> bool | None:
         return False  # it died with an earlier boot
     if owner.get("pid_namespace") != me["pid_namespace"]:
         return None
-    return bool(started_ticks(int(owner["pid"])) == owner["started"])
+    pid, started = owner.get("pid"), owner.get("started")
+    if type(pid) is not int or type(started) is not int:
+        return None  # others can write files of that name
+    return started_ticks(pid) == started
 
 
 def _remove(directory: Path) -> None:
-    """The manifest goes first: from then on nobody takes the rest for a checkpoint."""
+    """Delete a checkpoint. It is renamed first, so that nobody takes half of it for one; `sweep` removes what is left.
+
+    A `step_N` without a manifest is somebody else's, and stays.
+    """
+    step, _ = parse_final(directory.name) or (0, 0)
     with contextlib.suppress(OSError):
-        (directory / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(directory)
+        if stat.S_ISREG((directory / MANIFEST).lstat().st_mode):
+            shutil.rmtree(directory.rename(directory.with_name(temp_name(step, f"{os.urandom(6).hex()}-0"))))

@@ -15,6 +15,7 @@ It starts in a few hundredths of a second, since it imports the standard library
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
@@ -37,6 +38,8 @@ from allranks.state.saved.commit import (
     write_part,
 )
 from allranks.state.saved.manifest import Damaged
+from allranks.state.saved.owner import OWNER, describe, find_other, parse
+from allranks.state.saved.parts import Mount, list_checkpoints
 from allranks.state.saved.tidy import Keeper, sweep
 
 LARGEST_MESSAGE_BYTES = 1 << 16
@@ -53,6 +56,9 @@ class Writer:
         self._rank, self._world_size = int(options["rank"]), int(options["world_size"])
         self._torch, self._run = str(options["torch"]), str(options["run"])
         self._memory = int(options["memory"])
+        self._owner = parse(json.dumps(options["owner"]).encode())
+        self._is_refused = False
+        self._mount = Mount(self._root)
         self._keeper = Keeper(self._root, int(options["keep"]))
         self._trainer_process: int | None = None
         with contextlib.suppress(ProcessLookupError):  # it is dead already
@@ -70,6 +76,8 @@ class Writer:
                 if not outcome["is_whole"]:
                     return  # whose part did not come to this one will not come to the next, either
                 continue
+            if self._is_refused:
+                continue
             with contextlib.suppress(OSError):  # what fails here is tried again after the next save
                 sweep(self._root, run=self._run, below=int(attempt.name.rpartition("-")[2]))
                 self._keeper.retain(self._has_request)
@@ -77,6 +85,8 @@ class Writer:
     def _save(self, attempt: Attempt, request: dict[str, Any]) -> dict[str, object]:
         began_s = time.monotonic()
         try:
+            if self._mount.is_gone(self._root / OWNER, *list_checkpoints(self._root)):
+                raise OSError(errno.ENODEV, "the file system of earlier checkpoints is gone: was it unmounted?")
             write_part(
                 attempt,
                 memoryview(mmap.mmap(self._memory, request["size_bytes"], prot=mmap.PROT_READ)),
@@ -86,6 +96,7 @@ class Writer:
             if self._rank != 0:
                 return {"is_whole": None if self._is_orphaned() else watch_outcome(attempt, self._has_news)}
             parts = gather_parts(attempt, is_orphaned=self._is_orphaned, is_next_due=self._has_news)
+            self._refuse_others(attempt)
             directory = seal(attempt, parts, torch=self._torch)
         except Exception as exc:  # also what nobody thought of: this process has no terminal to die on
             if self._rank == 0:
@@ -93,6 +104,13 @@ class Writer:
             why = str(exc) if isinstance(exc, AttemptFailedError | Damaged) else f"the writer failed: {exc!r}"
             return {"is_whole": False, "why": explain(exc, self._root) if isinstance(exc, OSError) else why}
         return {"is_whole": True, "directory": str(directory), "write_s": time.monotonic() - began_s}
+
+    def _refuse_others(self, attempt: Attempt) -> None:
+        """Raise AttemptFailedError where another run has taken the directory: it thought that this one is dead."""
+        other = None if self._owner is None else find_other(self._root, self._owner, fresh=attempt.directory)
+        self._is_refused = other is not None
+        if other is not None:
+            raise AttemptFailedError(f"{self._root} is {describe(other)}'s now")
 
     # The trainer
 

@@ -1,0 +1,91 @@
+"""What users write, and what a run leaves on disk: how it is read."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from allranks.model.errors import AllranksError
+
+from .door import SEEDS, Door, assert_harmless
+
+
+def read_cluster_file(folder: Path) -> Callable[[bytes], object]:
+    from allranks.config.file import read_cluster
+
+    path = folder / "cluster.toml"
+
+    def read(data: bytes) -> object:
+        path.write_bytes(data)
+        return read_cluster(path)
+
+    return read
+
+
+def read_hostlist(text: str) -> object:
+    from allranks.model.hostlist import expand_hosts, fold_hosts
+
+    hosts = expand_hosts(text)
+    assert expand_hosts(fold_hosts(hosts)) == hosts or not hosts
+    return hosts
+
+
+def read_environment(data: bytes) -> object:
+    from allranks.model.identity import world_from_env
+
+    env = dict(
+        line.split("=", 1) for line in data.decode(errors="replace").replace("\0", "").splitlines() if "=" in line
+    )
+    return world_from_env(env)
+
+
+def run_file(name: str) -> Door:
+    """Return how a file of a run directory is read: as `list`, `status`, `logs`, `clean` and the agents do."""
+
+    def begin(folder: Path) -> Callable[[bytes], object]:
+        from allranks.launch.batch.clean import _checkpoint_places
+        from allranks.launch.queue.scheduler import read_culprits
+        from allranks.model.membership import read_members
+        from allranks.preflight.meeting import find_announcement, read_secret
+        from allranks.report.growth import read_growth
+        from allranks.report.history import describe_restarts
+        from allranks.report.remains import last_words
+        from allranks.report.rundir import RunDir, read_shared_members
+        from allranks.report.runs import find_run, list_runs
+        from allranks.report.text import Style, render_findings
+
+        run = folder / "runs/7"
+        shutil.copytree(SEEDS / "run", run)
+        run_dir = RunDir(folder / "runs", "7")
+        run_dir.create()
+        run_dir.create_attempt(0)
+        path = run / name
+        (run / "secret").chmod(0o600)
+
+        def read(data: bytes) -> object:
+            path.write_bytes(data)
+            found = find_run("7", folder / "runs")
+            assert found is not None
+            assert [each.name for each in list_runs(folder / "runs")] == ["7"]
+            describe_restarts(found.restarts, allowed=found.max_restarts)
+            if found.verdict is not None:
+                assert_harmless(render_findings(found.verdict.findings, Style(True, False, 100)))
+                found.verdict.to_json()
+            run_dir.read_events()
+            find_announcement(run_dir)
+            read_culprits(run_dir)
+            growth = read_growth(run / "attempt_0/n1")
+            [(each.time_of(5), each.size_at(2e9)) for each in growth.values()]
+            _checkpoint_places(run)
+            last_words(run / "attempt_0")
+            with contextlib.suppress(AllranksError):
+                read_members(read_shared_members(f"@{run}/attempt_0/n1/members"))
+            if name == "secret":
+                return read_secret(run_dir)
+            return found
+
+        return read
+
+    return begin
