@@ -37,6 +37,7 @@ from allranks.host.signals import die_with_parent
 from allranks.launch.look.step import probe_job
 from allranks.model.errors import AllranksError, Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Finding, Severity, Verdict
+from allranks.report.mask import mask_command
 from allranks.report.rundir import RunDir
 
 TICK_S = 0.1
@@ -118,7 +119,7 @@ class _Job:
     def started(self) -> Iterator[None]:
         """Start the driver, and end it when the block is left."""
         self._write_hosts()
-        self._events.touch()
+        self._events.touch(mode=0o600)  # what Horovod logs may quote the command
         handlers = {each: signal.signal(each, self._note_signal) for each in ENDING}
         self._process = subprocess.Popen(
             driver_command(self._request, self._events, self._hosts, self._lost),
@@ -134,7 +135,10 @@ class _Job:
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
         self._run_dir.add_event(
-            "started", command=list(self._request.command), members=list(self._request.hosts), pid=os.getpid()
+            "started",
+            command=mask_command(self._request.command, os.environ),
+            members=list(self._request.hosts),
+            pid=os.getpid(),
         )
         try:
             yield

@@ -43,8 +43,9 @@ from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.entry import Entry
 from allranks.preflight.ranks import describe_group
+from allranks.report.mask import mask_command
 from allranks.report.refusal import print_findings
-from allranks.report.rundir import RunDir, describe_command, this_directory
+from allranks.report.rundir import RunDir, this_directory
 from allranks.report.text import fold_ranks, say
 from allranks.wire.protocol import Goodbye, Plan, Srun
 
@@ -222,7 +223,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     names = [member.name for member in group.members]
     workers.sweeper.tell(run_dir.attempt_path / "events.jsonl", me.name)
     if rendezvous.leader is None:
-        command = describe_command(workers.command, workers.env)
+        command = mask_command(workers.command, workers.env)
         about = {"job": plan.job, "command": command, "cwd": this_directory(), "pid": os.getpid()}
         run_dir.add_event("started", generation=0, members=names, max_restarts=plan.request.max_restarts, **about)
         for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):

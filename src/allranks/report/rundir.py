@@ -25,7 +25,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,8 +34,8 @@ import msgspec
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
+from allranks.report.mask import mask_fields, mask_variable
 
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
 """Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
@@ -69,11 +69,6 @@ def is_own_file(path: Path) -> bool:
     is_of_node = name in _OF_NODE and re.fullmatch(r"attempt_\d+", folder.parent.name)
     is_of_run = name in _OF_RUN and next(folder.glob("attempt_*"), None)  # others may have such names, too
     return bool(is_of_attempt or is_of_node or is_of_run)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether the value of a variable with this name must not be shown or written."""
-    return bool(_SECRET_NAME.search(name))
 
 
 def as_file_name(text: str) -> str:
@@ -159,7 +154,7 @@ class RunDir:
         rows = [
             {
                 "name": setting.name,
-                "value": "(hidden)" if is_secret_name(setting.name) else setting.value,
+                "value": mask_variable(setting.name, setting.value),
                 "reason": setting.reason,
                 "source": setting.source,
             }
@@ -294,8 +289,8 @@ class SignOfLife:
 
 
 def event_line(event: str, **fields: object) -> str:
-    """Return an event as events.jsonl has it."""
-    return json.dumps({"time_s": round(time.time(), 3), "event": event, **fields}) + "\n"
+    """Return an event as events.jsonl has it, without secrets."""
+    return json.dumps({"time_s": round(time.time(), 3), "event": event, **mask_fields(fields)}) + "\n"
 
 
 def make_directory(path: Path) -> Path:
@@ -325,18 +320,6 @@ def this_directory() -> str:
     with contextlib.suppress(OSError):
         return str(Path.cwd())
     return ""
-
-
-def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:
-    """Return a command for the record, with the values of secret variables hidden."""
-    values = {value for name, value in env.items() if is_secret_name(name) and len(value) >= 8}
-    hidden = sorted(values, key=len, reverse=True)  # one may be the beginning of another
-    shown = []
-    for word in command:
-        for value in hidden:
-            word = word.replace(value, "(hidden)")
-        shown.append(word)
-    return shown
 
 
 def write_whole(path: Path, data: bytes) -> None:

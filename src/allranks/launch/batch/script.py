@@ -18,7 +18,7 @@ from typing import Any
 
 from allranks.config.keys import SLURM_TIME
 from allranks.model.errors import UsageError
-from allranks.report.rundir import is_secret_name
+from allranks.report.mask import is_secret_name
 
 _TIME = "minutes, H:MM:SS, D-HH or UNLIMITED, for example 90, 2:00:00 or 1-12"
 _SIZE = "a number with K, M, G or T, for example 64G"
