@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from allranks.report.mask import HIDDEN, is_secret_name, mask_command, mask_fields, mask_secrets, mask_variable
+from allranks.model.secret import is_secret_name
+from allranks.report.mask import HIDDEN, mask_command, mask_fields, mask_secrets, mask_variable
 
 HEX40 = "0123456789abcdef0123456789abcdef01234567"
 ALNUM = string.ascii_letters + string.digits

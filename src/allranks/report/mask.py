@@ -15,27 +15,21 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
+
+import msgspec
+
+from allranks.model.finding import Finding, Verdict
+from allranks.model.secret import HARMLESS_NAME, STRONG_NAME, is_secret_name
+from allranks.model.setting import Setting
 
 HIDDEN = "(hidden)"
 
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|(?:^|[_.-])PASS$|[_.-]PWD$", re.I)
-_STRONG_NAME = re.compile(
-    r"secret|passw|passphrase|credential"
-    r"|(?:api|access|private|account|storage|auth|signing|encryption|license|wandb|ssh|deploy)[._-]?keys?(?![a-z])"
-    r"|(?:auth|access|refresh|bearer|session|api|hf|hub|github|gitlab|wandb|id)[._-]?tokens?(?![a-z_-])",
-    re.I,
-)
-"""Whatever stands there is hidden, also a word or a number."""
 _PATH_NAME = re.compile(r"(?:file|path|dir|name|id)s?$", re.I)
 """Says where a secret is, or what it is called."""
 _SWITCH_NAME = re.compile(r"(?:use|no|has|with|is|skip|allow|require)[_-]", re.I)
 """Mostly without a value: the next word is another argument."""
-_HARMLESS_NAME = re.compile(
-    r"tokeniz|keyword|keyerror|keyboard|keypoint|keyframe|monkey|key_padding|token_(?:id|type|ids|mask)"
-    r"|(?:bos|eos|pad|unk|sep|cls|mask|image|img|special|placeholder|initializer|stop|trigger|text|audio|vision)[_-]?token",
-    re.I,
-)
 _HARMLESS_NAMES = frozenset(("key", "keys", "token", "tokens"))
 """Of entries of a mapping, or of a vocabulary."""
 _PLAIN_VALUE = re.compile(r"""["']?(?:[-+]?[0-9][0-9.,_e+-]*%?|true|false|none|null)["']?[,)\]}]*""", re.I)
@@ -79,22 +73,13 @@ _FORMS = tuple(
 )
 
 
-def is_secret_name(name: str) -> bool:
-    """Whether a variable with this name has a value that must not be shown or written.
-
-    >>> is_secret_name("HF_TOKEN"), is_secret_name("TOKENIZERS_PARALLELISM")
-    (True, False)
-    """
-    return bool(_STRONG_NAME.search(name) or (_SECRET_NAME.search(name) and not _HARMLESS_NAME.search(name)))
-
-
 def mask_variable(name: str, value: str) -> str:
     """Return the value of a variable of the environment as it may be shown.
 
     >>> mask_variable("WANDB_API_KEY", "abc"), mask_variable("ALL_PROXY", "http://me:pw@proxy:3128")
     ('(hidden)', 'http://me:(hidden)@proxy:3128')
     """
-    is_secret = is_secret_name(name) and (_STRONG_NAME.search(name) or not _PLAIN_VALUE.fullmatch(value))
+    is_secret = is_secret_name(name) and (STRONG_NAME.search(name) or not _PLAIN_VALUE.fullmatch(value))
     return HIDDEN if value and is_secret else mask_secrets(value)
 
 
@@ -140,6 +125,25 @@ def mask_fields(told: Any) -> Any:
     return told
 
 
+def mask_setting(setting: Setting) -> Setting:
+    """Return a setting as it may be shown."""
+    return replace(setting, value=mask_variable(setting.name, setting.value))
+
+
+def mask_finding(finding: Finding) -> Finding:
+    """Return a finding as it may be written and shown: it quotes lines of logs, and what was started."""
+    texts = {
+        name: mask_secrets(text) for name in ("message", "fix", "ask", "subject") if (text := getattr(finding, name))
+    }
+    evidence = tuple(msgspec.structs.replace(each, seen=mask_secrets(each.seen)) for each in finding.evidence)
+    return msgspec.structs.replace(finding, **texts, evidence=evidence, notes=tuple(map(mask_secrets, finding.notes)))
+
+
+def mask_verdict(verdict: Verdict) -> Verdict:
+    """Return a verdict as it may be written and shown."""
+    return msgspec.structs.replace(verdict, findings=tuple(map(mask_finding, verdict.findings)))
+
+
 def mask_secrets(text: str) -> str:
     """Return the text with everything that looks like a secret replaced by `(hidden)`."""
     if _CANNOT_HOLD.fullmatch(text):
@@ -176,7 +180,7 @@ def _mask_word(word: str) -> str:
 def _mask_entry(name: str, value: Any) -> Any:
     if isinstance(value, str):
         return HIDDEN if _is_secret(name, value, is_argument=True) else mask_secrets(value)
-    if _STRONG_NAME.search(name) and isinstance(value, dict | list | int | float) and not isinstance(value, bool):
+    if STRONG_NAME.search(name) and isinstance(value, dict | list | int | float) and not isinstance(value, bool):
         return HIDDEN
     return mask_fields(value)
 
@@ -209,10 +213,10 @@ def _is_secret(name: str, value: str, *, is_loose: bool = False, is_argument: bo
     """
     if not is_secret_name(name) or not value.strip("\\\"'") or HIDDEN in value or _PATH_NAME.search(name):
         return False
-    if _STRONG_NAME.search(name) and not _SWITCH_NAME.match(name):
+    if STRONG_NAME.search(name) and not _SWITCH_NAME.match(name):
         return True
     last = name.rpartition(".")[2].lower()
-    if _PLAIN_VALUE.fullmatch(value) or value.startswith(_BRACKETS) or _HARMLESS_NAME.search(last):
+    if _PLAIN_VALUE.fullmatch(value) or value.startswith(_BRACKETS) or HARMLESS_NAME.search(last):
         return False
     if last in _HARMLESS_NAMES and not (is_argument or name.isupper()):
         return False

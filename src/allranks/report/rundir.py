@@ -26,6 +26,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -34,7 +35,7 @@ import msgspec
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
-from allranks.report.mask import mask_fields, mask_variable
+from allranks.report.mask import mask_fields, mask_setting, mask_verdict
 
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
@@ -151,15 +152,7 @@ class RunDir:
 
     def write_settings(self, node: str, settings: Iterable[Setting]) -> None:
         """Write a node's environment with reasons, without secrets."""
-        rows = [
-            {
-                "name": setting.name,
-                "value": mask_variable(setting.name, setting.value),
-                "reason": setting.reason,
-                "source": setting.source,
-            }
-            for setting in settings
-        ]
+        rows = [asdict(mask_setting(setting)) for setting in settings]
         write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
     def share_members(self, node: str, text: str) -> str:
@@ -171,7 +164,7 @@ class RunDir:
         return f"@{path}"
 
     def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> bool:
-        """Write the job's verdict, as this node received it; it is the same on all nodes.
+        """Write the job's verdict without secrets, as this node received it; it is the same on all nodes.
 
         Args:
             verdict: the verdict.
@@ -180,6 +173,7 @@ class RunDir:
         Returns:
             Whether this is now the job's verdict; False if another node was first.
         """
+        verdict = mask_verdict(verdict)
         with contextlib.suppress(OSError):
             self.node_path(node).mkdir(parents=True, exist_ok=True)
         own, common = self.node_path(node) / "verdict.json", self.attempt_path / "verdict.json"

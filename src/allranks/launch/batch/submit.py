@@ -109,6 +109,16 @@ def check_script(script: str) -> None:
         raise UsageError(f"the script is not valid bash: {'; '.join(answer.stderr.strip().splitlines())[:300]}")
 
 
+def _keep(path: Path, script: str) -> None:
+    """Write the script for its owner alone: it must keep the secrets that stand in its arguments.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:  # noqa: PTH123
+        file.write(script)
+
+
 def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_dir: Path) -> Submission:
     """Let SLURM test a script, and submit it.
 
@@ -131,7 +141,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     try:
         set_aside = _set_aside(job, options, root, runs=runs, outputs=outputs)
         path.mkdir(exist_ok=True)
-        (path / "submission.sh").write_text(script)
+        _keep(path / "submission.sh", script)
         point_latest(root, path.name)
     except OSError as exc:  # the job is submitted: that counts
         problem = f"{path / 'submission.sh'}: {exc.strerror}; to get the script: scontrol write batch_script {job}"
