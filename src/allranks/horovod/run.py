@@ -33,6 +33,7 @@ from allranks.horovod import driver
 from allranks.horovod.nodes import NodeWatch
 from allranks.horovod.watch import Look, Said, Watch
 from allranks.host.net import find_interface_in, read_interfaces
+from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.signals import die_with_parent
 from allranks.launch.look.step import probe_job
 from allranks.model.errors import AllranksError, Exit, SetupError, UsageError, exit_for_signal
@@ -139,6 +140,8 @@ class _Job:
             command=mask_command(self._request.command, os.environ),
             members=list(self._request.hosts),
             pid=os.getpid(),
+            start_ticks=read_start_ticks(os.getpid()),
+            boot_id=read_boot_id(),
         )
         try:
             yield

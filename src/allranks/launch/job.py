@@ -23,6 +23,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from allranks.host.node import begin_card_facts
+from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
@@ -225,6 +226,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     if rendezvous.leader is None:
         command = mask_command(workers.command, workers.env)
         about = {"job": plan.job, "command": command, "cwd": this_directory(), "pid": os.getpid()}
+        about |= {"start_ticks": read_start_ticks(os.getpid()), "boot_id": read_boot_id()}  # a pid is given again
         run_dir.add_event("started", generation=0, members=names, max_restarts=plan.request.max_restarts, **about)
         for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):
             say(f"note: {note}")

@@ -1,13 +1,21 @@
-"""JSON output."""
+"""JSON output: ASCII, so that no name in it reaches a terminal as a control sequence, and without secrets."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
+from typing import Any
+
+import msgspec
 
 from allranks.model.setting import Setting
-from allranks.report.mask import mask_setting
+from allranks.report.mask import mask_fields, mask_setting
+
+
+def to_json(document: Any) -> str:
+    """Return a document of structs, dataclasses, lists and values as JSON for people and programs."""
+    return json.dumps(mask_fields(msgspec.to_builtins(document)), indent=2)
 
 
 def settings_to_json(settings: Iterable[Setting]) -> str:

@@ -36,6 +36,8 @@ from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
 from allranks.report.mask import mask_fields, mask_setting, mask_verdict
+from allranks.report.readback import MAX_BYTES, MAX_EVENTS_BYTES, parse_events
+from allranks.report.regular import read_regular
 
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
@@ -210,13 +212,9 @@ class RunDir:
             file.write(lines)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the lines of events.jsonl; none if it cannot be read."""
-        told = []
-        with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("rb") as file:
-            for line in file:
-                with contextlib.suppress(ValueError):  # its last line may be half written
-                    told.append(json.loads(line))
-        return told
+        """Return the events of events.jsonl that are read; none if it cannot be read."""
+        data = read_regular(self.attempt_path / "events.jsonl", at_most=MAX_EVENTS_BYTES)
+        return list(parse_events(data or b"").lines)
 
 
 def read_shared_members(value: str) -> str:
@@ -224,8 +222,8 @@ def read_shared_members(value: str) -> str:
     if not value.startswith("@"):
         return value
     try:
-        return Path(value[1:]).read_text()
-    except (OSError, UnicodeDecodeError):
+        return (read_regular(Path(value[1:]), at_most=MAX_BYTES) or b"").decode()
+    except UnicodeDecodeError:
         return ""
 
 

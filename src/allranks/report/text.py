@@ -19,6 +19,8 @@ EVIDENCE_LINES = 24
 
 MAX_CELL = 300
 """Characters of one cell of a table; names are shorter."""
+MAX_ROW = 2000
+"""Characters of one line of a report; hundreds of folded nodes fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +163,13 @@ def _confidence(finding: Finding) -> str:
 
 
 def cell(text: str) -> str:
-    """Return a name or a text as one cell of a table: on one line, printable, at most MAX_CELL characters."""
-    return as_one_line(text, at_most=MAX_CELL)
+    """Return a name or a text as one cell of a table: one line, printable, without secrets, at most MAX_CELL long."""
+    return as_one_line(mask_secrets(text[: 2 * MAX_CELL]), at_most=MAX_CELL)
+
+
+def one_row(text: str) -> str:
+    """Return a line of a report, with its blanks: whatever a name has in it, it is one line, and without secrets."""
+    return as_one_line(mask_secrets(text[: 2 * MAX_ROW]), at_most=MAX_ROW)
 
 
 def render_rows(rows: Sequence[Sequence[str]]) -> str:

@@ -28,8 +28,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
@@ -38,6 +40,8 @@ from allranks.host.slurm_site import read_partition, read_site
 from allranks.launch.queue.ending import Decision, Told, decide, why_no_requeue
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.report.readback import MAX_BYTES, Count, Name
+from allranks.report.regular import read_regular
 from allranks.report.rundir import RunDir, write_whole
 
 ANSWER_S = 2.0
@@ -185,10 +189,10 @@ class Scheduler:
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """A node that was at fault."""
 
-    node: str
-    cause: str
+    node: Name
+    cause: Name
     """Of the latest attempt, `AR012 node-failure`."""
-    attempts: tuple[int, ...]
+    attempts: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1 << 16)]
     """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
 
     @property
@@ -268,7 +272,12 @@ def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
 
 def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
     """Return the job's record; empty if the file is missing or cannot be read."""
+    return parse_culprits(read_regular(run_dir / CULPRITS, at_most=MAX_BYTES) or b"")
+
+
+def parse_culprits(data: bytes) -> tuple[Culprit, ...]:
+    """Return the record in a file; empty if this is none."""
     try:
-        return msgspec.json.decode((run_dir / CULPRITS).read_bytes(), type=tuple[Culprit, ...])
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(data, type=tuple[Culprit, ...])
+    except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: it is no UTF-8
         return ()
