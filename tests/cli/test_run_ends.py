@@ -42,7 +42,7 @@ def begin(run_dir: RunDir) -> None:
     run_dir.create_attempt(None)
     about = {"command": ["python", "train.py"], "cwd": "/home/ada", "max_restarts": 1}
     run_dir.add_event("started", generation=0, members=["node03"], pid=4194305, **about)
-    made = run_dir.create_node("node03")
+    made = run_dir.create_node("node03").path
     run_dir.write_settings("node03", [])
     for rank in (0, 1):
         (made / f"rank_{rank}.out").write_text(f"step 119\nstep 120 of rank {rank}\n\n")

@@ -16,6 +16,7 @@ from allranks.guard.watch import Watch
 from allranks.model.beat import GroupSeen, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
 from allranks.recorder.waits import StopKind, find_stops
+from allranks.report.folder import Folder
 from allranks.why.dumps import find_dumps, is_dump, read_dumps
 from allranks.wire.protocol import Plan, Try, TryTarget
 
@@ -134,7 +135,7 @@ def test_what_is_kept_can_be_read_by_why(watch, tmp_path):
             late = rank_in(1, call(4, created_ns=4, is_done=True))
             watch.begin(0, [Told(waiting), Told(late)], 100.0, node_index=0)
             watch.turn(100.0)
-            written = {path.name for path in watch.keep(tmp_path, within_s=10.0)}
+            written = set(watch.keep(Folder.at(tmp_path), within_s=10.0))
         finally:
             child.kill()
     assert written == {"recorder_rank_0.json", "recorder_rank_1.json", "rank_0.stack.txt"}
@@ -147,16 +148,18 @@ def test_what_is_kept_can_be_read_by_why(watch, tmp_path):
     assert (stop.kind, stop.ranks) == (StopKind.MISSING, (1,))
 
 
-def test_a_directory_that_cannot_be_written_keeps_nothing(watch, tmp_path):
+def test_a_directory_that_is_gone_keeps_nothing(watch, tmp_path):
+    gone = Folder.at(tmp_path)
+    tmp_path.rmdir()
     watch.begin(0, [Told(rank_in(0, call()))], 100.0, node_index=0)
     watch.turn(100.0)
-    assert watch.keep(tmp_path / "nowhere", within_s=1.0) == []
+    assert watch.keep(gone, within_s=1.0) == []
 
 
 def test_the_dead_are_not_asked_for_their_stack(watch, tmp_path):
     watch.begin(0, [Told(rank_in(0, pid=1, state=ProcessState.GONE))], 100.0, node_index=0)
     watch.turn(100.0)
-    assert watch.keep(tmp_path, within_s=1.0) == []
+    assert watch.keep(Folder.at(tmp_path), within_s=1.0) == []
 
 
 def test_the_largest_use_of_shared_memory_is_told_for_a_while(watch, monkeypatch: pytest.MonkeyPatch):

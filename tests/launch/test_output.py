@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from allranks.launch.batch.output import File, begin_of, merge, read_bar, read_new
+from allranks.report.folder import Folder
 from allranks.report.growth import INTERVALS_S, NAME, Growth, GrowthRecorder, index_line, read_growth
 from allranks.report.rundir import RunDir
 from conftest import Tell, wait_until
@@ -107,10 +108,10 @@ def test_a_line_is_shown_once_it_has_ended_and_a_progress_bar_once_for_each_stat
 
 
 def test_the_recorder_writes_what_has_grown_and_a_last_line_at_its_end(tmp_path: Path) -> None:
-    recorder = GrowthRecorder(tmp_path)
-    out, gone = tmp_path / "rank_0.out", tmp_path / "rank_1.out"
+    recorder = GrowthRecorder(Folder.at(tmp_path))
+    out = tmp_path / "rank_0.out"
     out.write_text("a\n")
-    recorder.watch([out, gone])
+    recorder.watch(["rank_0.out", "rank_1.out"])
     wait_until(lambda: (tmp_path / NAME).exists() and (tmp_path / NAME).read_text(), "the first line")
     out.write_text("a\nb\n")
     recorder.end()
@@ -139,7 +140,7 @@ def run_dir(tmp_path: Path) -> RunDir:
     run_dir.create_attempt(None)
     run_dir.add_event("started", command=["python", "train.py"], members=["n1", "n2"])
     for at, node in enumerate(("n1", "n2")):
-        folder = run_dir.create_node(node)
+        folder = run_dir.create_node(node).path
         for rank in (2 * at, 2 * at + 1):
             (folder / f"rank_{rank}.out").write_text(f"begin {rank}\nend {rank}\n")
             sizes = ((BEGAN_S + rank, 8), (BEGAN_S + 60 - rank, 14))

@@ -17,6 +17,7 @@ import pytest
 
 from allranks.guard.inside.cell import Cell
 from allranks.launch.workers import WRITER, Worker, end_left_behind, wait_for_writers
+from allranks.report.folder import Folder
 
 
 def test_a_tool_of_the_agent_itself_is_no_left_over():
@@ -78,7 +79,7 @@ def test_what_is_spared_keeps_its_children():
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Worker]:
     with contextlib.closing(Cell.create()) as cell:
-        yield Worker(rank=3, node="node02", folder=tmp_path, cell=cell)
+        yield Worker(rank=3, node="node02", folder=Folder.at(tmp_path), cell=cell)
 
 
 @pytest.mark.parametrize("has_time", [True, False])

@@ -33,7 +33,7 @@ from allranks.preflight.datapath import DataPath
 from allranks.preflight.entry import Entry
 from allranks.preflight.itself import explain
 from allranks.preflight.rollcall import stop
-from allranks.report.rundir import RunDir, write_whole
+from allranks.report.rundir import RunDir
 from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
 from allranks.wire.protocol import Goodbye
 from conftest import allranks_command, clean_env, free_port, wait_until
@@ -414,7 +414,7 @@ def test_a_missing_leader_is_named(tmp_path):
 def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
     RunDir(tmp_path, "4711").create()
     there = Announcement(job="4711", attempt=0, host="node01", addresses=("127.0.0.9",), port=free_port())
-    write_whole(tmp_path / "4711" / ANNOUNCEMENT, msgspec.json.encode(there))
+    (tmp_path / "4711" / ANNOUNCEMENT).write_bytes(msgspec.json.encode(there))
     with (
         pytest.raises(NodeFaultError) as given_up,
         Entry(applicant(tmp_path, 1, guard=GuardTable(join_s=0.3))) as entry,

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 
 from allranks.model.errors import SetupError
-from allranks.report.rundir import write_whole
 from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint, bind_port, collect_hints, read_announcement
 
 
@@ -106,7 +105,7 @@ HERE = Announcement(job="4711", attempt=2, host="node01", addresses=("192.168.20
 
 
 def announce(directory: Path, announcement: Announcement) -> None:
-    write_whole(directory / ANNOUNCEMENT, msgspec.json.encode(announcement))
+    (directory / ANNOUNCEMENT).write_bytes(msgspec.json.encode(announcement))
 
 
 def test_what_the_leader_announces_is_read_back(tmp_path):

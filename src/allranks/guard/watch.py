@@ -4,7 +4,7 @@
     watch.begin(plan.generation, workers, now_s, node_index=plan.node_index)
     while running:
         if (beat := watch.turn(now_s)) is not None: ...      # every beat_s; never waits
-    watch.keep(directory, within_s=4.0)                      # at a verdict: last calls and stacks
+    watch.keep(folder, within_s=4.0)                         # at a verdict: last calls and stacks
 
 Everything is read from outside the workers, so that it answers when they cannot. `now_s` is time.monotonic().
 """
@@ -15,7 +15,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
@@ -28,6 +27,7 @@ from allranks.host.sockets import SocketWatch
 from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
 from allranks.model.text import plain_address
+from allranks.report.folder import Folder
 from allranks.wire.protocol import Try
 
 TOLD_STALL_S = 0.5
@@ -124,15 +124,15 @@ class Watch:
         """Return where a rank's main thread was in the user's code, as far as it is known."""
         return self._last[rank].main_at if rank in self._last else ""
 
-    def keep(self, directory: Path, *, within_s: float) -> list[Path]:
-        """Write what each rank did last into a directory, and return the files: its calls (`recorder_rank_3.json`,
+    def keep(self, folder: Folder, *, within_s: float) -> list[str]:
+        """Write what each rank did last into a directory, and return the names: its calls (`recorder_rank_3.json`,
         which `allranks why` reads) and its stack (`rank_3.stack.txt`), if it could be read in that time.
         """
         written = []
         for name, data in self._to_keep(within_s):
             with contextlib.suppress(OSError):
-                (directory / name).write_bytes(data)
-                written.append(directory / name)
+                folder.write_whole(name, data)
+                written.append(name)
         return written
 
     def _to_keep(self, within_s: float) -> Iterator[tuple[str, bytes]]:

@@ -244,14 +244,15 @@ class Console:
         """Last states of bars that wait for those of other ranks, what follows them, and since when."""
         self._drawn_s = 0.0
 
-    def follow(self, path: Path, *, start: int, stream: str, prefix: str) -> None:
+    def follow(self, path: str | Path, *, start: int, stream: str, prefix: str, dir_fd: int | None = None) -> None:
         """Show what a worker writes into this file from `start` on.
 
         Args:
             stream: `out` or `err`.
             prefix: what stands before each line; empty shows the bytes as they are.
+            dir_fd: descriptor of the directory that has it, as for open(2).
         """
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=dir_fd)
         self._followed.append(_Followed(fd, stream, prefix.encode(), start))
 
     def mute(self, stream: str) -> None:

@@ -234,7 +234,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
         network = interface if plan.num_nodes == 1 else plan.cluster.network.data or interface
         called = "" if plan.num_nodes == 1 else f"; roll call {roll_call_s:.1f} s"
         say(f"{describe_group(group, names, network)}{called}; logs in {run_dir.attempt_path}")
-        if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
+        if group.attempt and (words := describe_return(read_culprits(run_dir), attempt=group.attempt)):
             say(words)
     elif plan.launcher is Launcher.NONE:  # started by hand, on a terminal of its own
         ranks = fold_ranks(range(me.first_rank, me.first_rank + me.num_workers))

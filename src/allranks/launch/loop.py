@@ -6,6 +6,7 @@ One thread, one selector. The workers' output is read between two waits, and wri
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import select
 import selectors
@@ -220,7 +221,8 @@ class Loop:
             case events.PassOn(order=Try() as order):
                 self._watch.order(order, time.monotonic())
             case events.KeepEvidence():
-                self._watch.keep(workers.run_dir.node_path(self.name), within_s=KEEP_S)
+                with contextlib.suppress(OSError):
+                    self._watch.keep(workers.run_dir.hold_node(self.name), within_s=KEEP_S)
                 workers.console.drop_tracebacks()
             case events.PrepareStandby():
                 workers.prepare_standby()

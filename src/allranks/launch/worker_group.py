@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import psutil
 
@@ -33,6 +32,7 @@ from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
+from allranks.report.folder import Folder
 from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
@@ -80,7 +80,7 @@ class WorkerGroup:
             OSError: their output files cannot be written.
         """
         me = group.members[group.node_index]
-        node_path = self.run_dir.create_node(me.name)
+        folder = self.run_dir.create_node(me.name)
         self.settings = node_settings(
             self.job,
             group,
@@ -88,7 +88,7 @@ class WorkerGroup:
             interface=interface,
             store_fd=self.store_fd,
             checkpoints=self.run_dir.checkpoints_path(self.job.request.checkpoint_dir),
-            recorder=(node_path / "recorder_rank_").absolute(),
+            recorder=(folder.path / "recorder_rank_").absolute(),
             members=self.run_dir.share_members(me.name, format_members(group.members)),
         )
         self.run_dir.write_settings(me.name, self.settings)
@@ -97,22 +97,23 @@ class WorkerGroup:
             worker.cell.close()
         self.processes = []
         for local_rank in range(me.num_workers):
-            worker = self._start_one(group, local_rank, node_path)
+            worker = self._start_one(group, local_rank, folder)
             prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
             for stream, start in worker.starts.items():
                 if (local_rank, stream) not in self.hidden:
-                    self.console.follow(worker.path(stream), start=start, stream=stream, prefix=prefix)
+                    name = worker.file_name(stream)
+                    self.console.follow(name, start=start, stream=stream, prefix=prefix, dir_fd=folder.fd)
             self.processes.append(worker)
-        self.growth = self.growth or GrowthRecorder(node_path)
-        self.growth.watch(worker.path(stream) for worker in self.processes for stream in worker.starts)
+        self.growth = self.growth or GrowthRecorder(folder)
+        self.growth.watch(worker.file_name(stream) for worker in self.processes for stream in worker.starts)
         self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:
             self.end_standby()
 
-    def _start_one(self, group: Plan, local_rank: int, node_path: Path) -> Worker:
+    def _start_one(self, group: Plan, local_rank: int, folder: Folder) -> Worker:
         me, request = group.members[group.node_index], self.job.request
         rank = me.first_rank + local_rank
-        worker = Worker(rank=rank, node=me.name, folder=node_path, cell=Cell.create())
+        worker = Worker(rank=rank, node=me.name, folder=folder, cell=Cell.create())
         own = rank_settings(group, local_rank, error_file=worker.path("error.json").absolute())
         settings = [*self.settings, *own]
         command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]

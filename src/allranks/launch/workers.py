@@ -36,6 +36,7 @@ from allranks.join import standby as inside
 from allranks.launch.last_words import read_crash, read_left, read_tail
 from allranks.launch.worker_end import Left, explain_end, will_end_with
 from allranks.model.text import as_utf8
+from allranks.report.folder import Folder
 from allranks.wire.protocol import WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -102,7 +103,7 @@ class Worker:
 
     rank: int
     node: str
-    folder: Path
+    folder: Folder
     """For its files."""
     cell: Cell
     """What it tells its agent through."""
@@ -120,9 +121,13 @@ class Worker:
     starts: dict[str, int] = field(default_factory=dict)
     """By stream (`out`, `err`): where its output begins in a file that an earlier start already wrote."""
 
+    def file_name(self, kind: str) -> str:
+        """Return the name of one of its files: `out`, `err`, `error.json`."""
+        return f"rank_{self.rank}.{kind}"
+
     def path(self, kind: str) -> Path:
-        """Return one of its files: `out`, `err`, `error.json`."""
-        return self.folder / f"rank_{self.rank}.{kind}"
+        """Return the path of one of its files, for people and for itself."""
+        return self.folder.path / self.file_name(kind)
 
     @property
     def pid(self) -> int:
@@ -147,8 +152,8 @@ class Worker:
             OSError: its output files cannot be written.
         """
         for kind in ("error.json", "exit.json"):
-            self.path(kind).unlink(missing_ok=True)
-        with self.path("out").open("ab") as out, self.path("err").open("ab") as err:
+            self.folder.unlink(self.file_name(kind))
+        with self.folder.append(self.file_name("out")) as out, self.folder.append(self.file_name("err")) as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
             try:
@@ -173,7 +178,8 @@ class Worker:
             found = explain_end(
                 exit_code, self._left(), told_s=self.told_s, handles_end=self.handles_end, now_s=time.time()
             )
-        self.path("exit.json").unlink(missing_ok=True)  # of no use to people
+        with contextlib.suppress(OSError):
+            self.folder.unlink(self.file_name("exit.json"))  # of no use to people
         self.end = self._end_as(exit_code, **found)
         if self.end.exit_code < 0 and self.end.traceback is None:
             self.end = msgspec.structs.replace(self.end, **read_crash(self.path("err"), self.starts["err"], exit_code))

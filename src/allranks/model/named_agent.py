@@ -57,7 +57,7 @@ def why_another(agent: NamedAgent, process: LiveProcess) -> str | None:
             return "it began at another time"
     elif agent.began_by_s is None or process.start_s > agent.began_by_s + CLOCK_S:
         return "it began later than the run"
-    if not any("allranks" in word for word in process.command[:4]):
+    if not any("allranks" in word for word in process.command[:8]):
         return f"it runs {' '.join(process.command)[:MAX_COMMAND] or 'another program'}"
     return None
 

@@ -44,7 +44,7 @@ from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place, with_problem
 from allranks.preflight.vet import vet_card
-from allranks.report.rundir import EventWriter, write_whole
+from allranks.report.rundir import EventWriter
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
 from allranks.wire.leader import (
@@ -314,7 +314,7 @@ class Entry:
             return None
         nonce = secrets.token_hex(8)
         with contextlib.suppress(OSError):
-            (self.run_dir.path / NONCE).write_text(nonce)
+            self.run_dir.hold(make=False).write_whole(NONCE, nonce.encode())
         return nonce
 
     def _look_at_run_dir(self) -> Place | None:
@@ -391,8 +391,8 @@ def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
         port=port,
         side_port=side_port,
     )
-    # Where it cannot be written: the others have the scheduler's names, or know this agent.
-    write_whole(applicant.run_dir.path / ANNOUNCEMENT, msgspec.json.encode(announcement))
+    with contextlib.suppress(OSError):  # the others have the scheduler's names, or know this agent
+        applicant.run_dir.hold(make=False).write_whole(ANNOUNCEMENT, msgspec.json.encode(announcement))
 
 
 def _without_unmade(facts: Facts) -> Facts:

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.report.folder import Folder
 from allranks.report.regular import read_regular
 
 NAME = "growth"
@@ -27,23 +28,23 @@ LAST_INTERVAL_S = 10.0
 JOIN_S = 1.0
 MAX_BYTES = 64 << 20
 """Of an index: years of output."""
-_LINE = re.compile(rb"([0-9]{1,10}\.[0-9]{1,6})((?: [^\s=]{1,255}=[0-9]{1,18})*)")
+_LINE = re.compile(rb"([0-9]{1,10}\.[0-9]{1,6})((?: [^\s=]{1,255}=[0-9]{1,18}(?![^ ]))+)")
 _PAIR = re.compile(rb" ([^\s=]+)=([0-9]+)")
 
 
 class GrowthRecorder:
     """Writes the index of one node until `end`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Folder) -> None:
         self._folder, self._is_over = folder, threading.Event()
         self._files: tuple[str, ...] = ()
         self._sizes: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="allranks-growth", daemon=True)
         self._thread.start()
 
-    def watch(self, paths: Iterable[Path]) -> None:
+    def watch(self, names: Iterable[str]) -> None:
         """Watch these files of the folder from now on."""
-        self._files = tuple(path.name for path in paths)
+        self._files = tuple(names)
 
     def end(self) -> None:
         """Write the last line."""
@@ -61,11 +62,11 @@ class GrowthRecorder:
         sizes = {}
         for name in self._files:
             with contextlib.suppress(OSError):  # somebody has removed it
-                sizes[name] = (self._folder / name).stat().st_size
+                sizes[name] = self._folder.status(name).st_size
         grown = {name: size for name, size in sizes.items() if size != self._sizes.get(name, 0)}
-        with (self._folder / NAME).open("a") as file:
+        with self._folder.append(NAME) as file:
             if grown:
-                file.write(index_line(time.time(), grown))
+                file.write(index_line(time.time(), grown).encode())
             written = file.tell()
         self._sizes = sizes
         return next((interval_s for most, interval_s in INTERVALS_S if written < most), LAST_INTERVAL_S)
@@ -105,7 +106,7 @@ def parse_growth(data: bytes) -> dict[str, Growth]:
     """Return what an index says; whatever is no line of one is left out."""
     found: dict[str, Growth] = {}
     for line in data.split(b"\n"):
-        if not (read := _LINE.fullmatch(line)):  # the last line may be half written
+        if not (read := _LINE.match(line)):  # the last line may be half written
             continue
         for name, size in _PAIR.findall(read[2]):
             growth = found.setdefault(name.decode(errors="replace"), Growth())

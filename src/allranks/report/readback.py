@@ -33,8 +33,8 @@ Text = Annotated[str, Meta(max_length=128 << 10)]
 """As long as the kernel lets an argument be (MAX_ARG_STRLEN)."""
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
 Rank = Annotated[int, Meta(ge=0, lt=1 << 24)]
-Pid = Annotated[int, Meta(ge=1, le=1 << 22)]
-"""proc(5), pid_max. An agent may be the first process of a container."""
+Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
+"""An agent may be the first process of a container."""
 TimeS = Annotated[float, Meta(ge=0, le=MAX_TIME_S)]
 SignalNumber = Annotated[int, Meta(ge=1, le=64)]
 ExitCode = Annotated[int, Meta(ge=0, le=255)]
@@ -63,7 +63,7 @@ class Started(Event, frozen=True):
     generation: Count = 0
     max_restarts: Count | None = None
     pid: Pid | None = None
-    start_ticks: Annotated[int, Meta(ge=0, lt=1 << 63)] | None = None
+    start_ticks: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     boot_id: Name = ""
 
 
@@ -228,5 +228,5 @@ def parse_environment(data: bytes) -> dict[str, str]:
 def _decode(data: bytes, *, type: type[T]) -> T | None:  # noqa: A002  (msgspec's word)
     try:
         return msgspec.json.decode(data, type=type)
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: it is no UTF-8
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

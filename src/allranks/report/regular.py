@@ -1,8 +1,9 @@
-"""Open files that others may have put there: regular ones only, without waiting, and no more of them than is bounded.
+"""Read files that others may have put there: regular ones only, without waiting, and no more than so many bytes.
 
     read_regular(Path("runs/7/attempt_0/verdict.json"), at_most=MAX_BYTES)    # None: missing, a pipe, a link, a device
 
-A pipe would hold the reader, a device never ends, and a link leads to a file of somebody else.
+A pipe would hold the reader, a device never ends, and a link leads to a file of somebody else. A run of this process is
+read below its held directory instead (folder.py).
 """
 
 from __future__ import annotations
@@ -14,22 +15,20 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-def open_regular(path: Path, flags: int = os.O_RDONLY, *, follows_links: bool = False) -> BinaryIO:
-    """Open a regular file in binary mode.
+def open_regular(path: Path, *, follows_links: bool = False) -> BinaryIO:
+    """Open a regular file to read its bytes.
 
     Args:
         path: its directory may be reached through links; its last part must not be one.
-        flags: of open(2); with O_CREAT, a file that is new gets mode 0666 less the umask.
         follows_links: it may be one, all the same: what a user names.
     Raises:
         OSError: it is missing, cannot be opened, or is no regular file.
     """
-    flags |= os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW)
-    descriptor = os.open(path, flags, 0o666)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follows_links else os.O_NOFOLLOW))
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(None, "not a regular file", str(path))
-        return os.fdopen(descriptor, "ab" if flags & os.O_APPEND else "rb")
+        return os.fdopen(descriptor, "rb")
     except BaseException:
         os.close(descriptor)
         raise
@@ -40,12 +39,3 @@ def read_regular(path: Path, *, at_most: int) -> bytes | None:
     with contextlib.suppress(OSError, ValueError), open_regular(path) as file:  # ValueError: a name with a null byte
         return file.read(at_most)
     return None
-
-
-def append_regular(path: Path, data: bytes) -> None:
-    """Append to a regular file, or make it; where that is impossible, nothing happens."""
-    with (
-        contextlib.suppress(OSError),
-        open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as file,
-    ):
-        file.write(data)

@@ -18,9 +18,9 @@ runs/latest                                                       link to the ne
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import json
-import os
 import queue
 import re
 import threading
@@ -35,11 +35,13 @@ import msgspec
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
+from allranks.report.folder import Folder, why_not_ours
 from allranks.report.mask import mask_fields, mask_setting, mask_verdict
 from allranks.report.readback import MAX_BYTES, MAX_EVENTS_BYTES, parse_events
 from allranks.report.regular import read_regular
 
 LATEST = "latest"
+EVENTS, VERDICT = "events.jsonl", "verdict.json"
 MAX_MEMBERS = 64 << 10
 """Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
 ALIVE_S = 10.0
@@ -85,25 +87,80 @@ def as_file_name(text: str) -> str:
 
 
 class RunDir:
-    """The directory of one job; several nodes share its file system."""
+    """The directory of one job; several nodes share its file system.
+
+    The job makes it itself, or finds it made by the same user. It is held by its descriptor from then on, as are the
+    directories of the attempt and of the nodes: who owns its parent can rename it, but not lead the job elsewhere.
+    """
 
     def __init__(self, root: Path, job: str) -> None:
         self.root = root
         self.path = root / as_file_name(job)
         self.attempt = 0
+        self._held: dict[tuple[str, ...], Folder] = {}
+        self._own_uid: int | None = None
+
+    def hold(self, *below: str, make: bool = True) -> Folder:
+        """Return the run directory, or one below it, held from now on; made anew if somebody has deleted it.
+
+        Args:
+            below: names that lead there, the attempt's and the node's.
+            make: False: only if it is there.
+        Raises:
+            OSError: it cannot be made or opened, or belongs to somebody else.
+        """
+        held = self._held.get(below)
+        if held is not None and not held.is_deleted:
+            return held
+        chain = [self._open_run(make=make)]
+        for depth in range(1, len(below) + 1):
+            known = self._held.get(below[:depth])
+            if known is None or known.is_deleted:
+                known = (chain[-1].make if make else chain[-1].sub)(below[depth - 1])
+            chain.append(known)
+        if self._own_uid is None:
+            self._own_uid = chain[-1].find_own_uid()
+        for depth, folder in enumerate(chain):
+            if (why := why_not_ours(folder.owner, self._own_uid)) is not None:
+                raise OSError(errno.EPERM, why, str(folder.path))
+            self._held[below[:depth]] = folder
+        return chain[-1]
+
+    def hold_attempt(self, *, make: bool = True) -> Folder:
+        """Return the directory of this attempt, as `hold` does."""
+        return self.hold(self.attempt_path.name, make=make)
+
+    def hold_node(self, node: str, *, make: bool = True) -> Folder:
+        """Return the directory of one node of this attempt, as `hold` does."""
+        return self.hold(self.attempt_path.name, as_file_name(node), make=make)
+
+    def look(self, *below: str) -> Folder | None:
+        """Return the run directory, or one below it, to read in it; None if it is not there. Nothing is made."""
+        with contextlib.suppress(OSError):
+            folder = self._held.get(()) or Folder.at(self.path)
+            for name in below:
+                folder = folder.sub(name)
+            return folder
+        return None
+
+    def _open_run(self, *, make: bool) -> Folder:
+        held = self._held.get(())
+        if held is not None and not held.is_deleted:
+            return held
+        if not make:
+            return Folder.at(self.path)
+        return open_root(self.root).make(self.path.name)
 
     def create(self) -> None:
         """Make the job's directory and point `latest` to it.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: it cannot be written, or belongs to somebody else.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.hold()
         except OSError as exc:
-            raise UsageError(
-                f"{self.path}: {exc.strerror}; logs and verdicts go there; choose another directory with --log-dir"
-            ) from exc
+            raise cannot_use(self.path, exc, why="; logs and verdicts go there") from exc
         point_latest(self.root, self.path.name)
 
     def create_attempt(self, attempt: int | None) -> None:
@@ -112,20 +169,17 @@ class RunDir:
         Args:
             attempt: its number, if a scheduler counts; None: the first free one.
         Raises:
-            UsageError: it cannot be written.
+            UsageError: it cannot be written, or belongs to somebody else.
         """
         try:
-            if attempt is not None:
-                self.attempt = attempt
-                self.attempt_path.mkdir(exist_ok=True)
-                return
-            for number in itertools.count():
+            for number in itertools.count() if attempt is None else [attempt]:
                 self.attempt = number
                 with contextlib.suppress(FileExistsError):
-                    self.attempt_path.mkdir()
-                    return
+                    self.hold(make=False).make_new(self.attempt_path.name)
+                    break
+            self.hold_attempt()
         except OSError as exc:
-            raise UsageError(f"{self.attempt_path}: {exc.strerror}; choose another directory with --log-dir") from exc
+            raise cannot_use(self.attempt_path, exc) from exc
 
     @property
     def attempt_path(self) -> Path:
@@ -144,26 +198,32 @@ class RunDir:
         """Directory of one node of this attempt."""
         return self.attempt_path / as_file_name(node)
 
-    def create_node(self, node: str) -> Path:
+    def create_node(self, node: str) -> Folder:
         """Make the directory of one node of this attempt.
 
         Raises:
-            UsageError: it cannot be written.
+            UsageError: it cannot be written, or belongs to somebody else.
         """
-        return make_directory(self.node_path(node))
+        try:
+            return self.hold_node(node)
+        except OSError as exc:
+            raise UsageError(
+                f"{self.node_path(node)}: {exc.strerror}; choose another directory with --log-dir"
+            ) from exc
 
     def write_settings(self, node: str, settings: Iterable[Setting]) -> None:
         """Write a node's environment with reasons, without secrets."""
         rows = [asdict(mask_setting(setting)) for setting in settings]
-        write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
+        with contextlib.suppress(OSError):  # a full disk does not stop a job
+            self.hold_node(node, make=False).write_whole("env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
     def share_members(self, node: str, text: str) -> str:
         """Return ALLRANKS_MEMBERS for this node's workers: the text, or `@path` of a file with it if it is too long."""
         if len(text) <= MAX_MEMBERS:
             return text
-        path = (self.node_path(node) / "members").absolute()
-        write_whole(path, text.encode())
-        return f"@{path}"
+        with contextlib.suppress(OSError):
+            self.hold_node(node, make=False).write_whole("members", text.encode())
+        return f"@{(self.node_path(node) / 'members').absolute()}"
 
     def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> bool:
         """Write the job's verdict without secrets, as this node received it; it is the same on all nodes.
@@ -175,19 +235,18 @@ class RunDir:
         Returns:
             Whether this is now the job's verdict; False if another node was first.
         """
-        verdict = mask_verdict(verdict)
+        data = mask_verdict(verdict).to_json()
         with contextlib.suppress(OSError):
-            self.node_path(node).mkdir(parents=True, exist_ok=True)
-        own, common = self.node_path(node) / "verdict.json", self.attempt_path / "verdict.json"
-        if is_of_all:
-            write_whole(own, verdict.to_json())
-            write_whole(common, verdict.to_json())
-            return True
-        if not own.exists():
-            write_whole(own, verdict.to_json())
+            own = self.hold_node(node)
+            if is_of_all or not own.has(VERDICT):
+                own.write_whole(VERDICT, data)
         try:
-            with common.open("xb") as file:
-                file.write(verdict.to_json())
+            attempt = self.hold_attempt()
+            if is_of_all:
+                attempt.write_whole(VERDICT, data)
+            else:
+                with attempt.open_new(VERDICT) as file:
+                    file.write(data)
         except FileExistsError:
             return False
         except OSError:
@@ -196,11 +255,15 @@ class RunDir:
 
     def write_exit_code(self, exit_code: int) -> None:
         """Write the job's exit code for its batch script: srun knows only those of its tasks."""
-        write_whole(self.attempt_path / "exit_code", f"{int(exit_code)}\n".encode())
+        self._write_of_attempt("exit_code", f"{int(exit_code)}\n".encode())
 
     def write_roll_call(self, observations: object) -> None:
         """Write all observations of the roll call, so that its verdict can be checked."""
-        write_whole(self.attempt_path / "roll_call.json", msgspec.json.encode(observations))
+        self._write_of_attempt("roll_call.json", msgspec.json.encode(observations))
+
+    def _write_of_attempt(self, name: str, data: bytes) -> None:
+        with contextlib.suppress(OSError):  # a full disk does not stop a job
+            self.hold_attempt(make=False).write_whole(name, data)
 
     def add_event(self, event: str, **fields: object) -> None:
         """Append one line to events.jsonl; a full disk does not stop a job."""
@@ -208,13 +271,20 @@ class RunDir:
 
     def append_events(self, lines: str) -> None:
         """Append lines to events.jsonl."""
-        with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("a") as file:
-            file.write(lines)
+        with contextlib.suppress(OSError), self.hold_attempt(make=False).append(EVENTS) as file:
+            file.write(lines.encode())
+
+    def touch_events(self) -> None:
+        """Set the time of events.jsonl to now."""
+        with contextlib.suppress(OSError):
+            self.hold_attempt(make=False).touch(EVENTS)
 
     def read_events(self) -> list[dict[str, Any]]:
         """Return the events of events.jsonl that are read; none if it cannot be read."""
-        data = read_regular(self.attempt_path / "events.jsonl", at_most=MAX_EVENTS_BYTES)
-        return list(parse_events(data or b"").lines)
+        attempt = self.look(self.attempt_path.name)
+        with contextlib.suppress(OSError):
+            return list(parse_events(attempt.read(EVENTS, most=MAX_EVENTS_BYTES)).lines) if attempt is not None else []
+        return []
 
 
 def read_shared_members(value: str) -> str:
@@ -267,7 +337,7 @@ class SignOfLife:
     """Touches events.jsonl every ALIVE_S, in a thread of its own: a slow file server delays nobody."""
 
     def __init__(self, run_dir: RunDir) -> None:
-        self._path, self._is_over = run_dir.attempt_path / "events.jsonl", threading.Event()
+        self._run_dir, self._is_over = run_dir, threading.Event()
         threading.Thread(target=self._run, name="allranks-alive", daemon=True).start()
 
     def end(self) -> None:
@@ -276,8 +346,7 @@ class SignOfLife:
 
     def _run(self) -> None:
         while not self._is_over.wait(ALIVE_S):
-            with contextlib.suppress(OSError):
-                os.utime(self._path)
+            self._run_dir.touch_events()
 
 
 def event_line(event: str, **fields: object) -> str:
@@ -285,26 +354,27 @@ def event_line(event: str, **fields: object) -> str:
     return json.dumps({"time_s": round(time.time(), 3), "event": event, **mask_fields(fields)}) + "\n"
 
 
-def make_directory(path: Path) -> Path:
-    """Make a directory of a run, with its parents, and return it.
+def open_root(path: Path) -> Folder:
+    """Open the parent of run directories, which is made, with its parents, if it is missing; it may be anybody's.
 
     Raises:
-        UsageError: it cannot be made.
+        OSError: it cannot be made or opened.
     """
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as exc:
-        raise UsageError(f"{path}: {exc.strerror}; choose another directory with --log-dir") from exc
-    return path
+    with contextlib.suppress(FileNotFoundError):
+        return Folder.root(path)
+    path.mkdir(parents=True, exist_ok=True)
+    return Folder.root(path)
+
+
+def cannot_use(path: Path, exc: OSError, *, why: str = "") -> UsageError:
+    """Return what a user is told of a directory that cannot be made, or is somebody else's."""
+    return UsageError(f"{path}: {exc.strerror}{why}; choose another directory with --log-dir")
 
 
 def point_latest(root: Path, name: str) -> None:
     """Point `latest` to this run; a file system without links does not stop the job."""
-    draft = root / f".latest.{os.getpid()}"
     with contextlib.suppress(OSError):
-        draft.unlink(missing_ok=True)
-        draft.symlink_to(name)
-        draft.replace(root / LATEST)
+        Folder.root(root).link_to(LATEST, name)
 
 
 def this_directory() -> str:
@@ -312,11 +382,3 @@ def this_directory() -> str:
     with contextlib.suppress(OSError):
         return str(Path.cwd())
     return ""
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file at once, or not at all; a full disk does not stop a job."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    with contextlib.suppress(OSError):
-        draft.write_bytes(data)
-        draft.replace(path)

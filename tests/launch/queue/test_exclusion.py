@@ -15,8 +15,13 @@ from allranks.launch.queue.scheduler import (
     read_culprits,
     remember,
 )
+from allranks.report.rundir import RunDir
 
 NODES = [f"n{number}" for number in range(1, 7)]
+
+
+def run_of(path: Path) -> RunDir:
+    return RunDir(path.parent, path.name)
 
 
 def culprit(node: str, *attempts: int) -> Culprit:
@@ -24,23 +29,23 @@ def culprit(node: str, *attempts: int) -> Culprit:
 
 
 def test_a_run_blames_a_node_once_however_often_it_restarts(tmp_path: Path) -> None:
-    once = remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0)
-    assert remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0) == once == (culprit("n3", 0),)
+    once = remember(run_of(tmp_path), ["n3"], cause="AR012 node-failure", attempt=0)
+    assert remember(run_of(tmp_path), ["n3"], cause="AR012 node-failure", attempt=0) == once == (culprit("n3", 0),)
 
 
 def test_the_third_run_with_the_same_culprit_is_the_last(tmp_path: Path) -> None:
     known: tuple[Culprit, ...] = ()
     verdicts = []
     for attempt in range(3):
-        known = remember(tmp_path, ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
+        known = remember(run_of(tmp_path), ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
         verdicts.append(known[0].is_hopeless)
     assert verdicts == [False, False, True]
     assert [(each.node, each.is_hopeless) for each in known] == [("n3", True), ("n5", False)]
 
 
 def test_the_latest_cause_is_kept(tmp_path: Path) -> None:
-    remember(tmp_path, ["n3"], cause="AR012 node-failure", attempt=0)
-    known = remember(tmp_path, ["n3"], cause="AR210 link-down", attempt=2)
+    remember(run_of(tmp_path), ["n3"], cause="AR012 node-failure", attempt=0)
+    known = remember(run_of(tmp_path), ["n3"], cause="AR210 link-down", attempt=2)
     assert known == (Culprit(node="n3", cause="AR210 link-down", attempts=(0, 2)),)
 
 
@@ -65,18 +70,18 @@ def test_the_worst_and_the_latest_are_left_out_first(needed: int, excluded: str 
 
 
 def test_the_memory_lasts(tmp_path: Path) -> None:
-    assert read_culprits(tmp_path) == ()
+    assert read_culprits(run_of(tmp_path)) == ()
     for attempt, node in enumerate(["n3", "n5", "n3"]):
-        remember(tmp_path, [node], cause="AR012 node-failure", attempt=attempt)
-    assert read_culprits(tmp_path) == (culprit("n3", 0, 2), culprit("n5", 1))
+        remember(run_of(tmp_path), [node], cause="AR012 node-failure", attempt=attempt)
+    assert read_culprits(run_of(tmp_path)) == (culprit("n3", 0, 2), culprit("n5", 1))
     assert [path.name for path in tmp_path.iterdir()] == [CULPRITS]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"node": "n3"}]', "null"])
 def test_a_torn_memory_is_no_memory(text: str, tmp_path: Path) -> None:
     (tmp_path / CULPRITS).write_text(text)
-    assert read_culprits(tmp_path) == ()
+    assert read_culprits(run_of(tmp_path)) == ()
 
 
 def test_a_directory_that_is_gone_stops_nobody(tmp_path: Path) -> None:
-    assert remember(tmp_path / "gone", ["n3"], cause="AR012 node-failure", attempt=0) == (culprit("n3", 0),)
+    assert remember(RunDir(tmp_path, "gone"), ["n3"], cause="AR012 node-failure", attempt=0) == (culprit("n3", 0),)

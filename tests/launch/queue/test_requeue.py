@@ -92,7 +92,7 @@ def test_one_agent_puts_the_job_back_without_its_culprit(partition: FakeSlurm, r
     assert codes == [75, 75, 75]
     assert said == ["job 12 goes back into the queue, without n3; it resumes in its next run"]
     assert commands(partition) == [["requeue", "12"], ["update", "JobId=12", "ExcNodeList=n3", "NumNodes=3"]]
-    assert read_culprits(run_dir) == (culprit("n3", 0),)
+    assert read_culprits(RunDir(run_dir.parent, run_dir.name)) == (culprit("n3", 0),)
     assert (run_dir / "attempt_0" / CLAIM).exists()
 
 

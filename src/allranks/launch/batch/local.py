@@ -7,6 +7,7 @@ An agent on another machine cannot be examined: a run there without a verdict is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -23,8 +24,8 @@ from allranks.host.slurm import JobState
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.model.named_agent import CLOCK_S, why_another, why_no_signal
+from allranks.report.folder import Folder
 from allranks.report.history import Restart
-from allranks.report.regular import append_regular
 from allranks.report.remains import last_alive
 from allranks.report.runs import Run, sort_by_number
 
@@ -145,8 +146,10 @@ def note_cancel(run_dir: Path) -> None:
     attempts = sort_by_number(run_dir.glob("attempt_*"))
     who = f"{psutil.Process().username()} on {os.uname().nodename}"
     line = f"{show_time(time.time())} allranks cancel: {who} cancelled the job\n"
-    if attempts:
-        append_regular(attempts[-1] / "cancel.log", line.encode())
+    with contextlib.suppress(OSError):
+        if attempts:
+            with Folder.at(attempts[-1]).append("cancel.log") as file:
+                file.write(line.encode())
 
 
 def _state_of(run: Run) -> str:

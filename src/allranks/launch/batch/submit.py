@@ -28,7 +28,7 @@ from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
-from allranks.report.rundir import as_file_name, make_directory, point_latest
+from allranks.report.rundir import RunDir, as_file_name, cannot_use, open_root, point_latest
 from allranks.report.text import count_of
 from allranks.wire.secret import SECRET_VARIABLE
 
@@ -109,16 +109,6 @@ def check_script(script: str) -> None:
         raise UsageError(f"the script is not valid bash: {'; '.join(answer.stderr.strip().splitlines())[:300]}")
 
 
-def _keep(path: Path, script: str) -> None:
-    """Write the script for its owner alone: it must keep the secrets that stand in its arguments.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "w") as file:  # noqa: PTH123
-        file.write(script)
-
-
 def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_dir: Path) -> Submission:
     """Let SLURM test a script, and submit it.
 
@@ -132,16 +122,20 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     trial = try_script(script, env=env)
     if trial.not_now:
         refuse_too_large(options)
-    root = make_directory(Path(options.chdir or ".") / log_dir)
+    root = Path(options.chdir or ".") / log_dir
+    try:
+        open_root(root)
+    except OSError as exc:
+        raise cannot_use(root, exc) from exc
     runs = {path.name for path in root.iterdir()}
     outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207
     job = submit_script(script, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
-    path = root / as_file_name(job)
+    run_dir = RunDir(root, job)
+    path = run_dir.path
     problem, set_aside = "", ""
     try:
         set_aside = _set_aside(job, options, root, runs=runs, outputs=outputs)
-        path.mkdir(exist_ok=True)
-        _keep(path / "submission.sh", script)
+        run_dir.hold().write_whole("submission.sh", script.encode(), mode=0o600)  # it must keep what secrets it has
         point_latest(root, path.name)
     except OSError as exc:  # the job is submitted: that counts
         problem = f"{path / 'submission.sh'}: {exc.strerror}; to get the script: scontrol write batch_script {job}"

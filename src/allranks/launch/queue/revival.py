@@ -31,6 +31,7 @@ from allranks.host.signals import die_with_parent
 from allranks.launch.srun import end_srun, step_env
 from allranks.report.rundir import RunDir
 
+BACK_LOG = "back.log"
 AGAIN_S = 2.0
 """Before the second try; doubled before each further one."""
 LONGEST_PAUSE_S = 30.0
@@ -87,13 +88,14 @@ class Revivals:
 
     def _try_again(self, node: str, command: Sequence[str]) -> Generator[str, float, None]:
         """Start srun, again each time it has ended; the last line says why there is no further try."""
-        log, pause_s = self.run_dir.create_node(node) / "back.log", AGAIN_S
+        folder, pause_s = self.run_dir.create_node(node), AGAIN_S
+        log = folder.path / BACK_LOG
         why = f"{node} has not come back; see {log}"
         now_s = yield ""
         end_s = now_s + self.patience_s
         now_s = yield f"{node}: its agent will be restarted when the node comes back; see {log}"
         while now_s < end_s:
-            with log.open("ab") as output:
+            with folder.append(BACK_LOG) as output:
                 begin = output.tell()
                 try:
                     self._sruns[node] = srun = subprocess.Popen(
@@ -110,7 +112,7 @@ class Revivals:
                     break
             while srun.poll() is None:
                 now_s = yield ""
-            with contextlib.suppress(OSError), log.open("rb") as file:
+            with contextlib.suppress(OSError), folder.open_read(BACK_LOG) as file:
                 file.seek(begin)
                 said = file.read(1 << 16).decode(errors="replace")
                 if any(words in said for words in TAKEN_AWAY):

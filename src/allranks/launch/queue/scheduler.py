@@ -27,7 +27,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -41,8 +40,7 @@ from allranks.launch.queue.ending import Decision, Told, decide, why_no_requeue
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.report.readback import MAX_BYTES, Count, Name
-from allranks.report.regular import read_regular
-from allranks.report.rundir import RunDir, write_whole
+from allranks.report.rundir import RunDir
 
 ANSWER_S = 2.0
 """How long a decision waits for SLURM's answer; after that, it is made without the answer."""
@@ -98,12 +96,12 @@ class Scheduler:
         """
         job, exit_code = self.job, Exit.NODE_FAULT if nodes else Exit.OK
         try:
-            (self.run_dir.attempt_path / CLAIM).touch(exist_ok=False)
+            self.run_dir.hold_attempt(make=False).open_new(CLAIM).close()
         except FileExistsError:
             return exit_code
         except OSError:
             pass  # an agent that cannot write acts, too
-        culprits = remember(self.run_dir.path, nodes, cause=cause, attempt=self.run_dir.attempt)
+        culprits = remember(self.run_dir, nodes, cause=cause, attempt=self.run_dir.attempt)
         if any(culprit.is_hopeless for culprit in culprits if culprit.node in nodes):
             names = fold_hosts(list(nodes))
             self.say(f"job {job.id} ends: {names} was at fault in {MOST_TIMES} runs and cannot be replaced; {cause}")
@@ -146,7 +144,8 @@ class Scheduler:
             rules = read_partition(state.partition)
         except AllranksError:
             return
-        write_whole(self.run_dir.path / PREEMPTED, b"")
+        with contextlib.suppress(OSError):
+            self.run_dir.hold(make=False).write_whole(PREEMPTED, b"")
         grace = f"grace period {rules.grace_s:.0f} s since {state.preempted_at}"
         self.say(f"preempted: waiting for SLURM to end this run of job {self.job.id}, {grace}")
         end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
@@ -162,12 +161,16 @@ class Scheduler:
         with 0. Such a job ends only if it must not be requeued; SLURM then calls it PREEMPTED. Releases 20.11.4 and
         26.05.5 do not have this fault (SLURM's ticket 25682).
         """
-        if not self.job.restarts or not (self.run_dir.path / PREEMPTED).exists():
+        if not self.job.restarts or not self._was_preempted():
             return
         try:
             change_waiting(self.job.id, Requeue="0")
         except AllranksError as exc:
             self.say(f"job {self.job.id}: {exc}; if SLURM runs it again, end it by hand: scancel {self.job.id}")
+
+    def _was_preempted(self) -> bool:
+        folder = self.run_dir.look()
+        return folder is not None and folder.has(PREEMPTED)
 
     def _ask(self, signum: int) -> None:
         told = Told()
@@ -201,7 +204,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.attempts) >= MOST_TIMES
 
 
-def remember(run_dir: Path, nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
+def remember(run_dir: RunDir, nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
     """Add the culprits of one attempt to the job's record, atomically, and return it; a full disk does not stop a job.
 
     Args:
@@ -214,7 +217,8 @@ def remember(run_dir: Path, nodes: Iterable[str], *, cause: str, attempt: int) -
         before = known[node].attempts if node in known else ()
         known[node] = Culprit(node=node, cause=cause, attempts=tuple(sorted({*before, attempt})))
     culprits = tuple(known.values())
-    write_whole(run_dir / CULPRITS, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
+    with contextlib.suppress(OSError):
+        run_dir.hold(make=False).write_whole(CULPRITS, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
     return culprits
 
 
@@ -270,14 +274,17 @@ def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
     return f"run {attempt + 1} of this job: {lost}; resuming from its checkpoints" if lost else ""
 
 
-def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
+def read_culprits(run_dir: RunDir) -> tuple[Culprit, ...]:
     """Return the job's record; empty if the file is missing or cannot be read."""
-    return parse_culprits(read_regular(run_dir / CULPRITS, at_most=MAX_BYTES) or b"")
+    folder = run_dir.look()
+    with contextlib.suppress(OSError):
+        return parse_culprits(folder.read(CULPRITS, most=MAX_BYTES)) if folder is not None else ()
+    return ()
 
 
 def parse_culprits(data: bytes) -> tuple[Culprit, ...]:
     """Return the record in a file; empty if this is none."""
     try:
         return msgspec.json.decode(data, type=tuple[Culprit, ...])
-    except (msgspec.MsgspecError, ValueError, RecursionError):  # ValueError: it is no UTF-8
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return ()
