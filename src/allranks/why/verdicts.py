@@ -13,7 +13,7 @@ from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verd
 from allranks.report.mask import mask_finding
 from allranks.report.remains import LastWord
 from allranks.report.rundir import is_own_file
-from allranks.report.runs import Run
+from allranks.report.runs import Run, read_verdict
 from allranks.report.text import one_line
 from allranks.why.findings import is_answer, tell_place
 from allranks.why.logs.events import Logs
@@ -42,9 +42,8 @@ def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict
     # Each node writes the verdict that it received; the leader's own is in the directory above.
     for source in sorted(found, key=lambda each: (-(each.attempt or 0), len(each.shown))):
         assert source.path is not None
-        try:
-            verdict = Verdict.from_json(source.path.read_bytes())
-        except (OSError, msgspec.DecodeError):  # cut, or another program's: it is read like any log
+        verdict = read_verdict(source.path)
+        if verdict is None:  # cut, or another program's: it is read like any log
             continue
         return tuple(each for each in sources if each not in found), verdict
     return tuple(each for each in sources if each not in kept), None

@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from allranks.model.errors import SetupError
 
@@ -23,6 +27,7 @@ PORTS_TRIED = 16
 """The leader takes the first free one of this many ports, from the preferred one on; agents try as many."""
 
 ANNOUNCEMENT = "leader.json"
+MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +45,19 @@ class Hint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+_Name = Annotated[str, Meta(max_length=1024)]
+
+
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """Where the leader of a job listens."""
 
-    job: str
+    job: _Name
     attempt: int
-    host: str
-    addresses: tuple[str, ...]
+    host: _Name
+    addresses: Annotated[tuple[_Name, ...], Meta(max_length=256)]
     """Addresses, those of the management network first."""
-    port: int
-    side_port: int = 0
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    side_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """A second, random port for the agents: if a firewall closes the first one, they can still report it."""
 
 
@@ -84,9 +92,19 @@ def _listen(port: int) -> socket.socket:
 
 def read_announcement(directory: Path) -> Announcement | None:
     """Return the leader's announcement; None if there is none yet, or it is unreadable."""
+    with contextlib.suppress(OSError):
+        fd = os.open(directory / ANNOUNCEMENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            is_file = stat.S_ISREG(os.fstat(fd).st_mode)  # a pipe would hold this process, and a device never ends
+            return parse_announcement(file.read(MAX_BYTES)) if is_file else None
+    return None
+
+
+def parse_announcement(data: bytes) -> Announcement | None:
+    """Return the announcement in a file; None if this is none."""
     try:
-        return msgspec.json.decode((directory / ANNOUNCEMENT).read_bytes(), type=Announcement)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return msgspec.json.decode(data, type=Announcement)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
