@@ -13,6 +13,7 @@ from allranks.guard.verdict import Guard
 from allranks.guard.waits import find_waiting, judge_hang, say_slow
 from allranks.host.process import Usage
 from allranks.model.beat import GroupSeen, RankBeat
+from allranks.report.folder import Folder
 from allranks.wire.protocol import Beat
 
 from .scenes import FAST, NOW_S, away, beat, call, end, scene, waiting
@@ -211,7 +212,7 @@ def test_an_agent_that_was_suspended_counts_nothing_as_idle(tmp_path: Path):
 def test_a_traceback_is_told_when_nothing_has_come_for_long(tmp_path: Path):
     err = tmp_path / "rank_0.err"
     err.write_text("of an earlier start: " + TRACEBACK)
-    output = Output(err, err.stat().st_size)
+    output = Output(Folder.at(tmp_path), err.name, err.stat().st_size)
     activity, told = Activity(hang_s=20, outputs=[output], root=tmp_path), []
     with err.open("a") as file:
         file.write(f"warning\n{TRACEBACK}")

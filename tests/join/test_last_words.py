@@ -65,8 +65,62 @@ def test_an_exception_that_cannot_say_what_it_is_breaks_nothing(tmp_path: Path):
 
 
 def test_a_long_exception_is_told_in_part(tmp_path: Path):
-    _, told, recorded = run(tmp_path, "raise ValueError(100_000 * chr(0x1f600))\n")
-    assert (len(told["message"]), len(recorded["message"])) == (2500, 100_012)
+    _, told, recorded = run(tmp_path, "raise ValueError('bad' + 50_000_000 * chr(0x1f600) + 'end')\n")
+    for message, most in ((told["message"], 2500), (recorded["message"], 65_600)):
+        assert (len(message) <= most, message[:15], message[-4:]) == (True, "ValueError: bad", "\U0001f600end")
+    assert "\n... 49.9 MB cut ...\n" in recorded["message"]
+    assert "\n... 50.0 MB cut ...\n" in told["message"]
+    trace = recorded["extraInfo"]["py_callstack"]
+    assert (len(trace) < 65_536, "line 1, in <module>" in trace, trace[-4:]) == (True, True, "end\n")
+    assert (tmp_path / "error.json").stat().st_size < 1 << 20
+
+
+ODD_STR = "class Odd(Exception):\n def __str__(self): {}\nraise Odd()\n"
+QUIET = "import sys; sys.stderr = None\n"
+"""Python itself prints any number of causes."""
+NO_WORDS = "Odd: <exception str() failed>"
+ODD = {
+    "str returns no text": (ODD_STR.format("return 5"), NO_WORDS),
+    "str recurses": (ODD_STR.format("return str(self)"), NO_WORDS),
+    "str exits": (ODD_STR.format("raise SystemExit(3)"), NO_WORDS),
+    "str ends the process": (ODD_STR.format("import os; os.kill(os.getpid(), 9)"), "Odd"),
+    "a circle": ("a, b = ValueError(1), ValueError(2)\na.__cause__, b.__cause__ = b, a\nraise a\n", "ValueError: 1"),
+    "100,000 causes": (
+        f"{QUIET}e = ValueError(0)\nfor n in range(100_000):\n x = ValueError(n); x.__cause__ = e; e = x\nraise e\n",
+        "ValueError: 99999",
+    ),
+    "a million in a group": (
+        f"{QUIET}raise ExceptionGroup('many', [ValueError('x')] + 999_999 * [KeyError(1)])\n",
+        "ExceptionGroup: many (1000000 sub-exceptions)",
+    ),
+    "100,000 frames": (
+        f"{QUIET}sys.setrecursionlimit(10**6)\n"
+        "def f(n): g(n - 1) if n else 1 / 0\ndef g(n): f(n - 1) if n else 1 / 0\nf(100_000)\n",
+        "ZeroDivisionError: division by zero",
+    ),
+}
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("name", ODD)
+def test_an_odd_exception_is_told_in_bounded_words(tmp_path: Path, name: str):
+    text, message = ODD[name]
+    _, told, recorded = run(tmp_path, text)
+    assert told["message"] == message
+    assert "Traceback (most recent call last):\n" in told["py_callstack"]
+    assert recorded is None or (recorded["message"], len(recorded["extraInfo"]["before"]) <= 16) == (message, True)
+
+
+def test_what_an_exception_is_takes_forever_and_its_kind_is_told(tmp_path: Path):
+    text = """
+        import os, time
+        class Slow(Exception):
+            def __str__(self):
+                os._exit(7)  # as somebody who has waited long enough for it
+        raise Slow()
+        """
+    result, told, _ = run(tmp_path, text)
+    assert (result.returncode, told["message"], "line 6, in <module>" in told["py_callstack"]) == (7, "Slow", True)
 
 
 def test_where_no_file_can_be_written_the_cell_still_has_it(tmp_path: Path):

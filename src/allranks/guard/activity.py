@@ -1,6 +1,6 @@
 """Does a worker still do anything, as seen from outside? Its output, its processor time, and those of its children.
 
-    activity = Activity(hang_s=600, outputs=[Output(path, start), ...])
+    activity = Activity(hang_s=600, outputs=[Output(folder, name, start), ...])
     activity.look(pid, marks, now_s)    # with each beat; looks outside once in a window
     activity.idle_s                     # how long it has made no progress
 
@@ -11,6 +11,7 @@ threads that beat, poll or send metrics.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import NamedTuple
 from allranks.host.process import Usage, read_usage
 from allranks.model.beat import MAX_PRINTED
 from allranks.model.raised import last_printed
+from allranks.report.folder import Folder
 
 IDLE_SHARE = 0.02
 """Of one core: a rank that uses less makes no progress. One that sleeps, with its beat and Gloo, uses 0.002."""
@@ -41,20 +43,21 @@ MAX_GAP_S = 5.0
 class Output:
     """A file that a worker writes, and where its own part begins."""
 
-    path: Path
+    folder: Folder
+    name: str
     start: int = 0
 
     def size(self) -> int:
         """Of the whole file; 0: nobody can tell."""
         with contextlib.suppress(OSError):
-            return self.path.stat().st_size
+            return self.folder.status(self.name).st_size
         return 0
 
-    def tail(self) -> str:
-        """Return its end."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
-            file.seek(max(self.start, self.size() - TAIL_BYTES))
-            return file.read().decode(errors="replace")
+    def tail(self, num_bytes: int = TAIL_BYTES) -> str:
+        """Return the end of its own part."""
+        with contextlib.suppress(OSError), self.folder.open_read(self.name) as file:
+            file.seek(max(self.start, file.seek(0, os.SEEK_END) - num_bytes))
+            return file.read(num_bytes).decode(errors="replace")
         return ""
 
 

@@ -143,7 +143,7 @@ class Watch:
         pids = {beat.pid: rank for rank, beat in self._last.items() if beat.state is not ProcessState.GONE and beat.pid}
         if pids:
             glance = Glance(*pids)
-            glance.thread.join(within_s)
+            glance.wait(within_s)
             for process in glance.found:
                 if process.pid in pids:
                     yield f"rank_{pids[process.pid]}.stack.txt", render(process).encode()
@@ -217,6 +217,7 @@ def _as_recorder(beat: RankBeat, everybody: range) -> dict[str, object]:
 def _as_entry(number: int, call: CallSeen) -> dict[str, object]:
     file, _, rest = call.place.partition(":")
     line, _, function = rest.partition(" in ")
+    is_line = line.isdecimal() and len(line) < 10
     is_p2p = call.peer is not None
     return {
         "record_id": number,
@@ -229,5 +230,5 @@ def _as_entry(number: int, call: CallSeen) -> dict[str, object]:
         "retired": call.is_done,
         "state": "completed" if call.is_done else "scheduled",
         "time_created_ns": call.created_ns,
-        "frames": [{"name": function, "filename": file, "line": int(line)}] if line.isdecimal() else [],
+        "frames": [{"name": function, "filename": file, "line": int(line)}] if is_line else [],
     }

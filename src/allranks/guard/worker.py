@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -36,6 +36,7 @@ from allranks.model.beat import (
     Word,
     drop_unsound,
 )
+from allranks.model.foreign import Unreadable, decode_json
 from allranks.model.text import as_one_line, as_utf8
 
 SILENT_S = 1.0
@@ -207,11 +208,11 @@ def _decode(written: Written | None, kind: type[_Kind]) -> _Kind | None:
     """Return what a worker wrote, without the items that make no sense; None: nothing, or nothing that can be read."""
     if written is None:
         return None
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(Unreadable, msgspec.ValidationError):
         try:
-            return msgspec.json.decode(written.data, type=kind)
-        except msgspec.ValidationError:
-            return msgspec.convert(drop_unsound(msgspec.json.decode(written.data), kind, _PARTS), kind)
+            return decode_json(written.data, kind)
+        except Unreadable:
+            return msgspec.convert(drop_unsound(decode_json(written.data, Any), kind, _PARTS), kind)
     return None
 
 

@@ -1,18 +1,18 @@
 """Where are these processes now, asked of py-spy while the asker goes on? What came of it, and as people read it.
 
 glance = Glance(4711)
-glance.thread.join(within_s)        # or not
+glance.wait(within_s)               # or not
 glance.place                        # "train.py:12 in step"
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from pathlib import Path
 
 from allranks.host import stacks
+from allranks.host.threads import start_thread
 
 
 class Glance:
@@ -22,8 +22,12 @@ class Glance:
         self.pids = pids
         self.began_s = time.monotonic()
         self.found: list[stacks.Process] = []
-        self.thread = threading.Thread(target=self._run, name="allranks-look", daemon=True)
-        self.thread.start()
+        self._thread = start_thread(self._run, name="allranks-look")
+
+    def wait(self, within_s: float) -> None:
+        """Wait until the look is over, for at most so long."""
+        if self._thread is not None:
+            self._thread.join(within_s)
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):

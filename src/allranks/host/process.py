@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.host.foreign import read_foreign
 from allranks.model.beat import ProcessState
 from allranks.model.named_agent import LiveProcess
 
@@ -28,6 +29,8 @@ _READS_STDIN = re.compile(rf"{63 if os.uname().machine == 'aarch64' else 0} 0x0 
 """How /proc/PID/syscall of one begins. Source: the kernel's tables of system calls, x86-64 and arm64."""
 STANDBY, FORKED_ENVIRONMENT = "ALLRANKS_STANDBY", "allranks-environment"
 """The variable of a process that forks workers, and the name of the file that has a worker's (join/standby.py)."""
+MAX_ENVIRONMENT = 8 << 20
+"""Bytes; execve(2) takes a quarter of the stack, usually 2 MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,17 +166,18 @@ def read_environment(pid: int, *, root: Path = Path("/")) -> dict[str, str]:
     A worker that a standby forked shows the standby's in /proc, and keeps its own in a memory file; a child that it
     forked has that file, too.
     """
-    env = _parse(root / f"proc/{pid}/environ")
+    env = _parse(_read(root / f"proc/{pid}/environ"))
     with contextlib.suppress(OSError):
         for file in (root / f"proc/{pid}/fd").iterdir() if STANDBY in env else ():
             with contextlib.suppress(OSError):  # closed meanwhile
-                if file.readlink().name.startswith(f"memfd:{FORKED_ENVIRONMENT}"):
-                    return _parse(file)
+                if file.readlink().as_posix().startswith(f"/memfd:{FORKED_ENVIRONMENT}"):
+                    own = read_foreign(file, at_most=MAX_ENVIRONMENT, follows_links=True)
+                    return _parse(own.decode(errors="replace"))
     return env
 
 
-def _parse(path: Path) -> dict[str, str]:
-    return dict(entry.split("=", 1) for entry in _read(path).split("\0") if "=" in entry)
+def _parse(text: str) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def is_below(pid: int, ancestor: int, *, root: Path = Path("/")) -> bool:

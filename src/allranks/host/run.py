@@ -17,10 +17,11 @@ import selectors
 import shutil
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+from allranks.host.threads import start_thread
 
 MAX_OUTPUT_BYTES = 1 << 20
 _REAP_S = 0.1
@@ -148,4 +149,4 @@ def _let_go(child: subprocess.Popen[bytes]) -> None:
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_REAP_S)
             return
-        threading.Thread(target=child.wait, daemon=True, name="allranks-reaper").start()
+        start_thread(child.wait, name="allranks-reaper")

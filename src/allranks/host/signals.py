@@ -36,7 +36,7 @@ def catches(pid: int, signum: int, *, proc: Path = Path("/proc")) -> bool:
 def read_caught(pid: int, *, proc: Path = Path("/proc")) -> int:
     """Return the signals for which a process has a handler, bit n for signal n; 0 for one that is gone."""
     try:
-        return parse_caught((proc / str(pid) / "status").read_text())
+        return parse_caught((proc / str(pid) / "status").read_text(errors="replace"))
     except OSError:
         return 0
 

@@ -11,12 +11,12 @@ its own children (`mp.spawn`) is not in their environment: they show as children
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +26,10 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.host.foreign import read_foreign
 from allranks.host.process import STANDBY, read_environment
+from allranks.host.threads import start_thread
+from allranks.model.foreign import Unreadable, decode_json
 
 DUMP_S = 4.0
 """For one process; a dump takes 0.03 s, and longer only where the kernel does not hand the memory out."""
@@ -301,8 +304,8 @@ def _dump(each: Found, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...
         words = err.decode(errors="replace")
         if child.returncode == 0:
             try:
-                return tuple(_thread(raw, each.pid) for raw in msgspec.json.decode(out)), ""
-            except msgspec.DecodeError as exc:  # what it looked at, or itself, was killed meanwhile
+                return tuple(_thread(told, each.pid) for told in decode_json(out, list[_Told])), ""
+            except Unreadable as exc:  # what it looked at, or itself, was killed meanwhile
                 words = f"its answer is cut off ({exc})"
         if not (root / f"proc/{each.pid}").exists():
             return (), "has ended in the meantime"
@@ -325,14 +328,26 @@ def explain_refusal(ptrace_scope: str) -> str:
     )
 
 
-def _thread(raw: Mapping[str, object], pid: int) -> Thread:
-    name = str(raw.get("thread_name") or "")
-    frames = raw.get("frames")
-    assert isinstance(frames, list)
+class _ToldFrame(msgspec.Struct):
+    name: str
+    filename: str
+    line: int
+
+
+class _Told(msgspec.Struct):
+    """A thread as py-spy writes it."""
+
+    frames: list[_ToldFrame]
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+
+
+def _thread(told: _Told, pid: int) -> Thread:
+    name = told.thread_name or ""
     return Thread(
         name=name,
-        is_main=name == "MainThread" or raw.get("os_thread_id") == pid,
-        frames=tuple(Frame(str(f["name"]), str(f["filename"]), int(f["line"])) for f in frames),
+        is_main=name == "MainThread" or told.os_thread_id == pid,
+        frames=tuple(Frame(frame.name, frame.filename, frame.line) for frame in told.frames),
     )
 
 
@@ -355,14 +370,15 @@ def _source_lines(
                 start = root / f"proc/{each.pid}" / ("root" if file.startswith("/") else "cwd")
                 path = start / file.lstrip("/")
                 if path not in files:
-                    files[path] = _read(path).decode(errors="replace").splitlines() if path.is_file() else []
-                if 0 < line <= len(files[path]):
-                    texts.setdefault(each.pid, {})[file, line] = files[path][line - 1].strip()[:160]
+                    with contextlib.suppress(OSError):
+                        files[path] = read_foreign(path, follows_links=True).decode(errors="replace").splitlines()
+                if 0 < line <= len(lines := files.setdefault(path, [])):
+                    texts.setdefault(each.pid, {})[file, line] = lines[line - 1].strip()[:160]
 
-    reader = threading.Thread(target=read_all, daemon=True)
-    reader.start()
-    reader.join(SOURCE_S)
-    return {} if reader.is_alive() else texts
+    reader = start_thread(read_all, name="allranks-source")
+    if reader is not None:
+        reader.join(SOURCE_S)
+    return {} if reader is None or reader.is_alive() else texts
 
 
 def _with_text(thread: Thread, texts: Mapping[tuple[str, int], str]) -> Thread:

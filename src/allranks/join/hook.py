@@ -16,6 +16,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -35,6 +36,12 @@ CELL_BEFORE_CHARS = 300
 MOST_BEFORE = 16
 EXCEPTION_LIMIT = 2_000
 """Exceptions that are told beside the one that ended the worker, and characters of each."""
+FILE_CHARS = 65536
+"""Of a message and of a traceback, in the error file: some scripts put a whole batch into an exception."""
+MOST_PRINTED = 64
+"""Exceptions that are printed as Python does it, with what belongs to them: Python prints any number."""
+MOST_FRAMES = 100
+"""Of each exception, where there is more than can be printed."""
 
 _group: ModuleType | None = None
 """join/group.py, once torch.distributed has been imported."""
@@ -134,11 +141,17 @@ def _record_uncaught_exceptions() -> None:
     def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         if not issubclass(kind, KeyboardInterrupt):
             with contextlib.suppress(Exception):
-                message, extra = _say(kind, value), _record(kind, value, trace)
+                is_end = getattr(sys, "last_value", None) is value  # else the script has called this, and goes on
+                frames = "".join(traceback.format_tb(trace, -MOST_FRAMES))
+                first = _record(f"{_HEADER}{frames}{kind.__name__}\n")
+                if is_end:  # before the exception says what it is: that may take forever
+                    _tell_agent(kind.__name__, first)
+                message, extra = _say(kind, value), first | {"before": _before(value)}
+                extra["py_callstack"] = _format(kind, value, trace)
                 with contextlib.suppress(Exception):  # a full disk
                     _write_error_file(message, extra)
-                if getattr(sys, "last_value", None) is value:  # else the script has called this itself, and goes on
-                    _tell_agent(value, message, extra)
+                if is_end:
+                    _tell_agent(message, extra)
         if "_allranks_inside.entry" in sys.modules:
             load_inside().last_words()
         previous(kind, value, trace)
@@ -168,44 +181,124 @@ def _note_exit(status: object = None) -> None:
     if not exit_code or not path.endswith(".error.json") or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
         return
     value = sys.exc_info()[1]
-    before = [*_before(value), _say(type(value), value)] if value is not None else []
+    before = [*_before(value), cut(_say(type(value), value), EXCEPTION_LIMIT)] if value is not None else []
     note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
     _write(f"{path.removesuffix('.error.json')}.exit.json", note)
 
 
 def _before(value: BaseException) -> list[str]:
     """What had been raised before an exception, while it was raised in its handling: the oldest first."""
+    return [cut(_say(type(each), each), EXCEPTION_LIMIT) for each in reversed(_chain(value)[1:])]
+
+
+def _chain(value: BaseException) -> list[BaseException]:
+    """Return an exception, and what had been raised before it: the newest first, MOST_BEFORE at most."""
     found: list[BaseException] = [value]
     while len(found) <= MOST_BEFORE:
-        inner = getattr(found[-1], "exceptions", None)
-        first = inner[0] if isinstance(inner, tuple) and inner else None
-        earlier = found[-1].__cause__ or found[-1].__context__ or first  # of a group, the first of its exceptions
+        earlier = found[-1].__cause__ or found[-1].__context__ or _first_part(found[-1])
         if not isinstance(earlier, BaseException) or any(earlier is each for each in found):
             break
         found.append(earlier)
-    return [_say(type(each), each)[:EXCEPTION_LIMIT] for each in reversed(found[1:])]
+    return found
+
+
+def _first_part(value: BaseException) -> BaseException | None:
+    """Return the first exception of a group."""
+    parts = getattr(value, "exceptions", None)
+    return parts[0] if isinstance(parts, tuple) and parts else None
+
+
+def cut(text: str, most_chars: int) -> str:
+    """Return a text, or its beginning and its end, where it is longer; what was cut is said between them.
+
+    >>> cut(10_000 * "x" + "y" + 50_000_000 * "z", 60)
+    'xxxxxxxxxx\\n... 50.0 MB cut ...\\nzzzzzzzzzz'
+    """
+    if len(text) <= most_chars:
+        return text
+    num_cut, num_kept = 0.0, max(2, most_chars - 40)
+    head = num_kept // 2 if num_kept < 100 else num_kept // 4  # of a traceback, the end counts more
+    tail = num_kept - head
+    if earlier := _CUT.search(text):  # the second cut is at the place of the first one
+        num_cut = float(earlier[1]) * _UNITS[earlier[2]]
+        before, after = text[: earlier.start()], text[earlier.end() :]
+        head, text = min(max(head, num_kept - len(after)), len(before)), before + after
+        tail = min(num_kept - head, len(after))
+    num_cut += len(text) - head - tail
+    unit = "MB" if num_cut >= 100_000 else "characters"
+    size = f"{num_cut / _UNITS[unit]:.{1 if unit == 'MB' else 0}f} {unit}"
+    return f"{text[:head]}\n... {size} cut ...\n{text[len(text) - tail :]}"
+
+
+_UNITS = {"MB": 1e6, "characters": 1}
+_CUT = re.compile(r"\n\.\.\. (\d{1,9}(?:\.\d)?) (MB|characters) cut \.\.\.\n")
 
 
 def _say(kind: type[BaseException], value: BaseException) -> str:
-    """`ValueError: bad batch`, also where the exception cannot say it."""
+    """`ValueError: bad batch`, also where the exception cannot say it; cut."""
+    return f"{kind.__name__}: {_text_of(value)}"
+
+
+def _text_of(value: BaseException) -> str:
     try:
-        return f"{kind.__name__}: {value}"
-    except Exception:
-        return f"{kind.__name__}: <exception str() failed>"  # as in Python's own traceback
+        return cut(str(value), FILE_CHARS)
+    except BaseException:  # as in Python's own traceback
+        return "<exception str() failed>"
 
 
-def _record(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> dict[str, object]:
+_HEADER = "Traceback (most recent call last):\n"
+_CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+_CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
+
+
+def _format(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> str:
+    """Return a traceback as Python prints it; where that is very long, the ends of its parts, up to FILE_CHARS."""
+    if _is_short(value):
+        return cut("".join(traceback.format_exception(kind, value, trace)), FILE_CHARS)
+    printed = ""
+    for each in reversed(_chain(value)):
+        if printed:
+            printed += _CONTEXT if each.__context__ is not None and each.__cause__ is None else _CAUSE
+        frames = "".join(traceback.format_tb(each.__traceback__, -MOST_FRAMES))
+        printed += cut(f"{_HEADER}{frames}{_say(type(each), each)}\n", FILE_CHARS // 8)
+    return cut(printed, FILE_CHARS)
+
+
+def _is_short(value: BaseException) -> bool:
+    """Whether an exception has few others before it and in it, short words, and not many frames."""
+    seen: set[int] = set()
+    left = [value]
+    while left:
+        each = left.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        parts = getattr(each, "exceptions", None)
+        before = [other for other in (each.__cause__, each.__context__) if isinstance(other, BaseException)]
+        parts = list(parts[:MOST_PRINTED]) if isinstance(parts, tuple) else []
+        left += [other for other in (*before, *parts) if isinstance(other, BaseException)]
+        num_frames, frame = 0, each.__traceback__
+        while frame is not None and num_frames <= 10 * MOST_FRAMES:
+            num_frames, frame = num_frames + 1, frame.tb_next
+        notes = getattr(each, "__notes__", ())
+        num_chars = len(_text_of(each)) + sum(len(note) for note in notes if isinstance(note, str))
+        if len(seen) + len(left) > MOST_PRINTED or num_frames > 10 * MOST_FRAMES or num_chars > FILE_CHARS // 2:
+            return False
+    return True
+
+
+def _record(py_callstack: str) -> dict[str, object]:
     """Return what torchelastic keeps of an exception beside its message.
 
     Source: torch 2.13, elastic/multiprocessing/errors/error_handler.py.
     """
     now_s = time.time()
     return {
-        "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
+        "py_callstack": py_callstack,
         "timestamp": str(int(now_s)),
         "time_s": now_s,
         "python": sys.executable,
-        "before": _before(value),
+        "before": [],
     }
 
 
@@ -218,11 +311,11 @@ def _write_error_file(message: str, extra: dict[str, object]) -> None:
 def _write(path: str, record: object) -> None:
     draft = f"{path}.{os.getpid()}"
     with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(record, file)
+        json.dump(record, file, ensure_ascii=False)
     os.replace(draft, path)
 
 
-def _tell_agent(value: BaseException, message: str, extra: dict[str, object]) -> None:
+def _tell_agent(message: str, extra: dict[str, Any]) -> None:
     """Write it into the cell, with the threads that keep the process from ending."""
     if os.getpid() != _worker_pid or "ALLRANKS_CELL_FD" not in os.environ:
         return
@@ -232,10 +325,10 @@ def _tell_agent(value: BaseException, message: str, extra: dict[str, object]) ->
     threads = sys.modules.get("threading")
     alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
     names = [each.name[:100] for each in alive if threads and each is not threads.main_thread()][:8]
-    cut = {
-        "message": message[:CELL_CHARS],
-        "py_callstack": str(extra["py_callstack"])[-CELL_CHARS:],
-        "before": [text[:CELL_BEFORE_CHARS] for text in _before(value)],
+    told = extra | {
+        "message": cut(message, CELL_CHARS),
+        "py_callstack": cut(extra["py_callstack"], CELL_CHARS),
+        "before": [cut(text, CELL_BEFORE_CHARS) for text in extra["before"]],
+        "threads": names,
     }
-    told = {**extra, **cut, "threads": names}
     cell.raised(json.dumps(told, ensure_ascii=False).encode(errors="backslashreplace"))

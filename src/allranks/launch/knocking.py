@@ -12,6 +12,7 @@ import threading
 from dataclasses import dataclass
 
 from allranks.host.net import listens
+from allranks.host.threads import start_thread
 from allranks.wire.protocol import Contact
 
 PAUSE_S = 0.5
@@ -35,7 +36,7 @@ class Knocking:
         self._port = contact.port
         self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
         self._is_over = threading.Event()
-        threading.Thread(target=self._run, name="allranks-knock", daemon=True).start()
+        start_thread(self._run, name="allranks-knock")
 
     def poll(self) -> Answer | None:
         """Return what is new."""

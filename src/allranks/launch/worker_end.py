@@ -1,6 +1,6 @@
 """How did a worker end: by itself, or because its agent told it to? From its status, and from what it left behind.
 
-    left = read_left(folder / "rank_3.error.json", folder / "rank_3.exit.json", cell)    (launch.last_words)
+    left = read_left(folder, "rank_3.error.json", "rank_3.exit.json", cell)    (launch.last_words)
     explain_end(-15, left, told_s={15: 1795848266.1}, handles_end=False, now_s=time.time())    -> fields of WorkerEnd
 
 An end is the agent's doing only if it is a signal that the agent sent, an exit after it, or a crash of torch while the

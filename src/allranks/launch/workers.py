@@ -58,6 +58,8 @@ NOTICE_S = 2.0
 """How long a checkpoint may take to be written before people are told that this process waits for it."""
 END_S = 1.0
 """For a process to be gone after SIGKILL."""
+MOST_REAPED = 1000
+"""Orphans that are collected at once: a worker that leaves them without end must not keep the agent from watching."""
 LOCAL_RANK = "${local_rank}"
 """Placeholder of the local rank in a worker's arguments, as in torchrun."""
 
@@ -138,7 +140,10 @@ class Worker:
     @property
     def outputs(self) -> tuple[Output, ...]:
         """Where its output is."""
-        return tuple(Output(self.path(stream), self.starts[stream]) for stream in ("out", "err"))
+        return self._output("out"), self._output("err")
+
+    def _output(self, stream: str) -> Output:
+        return Output(self.folder, self.file_name(stream), self.starts[stream])
 
     def start(
         self, command: Sequence[str], env: Mapping[str, str], *, fds: Mapping[str, int], standby: Standby | None = None
@@ -152,7 +157,8 @@ class Worker:
             OSError: its output files cannot be written.
         """
         for kind in ("error.json", "exit.json"):
-            self.folder.unlink(self.file_name(kind))
+            with contextlib.suppress(IsADirectoryError):  # a worker made one of it: its files are not read, either
+                self.folder.unlink(self.file_name(kind))
         with self.folder.append(self.file_name("out")) as out, self.folder.append(self.file_name("err")) as err:
             self.starts = {"err": err.tell(), "out": out.tell()}
             streams = {"out": out.fileno(), "err": err.fileno()}
@@ -182,7 +188,7 @@ class Worker:
             self.folder.unlink(self.file_name("exit.json"))  # of no use to people
         self.end = self._end_as(exit_code, **found)
         if self.end.exit_code < 0 and self.end.traceback is None:
-            self.end = msgspec.structs.replace(self.end, **read_crash(self.path("err"), self.starts["err"], exit_code))
+            self.end = msgspec.structs.replace(self.end, **read_crash(self._output("err"), exit_code))
         return self.end
 
     def failed_already(self) -> WorkerEnd | None:
@@ -210,7 +216,7 @@ class Worker:
         return self._end_as(1, lingers=as_utf8(what), **left.error)
 
     def _left(self) -> Left:
-        return read_left(self.path("error.json"), self.path("exit.json"), self.cell)
+        return read_left(self.folder, self.file_name("error.json"), self.file_name("exit.json"), self.cell)
 
     def _end_as(self, status: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
@@ -219,7 +225,7 @@ class Worker:
             rank=self.rank,
             node=self.node,
             is_finished=status == 0 and self.cell.is_finished,
-            stderr_tail=read_tail(self.path("err"), self.starts["err"]) if status else None,
+            stderr_tail=read_tail(self._output("err")) if status else None,
             stderr_path=as_utf8(str(self.path("err"))),
             **{"time_s": now_s, "exit_code": status} | found,
         )
@@ -318,7 +324,10 @@ def reap_orphans(workers: Sequence[Worker]) -> None:
     own = {worker.pid for worker in workers if worker.process is not None}
     with contextlib.suppress(ChildProcessError):
         # WNOWAIT only looks; a worker at the head of the queue is collected first, in its own way.
-        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
+        for _ in range(MOST_REAPED):
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in own:
+                break
             os.waitpid(ended.si_pid, 0)
 
 

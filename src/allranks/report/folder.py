@@ -23,7 +23,7 @@ from typing import BinaryIO, Self
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a fifo is refused, not waited for
-MOST_BYTES = 64 << 20
+MAX_BYTES = 64 << 20
 """Of a file that is read whole."""
 
 
@@ -141,10 +141,13 @@ class Folder:
         """Open a file to read."""
         return os.fdopen(self.open(name, os.O_RDONLY), "rb")
 
-    def read(self, name: str, *, most: int = MOST_BYTES) -> bytes:
-        """Return what is in a file, at most so many bytes of it."""
+    def read(self, name: str, *, at_most: int = MAX_BYTES) -> bytes:
+        """Return what is in a file; one that is larger is refused."""
         with self.open_read(name) as file:
-            return file.read(most)
+            data = file.read(at_most + 1)
+        if len(data) > at_most:
+            raise OSError(errno.EFBIG, f"larger than {at_most} bytes", str(self.path / name))
+        return data
 
     def status(self, name: str) -> os.stat_result:
         """Return what stat(2) says of something below it; of a link, not of what it leads to."""

@@ -16,6 +16,8 @@ from allranks.report.mask import mask_finding, mask_secrets, mask_setting
 
 EVIDENCE_LINES = 24
 """Maximum number of lines of a traceback; longer ones are cut in the middle."""
+LINE_CHARS = 600
+"""Maximum length of a line of evidence, and of a message; longer ones are cut in the middle."""
 
 MAX_CELL = 300
 """Characters of one cell of a table; names are shorter."""
@@ -75,10 +77,10 @@ def render_finding(finding: Finding, style: Style) -> str:
     first = style.paint(head, colour) + " " * gap + style.paint(confidence, "2")
     if is_note:
         return first
-    lines = [first, f"  {one_line(finding.message)}"]
+    lines = [first, f"  {_shorten(one_line(finding.message), style)}"]
     for evidence in finding.evidence:
         seen = [line for line in printable(evidence.seen).splitlines() if line.strip(" ^~")]
-        lines += _hang("seen", _cut(seen, style), style)
+        lines += _hang("seen", [_shorten(line, style) for line in _cut(seen, style)], style)
         if evidence.source:
             lines += _hang("log", [one_line(evidence.source)], style)
     if finding.fix:
@@ -195,6 +197,14 @@ def _cut(lines: list[str], style: Style) -> list[str]:
         return lines
     dots = f"{style.mark('…', '...')} {len(lines) - EVIDENCE_LINES + 1} lines"
     return [*lines[:4], dots, *lines[-(EVIDENCE_LINES - 5) :]]
+
+
+def _shorten(line: str, style: Style) -> str:
+    if len(line) <= LINE_CHARS:
+        return line
+    dots = style.mark("…", "...")
+    cut = f" {dots} {len(line) - LINE_CHARS} characters {dots} "
+    return line[: LINE_CHARS // 2] + cut + line[-LINE_CHARS // 2 :]
 
 
 def printable(text: str) -> str:

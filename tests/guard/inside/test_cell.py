@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import random
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -197,6 +200,61 @@ def test_what_does_not_fit_is_refused_and_what_was_there_stays(cell: Cell):
     told = cell.read().told
     assert told is not None
     assert len(told.data) == 65536
+
+
+def test_a_worker_cannot_make_the_cell_shorter(cell: Cell):
+    """The agent would die of SIGBUS at the next look."""
+    out = run(
+        cell,
+        """
+        cell.claim(); cell.step(3)
+        for size in (0, 8, 10**9):
+            try: os.ftruncate(cell.fd, size); print("cut")
+            except PermissionError: print("sealed")
+        """,
+    )
+    assert (out, cell.read().step, cell.has_raised) == (3 * "sealed\n", 3, False)
+
+
+def test_without_seals_the_agent_reads_a_copy_and_outlives_a_cut(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fcntl, "F_ADD_SEALS", -1)  # EINVAL, as where a kernel has none
+    cell = Cell.create()
+    cell.give_order(17, "why", leaves=True)
+    cell.end()
+    out = run(cell, "cell.claim(); cell.step(3); cell.save(is_begun=True); print(cell.order(), cell.is_ending)")
+    assert out == "CellOrder(at_step=17, why='why', leaves=True) True\n"
+    assert (cell.read().step, cell.is_saving) == (3, True)
+    os.ftruncate(cell.fd, 16)
+    assert cell.read() == (0, None, None, None, None, False, None, None, "")
+    assert (cell.is_saving, cell.has_raised, cell.is_finished, cell.handlers().begun_s) == (False, False, False, {})
+    cell.give_order(18, "why", leaves=True)
+    cell.close()
+
+
+def junk() -> Iterator[tuple[str, bytes]]:
+    """What a worker may write into the memory instead of its records."""
+    size = cell_module._TOTAL
+    yield "ones", b"\xff" * size
+    yield "a count that wraps", b"\xff" * 8 * 4 + b"\0" * (size - 32)
+    for seed in range(20):
+        yield f"seed {seed}", random.Random(seed).randbytes(size)
+
+
+@pytest.mark.parametrize(("name", "data"), [*junk()], ids=lambda value: value if isinstance(value, str) else "")
+def test_junk_in_a_cell_reads_as_not_written(cell: Cell, name: str, data: bytes):
+    os.pwrite(cell.fd, data, 0)
+    read = cell.read()
+    assert (read.told, read.words, read.raised, read.call, read.step, read.saved, read.phase) == (*6 * [None], "")
+    assert all(0 < began_s < 1e10 for began_s in cell.handlers().begun_s.values())
+    cell.give_order(17, "why", leaves=True)
+    assert cell.order() == CellOrder(17, "why", True)
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 7, b"\0" * 9, b"\0" * 256, struct.pack("q", 2**63 - 1)])
+def test_a_step_of_another_size_or_without_sense_is_none(cell: Cell, data: bytes):
+    assert cell._records["step"].write(data)
+    assert cell._records["phase"].write(256 * b"\xff")
+    assert (cell.read().step, len(cell.read().phase)) == (None, 64)
 
 
 def test_entering_a_call_costs_microseconds(cell: Cell):

@@ -21,12 +21,17 @@ stopped; a reader takes a slot only where its own n and CRC fit. No lock is shar
 
 A process writes only after it has claimed the cell. The first one that asks gets it, and the next one only when that
 one is gone: so a shell may stand between agent and Python, and DataLoader workers and other children stay silent.
-Standard library only; runs in the worker's Python.
+
+A worker may write anything here, so the agent believes no length, number or text: what makes no sense reads as not
+written. Nobody can make the memory shorter (F_SEAL_SHRINK): a load from a page that is gone would kill the agent with
+SIGBUS. Where the kernel has no seals, the agent maps nothing and reads a copy. Standard library only; runs in the
+worker's Python.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import mmap
 import os
 import struct
@@ -53,6 +58,13 @@ _ROOMS = {
 _TOLD = ("told", "words", "raised", "call", "step", "saved", "phase")
 _SLOT = struct.Struct("QQII")
 _NUMBER = struct.Struct("q")
+_PHASE_BYTES = 64
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_WORDS = 2**64
+_NEVER_NS = 2**63
+"""No clock says so much: 292 years."""
+_MAX_STEP = 10**15
+"""A larger one is none, and sums of it would not fit into a cell."""
 _ORDER = struct.Struct("q?")
 
 
@@ -108,12 +120,17 @@ class CellRead(NamedTuple):
 
 
 class Cell:
-    """One cell, in either process."""
+    """One cell, in either process.
 
-    def __init__(self, fd: int) -> None:
+    Args:
+        copy: of an agent whose kernel has no seals: it reads into this.
+    """
+
+    def __init__(self, fd: int, copy: bytearray | None = None) -> None:
         self.fd = fd
-        self._map = mmap.mmap(fd, _TOTAL)
-        self._view = memoryview(self._map)
+        self._copy = copy
+        self._memory = mmap.mmap(fd, _TOTAL) if copy is None else copy
+        self._view = memoryview(self._memory)
         self._numbers = self._view[:_RECORDS_AT].cast("Q")
         self._records = {name: _Record(self._view, at, room) for name, (at, room) in _PLACES.items()}
         self._call_lock = threading.Lock()
@@ -127,16 +144,14 @@ class Cell:
         Raises:
             OSError: there is no memory, or no descriptor left.
         """
-        fd = os.memfd_create(NAME)
+        fd = os.memfd_create(NAME, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, _TOTAL)
-            cell = cls(fd)
+            os.pwrite(fd, struct.pack("QQ", MAGIC, _TOTAL), 0)
+            return cls(fd, None if _seal(fd) else bytearray(_TOTAL))
         except OSError:
             os.close(fd)
             raise
-        cell._numbers[_SIZE] = _TOTAL
-        cell._numbers[_MAGIC] = MAGIC
-        return cell
 
     @classmethod
     def inherited(cls, env: Mapping[str, str] | None = None) -> Cell | None:
@@ -156,7 +171,8 @@ class Cell:
             record.release()
         self._numbers.release()
         self._view.release()
-        self._map.close()
+        if isinstance(self._memory, mmap.mmap):
+            self._memory.close()
         with contextlib.suppress(OSError):
             os.close(self.fd)
 
@@ -218,7 +234,7 @@ class Cell:
     def phase(self, name: str) -> None:
         """Say what the worker does: `init`, `training`, `saving`, `leaving`."""
         if self.is_mine:
-            self._records["phase"].write(name.encode()[:64])
+            self._records["phase"].write(name.encode()[:_PHASE_BYTES])
 
     def finish(self, *, is_finished: bool = True) -> None:
         """Say whether all steps of the training are made: what comes then is its end, whatever was ordered."""
@@ -253,39 +269,75 @@ class Cell:
     @property
     def is_finished(self) -> bool:
         """Tell whether the worker has made all its steps."""
+        self._look()
         return bool(self._numbers[_FINISHED])
 
     @property
     def has_raised(self) -> bool:
         """Tell whether the worker has told of an exception that nobody caught."""
+        self._look()
         return self._records["raised"].number > 0
 
     @property
     def is_saving(self) -> bool:
         """Tell whether the worker writes a checkpoint, and should not be ended now."""
+        self._look()
         phase = self._records["phase"].read()
         return bool(self._numbers[_SAVING]) or (phase is not None and phase.data == b"saving")
 
     def handlers(self) -> Handlers:
         """Return what the worker handles."""
-        begun_s = {int(each): at_ns / 1e9 for each in TOLD if (at_ns := self._numbers[BEGUN + each])}
+        self._look()
+        begun_s = {int(each): at_ns / 1e9 for each in TOLD if 0 < (at_ns := self._numbers[BEGUN + each]) < _NEVER_NS}
         return Handlers(self._numbers[HANDLERS_PID], self._numbers[HANDLES], self._numbers[OWN], begun_s)
 
     def end(self) -> None:
         """Say that the signals which come from now on are the agent's."""
         self._numbers[_ENDING] = 1
+        self._put(8 * _ENDING, 8)
 
     def give_order(self, at_step: int, why: str, *, leaves: bool) -> None:
         """Ask the worker for a checkpoint at the first boundary whose step is this or a later one."""
+        self._look()
         self._records["order"].write(_ORDER.pack(at_step, leaves) + why.encode(errors="replace")[:2048])
+        at, room = _PLACES["order"]
+        self._put(at + 8, 2 * (_SLOT.size + room))  # before the number that makes it count
+        self._put(at, 8)
 
     def read(self) -> CellRead:
         """Return all that the worker wrote, whatever state it is in now."""
+        self._look()
         told, words, raised, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
-        step, saved = (written and _NUMBER.unpack(written.data)[0] for written in numbers)
+        step, saved = map(_as_step, numbers)
         is_call_done = call is not None and self._numbers[_DONE] >= call.number
-        text = phase.data.decode(errors="replace") if phase else ""
+        text = phase.data[:_PHASE_BYTES].decode(errors="replace") if phase else ""
         return CellRead(int(self._numbers[_PID]), told, words, raised, call, is_call_done, step, saved, text)
+
+    def _look(self) -> None:
+        """Read the file where it is not mapped; what somebody has cut off reads as never written."""
+        if self._copy is not None:
+            num_bytes = os.preadv(self.fd, [self._copy], 0)
+            self._copy[num_bytes:] = bytes(_TOTAL - num_bytes)
+
+    def _put(self, at: int, size: int) -> None:
+        """Write a part of the copy where the file is not mapped."""
+        if self._copy is not None:
+            os.pwrite(self.fd, self._view[at : at + size], at)
+
+
+def _seal(fd: int) -> bool:
+    """Have the kernel refuse to make this memory shorter or longer; tell whether it does."""
+    with contextlib.suppress(OSError):
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return True
+    return False
+
+
+def _as_step(written: Written | None) -> int | None:
+    if written is None or len(written.data) != _NUMBER.size:
+        return None
+    step = int(_NUMBER.unpack(written.data)[0])
+    return step if abs(step) <= _MAX_STEP else None
 
 
 class _Record:
@@ -304,7 +356,7 @@ class _Record:
     def write(self, data: bytes) -> bool:
         if len(data) > self.room:
             return False
-        number = self._counter[0] + 1
+        number = (self._counter[0] + 1) % _WORDS or 1
         slot = self._slots[number % 2]
         slot[_SLOT.size : _SLOT.size + len(data)] = data
         _SLOT.pack_into(slot, 0, number, time.monotonic_ns(), len(data), zlib.crc32(data))

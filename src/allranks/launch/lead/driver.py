@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import selectors
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.guard.verdict import Guard
+from allranks.host.threads import start_thread
 from allranks.launch import events
 from allranks.launch.events import Effect, Event
 from allranks.launch.lead.course import Terms
@@ -131,7 +131,7 @@ class LeaderDriver:
 
     def _answer_later(self, look: Callable[[], Event]) -> None:
         """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
-        threading.Thread(target=lambda: self._answers.put(look()), name="allranks-leader-look", daemon=True).start()
+        start_thread(lambda: self._answers.put(look()), name="allranks-leader-look")
 
     def _tell_rejected(self, cause: str | None, host: str, text: str) -> None:
         now_s = time.monotonic()

@@ -23,7 +23,6 @@ Signals are blocked in phases 4 and 5. Every failure is reported, with the comma
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +35,7 @@ from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
 from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
+from allranks.host.threads import start_thread
 from allranks.launch.queue.ending import Decision, Told, decide, why_no_requeue
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.hostlist import expand_hosts, fold_hosts
@@ -72,9 +72,8 @@ class Scheduler:
         """Return what a signal means for this job, from `launch.queue.ending.decide`."""
         if signum not in self._told:  # in a thread: nothing waits for slurmctld
             self._told[signum] = Told()
-            asking = threading.Thread(target=self._ask, args=(signum,), name="allranks-slurm", daemon=True)
-            asking.start()
-            asking.join(ANSWER_S)
+            if asking := start_thread(lambda: self._ask(signum), name="allranks-slurm"):
+                asking.join(ANSWER_S)
         told = self._told[signum]
         return decide(signum, job=self.job, told=told, can_save=can_save, shutdown_s=shutdown_s)
 

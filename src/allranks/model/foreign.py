@@ -1,0 +1,65 @@
+"""What others wrote, as data: decoded with a type, or refused with one error. Pure.
+
+    try:
+        note = decode_json(data, Note)
+    except Unreadable as exc: ...
+
+Whatever the bytes are, nothing else is raised: msgspec alone also raises UnicodeDecodeError and RecursionError.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+_Kind = TypeVar("_Kind")
+_Struct = TypeVar("_Struct", bound=msgspec.Struct)
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises where bytes are not what they should be."""
+_ESCAPE = re.compile(rb"\\(?:u[dD][89abAB]\w\w\\u[dD][c-fC-F]\w\w|(?P<half>u[dD][89a-fA-F]\w\w)|.)", re.DOTALL)
+
+
+class Unreadable(ValueError):
+    """Bytes that are not what they are said to be; the text says why, in one line."""
+
+
+def decode_json(data: bytes | msgspec.Raw, kind: type[_Kind] | Any) -> _Kind | Any:
+    r"""Return the value of this type that is written as JSON.
+
+    Halves of characters, which Python writes for a file name that is no UTF-8, become text: `\udcff`.
+
+    Raises:
+        Unreadable: it is none.
+    """
+    try:
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            if b"\\u" not in bytes(data):
+                raise
+            return msgspec.json.decode(_ESCAPE.sub(_as_text, bytes(data)), type=kind)
+    except UNREADABLE as exc:
+        raise Unreadable(" ".join(str(exc).split())[:200] or type(exc).__name__) from exc
+
+
+def decode_fields(data: bytes | msgspec.Raw, kind: type[_Struct]) -> _Struct:
+    """Return the value of this struct that is written as a JSON object; a field that is none of its type is left out.
+
+    Raises:
+        Unreadable: it is no object.
+    """
+    told, found = decode_json(data, dict[str, msgspec.Raw]), {}
+    for field in msgspec.structs.fields(kind):
+        if field.encode_name in told:
+            with contextlib.suppress(Unreadable):
+                found[field.name] = decode_json(told[field.encode_name], field.type)
+    return kind(**found)
+
+
+def _as_text(escape: re.Match[bytes]) -> bytes:
+    return b"\\" + escape[0] if escape["half"] else escape[0]
