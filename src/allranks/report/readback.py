@@ -10,16 +10,22 @@ What does not fit is left out and counted: nothing acts on it. Every parser is p
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, BinaryIO, TypeVar
 
 import msgspec
 from msgspec import Meta
 
 from allranks.model.finding import Verdict
+from allranks.model.foreign import Unreadable, decode_json
 
-MAX_EVENTS_BYTES = 64 << 20
-"""Of events.jsonl: 131,072 ranks that end in five generations take 60 MB."""
+MAX_EVENTS_BYTES = 512 << 20
+"""Of events.jsonl: 131,072 ranks that end in 30 generations take 400 MB."""
+MAX_LINE_BYTES = 16 << 20
+"""The names of 16,384 nodes take 1 MB."""
+MAX_EVENTS = 200_000
+"""Of those that are read: each of 16,384 nodes is lost ten times."""
 MAX_BYTES = 8 << 20
 """Of any other file: a verdict on 16,384 nodes takes 1 MB."""
 MAX_ROLL_CALL_BYTES = 64 << 20
@@ -145,10 +151,6 @@ _EVENTS: dict[str, type[Event]] = {
 }  # fmt: skip
 
 
-class _Head(msgspec.Struct, frozen=True):
-    event: str
-
-
 @dataclass(frozen=True, slots=True)
 class Events:
     """What events.jsonl says."""
@@ -163,38 +165,40 @@ class Events:
 
 def parse_events(data: bytes, *, until: str = "") -> Events:
     """Return the events of a file, all or up to the first one of that name."""
+    return read_events(io.BytesIO(data), until=until)
+
+
+def read_events(file: BinaryIO, *, until: str = "") -> Events:
+    """Return the events of an open file, as `parse_events`; it is read line by line, since a large job writes much."""
     lines, num_damaged, num_unknown = list[dict[str, Any]](), 0, 0
-    at = 0
-    while at < len(data) and num_damaged < MAX_DAMAGED:
-        end = data.find(b"\n", at)
-        raw, is_whole = data[at : end if end >= 0 else None], end >= 0
-        at = end + 1 if is_whole else len(data)
+    left = MAX_EVENTS_BYTES
+    while left > 0 and num_damaged < MAX_DAMAGED and len(lines) < MAX_EVENTS:
+        raw = file.readline(min(left, MAX_LINE_BYTES))
+        if not raw:
+            break
+        left -= len(raw)
         if not raw.strip():
             continue
-        head = _decode(raw, type=_Head)
-        if head is not None and head.event not in _EVENTS:
+        told = _decode(raw, dict[str, msgspec.Raw]) or {}
+        event = _decode(told.get("event", b""), str)
+        if event is not None and event not in _EVENTS:
             num_unknown += 1
             continue
-        known = _decode(raw, type=_EVENTS[head.event]) if head is not None else None
-        if known is None:
-            num_damaged += is_whole  # the last line may be half written
+        known = _decode(raw, _EVENTS[event]) if event is not None else None
+        if event is None or known is None:
+            num_damaged += raw.endswith(b"\n")  # the last line may be half written
             continue
-        assert head is not None
-        lines.append({"event": head.event} | _fields_of(known, raw))
-        if head.event == until:
+        # A default is no word of the line: a reader may ask whether it has said something.
+        fields = {name: getattr(known, name) for name in known.__struct_fields__ if name in told}
+        lines.append({"event": event} | fields)
+        if event == until:
             break
     return Events(tuple(lines), num_damaged, num_unknown)
 
 
-def _fields_of(event: Event, raw: bytes) -> dict[str, Any]:
-    """Return the fields that a line has, of those that its event may have: a default is no word of the line."""
-    told = msgspec.json.decode(raw, type=dict[str, msgspec.Raw])
-    return {name: getattr(event, name) for name in event.__struct_fields__ if name in told}
-
-
 def parse_verdict(data: bytes) -> Verdict | None:
     """Return a verdict; None if this is none."""
-    verdict = _decode(data[: MAX_BYTES + 1], type=Verdict)
+    verdict = _decode(data[: MAX_BYTES + 1], Verdict)
     if verdict is None or not 0 <= verdict.exit_code <= 255 or not 0 <= verdict.attempt < 1 << 31:
         return None
     ranks = [rank for finding in verdict.findings for rank in (*finding.ranks, *finding.victims)]
@@ -211,7 +215,7 @@ class _RollCall(msgspec.Struct):
 
 def parse_hosts(data: bytes) -> tuple[str, ...] | None:
     """Return the nodes of a roll call, in the order of their numbers; None if this is none."""
-    told = _decode(data, type=_RollCall)
+    told = _decode(data, _RollCall)
     return None if told is None else tuple(told.cards[number].host for number in sorted(told.cards, key=int))
 
 
@@ -222,11 +226,11 @@ class _Variable(msgspec.Struct):
 
 def parse_environment(data: bytes) -> dict[str, str]:
     """Return the variables of an env.json; none if this is none."""
-    return {row.name: row.value for row in _decode(data, type=list[_Variable]) or ()}
+    return {row.name: row.value for row in _decode(data, list[_Variable]) or ()}
 
 
-def _decode(data: bytes, *, type: type[T]) -> T | None:  # noqa: A002  (msgspec's word)
+def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T | None:
     try:
-        return msgspec.json.decode(data, type=type)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return decode_json(data, kind)
+    except Unreadable:
         return None

@@ -23,14 +23,13 @@ from allranks.model.named_agent import NamedAgent
 from allranks.report.history import Restart, list_restarts
 from allranks.report.readback import (
     MAX_BYTES,
-    MAX_EVENTS_BYTES,
     MAX_ROLL_CALL_BYTES,
     Events,
-    parse_events,
     parse_hosts,
     parse_verdict,
+    read_events,
 )
-from allranks.report.regular import read_regular
+from allranks.report.regular import open_regular, read_regular
 from allranks.report.rundir import LATEST, as_file_name
 from allranks.report.text import count_of
 
@@ -283,4 +282,6 @@ def _read_nodes(attempt: Path) -> tuple[str, ...]:
 
 def _read_events(events: Path, *, until: str = "") -> Events:
     """Return what events.jsonl says, all or up to the first event of that name."""
-    return parse_events(read_regular(events, at_most=MAX_EVENTS_BYTES) or b"", until=until)
+    with contextlib.suppress(OSError), open_regular(events) as file:
+        return read_events(file, until=until)
+    return Events()

@@ -22,6 +22,7 @@ import msgspec
 from msgspec import Meta
 
 from allranks.model.errors import SetupError
+from allranks.model.foreign import Unreadable, decode_json
 
 PORTS_TRIED = 16
 """The leader takes the first free one of this many ports, from the preferred one on; agents try as many."""
@@ -102,10 +103,9 @@ def read_announcement(directory: Path) -> Announcement | None:
 
 def parse_announcement(data: bytes) -> Announcement | None:
     """Return the announcement in a file; None if this is none."""
-    try:
-        return msgspec.json.decode(data, type=Announcement)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None
+    with contextlib.suppress(Unreadable):
+        return decode_json(data, Announcement)
+    return None
 
 
 def collect_hints(directory: Path, *, job: str, named: Sequence[Hint], guessed: Sequence[Hint]) -> list[list[Hint]]:

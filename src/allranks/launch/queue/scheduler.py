@@ -38,6 +38,7 @@ from allranks.host.slurm_site import read_partition, read_site
 from allranks.host.threads import start_thread
 from allranks.launch.queue.ending import Decision, Told, decide, why_no_requeue
 from allranks.model.errors import AllranksError, Exit
+from allranks.model.foreign import Unreadable, decode_json
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.report.readback import MAX_BYTES, Count, Name
 from allranks.report.rundir import RunDir
@@ -277,13 +278,13 @@ def read_culprits(run_dir: RunDir) -> tuple[Culprit, ...]:
     """Return the job's record; empty if the file is missing or cannot be read."""
     folder = run_dir.look()
     with contextlib.suppress(OSError):
-        return parse_culprits(folder.read(CULPRITS, most=MAX_BYTES)) if folder is not None else ()
+        return parse_culprits(folder.read(CULPRITS, at_most=MAX_BYTES)) if folder is not None else ()
     return ()
 
 
 def parse_culprits(data: bytes) -> tuple[Culprit, ...]:
     """Return the record in a file; empty if this is none."""
     try:
-        return msgspec.json.decode(data, type=tuple[Culprit, ...])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return tuple(decode_json(data, tuple[Culprit, ...]))
+    except Unreadable:
         return ()
