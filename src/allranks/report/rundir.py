@@ -37,7 +37,7 @@ from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
 from allranks.report.folder import Folder, why_not_ours
 from allranks.report.mask import mask_fields, mask_setting, mask_verdict
-from allranks.report.readback import MAX_BYTES
+from allranks.report.readback import MAX_BYTES, read_events
 from allranks.report.regular import read_regular
 
 LATEST = "latest"
@@ -281,11 +281,9 @@ class RunDir:
 
     def read_events(self) -> list[dict[str, Any]]:
         """Return the events of events.jsonl that are read; none if it cannot be read."""
-        attempt = self.look(self.attempt_path.name)
-        with contextlib.suppress(OSError):
-            return (
-                list(parse_events(attempt.read(EVENTS, at_most=MAX_EVENTS_BYTES)).lines) if attempt is not None else []
-            )
+        if (attempt := self.look(self.attempt_path.name)) is not None:
+            with contextlib.suppress(OSError), attempt.open_read(EVENTS) as file:
+                return list(read_events(file).lines)
         return []
 
 

@@ -40,7 +40,7 @@ _MARKS = (
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
 BEING_DELETED = ".deleting."
 """How the name of a directory begins that `allranks clean` deletes."""
-_JOB_NAME = re.compile(r"^#SBATCH --job-name=(.+)$", re.MULTILINE)
+_JOB_NAME = re.compile(r"^#SBATCH --job-name=(.{1,512})$", re.MULTILINE)  # shlex takes forever for megabytes
 _JOB_OF_SLURM = re.compile(r"[0-9]+([_+][0-9]+)?")
 
 
