@@ -22,8 +22,9 @@ AGENT = """
 import os, subprocess, sys, time
 from pathlib import Path
 from allranks.launch.sweeper import Sweeper
+from allranks.report.folder import Folder
 sweeper = Sweeper.start()
-sweeper.tell(Path("events.jsonl"), "n0")
+sweeper.tell(Folder.at(Path.cwd()), "n0")
 marked = {**os.environ, "ALLRANKS_AGENT_PID": str(os.getpid())}
 
 def start(name, command, **more):

@@ -21,7 +21,7 @@ from allranks.report.readback import parse_environment, parse_events, parse_host
 from allranks.report.regular import open_regular, read_regular
 from allranks.report.rundir import event_line
 from allranks.report.runs import describe_kill, read_run
-from allranks.wire.leader import parse_announcement
+from allranks.wire.leader import decode_announcement
 
 STARTED = {
     "time_s": 1795847021.253, "event": "started", "generation": 0, "members": ["node01", "node02"], "max_restarts": 3,
@@ -154,7 +154,7 @@ FILES = {
     "environment": (parse_environment, b'[{"name": "LR", "value": "1", "reason": "", "source": ""}]', {}),
     "culprits": (parse_culprits, b'[{"node": "n", "cause": "AR012", "attempts": [0]}]', ()),
     "announcement": (
-        parse_announcement,
+        decode_announcement,
         b'{"job": "7", "attempt": 0, "host": "n", "addresses": ["10.0.0.1"], "port": 29500}',
         None,
     ),

@@ -419,13 +419,13 @@ def test_a_leader_with_another_key_lets_nobody_in():
         assert leader.accepted == []
 
 
-def test_each_agent_finds_its_own_leader_among_neighbours(tmp_path):
+def test_each_agent_finds_its_own_leader_among_neighbours():
     with Leader(job="train") as first, Leader(job="eval", port=first.port) as second:
         assert first.port != second.port
         for job, leader in (("train", first), ("eval", second)):
             connection = seek(
                 hints=lambda job=job: collect_hints(
-                    tmp_path, job=job, named=[Hint("127.0.0.1", first.port, "test")], guessed=[]
+                    None, job=job, named=[Hint("127.0.0.1", first.port, "test")], guessed=[]
                 ),
                 job=job,
             )

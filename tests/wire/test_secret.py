@@ -2,81 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 
 import msgspec
 import pytest
 
 from allranks.model.card import Card
-from allranks.model.errors import SetupError
 from allranks.wire.protocol import PROTOCOL, Join
 from allranks.wire.secret import (
     OPEN_GROUP,
     Secret,
     answer_join,
-    ensure_secret_file,
     group_name,
     prove_join,
-    read_secret_file,
     secret_from_user,
 )
 
 CARD = Card(host="node02", pid=812, node_index=1, num_workers=6, num_gpus=0)
 KEY = Secret(b"swordfish", "test")
-
-
-def test_the_file_is_readable_by_its_owner_only(tmp_path):
-    ensure_secret_file(tmp_path / "secret")
-    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
-
-
-def test_what_the_leader_wrote_the_agents_read(tmp_path):
-    path = tmp_path / "my runs" / "secret"
-    path.parent.mkdir()
-    written = ensure_secret_file(path)
-    assert read_secret_file(path) == written
-    assert written.source == str(path)
-    assert len(written.key) == 64
-
-
-def test_a_requeued_job_keeps_its_key(tmp_path):
-    first = ensure_secret_file(tmp_path / "secret")
-    assert ensure_secret_file(tmp_path / "secret") == first
-
-
-def test_each_job_has_a_key_of_its_own(tmp_path):
-    assert ensure_secret_file(tmp_path / "4711").key != ensure_secret_file(tmp_path / "4712").key
-
-
-def test_the_leader_does_not_take_a_key_that_others_could_know(tmp_path):
-    ensure_secret_file(tmp_path / "secret")
-    (tmp_path / "secret").chmod(0o644)
-    with pytest.raises(SetupError, match=rf"mode 644; expected owner {os.geteuid()}, mode 0600"):
-        ensure_secret_file(tmp_path / "secret")
-
-
-@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o602])
-def test_a_file_that_others_could_read_or_replace_is_refused(tmp_path, mode):
-    path = tmp_path / "secret"
-    ensure_secret_file(path)
-    path.chmod(mode)
-    with pytest.raises(SetupError) as refused:
-        read_secret_file(path)
-    owner = path.stat().st_uid
-    assert str(refused.value) == f"{path}: owner {owner}, mode {mode:o}; expected owner {os.geteuid()}, mode 0600"
-
-
-def test_a_file_that_is_not_there_yet_is_no_error(tmp_path):
-    assert read_secret_file(tmp_path / "secret") is None
-    assert read_secret_file(tmp_path / "no such run" / "secret") is None
-
-
-def test_a_run_directory_that_cannot_be_written_names_the_flag(tmp_path):
-    with pytest.raises(SetupError, match="the run directory must be writable; choose another one with --log-dir"):
-        ensure_secret_file(tmp_path / "missing" / "secret")
 
 
 def test_the_key_is_never_printed():

@@ -309,10 +309,25 @@ def _write_error_file(message: str, extra: dict[str, object]) -> None:
 
 
 def _write(path: str, record: object) -> None:
-    draft = f"{path}.{os.getpid()}"
-    with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
-        json.dump(record, file, ensure_ascii=False)
-    os.replace(draft, path)
+    """Write a file at once, or not at all; never through a link, or in a directory of another user.
+
+    Somebody who owns a directory above it may put his own one there (report/folder.py). The owner of the draft tells
+    whose it should be: a file server may turn root into another user.
+    """
+    parent, name = os.path.split(path)
+    folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    draft = f".{name}.{os.urandom(8).hex()}"  # nobody can guess it
+    try:
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)
+        with open(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            if os.fstat(fd).st_uid != os.fstat(folder).st_uid:
+                return
+            json.dump(record, file, ensure_ascii=False)
+        os.replace(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        with contextlib.suppress(OSError):  # it has been renamed
+            os.unlink(draft, dir_fd=folder)
+        os.close(folder)
 
 
 def _tell_agent(message: str, extra: dict[str, Any]) -> None:

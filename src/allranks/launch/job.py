@@ -222,7 +222,8 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     plan, run_dir, group = workers.job, workers.run_dir, rendezvous.group
     me, interface = group.members[group.node_index], rendezvous.interface
     names = [member.name for member in group.members]
-    workers.sweeper.tell(run_dir.attempt_path / "events.jsonl", me.name)
+    with contextlib.suppress(OSError):
+        workers.sweeper.tell(run_dir.hold_attempt(), me.name)
     if rendezvous.leader is None:
         command = mask_command(workers.command, workers.env)
         about = {"job": plan.job, "command": command, "cwd": this_directory(), "pid": os.getpid()}

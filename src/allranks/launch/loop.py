@@ -37,7 +37,7 @@ from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
 from allranks.model.errors import AllranksError
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
-from allranks.preflight.entry import announce_leader
+from allranks.preflight.meeting import announce_leader
 from allranks.report.runs import describe_kill
 from allranks.report.text import say
 from allranks.wire.connection import Connection

@@ -1,7 +1,7 @@
 """A small process beside the agent: if the agent is killed, it ends what that had started, and writes how it ended.
 
     sweeper = Sweeper.start()                         # forks: before this process has threads
-    sweeper.tell(events, "node03")                    # where to write; known after the roll call
+    sweeper.tell(attempt, "node03")                   # where to write; known after the roll call
     sweeper.watch([4711, 4712])                       # workers, each the leader of its session
     sweeper.dismiss()                                 # the agent ends by itself: nothing is ended
 
@@ -34,7 +34,8 @@ from typing import Any, Never
 from allranks.host.oom import OomWatch
 from allranks.launch.succession import AGENT_ENDED
 from allranks.launch.workers import WRITER
-from allranks.report.rundir import event_line
+from allranks.report.folder import Folder
+from allranks.report.rundir import EVENTS, event_line
 
 FAREWELL = b"\n"
 """An empty line: the agent ends by itself."""
@@ -74,9 +75,9 @@ class Sweeper:
         os.close(reader)
         return cls(pid, writer)
 
-    def tell(self, events: Path, node: str) -> None:
+    def tell(self, attempt: Folder, node: str) -> None:
         """Say where an abrupt end of this agent is to be written, and under which name of its node."""
-        self._write({"events": str(events.absolute()), "node": node})
+        self._write({"attempt": str(attempt.path.absolute()), "identity": attempt.identity, "node": node})
 
     def watch(self, sessions: Iterable[int]) -> None:
         """Add workers whose sessions end with this agent."""
@@ -136,11 +137,14 @@ def _wait(reader: int, agent: int) -> None:
             told["sessions"] |= set(line.pop("sessions", ()))
             told |= line
     signum = end.read_signal()
-    if "events" in told:
+    if "attempt" in told:
         fields = {"node": told["node"], "pid": agent, "signal": signum, "oom_kills": memory.num_kills()}
         fields["is_oom"] = agent in memory.killed_pids()
-        with contextlib.suppress(OSError), Path(told["events"]).open("a") as file:
-            file.write(event_line(AGENT_ENDED, **fields))
+        with contextlib.suppress(OSError):
+            attempt = Folder.at(Path(told["attempt"]))
+            if attempt.identity == tuple(told["identity"]):  # nobody has put another one there
+                with attempt.append(EVENTS) as file:
+                    file.write(event_line(AGENT_ENDED, **fields).encode())
     sweep(agent, sessions=told["sessions"], since=began)
 
 

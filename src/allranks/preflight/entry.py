@@ -26,7 +26,7 @@ import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
-from allranks.host.limits import NONCE, raise_open_files, read_limits, read_place
+from allranks.host.limits import raise_open_files, read_limits, read_place
 from allranks.host.net import describe_port_holder, is_local_host
 from allranks.host.slurm import read_munge_socket
 from allranks.model.card import Card, Facts, Place
@@ -40,6 +40,7 @@ from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.datapath import LOOPBACK, LOOPBACK_6
 from allranks.preflight.judge import Observations, judge
+from allranks.preflight.meeting import announce_leader, ensure_secret, find_announcement, read_secret, write_nonce
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place, with_problem
@@ -48,22 +49,17 @@ from allranks.report.rundir import EventWriter
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
 from allranks.wire.leader import (
-    ANNOUNCEMENT,
     PORTS_TRIED,
-    Announcement,
     Hint,
     bind_port,
     collect_hints,
-    read_announcement,
 )
 from allranks.wire.protocol import Goodbye
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,
     Secret,
-    ensure_secret_file,
     group_name,
-    read_secret_file,
     secret_from_munge,
     secret_from_user,
 )
@@ -71,7 +67,6 @@ from allranks.wire.seek import Search
 
 PATIENCE_JOINS = 4.0
 """Times `join_s`: each node that comes may make the leader wait a third of it longer."""
-SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
 
 
 class Entry:
@@ -139,7 +134,8 @@ class Entry:
                     f"up to {plan.num_files}; raise the hard limit (ulimit -Hn; for slurmd: LimitNOFILE=131072)"
                 )
             problem = self._problem or self._make_run_dir()
-            nonce = self._write_nonce()
+            is_shared = self.applicant.shares_run_dir and not plan.is_alone
+            nonce = write_nonce(self.run_dir) if is_shared else None
             place = self._look_at_run_dir() if self.run_dir.path.is_dir() else None  # a check may have none
             card = with_place(self.card(port_holder=holder, problem=problem), place)
             called = self._call_roll(card, listener, nonce)
@@ -159,7 +155,7 @@ class Entry:
         try:
             connection = Search(
                 lambda: collect_hints(
-                    self.run_dir.path,
+                    find_announcement(self.run_dir),
                     job=plan.job,
                     named=[plan.endpoint] if plan.endpoint else [],
                     guessed=plan.guesses,
@@ -304,18 +300,9 @@ class Entry:
 
     def _leaders_secret(self) -> Secret:
         try:
-            return self._secret or ensure_secret_file(self.run_dir.path / SECRET_FILE)
+            return self._secret or ensure_secret(self.run_dir)
         except SetupError:  # nobody finds it there; munge tells who is of this user
             return Secret(secrets.token_bytes(32), "a directory that cannot be written")
-
-    def _write_nonce(self) -> str | None:
-        """Put something into the run directory that the other nodes must see."""
-        if not self.applicant.shares_run_dir or self.plan.is_alone:
-            return None
-        nonce = secrets.token_hex(8)
-        with contextlib.suppress(OSError):
-            self.run_dir.hold(make=False).write_whole(NONCE, nonce.encode())
-        return nonce
 
     def _look_at_run_dir(self) -> Place | None:
         return read_place("run directory", self.run_dir.path)
@@ -323,7 +310,7 @@ class Entry:
     def _leader_missing(self, reason: str) -> Finding:
         """What a node can say when it finds no leader: it was never there, or it is not reached from here."""
         plan = self.plan
-        found = read_announcement(self.run_dir.path)
+        found = find_announcement(self.run_dir)
         leader = plan.node_names[0] if plan.node_names else "the leader"
         if found is not None and found.job == plan.job and found.attempt == (plan.attempt or found.attempt):
             there = f"the leader listens at {', '.join(found.addresses)}"
@@ -339,7 +326,7 @@ class Entry:
 
     def _followers_secret(self) -> Secret | None:
         # Asked for once a leader has said Hello: by then its key is in the run directory, if that is shared at all.
-        found = self._secret or read_secret_file(self.run_dir.path / SECRET_FILE)
+        found = self._secret or read_secret(self.run_dir)
         return found or secret_from_munge(read_munge_socket(self.applicant.env))
 
     @functools.cached_property
@@ -378,21 +365,6 @@ class Entry:
     def _problem(self) -> AllranksError | None:
         """Why this node cannot take part."""
         return self.plan.problem or itself.find_problem(self.plan)
-
-
-def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
-    """Write into the run directory that this node leads."""
-    plan = applicant.plan
-    announcement = Announcement(
-        job=plan.job,
-        attempt=applicant.run_dir.attempt,
-        host=plan.facts.host,
-        addresses=plan.reachable_addresses or (LOOPBACK,),
-        port=port,
-        side_port=side_port,
-    )
-    with contextlib.suppress(OSError):  # the others have the scheduler's names, or know this agent
-        applicant.run_dir.hold(make=False).write_whole(ANNOUNCEMENT, msgspec.json.encode(announcement))
 
 
 def _without_unmade(facts: Facts) -> Facts:

@@ -27,6 +27,10 @@ MAX_BYTES = 64 << 20
 """Of a file that is read whole."""
 
 
+class RefusedError(OSError):
+    """A directory is a link, or somebody else's; `filename` is its path."""
+
+
 class Folder:
     """A directory, open until nobody has this object any more.
 
@@ -85,6 +89,12 @@ class Folder:
             self.unlink(name)
 
     @property
+    def identity(self) -> tuple[int, int]:
+        """Its device and inode: what a path leads to is this directory if it has both."""
+        status = os.fstat(self.fd)
+        return status.st_dev, status.st_ino
+
+    @property
     def is_deleted(self) -> bool:
         """Whether somebody has deleted it; what was open below it can still be written."""
         try:
@@ -96,7 +106,8 @@ class Folder:
     def is_in_place(self) -> bool:
         """Whether its path still leads here: it was not deleted, renamed, replaced or unmounted."""
         with contextlib.suppress(OSError):
-            return os.path.samestat(self.path.lstat(), os.fstat(self.fd))
+            there = self.path.lstat()
+            return (there.st_dev, there.st_ino) == self.identity
         return False
 
     # Files below it
@@ -113,9 +124,9 @@ class Folder:
             raise
         return fd
 
-    def append(self, name: str) -> BinaryIO:
+    def append(self, name: str, *, mode: int = 0o666) -> BinaryIO:
         """Open a file to write at its end; it is made if it is missing."""
-        return os.fdopen(self.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+        return os.fdopen(self.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "ab")
 
     def open_new(self, name: str, mode: int = 0o666) -> BinaryIO:
         """Open a new file to write.
@@ -197,7 +208,9 @@ def _open_directory(name: str | Path, path: Path, dir_fd: int | None = None) -> 
     try:
         return os.open(name, _DIRECTORY, dir_fd=dir_fd)
     except OSError as exc:
+        is_link = False
         with contextlib.suppress(OSError):
-            if stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-                raise OSError(errno.ELOOP, "a link instead of a directory", str(path)) from exc
+            is_link = stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
+        if is_link:
+            raise RefusedError(errno.ELOOP, "a link instead of a directory", str(path)) from exc
         raise

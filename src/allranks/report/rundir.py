@@ -35,7 +35,7 @@ import msgspec
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
-from allranks.report.folder import Folder, why_not_ours
+from allranks.report.folder import Folder, RefusedError, why_not_ours
 from allranks.report.mask import mask_fields, mask_setting, mask_verdict
 from allranks.report.readback import MAX_BYTES, read_events
 from allranks.report.regular import read_regular
@@ -122,9 +122,15 @@ class RunDir:
             self._own_uid = chain[-1].find_own_uid()
         for depth, folder in enumerate(chain):
             if (why := why_not_ours(folder.owner, self._own_uid)) is not None:
-                raise OSError(errno.EPERM, why, str(folder.path))
+                raise RefusedError(errno.EPERM, why, str(folder.path))
             self._held[below[:depth]] = folder
         return chain[-1]
+
+    def find_own_uid(self) -> int | None:
+        """Return the user id of what this process writes there; None if it writes nothing there."""
+        with contextlib.suppress(OSError):
+            self.hold(make=False)
+        return self._own_uid
 
     def hold_attempt(self, *, make: bool = True) -> Folder:
         """Return the directory of this attempt, as `hold` does."""
@@ -207,9 +213,7 @@ class RunDir:
         try:
             return self.hold_node(node)
         except OSError as exc:
-            raise UsageError(
-                f"{self.node_path(node)}: {exc.strerror}; choose another directory with --log-dir"
-            ) from exc
+            raise cannot_use(self.node_path(node), exc) from exc
 
     def write_settings(self, node: str, settings: Iterable[Setting]) -> None:
         """Write a node's environment with reasons, without secrets."""
@@ -368,6 +372,7 @@ def open_root(path: Path) -> Folder:
 
 def cannot_use(path: Path, exc: OSError, *, why: str = "") -> UsageError:
     """Return what a user is told of a directory that cannot be made, or is somebody else's."""
+    path = exc.filename if isinstance(exc, RefusedError) else path
     return UsageError(f"{path}: {exc.strerror}{why}; choose another directory with --log-dir")
 
 

@@ -10,12 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -28,7 +25,6 @@ PORTS_TRIED = 16
 """The leader takes the first free one of this many ports, from the preferred one on; agents try as many."""
 
 ANNOUNCEMENT = "leader.json"
-MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,33 +87,25 @@ def _listen(port: int) -> socket.socket:
     return socket.create_server(("0.0.0.0", port), backlog=4096)
 
 
-def read_announcement(directory: Path) -> Announcement | None:
-    """Return the leader's announcement; None if there is none yet, or it is unreadable."""
-    with contextlib.suppress(OSError):
-        fd = os.open(directory / ANNOUNCEMENT, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            is_file = stat.S_ISREG(os.fstat(fd).st_mode)  # a pipe would hold this process, and a device never ends
-            return parse_announcement(file.read(MAX_BYTES)) if is_file else None
-    return None
-
-
-def parse_announcement(data: bytes) -> Announcement | None:
-    """Return the announcement in a file; None if this is none."""
+def decode_announcement(data: bytes) -> Announcement | None:
+    """Return what the leader has announced; None if it is unreadable."""
     with contextlib.suppress(Unreadable):
         return decode_json(data, Announcement)
     return None
 
 
-def collect_hints(directory: Path, *, job: str, named: Sequence[Hint], guessed: Sequence[Hint]) -> list[list[Hint]]:
+def collect_hints(
+    found: Announcement | None, *, job: str, named: Sequence[Hint], guessed: Sequence[Hint]
+) -> list[list[Hint]]:
     """Return the possible addresses of the leader, best first, in groups: a group is one host, its ports in order.
 
     Args:
-        directory: the job's run directory; other nodes may or may not see it.
+        found: in the job's run directory, which other nodes may or may not see.
         job: announcements of other jobs are ignored.
         named: the user's hints; tried first.
         guessed: the scheduler's hints; tried after the announcement.
     """
-    found, announced = read_announcement(directory), []
+    announced = []
     if found is not None and found.job == job:
         ports = [port for port in (found.port, found.side_port) if port]
         announced = [[Hint(address, port, source=ANNOUNCEMENT)] for address in found.addresses for port in ports]

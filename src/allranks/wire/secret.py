@@ -16,16 +16,13 @@ import hashlib
 import hmac
 import os
 import re
-import secrets
 import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 
-from allranks.model.errors import SetupError
 from allranks.wire.protocol import Join, Message, Welcome
 
 SECRET_VARIABLE = "ALLRANKS_SECRET"  # noqa: S105  (a name, not a secret)
@@ -71,47 +68,6 @@ MUNGE_S = 2.0
 """Deadline of one credential; it takes milliseconds."""
 LEADERS_MUNGE_S = 2 * MUNGE_S
 """The leader reads the agent's credential, and makes its own."""
-
-
-def ensure_secret_file(path: Path) -> Secret:
-    """Return the key of the job, written on its first start so that only this user can read it; the leader calls it.
-
-    A requeued job keeps its key: an agent may have read it before its leader comes. Attempts are told apart by number.
-
-    Raises:
-        SetupError: the directory cannot be written, or others could read the file.
-    """
-    if (found := read_secret_file(path)) is not None:
-        return found
-    key = secrets.token_hex(32)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-            file.write(key)
-        draft.replace(path)
-    except OSError as exc:
-        raise SetupError(
-            f"{path}: {exc.strerror}; the run directory must be writable; choose another one with --log-dir"
-        ) from exc
-    return Secret(key.encode(), str(path))
-
-
-def read_secret_file(path: Path) -> Secret | None:
-    """Return the leader's key; None while the file does not exist.
-
-    Raises:
-        SetupError: other users could read or replace the file.
-    """
-    try:
-        status = path.stat()
-        key = path.read_text()
-    except OSError:
-        return None
-    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o077:
-        raise SetupError(
-            f"{path}: owner {status.st_uid}, mode {status.st_mode & 0o777:o}; expected owner {os.geteuid()}, mode 0600"
-        )
-    return Secret(key.encode(), str(path))
 
 
 def prove_join(secret: Secret, join: Join, *, leader_nonce: bytes) -> Join:

@@ -22,7 +22,7 @@ from allranks.lab.faults.fault import Scene
 from allranks.model.errors import SetupError
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
-from allranks.wire.leader import ANNOUNCEMENT, read_announcement
+from allranks.wire.leader import ANNOUNCEMENT, decode_announcement
 
 STRUCK_S = 20.0
 """How long an order may take: a few steps."""
@@ -107,7 +107,7 @@ class Target:
         """
         paths = (self.directory / "runs").glob(f"[0-9]*/{ANNOUNCEMENT}")
         newest = max(paths, key=lambda path: path.stat().st_mtime, default=None)
-        announced = read_announcement(newest.parent) if newest is not None else None
+        announced = decode_announcement(newest.read_bytes()) if newest is not None else None
         if announced is None:
             raise SetupError(f"lab: no leader has announced itself: no {ANNOUNCEMENT} in {self.directory}/runs")
         return announced.host
