@@ -99,7 +99,10 @@ def render_finding(finding: Finding, style: Style) -> str:
 def render_settings(settings: Sequence[Setting], style: Style) -> str:
     """Return settings as an aligned table: name, value, reason, source; secrets are hidden."""
     shown = map(mask_setting, settings)
-    rows = [tuple(map(one_line, (each.name, each.value, each.reason, f"({each.source})"))) for each in shown]
+    rows = [
+        [as_one_line(text, at_most=MAX_ROW) for text in (each.name, each.value, each.reason, f"({each.source})")]
+        for each in shown
+    ]
     widths = [min(40, max((len(row[column]) for row in rows), default=0)) for column in range(3)]
     return "\n".join(
         f"{row[0]:<{widths[0]}}  {style.paint(f'{row[1]:<{widths[1]}}', '1')}  {row[2]:<{widths[2]}}  "
