@@ -130,6 +130,14 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return run
 
 
+@pytest.fixture
+def stand_in() -> Iterator[int]:
+    """A process of the test's own that looks like an agent, since only its command is looked at."""
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # as if it were allranks"]) as process:
+        yield process.pid
+        process.kill()
+
+
 @contextlib.contextmanager
 def agents_in_background() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Give a function that starts `allranks run` in a directory, with more variables; in the end all are killed."""

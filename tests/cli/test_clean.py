@@ -93,7 +93,9 @@ def test_it_deletes_the_runs_that_are_meant_and_latest_leads_to_one_that_is_ther
     assert not list(runs.glob(f"{BEING_DELETED}*"))
 
 
-def test_what_may_be_alive_is_kept_and_told_why(runs: Path, slurm: FakeSlurm, tell: Tell, tmp_path: Path) -> None:
+def test_what_may_be_alive_is_kept_and_told_why(
+    runs: Path, slurm: FakeSlurm, tell: Tell, tmp_path: Path, stand_in: int
+) -> None:
     waits = leave(tmp_path, "12", days=50, exit_code=75)  # it failed, and waits in the queue again
     leave(tmp_path, "13_4", days=50)
     leave(tmp_path, "14", days=50)
@@ -102,7 +104,7 @@ def test_what_may_be_alive_is_kept_and_told_why(runs: Path, slurm: FakeSlurm, te
     killed = leave(tmp_path, "20261001-000000-9", days=0.9 * JUST_NOW_S / DAY_S, exit_code=None)
     running = leave(tmp_path, "20261001-000000-10", days=50, exit_code=None)
     events = running.attempt_path / "events.jsonl"
-    events.write_text(json.dumps(json.loads(events.read_text()) | {"pid": os.getpid(), "time_s": time.time()}) + "\n")
+    events.write_text(json.dumps(json.loads(events.read_text()) | {"pid": stand_in, "time_s": time.time()}) + "\n")
     running.write_settings("node03", [Setting("ALLRANKS_CHECKPOINT_DIR", f"{runs}/{OLD}/x", reason="", source="")])
     slurm.answer("squeue", out=LINE.format("12") + LINE.format("13_[4-9%2]"))
     rows = {row["id"]: row for row in json.loads(tell("clean", "--keep", "0", "--yes", "--json").out)}

@@ -151,8 +151,10 @@ def test_why_does_not_offer_a_broken_connection_where_a_rank_raised_or_a_person_
 
 
 @pytest.mark.parametrize("words", [(), ("latest",), (NEW,), (f"runs/{NEW}",), ("--json",)], ids=" ".join)
-def test_why_of_a_run_that_still_runs_says_so_first(words: tuple[str, ...], allranks: Allranks, tmp_path: Path) -> None:
-    leave_run(tmp_path, exit_code=None, pid=os.getpid())
+def test_why_of_a_run_that_still_runs_says_so_first(
+    words: tuple[str, ...], stand_in: int, allranks: Allranks, tmp_path: Path
+) -> None:
+    leave_run(tmp_path, exit_code=None, pid=stand_in)
     result = allranks("why", *words, env=HERE)
     assert result.returncode == 3
     assert "AR599" not in result.stdout
@@ -305,15 +307,18 @@ def test_a_run_that_a_person_ended_has_one_cause_everywhere(
     assert found["cause"] == "AR508 cancelled"
 
 
-def test_a_process_id_that_was_given_again_is_not_the_agent(allranks: Allranks, tmp_path: Path) -> None:
-    """The test's own process is younger than the run's start."""
-    path = leave_run(tmp_path, exit_code=None, pid=os.getpid())
+def test_a_process_id_that_was_given_again_is_not_the_agent(stand_in: int, allranks: Allranks, tmp_path: Path) -> None:
+    """The process is younger than the run's start; the run is of a version that did not record when its agent began."""
+    path = leave_run(tmp_path, exit_code=None, pid=stand_in)
     events = path / "attempt_0/events.jsonl"
     event = json.loads(events.read_text())
     assert "RUNNING" in allranks("status", NEW, env=HERE).stdout
     events.write_text(json.dumps(event | {"time_s": 1000.0}) + "\n")
     assert "LOST" in allranks("status", NEW, env=HERE).stdout
-    assert allranks("cancel", NEW, env=HERE).stdout == f"run {NEW} had already ended: LOST\n"
+    assert allranks("cancel", NEW, env=HERE).stdout == (
+        f"run {NEW} had already ended: LOST; process {stand_in} is another one (it began later than the run), and got "
+        "no signal\n"
+    )
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "cancel"])

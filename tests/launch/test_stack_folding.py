@@ -304,3 +304,12 @@ def test_the_step_takes_nothing_from_the_job() -> None:
         *command
     }
     assert command[-5:] == ["-m", "allranks", "stack", "--here", "4"]
+
+
+def test_a_source_line_is_shown_without_its_secret() -> None:
+    frames = (Frame("login", "/home/me/train.py", 9, 'login(token="hf_abcdefghijklmnopqrst")'), MAIN)
+    report = StackReport(job="12", documents=[node("node\x1b[2J01", process(0, frames))])
+    shown = render_stacks(report, fold(report.documents), ASCII)
+    assert "hf_abc" not in shown + stacks_to_json([(report, fold(report.documents))])
+    assert 'login(token="(hidden)")' in shown
+    assert "\x1b" not in shown

@@ -115,6 +115,20 @@ def test_a_token_is_in_no_file_argument_or_output(
         assert not path.is_file() or CANARY not in path.read_text()
 
 
+def test_a_script_with_a_secret_in_its_arguments_is_the_owners_alone(
+    slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    result = allranks("submit", "--nodes", "2", "train.py", "--hf-token", "swordfish", "--lr=3")
+    assert "swordfish" not in result.stdout + result.stderr
+    assert result.stderr == (
+        "allranks: note: who can read the script can read the value of --hf-token; let the program read a variable, "
+        "and pass it with --env NAME\n"
+    )
+    script = tmp_path / "runs/12/submission.sh"
+    assert "swordfish" in script.read_text()  # the job needs it
+    assert script.stat().st_mode & 0o777 == 0o600
+
+
 def test_secrets_that_stay_behind_are_named(slurm: FakeSlurm, allranks: Allranks) -> None:
     result = allranks("submit", "train.py", env={"HF_TOKEN": CANARY})
     assert result.stderr == "allranks: not passed to the job: HF_TOKEN; to pass one, add --env NAME\n"

@@ -240,8 +240,8 @@ def test_attempts_nodes_and_restarts_share_a_run_directory(tmp_path: Path) -> No
     requeued.create_attempt(1)
     requeued.create_attempt(1)
     for run_dir, event in ((leader, "a"), (follower, "b"), (requeued, "c")):
-        run_dir.add_event(event)
-    assert [event["event"] for event in leader.read_events()] == ["a", "b"]
+        run_dir.add_event("node_lost", node=event)
+    assert [event["node"] for event in leader.read_events()] == ["a", "b"]
     assert files_below(tmp_path / "7") == ["attempt_0/events.jsonl", "attempt_1/events.jsonl"]
 
 

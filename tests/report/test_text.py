@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import io
+import json
 
+import msgspec
 import pytest
 
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.setting import Setting
+from allranks.report.machine import settings_to_json
 from allranks.report.refusal import print_findings
-from allranks.report.text import Style, describe_size, render_finding, render_findings, render_settings, say
+from allranks.report.rundir import RunDir
+from allranks.report.text import (
+    MAX_CELL,
+    Style,
+    describe_size,
+    render_finding,
+    render_findings,
+    render_rows,
+    render_settings,
+    say,
+)
 
 UTF8 = Style(is_unicode=True, has_colour=False, width=100)
 ASCII = Style(is_unicode=False, has_colour=False, width=100)
@@ -210,6 +223,57 @@ def test_settings_are_a_table():
         "NASTY               a\\x1bb   r                           (environment)"
     )
     assert render_settings([], UTF8) == ""
+
+
+SECRET = "swordfish"
+
+
+def test_settings_are_shown_without_secrets():
+    settings = [
+        Setting("HF_TOKEN", SECRET, reason="kept", source="environment"),
+        Setting("HTTPS_PROXY", f"http://me:{SECRET}@proxy:3128", reason="kept", source="environment"),
+        Setting("ARGS", f"--api-key {SECRET} --num-tokens 512", reason="kept", source="environment"),
+    ]
+    assert SECRET not in render_settings(settings, UTF8) + settings_to_json(settings)
+    assert [row["value"] for row in json.loads(settings_to_json(settings))] == [
+        "(hidden)", "http://me:(hidden)@proxy:3128", "--api-key (hidden) --num-tokens 512",
+    ]  # fmt: skip
+
+
+def test_findings_are_shown_without_secrets(capsys):
+    words = f"CalledProcessError: Command 'sync --api-key {SECRET}' died"
+    finding = msgspec.structs.replace(
+        FINDING,
+        message=words,
+        evidence=(Evidence(seen=words, source="rank_3.err"),),
+        fix=f"run sync --api-key={SECRET}",
+        notes=(f"also PASSWORD={SECRET}",),
+    )
+    shown = render_finding(finding, UTF8)
+    say(words)
+    assert SECRET not in shown + capsys.readouterr().err
+    assert shown.count("(hidden)") == 4
+
+
+def test_a_verdict_is_written_and_read_back_without_secrets(tmp_path):
+    run_dir = RunDir(tmp_path, "7")
+    run_dir.create()
+    run_dir.create_attempt(0)
+    finding = msgspec.structs.replace(FINDING, message=f"cannot log in with password={SECRET}")
+    for is_of_all in (True, False):
+        verdict = Verdict(job="7", attempt=0, exit_code=1, findings=(finding,))
+        run_dir.write_verdict(verdict, node="node02", is_of_all=is_of_all)
+        for path in run_dir.path.glob("**/verdict.json"):
+            assert SECRET not in path.read_text()
+            path.unlink()
+
+
+def test_a_table_has_a_line_for_each_row_whatever_its_names_are():
+    rows = [("JOB", "NAME"), ("7", "a\nb\x1b[31m\u202e"), ("8", "n" * 10_000)]
+    lines = render_rows(rows).splitlines()
+    assert lines[:2] == ["JOB  NAME", "7    a\\nb\\x1b[31m\\u202e"]
+    assert len(lines) == 3
+    assert len(lines[2]) == 5 + MAX_CELL
 
 
 def test_our_own_lines_are_on_standard_error(capsys):

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli import complete
-from allranks.cli.follow import print_table
 from allranks.cli.options import Duration, json_option, log_dir_option
 from allranks.cli.progress import counted
 from allranks.model.errors import Exit, UsageError
-from allranks.report.text import count_of, describe_size, say
+from allranks.report.text import count_of, describe_size, render_rows, say
 
 if TYPE_CHECKING:
     from allranks.launch.batch.clean import Candidate, Content
@@ -112,7 +111,7 @@ def _show(chosen: list[Candidate], contents: dict[str, Content], log_dir: Path) 
         checkpoint = "-" if content.checkpoint is None else f"step {content.checkpoint}"
         what = f"kept: {run.kept}" if run.kept else "delete"
         rows.append((run.id, run.name or "-", run.state, ended, describe_size(content.size_bytes), checkpoint, what))
-    print_table(rows)
+    click.echo(render_rows(rows))
     total = sum(contents[run.id].size_bytes for run in chosen if not run.kept)
     click.echo(f"{count_of(sum(not run.kept for run in chosen), 'run')} to delete, {describe_size(total)}")
 

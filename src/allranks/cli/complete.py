@@ -51,19 +51,20 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     from allranks.host.slurm import list_jobs
     from allranks.model.errors import AllranksError
     from allranks.report.runs import list_runs, read_run
+    from allranks.report.text import cell
 
     log_dir = Path(ctx.params.get("log_dir") or "runs")
     found = []
     try:
         listed = list_jobs(pwd.getpwuid(os.getuid()).pw_name, deadline_s=SQUEUE_S)
-        found += [CompletionItem(job.id, help=f"{job.name} {job.state}") for job in listed]
+        found += [CompletionItem(job.id, help=cell(f"{job.name} {job.state}")) for job in listed]
     except (AllranksError, KeyError):  # no SLURM here: the runs are offered
         pass
     runs = [read_run(path) for path in list_runs(log_dir)[:MAX_RUNS]]
     if ctx.info_name in ("cancel", "stack"):
         runs = [run for run in runs if run.verdict is None]
     known = {item.value for item in found}
-    found += [CompletionItem(run.id, help=run.script) for run in runs if run.id not in known]
+    found += [CompletionItem(run.id, help=cell(run.script)) for run in runs if run.id not in known]
     if runs:
         found.append(CompletionItem("latest", help="the newest run"))
     return [item for item in found if item.value.startswith(incomplete)]

@@ -17,8 +17,9 @@ from allranks.cli.context import command_in_lab
 from allranks.cli.options import json_option, log_dir_option
 from allranks.cli.progress import counted
 from allranks.model.errors import Exit, SetupError
+from allranks.report.machine import to_json
 from allranks.report.rundir import LATEST
-from allranks.report.text import Style, count_of, render_findings, say
+from allranks.report.text import Style, count_of, one_row, render_findings, render_rows, say
 
 if TYPE_CHECKING:
     from allranks.host.slurm import JobState
@@ -51,9 +52,7 @@ def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
     reports = [report for job in meant for report in report_job(job, log_dir=log_dir)]
     exit_code = Exit.UNKNOWN if any(report.is_unknown for report in reports) else Exit.OK
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(reports), indent=2))
+        click.echo(to_json(reports))
         return exit_code
     show_reports(reports)
     return exit_code
@@ -66,11 +65,11 @@ def show_reports(reports: Sequence[JobReport]) -> None:
 
     style = Style.of(sys.stdout)
     for report in reports:
-        click.echo("\n".join(describe(report, now=datetime.now())))
+        click.echo("\n".join(map(one_row, describe(report, now=datetime.now()))))
         verdict = report.verdict
         findings = open_findings(verdict, report.worker_restarts) if verdict is not None else ()
         if verdict is not None and (verdict.exit_code == 0 or not findings):
-            click.echo(f"  verdict   {_conclude(verdict)}, exit code {verdict.exit_code}")
+            click.echo(one_row(f"  verdict   {_conclude(verdict)}, exit code {verdict.exit_code}"))
         if findings:
             click.echo("\n" + render_findings(findings, style) + "\n")
 
@@ -127,7 +126,7 @@ def cancel(jobs: tuple[str, ...], log_dir: Path) -> None:
     from allranks.launch.batch.follow import find_job
 
     for job in [find_job(job, log_dir=log_dir) for job in jobs]:
-        click.echo(cancel_one(job, log_dir=log_dir))
+        click.echo(one_row(cancel_one(job, log_dir=log_dir)))
 
 
 @click.command("list", context_settings=_BOTH_SPELLINGS)
@@ -168,14 +167,13 @@ def list_own(is_all: bool, log_dir: Path, as_json: bool) -> None:
     if seen and no_slurm and (way or "not found" not in no_slurm):  # without SLURM's commands, nobody misses jobs
         say(f"SLURM was not asked{no_slurm}, so its pending and running jobs are missing here{way}")
     if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode([*jobs, *seen]), indent=2))
+        click.echo(to_json([*jobs, *seen]))
         return
     if not jobs and not seen:
         say(f"you have no pending or running job{no_slurm}, and {log_dir} has no run{way}")
         return
-    print_table([("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)])
+    rows = [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)]
+    click.echo(render_rows(rows))
     if len(paths) > MAX_RUNS and not is_all:
         say(f"{log_dir} has {count_of(len(paths) - MAX_RUNS, 'older run')}; to list them, too: allranks list --all")
 
@@ -197,10 +195,3 @@ def _run_row(run: LocalRun) -> tuple[str, ...]:
     words += [f"last alive {run.last_alive}"] if run.state in ("LOST", "UNKNOWN") and run.last_alive else []
     words += [f"ended {run.end}"] if run.end else []
     return run.id, run.name or "-", run.state, str(run.num_nodes), "-", ", ".join(words) or run.nodes or "-"
-
-
-def print_table(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows of equal length, the first of which has the names of the columns."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

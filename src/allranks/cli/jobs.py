@@ -25,6 +25,7 @@ from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
 from allranks.launch.batch.script import (
     SbatchOptions,
+    name_secrets,
     parse_env,
     refuse_secret_values,
     render_sbatch,
@@ -253,6 +254,11 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
     command = [*agent, "run", *_flags_for_run(flags), *end, flags["script"], *flags["arguments"]]
     of_sbatch = [str(getattr(options, each.name)) for each in fields(options)]
     refuse_secret_values([*command, *values.values(), *flags["more"], *of_sbatch], os.environ)
+    if found := name_secrets([flags["script"], *flags["arguments"]]):
+        say(
+            f"note: who can read the script can read the value of {', '.join(found)}; let the program read a variable, "
+            "and pass it with --env NAME"
+        )
     given = {"env": values, "log_dir": flags["log_dir"], "template": flags["template"]}
     text = render_sbatch(options, command, more=flags["more"], **given)
     return text, options, names

@@ -133,7 +133,7 @@ def main() -> None:
     except AllranksError as exc:
         if _is_first_to_say(exc):
             cause = f" ({exc.finding.cause})" if exc.finding else ""
-            print(f"error: {_go_on_in_lab(str(exc))}{cause}", file=sys.stderr)
+            _print_error(f"{_go_on_in_lab(str(exc))}{cause}")
         sys.exit(exc.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
@@ -141,10 +141,10 @@ def main() -> None:
         sys.exit(exc.exit_code)
     except click.UsageError as exc:
         hint = f"; see {exc.ctx.command_path} --help" if exc.ctx else ""
-        print(f"error: {_one_line(_message_of(exc))}{hint}", file=sys.stderr)
+        _print_error(f"{_one_line(_message_of(exc))}{hint}")
         sys.exit(Exit.USAGE)
     except click.ClickException as exc:
-        print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
+        _print_error(_one_line(exc.format_message()))
         sys.exit(Exit.USAGE)
     except _OutputError as exc:
         number = exc.args[0]
@@ -153,8 +153,16 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what Python still holds is written when the interpreter ends
         if number == errno.EPIPE:  # the reader has all that it wanted, as after `| head`
             sys.exit(Exit.OK)
-        print(f"error: the output cannot be written: {os.strerror(number).lower()}", file=sys.stderr)
+        _print_error(f"the output cannot be written: {os.strerror(number).lower()}")
         sys.exit(Exit.UNKNOWN)
+
+
+def _print_error(text: str) -> None:
+    """Print one line, whatever file or name it quotes, without secrets."""
+    from allranks.report.mask import mask_secrets
+    from allranks.report.text import one_line
+
+    print(f"error: {one_line(mask_secrets(text))}", file=sys.stderr)
 
 
 def _is_first_to_say(exc: AllranksError) -> bool:

@@ -15,6 +15,7 @@ from allranks.cli.options import cluster_option, json_option
 from allranks.cli.request import make_request
 from allranks.model.setting import Setting
 from allranks.report.machine import settings_to_json
+from allranks.report.mask import mask_setting
 from allranks.report.text import Style, render_settings
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def show_env(explain: bool, cluster_file: Path | None, as_json: bool, **flags: o
     elif explain:
         print_plan(plan)
     else:
-        click.echo("\n".join(f"{setting.name}={setting.value}" for setting in settings))
+        click.echo("\n".join(f"{setting.name}={setting.value}" for setting in map(mask_setting, settings)))
 
 
 @click.group("config", cls=VerbGroup)
@@ -71,7 +72,7 @@ def show_config(origin: bool, cluster_file: Path | None, as_json: bool) -> None:
     elif origin:
         click.echo(render_settings(settings, Style.of(sys.stdout)))
     else:
-        click.echo("\n".join(f"{setting.name} = {setting.value}" for setting in settings))
+        click.echo("\n".join(f"{setting.name} = {setting.value}" for setting in map(mask_setting, settings)))
 
 
 @click.command("completion")

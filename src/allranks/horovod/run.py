@@ -34,10 +34,12 @@ from allranks.horovod import driver
 from allranks.horovod.nodes import NodeWatch
 from allranks.horovod.watch import Look, Said, Watch
 from allranks.host.net import find_interface_in, read_interfaces
+from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.signals import die_with_parent
 from allranks.launch.look.step import probe_job
 from allranks.model.errors import AllranksError, Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Finding, Severity, Verdict
+from allranks.report.mask import mask_command
 from allranks.report.rundir import RunDir
 
 EVENTS, HOSTS, LOST = "driver.jsonl", "hosts", "lost_hosts"
@@ -122,7 +124,7 @@ class _Job:
     def started(self) -> Iterator[None]:
         """Start the driver, and end it when the block is left."""
         self._write_hosts()
-        self._folder.append(EVENTS).close()
+        self._folder.append(EVENTS, mode=0o600).close()  # what Horovod logs may quote the command
         handlers = {each: signal.signal(each, self._note_signal) for each in ENDING}
         self._process = subprocess.Popen(
             driver_command(self._request, Path(f"/proc/self/fd/{self._folder.fd}")),
@@ -139,7 +141,12 @@ class _Job:
             preexec_fn=die_with_parent(signal.SIGTERM),
         )
         self._run_dir.add_event(
-            "started", command=list(self._request.command), members=list(self._request.hosts), pid=os.getpid()
+            "started",
+            command=mask_command(self._request.command, os.environ),
+            members=list(self._request.hosts),
+            pid=os.getpid(),
+            start_ticks=read_start_ticks(os.getpid()),
+            boot_id=read_boot_id(),
         )
         try:
             yield

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from allranks.host.foreign import read_foreign
 from allranks.model.beat import ProcessState
+from allranks.model.named_agent import LiveProcess
 
 _STATES = {
     "R": ProcessState.RUNNING, "S": ProcessState.SLEEPING, "I": ProcessState.SLEEPING, "D": ProcessState.BLOCKED,
@@ -67,6 +68,54 @@ def read_process(pid: int, *, root: Path = Path("/")) -> Seen:
         cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         num_switches=int(switches[1]) if switches else 0,
     )
+
+
+def read_boot_id(*, root: Path = Path("/")) -> str:
+    """Return the name that the kernel gave this boot of the machine; empty where it gives none."""
+    return _read(root / "proc/sys/kernel/random/boot_id").strip()
+
+
+def read_start_ticks(pid: int, *, root: Path = Path("/")) -> int | None:
+    """Return when a process began, in ticks since the boot; None if it is not there. Source: proc(5), starttime."""
+    fields = _read(root / f"proc/{pid}/stat").rpartition(")")[2].split()
+    return int(fields[19]) if len(fields) > 19 else None
+
+
+def identify(pid: int, *, run_dir: Path, root: Path = Path("/")) -> LiveProcess | None:
+    """Return who a process is; None if it is not there.
+
+    Args:
+        pid: as this process's own namespace counts.
+        run_dir: the run whose files it may have open.
+        root: where /proc is; tests feed a tree.
+    """
+    own = root / f"proc/{pid}"
+    fields = _read(own / "stat").rpartition(")")[2].split()
+    try:
+        owner = own.stat().st_uid
+        start_ticks = int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+    boot = re.search(r"^btime (\d+)$", _read(root / "proc/stat"), re.MULTILINE)
+    return LiveProcess(
+        start_ticks=start_ticks,
+        start_s=(int(boot[1]) if boot else 0) + start_ticks / os.sysconf("SC_CLK_TCK"),
+        boot_id=read_boot_id(root=root),
+        owner=owner,
+        command=tuple(_read(own / "cmdline").rstrip("\0").split("\0")),
+        is_dead=fields[0] in "ZX",
+        has_file_of_run=_has_open(own, os.path.realpath(run_dir)),
+    )
+
+
+def _has_open(own: Path, folder: str) -> bool:
+    """Whether a process has a file of this directory open, or the directory itself."""
+    with contextlib.suppress(OSError):
+        for file in (own / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if f"{file.readlink()}/".startswith(f"{folder}/"):
+                    return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

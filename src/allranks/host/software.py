@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from allranks.model.card import MAX_TEXT, MAX_VARIABLES
+from allranks.model.secret import is_secret_name
 
 NCCL_DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 DISTRIBUTIONS = (
@@ -29,7 +30,6 @@ DISTRIBUTIONS = (
 _PREFIXES = ("NCCL_", "GLOO_", "TORCH_", "PYTORCH_", "CUDA_", "UCX_", "FI_", "NVIDIA_")
 _NAMES = ("LD_LIBRARY_PATH", "LD_PRELOAD", "PYTHONPATH", "OMP_NUM_THREADS")
 _OF_ONE_NODE = re.compile(r"NCCL_HOSTID|NVIDIA_VISIBLE_DEVICES|CUDA_MPS_\w+")
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 _NO_SECRET = ("NCCL_IB_PKEY", "UCX_IB_PKEY")  # partition keys: numbers that must be alike
 _MAX_FILE_BYTES = 1 << 20
 
@@ -128,7 +128,7 @@ def select_environment(env: Mapping[str, str]) -> dict[str, str]:
         name
         for name in env
         if (name.startswith(_PREFIXES) or name in _NAMES)
-        and (name in _NO_SECRET or not _SECRET.search(name))
+        and (name in _NO_SECRET or not is_secret_name(name))
         and not _OF_ONE_NODE.fullmatch(name)
     ]
     chosen.sort(key=lambda name: (next((i for i, p in enumerate(_PREFIXES) if name.startswith(p)), -1), name))

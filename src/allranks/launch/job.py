@@ -27,6 +27,7 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.host.node import begin_card_facts
+from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
@@ -47,8 +48,9 @@ from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.entry import Entry
 from allranks.preflight.ranks import describe_group
+from allranks.report.mask import mask_command
 from allranks.report.refusal import print_findings
-from allranks.report.rundir import RunDir, describe_command, this_directory
+from allranks.report.rundir import RunDir, this_directory
 from allranks.report.text import fold_ranks, say
 from allranks.state.saved.owner import refuse
 from allranks.wire.protocol import Goodbye, Plan, Srun
@@ -237,8 +239,9 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
     with contextlib.suppress(OSError):
         workers.sweeper.tell(run_dir.hold_attempt(), me.name)
     if rendezvous.leader is None:
-        command = describe_command(workers.command, workers.env)
+        command = mask_command(workers.command, workers.env)
         about = {"job": plan.job, "command": command, "cwd": this_directory(), "pid": os.getpid()}
+        about |= {"start_ticks": read_start_ticks(os.getpid()), "boot_id": read_boot_id()}  # a pid is given again
         run_dir.add_event("started", generation=0, members=names, max_restarts=plan.request.max_restarts, **about)
         for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):
             say(f"note: {note}")

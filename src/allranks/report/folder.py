@@ -131,9 +131,9 @@ class Folder:
             raise
         return fd
 
-    def append(self, name: str) -> BinaryIO:
+    def append(self, name: str, *, mode: int = 0o666) -> BinaryIO:
         """Open a file to write at its end; it is made if it is missing."""
-        return os.fdopen(self.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT), "ab")
+        return os.fdopen(self.open(name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, mode), "ab")
 
     def open_new(self, name: str, mode: int = 0o666) -> BinaryIO:
         """Open a new file to write.

@@ -10,6 +10,7 @@ dense, at first to a quarter of a second.
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 import time
 from bisect import bisect_left
@@ -18,12 +19,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.report.folder import Folder
+from allranks.report.regular import read_regular
 
 NAME = "growth"
 INTERVALS_S = ((1 << 20, 0.25), (8 << 20, 1.0))
 """Up to these sizes of the index in bytes, it is written so often: 8 MB are the output of many hours."""
 LAST_INTERVAL_S = 10.0
 JOIN_S = 1.0
+MAX_BYTES = 64 << 20
+"""Of an index: years of output."""
+_LINE = re.compile(rb"([0-9]{1,10}\.[0-9]{1,6})((?: [^\s=]{1,255}=[0-9]{1,18}(?![^ ]))+)")
+_PAIR = re.compile(rb" ([^\s=]+)=([0-9]+)")
 
 
 class GrowthRecorder:
@@ -99,14 +105,18 @@ class Growth:
 
 def read_growth(folder: Path) -> dict[str, Growth]:
     """Return how the output files of a node have grown, by name; empty without an index."""
+    return parse_growth(read_regular(folder / NAME, at_most=MAX_BYTES) or b"")
+
+
+def parse_growth(data: bytes) -> dict[str, Growth]:
+    """Return what an index says; whatever is no line of one is left out."""
     found: dict[str, Growth] = {}
-    with contextlib.suppress(OSError), (folder / NAME).open(errors="replace") as file:
-        for line in file:
-            time_text, *pairs = line.split()
-            with contextlib.suppress(ValueError):  # the last line may be half written
-                for name, _, size in (pair.partition("=") for pair in pairs):
-                    growth = found.setdefault(name, Growth())
-                    # Clocks are set back, and files cut; both lists stay in order.
-                    growth.times_s.append(max([float(time_text), *growth.times_s[-1:]]))
-                    growth.sizes.append(max([int(size), *growth.sizes[-1:]]))
+    for line in data.split(b"\n"):
+        if not (read := _LINE.match(line)):  # the last line may be half written
+            continue
+        for name, size in _PAIR.findall(read[2]):
+            growth = found.setdefault(name.decode(errors="replace"), Growth())
+            # Clocks are set back, and files cut; both lists stay in order.
+            growth.times_s.append(max([float(read[1]), *growth.times_s[-1:]]))
+            growth.sizes.append(max([int(size), *growth.sizes[-1:]]))
     return found

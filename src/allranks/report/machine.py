@@ -1,17 +1,23 @@
-"""JSON output."""
+"""JSON output: ASCII, so that no name in it reaches a terminal as a control sequence, and without secrets."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
+from typing import Any
+
+import msgspec
 
 from allranks.model.setting import Setting
+from allranks.report.mask import mask_fields, mask_setting
+
+
+def to_json(document: Any) -> str:
+    """Return a document of structs, dataclasses, lists and values as JSON for people and programs."""
+    return json.dumps(mask_fields(msgspec.to_builtins(document)), indent=2)
 
 
 def settings_to_json(settings: Iterable[Setting]) -> str:
-    """Return settings as a JSON list of objects with name, value, reason, source."""
-    rows = [
-        {"name": setting.name, "value": setting.value, "reason": setting.reason, "source": setting.source}
-        for setting in settings
-    ]
-    return json.dumps(rows, indent=2)
+    """Return settings as a JSON list of objects with name, value, reason, source; secrets are hidden."""
+    return json.dumps([asdict(mask_setting(setting)) for setting in settings], indent=2)

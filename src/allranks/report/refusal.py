@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from allranks.model.errors import AllranksError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import World
+from allranks.report.mask import mask_secrets
 from allranks.report.rundir import RunDir
-from allranks.report.text import Style, print_error, render_findings, say
+from allranks.report.text import Style, one_line, print_error, render_findings, say
 
 
 class SessionError(AllranksError, SystemExit):
@@ -52,7 +53,7 @@ def refuse(exc: AllranksError) -> SessionError:
         print_findings((exc.finding,), after="\n")
     else:
         cause = f"{exc.finding.cause}: " if exc.finding else ""
-        print_error(f"error: {cause}{exc}")
+        print_error(f"error: {one_line(mask_secrets(f'{cause}{exc}'))}")
     findings = (exc.finding,) if exc.finding else ()
     return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.report.mask import mask_secrets
+from allranks.report.regular import open_regular
 from allranks.report.rundir import ALIVE_S as ALIVE_S
 from allranks.report.text import one_line
 
@@ -25,7 +26,7 @@ MAX_RANKS = 4
 """Number of ranks whose last line is told."""
 TAIL_BYTES = 4096
 MAX_TEXT = 160
-_RANK_FILE = re.compile(r"rank_(\d+)\.(out|err)")
+_RANK_FILE = re.compile(r"rank_([0-9]{1,8})\.(out|err)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +42,9 @@ class LastWord:
 
 def last_alive(attempt: Path) -> float | None:
     """Return when an attempt was last alive, as its files tell; None if it has none."""
-    times = [path.stat().st_mtime for path in [attempt / "events.jsonl"] if path.exists()]
-    times += [time_s for *_, time_s in _rank_files(attempt)]
+    times = [time_s for *_, time_s in _rank_files(attempt)]
+    with contextlib.suppress(OSError):
+        times.append((attempt / "events.jsonl").lstat().st_mtime)
     return max(times, default=None)
 
 
@@ -60,15 +62,15 @@ def _rank_files(attempt: Path) -> Iterator[tuple[int, Path, float]]:
     found = [(int(name[1]), path) for path in attempt.glob("*/rank_*.*") if (name := _RANK_FILE.fullmatch(path.name))]
     for rank, path in sorted(found)[: 2 * MAX_FILES]:
         with contextlib.suppress(OSError):
-            if (status := path.stat()).st_size:
+            if (status := path.lstat()).st_size:
                 yield rank, path, status.st_mtime
 
 
 def _last_line(path: Path) -> str:
     """Return the last line of a file that is not empty, without secrets and control characters."""
-    with contextlib.suppress(OSError), path.open("rb") as file:
+    with contextlib.suppress(OSError), open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-        lines = [line for line in re.split(rb"[\r\n]", file.read()) if line.strip()]
+        lines = [line for line in re.split(rb"[\r\n]", file.read(TAIL_BYTES)) if line.strip()]
         text = one_line(mask_secrets(lines[-1].decode(errors="replace"))) if lines else ""
         return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 4].rstrip() + " ..."
     return ""

@@ -25,7 +25,8 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,8 +37,10 @@ from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
 from allranks.report.folder import Folder, RefusedError, why_not_ours
 from allranks.report.last_files import EVENTS, EXIT_CODE, VERDICT, LastFiles
+from allranks.report.mask import mask_fields, mask_setting, mask_verdict
+from allranks.report.readback import MAX_BYTES, read_events
+from allranks.report.regular import read_regular
 
-_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
 """Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
@@ -71,11 +74,6 @@ def is_own_file(path: Path) -> bool:
     is_of_node = name in _OF_NODE and re.fullmatch(r"attempt_\d+", folder.parent.name)
     is_of_run = name in _OF_RUN and next(folder.glob("attempt_*"), None)  # others may have such names, too
     return bool(is_of_attempt or is_of_node or is_of_run)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether the value of a variable with this name must not be shown or written."""
-    return bool(_SECRET_NAME.search(name))
 
 
 def as_file_name(text: str) -> str:
@@ -222,15 +220,7 @@ class RunDir:
 
     def write_settings(self, node: str, settings: Iterable[Setting]) -> None:
         """Write a node's environment with reasons, without secrets."""
-        rows = [
-            {
-                "name": setting.name,
-                "value": "(hidden)" if is_secret_name(setting.name) else setting.value,
-                "reason": setting.reason,
-                "source": setting.source,
-            }
-            for setting in settings
-        ]
+        rows = [asdict(mask_setting(setting)) for setting in settings]
         with contextlib.suppress(OSError):  # a full disk does not stop a job
             self.hold_node(node, make=False).write_whole("env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
@@ -243,7 +233,7 @@ class RunDir:
         return f"@{(self.node_path(node) / 'members').absolute()}"
 
     def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> bool:
-        """Write the job's verdict, as this node received it; it is the same on all nodes.
+        """Write the job's verdict without secrets, as this node received it; it is the same on all nodes.
 
         Args:
             verdict: the verdict.
@@ -252,7 +242,7 @@ class RunDir:
         Returns:
             Whether this is now the job's verdict; False if another node was first.
         """
-        data = verdict.to_json()
+        data = mask_verdict(verdict).to_json()
         is_first = self.last_files.publish(VERDICT, data, replaces=is_of_all)
         with contextlib.suppress(OSError):  # the job's own is what counts
             own = self.hold_node(node)
@@ -279,14 +269,11 @@ class RunDir:
             self.hold_attempt(make=False).touch(EVENTS)
 
     def read_events(self) -> list[dict[str, Any]]:
-        """Return the lines of events.jsonl; none if it cannot be read."""
-        told = []
+        """Return the events of events.jsonl that are read; none if it cannot be read."""
         if (attempt := self.look(self.attempt_path.name)) is not None:
             with contextlib.suppress(OSError), attempt.open_read(EVENTS) as file:
-                for line in file:
-                    with contextlib.suppress(ValueError):  # its last line may be half written
-                        told.append(json.loads(line))
-        return told
+                return list(read_events(file).lines)
+        return []
 
 
 def read_shared_members(value: str) -> str:
@@ -294,8 +281,8 @@ def read_shared_members(value: str) -> str:
     if not value.startswith("@"):
         return value
     try:
-        return Path(value[1:]).read_text()
-    except (OSError, UnicodeDecodeError):
+        return (read_regular(Path(value[1:]), at_most=MAX_BYTES) or b"").decode()
+    except UnicodeDecodeError:
         return ""
 
 
@@ -352,8 +339,8 @@ class SignOfLife:
 
 
 def event_line(event: str, **fields: object) -> str:
-    """Return an event as events.jsonl has it."""
-    return json.dumps({"time_s": round(time.time(), 3), "event": event, **fields}) + "\n"
+    """Return an event as events.jsonl has it, without secrets."""
+    return json.dumps({"time_s": round(time.time(), 3), "event": event, **mask_fields(fields)}) + "\n"
 
 
 def open_root(path: Path) -> Folder:
@@ -385,15 +372,3 @@ def this_directory() -> str:
     with contextlib.suppress(OSError):
         return str(Path.cwd())
     return ""
-
-
-def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:
-    """Return a command for the record, with the values of secret variables hidden."""
-    values = {value for name, value in env.items() if is_secret_name(name) and len(value) >= 8}
-    hidden = sorted(values, key=len, reverse=True)  # one may be the beginning of another
-    shown = []
-    for word in command:
-        for value in hidden:
-            word = word.replace(value, "(hidden)")
-        shown.append(word)
-    return shown

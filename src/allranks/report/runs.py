@@ -13,15 +13,23 @@ import re
 import shlex
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
+from allranks.model.named_agent import NamedAgent
 from allranks.report.history import Restart, list_restarts
+from allranks.report.readback import (
+    MAX_BYTES,
+    MAX_ROLL_CALL_BYTES,
+    Events,
+    parse_hosts,
+    parse_verdict,
+    read_events,
+)
+from allranks.report.regular import open_regular, read_regular
 from allranks.report.rundir import LATEST, as_file_name
 from allranks.report.text import count_of
 
@@ -32,8 +40,8 @@ _MARKS = (
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
 BEING_DELETED = ".deleting."
 """How the name of a directory begins that `allranks clean` deletes."""
-_JOB_NAME = re.compile(r"^#SBATCH --job-name=(.+)$", re.MULTILINE)
-_JOB_OF_SLURM = re.compile(r"\d+([_+]\d+)?")
+_JOB_NAME = re.compile(r"^#SBATCH --job-name=(.{1,512})$", re.MULTILINE)  # shlex takes forever for megabytes
+_JOB_OF_SLURM = re.compile(r"[0-9]+([_+][0-9]+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +74,10 @@ class Run:
     ended_s: float | None = None
     verdict: Verdict | None = None
     """None: the run has not ended, or no agent was left to write a verdict."""
+    agent: NamedAgent = field(default_factory=NamedAgent)
+    """Who the leader's agent of the first generation was, as the run's files say."""
+    num_damaged: int = 0
+    """Lines of events.jsonl that are no events."""
 
     @property
     def attempt_path(self) -> Path:
@@ -158,8 +170,9 @@ def read_run(path: Path) -> Run:
     job_name = _read_job_name(path / "submission.sh")
     if not attempts:
         return Run(id=path.name, path=path, job_name=job_name)
-    events = _read_events(attempts[-1] / "events.jsonl")
-    started: Mapping[str, Any] = next((each for each in events if each.get("event") == "started"), {})
+    told = _read_events(attempts[-1] / "events.jsonl")
+    events = told.lines
+    started: Mapping[str, Any] = next((each for each in events if each["event"] == "started"), {})
     leader, killed = _find_leader(events)
     verdict = read_verdict(attempts[-1] / "verdict.json")
     return Run(
@@ -175,41 +188,58 @@ def read_run(path: Path) -> Run:
         killed=killed,
         restarts=list_restarts(events),
         max_restarts=started.get("max_restarts"),
-        interrupted_by=next((each.get("signum") for each in events if each.get("event") == "interrupted"), None),
+        interrupted_by=next((each.get("signum") for each in events if each["event"] == "interrupted"), None),
         started_s=started.get("time_s"),
-        ended_s=(attempts[-1] / "verdict.json").stat().st_mtime if verdict else None,
+        ended_s=_changed_s(attempts[-1] / "verdict.json") if verdict else None,
         verdict=verdict,
+        agent=_find_agent(started, attempts[-1] / "events.jsonl"),
+        num_damaged=told.num_damaged,
     )
 
 
 def read_verdict(path: Path) -> Verdict | None:
     """Return a verdict; None if it is missing or unreadable."""
-    try:
-        return Verdict.from_json(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return None
+    data = read_regular(path, at_most=MAX_BYTES)
+    return None if data is None else parse_verdict(data)
 
 
 def sort_by_number(paths: Iterable[Path]) -> list[Path]:
     """Return the paths that end with `_` and a number, `attempt_2` before `attempt_10`."""
-    numbered = [path for path in paths if re.search(r"_\d+$", path.name)]
+    numbered = [path for path in paths if re.search(r"_[0-9]{1,18}$", path.name)]
     return sorted(numbered, key=lambda path: int(path.name.rpartition("_")[2]))
 
 
 def _begin_of(path: Path) -> float:
     """Return the start of the newest attempt, else the time at which the directory was created."""
     attempts = sort_by_number(path.glob("attempt_*"))
-    events = _read_events(attempts[-1] / "events.jsonl", until="started") if attempts else []
-    started: float | None = events[-1].get("time_s") if events and events[-1].get("event") == "started" else None
-    return started or (attempts[-1] if attempts else path).stat().st_mtime
+    events = _read_events(attempts[-1] / "events.jsonl", until="started").lines if attempts else ()
+    started: float | None = events[-1].get("time_s") if events and events[-1]["event"] == "started" else None
+    return started or _changed_s(attempts[-1] if attempts else path) or 0.0
+
+
+def _changed_s(path: Path) -> float | None:
+    """Return when a file was changed last, Unix time; None if it is gone."""
+    with contextlib.suppress(OSError):
+        return path.lstat().st_mtime
+    return None
+
+
+def _find_agent(started: Mapping[str, Any], events: Path) -> NamedAgent:
+    """Return who the leader's agent was, as the run says it, and whose word that is."""
+    owner = None
+    with contextlib.suppress(OSError):
+        owner = events.lstat().st_uid
+    named = {name: started[name] for name in ("pid", "start_ticks", "boot_id") if name in started}
+    return NamedAgent(**named, began_by_s=started.get("time_s"), owner=owner)
 
 
 def _read_job_name(submission: Path) -> str:
     """Return the name in a script that `allranks submit` wrote; empty if there is none."""
     try:
-        found = _JOB_NAME.search(submission.read_text(errors="replace"))
+        text = (read_regular(submission, at_most=MAX_BYTES) or b"").decode(errors="replace")
+        found = _JOB_NAME.search(text)
         return shlex.split(found[1])[0] if found else ""
-    except (OSError, ValueError, IndexError):
+    except (ValueError, IndexError):
         return ""
 
 
@@ -245,22 +275,13 @@ def describe_kill(event: Mapping[str, Any]) -> str:
 
 def _read_nodes(attempt: Path) -> tuple[str, ...]:
     """Return the nodes of an attempt that ended before its ranks were started, in the order of the roll call."""
-    try:
-        cards = msgspec.json.decode((attempt / "roll_call.json").read_bytes())["cards"]
-        return tuple(card["host"] for _, card in sorted(cards.items(), key=lambda item: int(item[0])))
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
-        return tuple(sorted(path.name for path in attempt.glob("*/") if path.is_dir()))
+    data = read_regular(attempt / "roll_call.json", at_most=MAX_ROLL_CALL_BYTES)
+    hosts = None if data is None else parse_hosts(data)
+    return tuple(sorted(path.name for path in attempt.glob("*/") if path.is_dir())) if hosts is None else hosts
 
 
-def _read_events(events: Path, *, until: str = "") -> list[dict[str, Any]]:
-    """Return the lines of events.jsonl, all or up to the first one of that name; what cannot be read is left out."""
-    told = []
-    with contextlib.suppress(OSError), events.open("rb") as file:
-        for line in file:
-            with contextlib.suppress(msgspec.DecodeError):  # the last line may be half written
-                event = msgspec.json.decode(line)
-                if isinstance(event, dict):
-                    told.append(event)
-                    if event.get("event") == until:
-                        break
-    return told
+def _read_events(events: Path, *, until: str = "") -> Events:
+    """Return what events.jsonl says, all or up to the first event of that name."""
+    with contextlib.suppress(OSError), open_regular(events) as file:
+        return read_events(file, until=until)
+    return Events()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from allranks.model.finding import Result, Status
 from allranks.model.hostlist import fold_hosts
-from allranks.report.text import Style, printable
+from allranks.report.text import Style, cell, one_line
 
 MARKS = {
     Status.PASS: ("\u2713", "+", "32"),
@@ -69,8 +69,8 @@ def _fold(results: Sequence[Result]) -> list[_Row]:
     """Return the rows in the order of their first results; notes of passed checks do not split rows."""
     nodes: dict[tuple[str, Status, str], list[str]] = {}
     for result in results:
-        note = "" if result.status is Status.PASS else " ".join(printable(result.note).split())
-        nodes.setdefault((result.cause, result.status, note), []).append(printable(result.node))
+        note = "" if result.status is Status.PASS else one_line(result.note)
+        nodes.setdefault((result.cause, result.status, note), []).append(cell(result.node))
     return [_Row(*key, tuple(names)) for key, names in nodes.items()]
 
 

@@ -11,11 +11,18 @@ from typing import IO
 
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.setting import Setting
+from allranks.model.text import as_one_line
+from allranks.report.mask import mask_finding, mask_secrets, mask_setting
 
 EVIDENCE_LINES = 24
 """Maximum number of lines of a traceback; longer ones are cut in the middle."""
 LINE_CHARS = 600
 """Maximum length of a line of evidence, and of a message; longer ones are cut in the middle."""
+
+MAX_CELL = 300
+"""Characters of one cell of a table; names are shorter."""
+MAX_ROW = 2000
+"""Characters of one line of a report; hundreds of folded nodes fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +60,9 @@ def render_findings(findings: Sequence[Finding], style: Style) -> str:
 def render_finding(finding: Finding, style: Style) -> str:
     """Return the text of one finding: culprit, message, evidence, fix, who else failed, victims.
 
-    A note has only its first line, with the message.
+    A note has only its first line, with the message. Secrets are hidden.
     """
+    finding = mask_finding(finding)
     separator = style.mark(" · ", " - ")
     parts = [one_line(finding.node or ""), one_line(finding.interface or ""), fold_ranks(finding.ranks)]
     parts.append(one_line(finding.subject or ""))
@@ -89,8 +97,12 @@ def render_finding(finding: Finding, style: Style) -> str:
 
 
 def render_settings(settings: Sequence[Setting], style: Style) -> str:
-    """Return settings as an aligned table: name, value, reason, source."""
-    rows = [(setting.name, printable(setting.value), setting.reason, f"({setting.source})") for setting in settings]
+    """Return settings as an aligned table: name, value, reason, source; secrets are hidden."""
+    shown = map(mask_setting, settings)
+    rows = [
+        [as_one_line(text, at_most=MAX_ROW) for text in (each.name, each.value, each.reason, f"({each.source})")]
+        for each in shown
+    ]
     widths = [min(40, max((len(row[column]) for row in rows), default=0)) for column in range(3)]
     return "\n".join(
         f"{row[0]:<{widths[0]}}  {style.paint(f'{row[1]:<{widths[1]}}', '1')}  {row[2]:<{widths[2]}}  "
@@ -101,7 +113,7 @@ def render_settings(settings: Sequence[Setting], style: Style) -> str:
 
 def say(text: str) -> None:
     """Print one line with the prefix `allranks:` on standard error."""
-    print_error(f"allranks: {one_line(text)}")
+    print_error(f"allranks: {one_line(mask_secrets(text))}")
 
 
 def print_error(text: str) -> None:
@@ -153,6 +165,24 @@ def _confidence(finding: Finding) -> str:
         if len(between) == 2:
             return f"undecided between {between[0]} and {between[1]}"
     return str(finding.confidence)
+
+
+def cell(text: str) -> str:
+    """Return a name or a text as one cell of a table: one line, printable, without secrets, at most MAX_CELL long."""
+    return as_one_line(mask_secrets(text[: 2 * MAX_CELL]), at_most=MAX_CELL)
+
+
+def one_row(text: str) -> str:
+    """Return a line of a report, with its blanks: whatever a name has in it, it is one line, and without secrets."""
+    return as_one_line(mask_secrets(text[: 2 * MAX_ROW]), at_most=MAX_ROW)
+
+
+def render_rows(rows: Sequence[Sequence[str]]) -> str:
+    """Return rows of equal length as an aligned table; whatever a name has in it, its row is one line."""
+    shown = [[cell(each) for each in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    lines = ("  ".join(f"{each:<{width}}" for each, width in zip(row, widths, strict=True)) for row in shown)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def one_line(text: str) -> str:

@@ -10,10 +10,10 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
-from allranks.report.mask import mask_secrets
+from allranks.report.mask import mask_finding
 from allranks.report.remains import LastWord
 from allranks.report.rundir import is_own_file
-from allranks.report.runs import Run
+from allranks.report.runs import Run, read_verdict
 from allranks.report.text import one_line
 from allranks.why.findings import is_answer, tell_place
 from allranks.why.logs.events import Logs
@@ -42,9 +42,8 @@ def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict
     # Each node writes the verdict that it received; the leader's own is in the directory above.
     for source in sorted(found, key=lambda each: (-(each.attempt or 0), len(each.shown))):
         assert source.path is not None
-        try:
-            verdict = Verdict.from_json(source.path.read_bytes())
-        except (OSError, msgspec.DecodeError):  # cut, or another program's: it is read like any log
+        verdict = read_verdict(source.path)
+        if verdict is None:  # cut, or another program's: it is read like any log
             continue
         return tuple(each for each in sources if each not in found), verdict
     return tuple(each for each in sources if each not in kept), None
@@ -105,7 +104,9 @@ def join_verdict(
     # For the same cause, the logs have the lines, unless they only guess.
     sure = [] if is_printed else [each for each in own if each.confidence is not Confidence.UNDECIDED]
     lines = {each.cause: each.evidence for each in sure}
-    said = [_mask(finding, _choose_evidence(finding, lines.get(finding.cause, ()))) for finding in verdict.findings]
+    chosen = [tuple(_choose_evidence(finding, lines.get(finding.cause, ()))) for finding in verdict.findings]
+    pairs = zip(verdict.findings, chosen, strict=True)
+    said = [mask_finding(msgspec.structs.replace(finding, evidence=evidence)) for finding, evidence in pairs]
     has_failed = any(finding.severity is Severity.FAIL for finding in said)
     if verdict.exit_code == 0 and not has_failed:
         healthy = Finding(
@@ -224,14 +225,3 @@ def _lines_of_culprit(finding: Finding, lines: Sequence[Evidence]) -> list[Evide
 def _rank_of(evidence: Evidence) -> int | None:
     """Return the rank whose file a line is in; None if the path does not tell."""
     return read_path((evidence.source or "").partition(":")[0])[1]
-
-
-def _mask(finding: Finding, evidence: Sequence[Evidence]) -> Finding:
-    return msgspec.structs.replace(
-        finding,
-        message=mask_secrets(finding.message),
-        fix=finding.fix and mask_secrets(finding.fix),
-        ask=finding.ask and mask_secrets(finding.ask),
-        subject=finding.subject and mask_secrets(finding.subject),
-        evidence=tuple(Evidence(seen=mask_secrets(each.seen), source=each.source) for each in evidence),
-    )

@@ -13,10 +13,13 @@ import errno
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from allranks.model.errors import SetupError
+from allranks.model.foreign import Unreadable, decode_json
 
 PORTS_TRIED = 16
 """The leader takes the first free one of this many ports, from the preferred one on; agents try as many."""
@@ -39,16 +42,19 @@ class Hint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+_Name = Annotated[str, Meta(max_length=1024)]
+
+
 class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     """Where the leader of a job listens."""
 
-    job: str
+    job: _Name
     attempt: int
-    host: str
-    addresses: tuple[str, ...]
+    host: _Name
+    addresses: Annotated[tuple[_Name, ...], Meta(max_length=256)]
     """Addresses, those of the management network first."""
-    port: int
-    side_port: int = 0
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    side_port: Annotated[int, Meta(ge=0, le=65535)] = 0
     """A second, random port for the agents: if a firewall closes the first one, they can still report it."""
 
 
@@ -83,10 +89,9 @@ def _listen(port: int) -> socket.socket:
 
 def decode_announcement(data: bytes) -> Announcement | None:
     """Return what the leader has announced; None if it is unreadable."""
-    try:
-        return msgspec.json.decode(data, type=Announcement)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+    with contextlib.suppress(Unreadable):
+        return decode_json(data, Announcement)
+    return None
 
 
 def collect_hints(

@@ -11,7 +11,6 @@ checkpoints. Only what is inside a run's directory is deleted; links are removed
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pwd
 import shutil
@@ -22,6 +21,8 @@ from pathlib import Path
 from allranks.host.slurm import list_jobs
 from allranks.launch.batch.local import look_at_run
 from allranks.model.errors import AllranksError
+from allranks.report.readback import MAX_BYTES, parse_environment
+from allranks.report.regular import read_regular
 from allranks.report.remains import last_alive
 from allranks.report.rundir import LATEST, point_latest
 from allranks.report.runs import BEING_DELETED, Run, list_runs, read_run
@@ -156,9 +157,9 @@ def _checkpoint_places(run: Path) -> list[Path]:
     """Return where the workers of a run have their checkpoints, as their environment says."""
     places = []
     for path in run.glob("attempt_*/*/env.json"):
-        with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
-            rows = json.loads(path.read_bytes())
-            places += [Path(row["value"]).resolve() for row in rows if row["name"] == "ALLRANKS_CHECKPOINT_DIR"]
+        told = parse_environment(read_regular(path, at_most=MAX_BYTES) or b"")
+        with contextlib.suppress(OSError, ValueError, RuntimeError):  # a loop of links, a null byte
+            places += [Path(told["ALLRANKS_CHECKPOINT_DIR"]).resolve()] if "ALLRANKS_CHECKPOINT_DIR" in told else []
     return places
 
 

@@ -58,6 +58,8 @@ class JobReport:
     max_restarts: int | None = None
     last_alive: str = ""
     """When it was last alive, as its files tell, if it has no verdict."""
+    num_damaged: int = 0
+    """Lines of its events.jsonl that are no events."""
     last_words: tuple[str, ...] = ()
     """If it ended without a verdict: the last lines of its first ranks."""
     no_slurm: str = ""
@@ -152,6 +154,7 @@ def _fill(report: JobReport, run: Run, *, is_lost: bool) -> JobReport:
         verdict=run.verdict,
         worker_restarts=run.restarts,
         max_restarts=run.max_restarts,
+        num_damaged=run.num_damaged,
         last_alive=show_time(last_alive(run.attempt_path)) if is_silent else "",
         last_words=tuple(f"rank {word.rank}: {word.text}" for word in words),
     )
@@ -185,6 +188,8 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
     alive = f"last at {report.last_alive}" if report.last_alive and (job is None or job.state != "RUNNING") else ""
     restarts = describe_restarts(report.worker_restarts, allowed=report.max_restarts)
     rows = [("nodes", report.unavailable), ("output", " ".join(files)), ("run", run), ("alive", alive)]
+    skipped = f"{count_of(report.num_damaged, 'line')} of events.jsonl skipped: no event of allranks"
+    rows += [("damaged", skipped if report.num_damaged else "")]
     rows += [("restarts", restarts), *(("said" if at == 0 else "", word) for at, word in enumerate(report.last_words))]
     return [first, *(f"  {name:<9} {text}" for name, text in rows if text)]
 
@@ -236,7 +241,7 @@ def cancel(job: Run | str, *, log_dir: Path) -> str:
         SetupError: SLURM is not there, or refuses.
     """
     if isinstance(job, Run):
-        return cancel_run(look_at_run(job))
+        return cancel_run(read_run(job.path))
     states = find_jobs(job)
     if not states:
         raise UsageError(f"job {job}: SLURM knows no such job; allranks list prints your jobs")

@@ -19,15 +19,15 @@ import psutil
 
 from allranks.causes.catalogue import find_cause
 from allranks.host.node import name_of
+from allranks.host.process import identify, read_boot_id
 from allranks.host.slurm import JobState
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
+from allranks.model.named_agent import CLOCK_S, why_another, why_no_signal
+from allranks.report.folder import Folder
 from allranks.report.history import Restart
 from allranks.report.remains import last_alive
 from allranks.report.runs import Run, sort_by_number
-
-_CLOCK_S = 2.0
-"""Largest difference between the kernel's start time of a process and the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +82,7 @@ def look_at_run(run: Run) -> LocalRun:
         worker_restarts=run.restarts,
         max_restarts=run.max_restarts,
         last_alive="" if verdict or run.attempt is None else show_time(last_alive(run.attempt_path)),
-        is_host_younger=_is_here(run) and run.started_s is not None and psutil.boot_time() > run.started_s + _CLOCK_S,
+        is_host_younger=_is_here(run) and _is_host_younger(run),
     )
 
 
@@ -103,24 +103,41 @@ def show_duration(seconds: float) -> str:
     return (f"{days}-" if days else "") + str(timedelta(seconds=rest_s))
 
 
-def cancel_run(run: LocalRun) -> str:
+def cancel_run(run: Run) -> str:
     """Ask the agent of a run to end it, and return what was done.
 
     Raises:
-        UsageError: the agent cannot be reached from here.
+        UsageError: the agent cannot be reached from here, or what the run names is not its agent.
     """
-    if run.is_finished:
-        return f"run {run.id} had already ended: {run.state}"
-    if run.state != "RUNNING" or run.pid is None:
-        where = f"runs on {run.nodes}: cancel it there" if run.nodes else "has not started its ranks yet: use Ctrl-C"
+    local = look_at_run(run)
+    ended = f"run {run.id} had already ended"
+    if local.is_finished and (local.state != "LOST" or run.killed):
+        return f"{ended}: {local.state}"
+    if local.state == "UNKNOWN" or run.pid is None:
+        where = (
+            f"runs on {local.nodes}: cancel it there" if local.nodes else "has not started its ranks yet: use Ctrl-C"
+        )
         raise UsageError(f"run {run.id}: its agent {where}")
     try:
-        os.kill(run.pid, signal.SIGTERM)
+        held = os.pidfd_open(run.pid)  # from here on it is the same process, whatever becomes of its number
+    except OSError:
+        return f"{ended}: LOST"
+    try:
+        process = identify(run.pid, run_dir=run.path)
+        if process is None or process.is_dead:
+            return f"{ended}: LOST"
+        if why := why_another(run.agent, process):
+            return f"{ended}: LOST; process {run.pid} is another one ({why}), and got no signal"
+        if why := why_no_signal(run.agent, process):
+            raise UsageError(f"run {run.id}: process {run.pid} is not its agent: {why}; it got no signal")
+        signal.pidfd_send_signal(held, signal.SIGTERM)
     except ProcessLookupError:
-        return f"run {run.id} had already ended"
+        return ended
     except PermissionError as exc:
         raise UsageError(f"run {run.id}: process {run.pid} belongs to another user") from exc
-    note_cancel(Path(run.run_dir))
+    finally:
+        os.close(held)
+    note_cancel(run.path)
     return f"cancelling run {run.id}: sent SIGTERM to its agent, process {run.pid}"
 
 
@@ -129,9 +146,10 @@ def note_cancel(run_dir: Path) -> None:
     attempts = sort_by_number(run_dir.glob("attempt_*"))
     who = f"{psutil.Process().username()} on {os.uname().nodename}"
     line = f"{show_time(time.time())} allranks cancel: {who} cancelled the job\n"
-    if attempts:
-        with contextlib.suppress(OSError), (attempts[-1] / "cancel.log").open("a") as file:
-            file.write(line)
+    with contextlib.suppress(OSError):
+        if attempts:
+            with Folder.at(attempts[-1]).append("cancel.log") as file:
+                file.write(line.encode())
 
 
 def _state_of(run: Run) -> str:
@@ -141,7 +159,9 @@ def _state_of(run: Run) -> str:
         return "LOST"
     if run.pid is None or not _is_here(run):
         return "UNKNOWN"
-    return "RUNNING" if _is_agent(run.pid, run.started_s or 0.0) else "LOST"
+    process = identify(run.pid, run_dir=run.path)
+    is_agent = process is not None and not process.is_dead and why_another(run.agent, process) is None
+    return "RUNNING" if is_agent else "LOST"
 
 
 def _is_here(run: Run) -> bool:
@@ -149,13 +169,11 @@ def _is_here(run: Run) -> bool:
     return run.nodes[:1] == (name_of(os.environ),)
 
 
-def _is_agent(pid: int, started_s: float) -> bool:
-    """Whether this process started the run's ranks, and is not a later process with the same pid."""
-    try:
-        process = psutil.Process(pid)
-        return bool(process.create_time() <= started_s + _CLOCK_S and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+def _is_host_younger(run: Run) -> bool:
+    """Whether this machine has been restarted since the run began."""
+    if run.agent.boot_id:
+        return run.agent.boot_id != read_boot_id()
+    return run.started_s is not None and psutil.boot_time() > run.started_s + CLOCK_S
 
 
 def show_time(seconds: float | None) -> str:

@@ -22,7 +22,7 @@ from allranks.model.hostlist import fold_hosts
 from allranks.report.growth import read_growth
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run
-from allranks.report.text import fold_ranks, say
+from allranks.report.text import cell, fold_ranks, say
 
 POLL_S = 0.2
 LAST_WORDS_S = 2.0
@@ -160,10 +160,10 @@ def _rank_files(report: JobReport, wanted: Wanted, *, task: str) -> list[File]:
             continue
         growth = read_growth(folder)
         for path in folder.glob("rank_*.*"):
-            name = re.fullmatch(r"rank_(\d+)\.(out|err)", path.name)
+            name = re.fullmatch(r"rank_([0-9]{1,8})\.(out|err)", path.name)
             if name is None or (wanted.ranks and int(name[1]) not in wanted.ranks):
                 continue
-            prefix = "" if len(wanted.ranks) == 1 and not task else f"[{task}{folder.name} r{name[1]}] "
+            prefix = "" if len(wanted.ranks) == 1 and not task else f"[{task}{cell(folder.name)} r{name[1]}] "
             file = File(path=path, stream=name[2], prefix=prefix, node=folder.name, rank=int(name[1]))
             file.growth = growth.get(path.name, file.growth)
             found.append(file)

@@ -18,9 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
+from typing import BinaryIO
 
 from allranks.launch.console import NOISE
 from allranks.report.growth import Growth
+from allranks.report.regular import open_regular
 from allranks.why.window import read_bound
 
 BLOCK_BYTES = 1 << 16
@@ -58,7 +60,7 @@ class File:
         """Yield the lines from `position`, or `start`, on; the one that has not ended only where it is the last."""
         self.position = self.position if start is None else start
         changed_s = self.changed_s
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), self._open() as file:
             file.seek(self.position)
             for text in file:
                 if not text.endswith(b"\n") and not is_last:
@@ -68,9 +70,13 @@ class File:
                 is_known = self.is_live or bool(self.growth.sizes)
                 yield Line(self, text, changed_s if time_s is None else time_s, is_known)
 
+    def _open(self) -> BinaryIO:
+        """Open it, unless it is no regular file, or a link in a run directory: SLURM's own output a user may link."""
+        return open_regular(self.path, follows_links=self.rank is None)
+
     def find_tail(self, count: int) -> int:
         """Return where the last `count` lines begin."""
-        with contextlib.suppress(OSError), self.path.open("rb") as file:
+        with contextlib.suppress(OSError), self._open() as file:
             end = place = file.seek(0, os.SEEK_END)
             missing = count
             while place > 0:

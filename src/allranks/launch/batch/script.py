@@ -18,7 +18,8 @@ from typing import Any
 
 from allranks.config.keys import SLURM_TIME
 from allranks.model.errors import UsageError
-from allranks.report.rundir import is_secret_name
+from allranks.model.secret import is_secret_name
+from allranks.report.mask import HIDDEN, mask_command
 
 _TIME = "minutes, H:MM:SS, D-HH or UNLIMITED, for example 90, 2:00:00 or 1-12"
 _SIZE = "a number with K, M, G or T, for example 64G"
@@ -239,6 +240,20 @@ def refuse_secret_values(words: Sequence[str], environ: Mapping[str, str]) -> No
                 f"an argument contains the value of {name}, and everybody could read it in the script; let the "
                 f"program read the variable, and give --env {name}, which passes it by name"
             )
+
+
+def name_secrets(command: Sequence[str]) -> list[str]:
+    """Return which arguments of the script's command look like secrets, by their names; their values stay in it.
+
+    >>> name_secrets(["run", "train.py", "--hf-token", "abc", "hub.password=abc", "--lr", "3"])
+    ['--hf-token', 'hub.password']
+    """
+    masked = mask_command(command)
+    changed = [at for at, word in enumerate(command) if word != masked[at]]
+    flags = (command[at - 1] if masked[at] == HIDDEN and at else masked[at].partition("=")[0] for at in changed)
+    return [
+        *dict.fromkeys(flag if re.fullmatch(r"[-+]*[A-Za-z][\w.-]{0,40}", flag) else "an argument" for flag in flags)
+    ]
 
 
 _KEPT = frozenset({

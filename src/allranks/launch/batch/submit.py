@@ -136,7 +136,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     problem, set_aside = "", ""
     try:
         set_aside = _set_aside(job, options, root, runs=runs, outputs=outputs)
-        run_dir.hold().write_whole("submission.sh", script.encode())
+        run_dir.hold().write_whole("submission.sh", script.encode(), mode=0o600)  # it must keep what secrets it has
         point_latest(root, path.name)
     except OSError as exc:  # the job is submitted: that counts
         problem = f"{path / 'submission.sh'}: {exc.strerror}; to get the script: scontrol write batch_script {job}"

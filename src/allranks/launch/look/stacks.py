@@ -25,7 +25,8 @@ from msgspec.structs import replace
 
 from allranks.host.stacks import Frame, NodeStacks, Process, Role, Thread, is_library
 from allranks.model.hostlist import fold_hosts
-from allranks.report.text import Style, count_of, fold_ranks, printable
+from allranks.report.mask import mask_fields, mask_secrets
+from allranks.report.text import Style, cell, count_of, fold_ranks
 
 SHOWN_LIBRARY_FRAMES = 2
 """Number of library frames that are shown, next to the user's frames."""
@@ -155,10 +156,10 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
     nodes = count_of(len(report.documents), "node")
     if report.silent:
         nodes = f"{len(report.documents)} of {len(report.documents) + len(report.silent)} nodes"
-    what = f"job {report.job}: " if report.job else ""
+    what = f"job {cell(report.job)}: " if report.job else ""
     parts = [f"{what}{count_of(ranks, 'rank')} on {nodes}, {count_of(places, 'place')}"]
     mark = style.mark("✗", "x")
-    missing = [f"{mark} {name}   {printable(why)}" for name, why in report.silent.items()]
+    missing = [f"{mark} {cell(name)}   {cell(why)}" for name, why in report.silent.items()]
     if report.missing_ranks:
         missing.append(f"{mark} {fold_ranks(report.missing_ranks)}   no process found: it never started, or has ended")
     empty: dict[tuple[str, ...], list[str]] = {}
@@ -166,7 +167,7 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
         if not document.processes:
             empty.setdefault(document.others, []).append(document.node)
     for others, names in empty.items():
-        beside = f"; runs {printable(', '.join(others))}" if others else ""
+        beside = f"; runs {cell(', '.join(others))}" if others else ""
         missing.append(f"{mark} {fold_hosts(names)}   no Python process of the job{beside}")
     if missing:
         parts.append("\n".join(style.paint(line, "31;1") for line in missing))
@@ -188,9 +189,9 @@ def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
         for report, groups in pairs
     ]
     if len(jobs) == 1:
-        return json.dumps(jobs[0], indent=2)
+        return json.dumps(mask_fields(jobs[0]), indent=2)
     joined = {name: [each for job in jobs for each in job[name]] for name in ("groups", "documents")}
-    return json.dumps({"job": "", "silent": {}, "missing_ranks": [], **joined, "jobs": jobs}, indent=2)
+    return json.dumps(mask_fields({"job": "", "silent": {}, "missing_ranks": [], **joined, "jobs": jobs}), indent=2)
 
 
 def _group_of(process: Process, thread: Thread) -> Group:
@@ -249,7 +250,7 @@ def _order(group: Group) -> tuple[object, ...]:
 
 def _render_group(group: Group, style: Style) -> str:
     pid = f"pid {group.pids[0][1]}" if len(group.pids) == 1 else ""
-    headline = "   ".join(filter(None, [_who(group), printable(fold_hosts(group.nodes)), pid, _what(group)]))
+    headline = "   ".join(filter(None, [_who(group), cell(fold_hosts(group.nodes)), pid, _what(group)]))
     low, high = min(group.cpu_percent), max(group.cpu_percent)
     cpu = f"{low}" if low == high else f"{low}-{high}"
     colour = "31;1" if group.state or group.problem else "2" if group.role is not Role.WORKER else "1"
@@ -269,7 +270,7 @@ def _who(group: Group) -> str:
         who = count_of(num_processes, "process")
     else:
         who = ranks if num_processes == 1 else f"{num_processes} ranks ({ranks.partition(' ')[2]})"
-    return f"{who}, thread {printable(group.thread)}" if group.thread else who
+    return f"{who}, thread {cell(group.thread)}" if group.thread else who
 
 
 def _what(group: Group) -> str:
@@ -277,15 +278,15 @@ def _what(group: Group) -> str:
     if group.state and not (group.state == "Z" and group.problem):
         words.append(_STATES[group.state] + (f" ({group.kernel_wait})" if len(group.kernel_wait) > 1 else ""))
     if group.problem:
-        words.append(printable(group.problem))
+        words.append(cell(group.problem))
     elif group.place:
         at = f"{PurePath(group.place.file).name}:{group.place.line} {group.place.function}"
-        words.append(printable(f"{group.operation} at {at}" if group.operation else at))
+        words.append(cell(f"{group.operation} at {at}" if group.operation else at))
         if group.enclosing:
-            words.append(printable(f"in {group.enclosing}"))
+            words.append(cell(f"in {group.enclosing}"))
     elif group.frames:
         inner = group.frames[0]
-        words.append(printable(group.operation or f"{inner.function} ({_short(inner.file)}:{inner.line})"))
+        words.append(cell(group.operation or f"{inner.function} ({_short(inner.file)}:{inner.line})"))
     return ", ".join(words)
 
 
@@ -300,13 +301,15 @@ def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
     for is_user, run in itertools.groupby(reversed(frames), _is_user):
         if is_user:
             rows = [(f"{frame.file}:{frame.line}", frame.function, frame.text) for frame in run]
-            lines += [printable(f"{at:<{width}}  {name:<{name_width}}  {text}").rstrip() for at, name, text in rows]
+            lines += [
+                cell(mask_secrets(f"{at:<{width}}  {name:<{name_width}}  {text}")).rstrip() for at, name, text in rows
+            ]
         elif lines or not mine:  # what started the user's code is left out, and so are wrappers of decorators
             called = [frame for frame in run if frame is frames[0] or not frame.function.endswith("wrapper")]
             shown = [f"  {each.function} ({_short(each.file)}:{each.line})" for each in called[:SHOWN_LIBRARY_FRAMES]]
             if hidden := called[SHOWN_LIBRARY_FRAMES:]:
                 shown.append(f"  {style.mark('…', '...')} {len(hidden)} more, down to {hidden[-1].function}")
-            lines += [style.paint(printable(text), "2") for text in shown]
+            lines += [style.paint(cell(text), "2") for text in shown]
     return lines
 
 

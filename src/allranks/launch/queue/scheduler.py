@@ -26,8 +26,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
@@ -36,7 +38,9 @@ from allranks.host.slurm_site import read_partition, read_site
 from allranks.host.threads import start_thread
 from allranks.launch.queue.ending import Decision, Told, decide, why_no_requeue
 from allranks.model.errors import AllranksError, Exit
+from allranks.model.foreign import Unreadable, decode_json
 from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.report.readback import MAX_BYTES, Count, Name
 from allranks.report.rundir import RunDir
 
 ANSWER_S = 2.0
@@ -188,10 +192,10 @@ class Scheduler:
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     """A node that was at fault."""
 
-    node: str
-    cause: str
+    node: Name
+    cause: Name
     """Of the latest attempt, `AR012 node-failure`."""
-    attempts: tuple[int, ...]
+    attempts: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1 << 16)]
     """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
 
     @property
@@ -273,6 +277,14 @@ def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
 def read_culprits(run_dir: RunDir) -> tuple[Culprit, ...]:
     """Return the job's record; empty if the file is missing or cannot be read."""
     folder = run_dir.look()
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        return msgspec.json.decode(folder.read(CULPRITS), type=tuple[Culprit, ...]) if folder is not None else ()
+    with contextlib.suppress(OSError):
+        return parse_culprits(folder.read(CULPRITS, at_most=MAX_BYTES)) if folder is not None else ()
     return ()
+
+
+def parse_culprits(data: bytes) -> tuple[Culprit, ...]:
+    """Return the record in a file; empty if this is none."""
+    try:
+        return tuple(decode_json(data, tuple[Culprit, ...]))
+    except Unreadable:
+        return ()

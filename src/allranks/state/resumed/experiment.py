@@ -6,7 +6,9 @@ directory that somebody named, whatever fits is taken. All other changes are pri
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -16,12 +18,15 @@ from typing import Any
 
 import torch
 
+from allranks.report.mask import mask_command
+
 
 def describe() -> dict[str, Any]:
-    """Return the script of this process, a checksum of its text, its arguments, and the version of torch."""
+    """Return the script of this process, a checksum of its text, its arguments without secrets, and torch's version."""
     script = Path(getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0]).resolve()
     text = hashlib.blake2b(script.read_bytes(), digest_size=16).hexdigest() if script.is_file() else ""
-    return {"script": str(script), "text": text, "arguments": shlex.join(sys.argv[1:]), "torch": str(torch.__version__)}
+    arguments = shlex.join(mask_command(sys.argv[1:], os.environ))
+    return {"script": str(script), "text": text, "arguments": arguments, "torch": str(torch.__version__)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +54,9 @@ def compare(
         named: how the user named the directory.
         is_partial: it may lack parts and hold others.
     """
-    then, here = before["experiment"], describe()
+    then, here = dict(before["experiment"]), describe()
+    with contextlib.suppress(ValueError):  # of a version that kept secrets
+        then["arguments"] = shlex.join(mask_command(shlex.split(then["arguments"])))
     changed = {name: f"{name}: {then[name] or 'none'} -> {here[name] or 'none'}" for name in here}
     changed["text"] = f"{Path(here['script']).name} was edited"
     changed = {name: said for name, said in changed.items() if then[name] != here[name]}
