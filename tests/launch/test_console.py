@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from allranks.launch import console as console_module
+from allranks.launch import followed
 from allranks.launch.console import Console
 
 
@@ -55,13 +56,13 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress bars are never due."""
-    monkeypatch.setattr(console_module, "REDRAW_S", float("inf"))
+    monkeypatch.setattr(followed, "REDRAW_S", float("inf"))
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress bars are always due."""
-    monkeypatch.setattr(console_module, "REDRAW_S", 0.0)
+    monkeypatch.setattr(followed, "REDRAW_S", 0.0)
 
 
 class Log:

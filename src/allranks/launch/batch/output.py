@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from datetime import date, datetime
 from pathlib import Path
 
-from allranks.launch.console import NOISE
+from allranks.launch.followed import NOISE
 from allranks.report.growth import Growth
 from allranks.why.window import read_bound
 
