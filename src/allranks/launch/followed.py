@@ -85,17 +85,10 @@ class Followed:
 
     def _skip_hole(self) -> bool:
         """Go on behind a hole that begins at the position; return whether there is one."""
-        size = os.fstat(self.file_fd).st_size
-        try:
-            behind = os.lseek(self.file_fd, self.position, os.SEEK_DATA)
-        except OSError as exc:
-            behind = size if exc.errno == errno.ENXIO else 0  # else the file system does not tell
-        length = min(behind, size, self.end) - self.position
-        if length < HOLE_BYTES:
-            return False
+        length = min(find_hole(self.file_fd, self.position), self.end - self.position)
         self.position += length
         self.num_skipped += length
-        return True
+        return length > 0
 
     @property
     def is_last(self) -> bool:
@@ -127,3 +120,17 @@ def _without_noise(ended: Ended) -> Ended | None:
         return ended
     kept = [line for line in ended.text.split(b"\n") if NOISE not in line]
     return ended._replace(text=b"\n".join(kept)) if kept else None
+
+
+def find_hole(fd: int, position: int) -> int:
+    """Return how many bytes from a position on were never written; 0 where they are few, or nobody knows.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    size = os.fstat(fd).st_size
+    try:
+        behind = min(os.lseek(fd, position, os.SEEK_DATA), size)
+    except OSError as exc:
+        behind = size if exc.errno == errno.ENXIO else 0  # else the file system does not tell
+    return behind - position if behind - position >= HOLE_BYTES else 0
