@@ -78,6 +78,20 @@ def test_what_unknown_peers_send_in_all_has_a_limit(monkeypatch):
         assert isinstance(join(agent), Welcome)
 
 
+def test_where_all_places_are_taken_the_most_crowded_address_loses_one(monkeypatch):
+    monkeypatch.setattr(accept, "MAX_PENDING", 6)
+    monkeypatch.setattr(accept, "FAIR_PENDING", 1)
+    with Leader() as leader, contextlib.ExitStack() as stack:
+        own = [stack.enter_context(Peer(leader.port, own_address=f"127.0.0.{2 + n // 3}")) for n in range(6)]
+        for peer in own:
+            peer.read_hello()
+        alone = stack.enter_context(Peer(leader.port, own_address="127.0.0.9"))
+        assert isinstance(alone.read(), Hello)
+        assert own[0].read() is None
+        with Peer(leader.port) as agent:
+            assert isinstance(join(agent), Welcome)
+
+
 def test_more_peers_than_the_leader_takes_wait_in_the_kernel_s_queue(monkeypatch):
     monkeypatch.setattr(accept, "MAX_PENDING", 4)
     with Leader() as leader, contextlib.ExitStack() as stack:

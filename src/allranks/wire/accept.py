@@ -22,10 +22,12 @@ import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 from allranks.model.card import Card
 from allranks.model.errors import WireError
@@ -38,6 +40,8 @@ MAX_PENDING = 512
 """Connections at a time whose peers are not known yet; agents need some milliseconds each."""
 MAX_PENDING_PER_ADDRESS = 128
 """Of one address: every rank of a node may be an agent of its own."""
+FAIR_PENDING = 8
+"""Of one address, where all together have MAX_PENDING: the address that has most of them loses its oldest."""
 MAX_UNPROVEN_BYTES = 16 << 20
 """Of all that peers have sent that are not known yet. Beyond it, the one that has sent most is disconnected: a Join of
 30 kB never waits for its rest."""
@@ -172,6 +176,9 @@ class Acceptor:
     def _accept(self, _: object) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             if len(self._pending) >= MAX_PENDING:
+                addresses = Counter(peer.peer for peer, pending in self._pending.items() if pending.check is None)
+                self._make_room(*max(addresses.items(), key=itemgetter(1), default=("", 0)), least=FAIR_PENDING)
+            if len(self._pending) >= MAX_PENDING:
                 self._selector.unregister(self._listener)
                 return
             try:
@@ -181,17 +188,21 @@ class Acceptor:
                     self._pause(exc)
                 return  # else there is none, or it left between the selector and us
             host = plain_address(address[0])
-            self._make_room(host)
+            self._make_room(host, MAX_PENDING_PER_ADDRESS)
             peer, nonce = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES), secrets.token_bytes(NONCE_BYTES)
             with contextlib.suppress(ConnectionError):  # the next receive says so
                 peer.send(Hello(job=self.job, nonce=nonce))
             self._pending[peer] = _Pending(nonce, time.monotonic() + HANDSHAKE_S, host)
             self._selector.register(peer, selectors.EVENT_READ, partial(self._receive, peer))
 
-    def _make_room(self, host: str) -> None:
-        """Close the oldest connections of an address that has too many, unless their peers turn out to be agents."""
+    def _make_room(self, host: str, number: int, *, least: int = 0) -> None:
+        """Close the oldest connections of an address that has so many or more, unless their peers prove to be agents.
+
+        Args:
+            least: how many it may have anyway.
+        """
         own = [peer for peer, pending in self._pending.items() if peer.peer == host and pending.check is None]
-        for peer in own[: max(0, len(own) + 1 - MAX_PENDING_PER_ADDRESS)]:
+        for peer in own[: max(0, len(own) + 1 - max(number, least + 1))]:
             self._receive(peer, None)  # what it has sent may wait to be read
             if self._pending.get(peer) is None or self._pending[peer].check is not None:
                 continue
@@ -199,7 +210,7 @@ class Acceptor:
             peer.close()
             if host not in self._crowded and len(self._crowded) < MAX_NAMED:
                 self._crowded.add(host)
-                text = f"{host} has {MAX_PENDING_PER_ADDRESS} connections that did not identify themselves"
+                text = f"{host} has {len(own)} connections that did not identify themselves"
                 self._say(f"{text}; the oldest are closed")
 
     def _pause(self, exc: OSError) -> None:
