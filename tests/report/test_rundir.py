@@ -319,3 +319,18 @@ def test_a_job_named_latest_is_not_its_own_link(tmp_path):
 def test_a_secret_that_begins_with_another_is_hidden_whole():
     env = {"A_TOKEN": "abcdefgh", "B_KEY": "abcdefghTAIL"}
     assert describe_command(["--key", "abcdefghTAIL"], env) == ["--key", "(hidden)"]
+
+
+def test_events_that_wait_for_a_file_server_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "MAX_QUEUED", 100)
+    run_dir = RunDir(tmp_path, "j")
+    run_dir.create()
+    run_dir.create_attempt(0)
+    events = EventWriter(run_dir)
+    for number in range(1000):
+        events.add("stranger", number=number)
+    with events:  # only now does the file server answer
+        pass
+    told = run_dir.read_events()
+    assert [each.get("number") for each in told] == [*range(100), 900]
+    assert told[-1]["event"] == "events_lost"

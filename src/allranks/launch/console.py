@@ -247,10 +247,10 @@ class Console:
         is_full = len(self._waiting) > MAX_WAITING
         self._draw_bars(is_end=is_full or any(followed.is_last for followed in self._followed))
         for followed in list(self._followed):
-            if followed.held and (followed.is_last or time.monotonic() >= followed.held_until_s):
-                self._release(followed)
             if followed.is_last:
                 self._leave(followed)
+            elif followed.held and time.monotonic() >= followed.held_until_s:
+                self._release(followed)
         return has_news
 
     def leave_line(self) -> None:
@@ -282,15 +282,16 @@ class Console:
             if not self.pump():
                 for stream in ("err", "out"):
                     self.screen[stream].drain(is_over=is_over)
+        for followed in list(self._followed):
+            self._leave(followed)
         self._end_bars()
         for stream in ("err", "out"):
             self.screen[stream].drain(is_over=is_over)
-        for followed in list(self._followed):
-            self._leave(followed)
         return self._num_beyond + sum(screen.num_dropped for screen in set(self.screen.values()))
 
     def _leave(self, followed: Followed) -> None:
-        """Follow a file no more; what is left of it is counted."""
+        """Follow a file no more: what is held back of it is shown, what is left is counted."""
+        self._release(followed)
         self._num_beyond += max(0, followed.end - followed.position)
         os.close(followed.file_fd)
         self._followed.remove(followed)
