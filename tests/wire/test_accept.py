@@ -59,10 +59,10 @@ def test_who_has_sent_its_join_does_not_lose_its_place_to_later_ones(monkeypatch
         agents = [stack.enter_context(Peer(leader.port)) for _ in range(2)]
         hellos = [agent.read_hello() for agent in agents]
         with leader.paused():
+            for _ in range(4):  # they are accepted before the agents are heard
+                stack.enter_context(Peer(leader.port))
             for agent, hello in zip(agents, hellos, strict=True):
                 agent.sock.sendall(encode_frame(join_after(hello)))
-            for _ in range(4):
-                stack.enter_context(Peer(leader.port))
         assert all(isinstance(agent.read(), Welcome) for agent in agents)
 
 
