@@ -209,7 +209,7 @@ class Console:
             prefix: what stands before each line; empty shows the bytes as they are.
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        self._followed.append(Followed(path, fd, stream, prefix.encode(), start))
+        self._followed.append(Followed(Path(path).name, fd, stream, prefix.encode(), start))
 
     def mute(self, stream: str) -> None:
         """Show no more of a stream, after its bars as they are now; the files still get it."""
@@ -238,7 +238,7 @@ class Console:
             data = followed.read() if self.screen[followed.stream].has_room else b""
             has_news = has_news or bool(data) or followed.num_skipped > num_skipped
             if followed.num_skipped > num_skipped == 0:
-                what = f"{describe_size(followed.num_skipped)} of {followed.path} were never written"
+                what = f"{describe_size(followed.num_skipped)} of {followed.name} were never written"
                 self._say(f"{what}: this hole, and later ones, are not shown")
             if followed.prefix:
                 self._show_lines(followed, followed.take_lines(data))
@@ -367,7 +367,7 @@ class Console:
             self._show(followed, bytes(followed.held))
             if followed.num_beyond:
                 self._num_beyond += followed.num_beyond
-                self._say(f"{describe_size(followed.num_beyond)} after a traceback are not shown; see {followed.path}")
+                self._say(f"{describe_size(followed.num_beyond)} after a traceback are not shown; see {followed.name}")
         followed.held.clear()
         followed.num_beyond = 0
 

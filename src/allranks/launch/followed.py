@@ -1,6 +1,6 @@
 """One output file of a worker, read as it grows: chunk by chunk, and as the lines that a terminal would show.
 
-    followed = Followed(path, os.open(path, os.O_RDONLY), "err", b"[node03 r3] ", position=0)
+    followed = Followed("rank_3.err", fd, "err", b"[node03 r3] ", position=0)
     followed.take_lines(followed.read())
 
 Nobody waits for the worker, and none of what it does to the file costs more than a chunk: seeks that leave holes,
@@ -15,7 +15,6 @@ import os
 import sys
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from allranks.launch.bars import Ended, Lines
 
@@ -36,7 +35,8 @@ only). Among several ranks, the terminal leaves this line out; the files have it
 class Followed:
     """A file that is followed, and what of it is not shown yet."""
 
-    path: Path
+    name: str
+    """Of the file, for people."""
     file_fd: int
     stream: str
     """`out` or `err`."""
