@@ -31,8 +31,8 @@ MIN_SHARE = 0.05
 ERROR_FACTOR = 3.0
 """So many times the clocks' error must the lag be."""
 _MAX_OPEN = 512
-"""Collectives of a group of which not all ranks have told yet; of large groups so many that MAX_TOLD calls are kept, and
-at least MIN_OPEN: those of some seconds. A rank without a hook tells of none."""
+"""Collectives of a group of which not all ranks have told yet; of large groups so many that MAX_TOLD calls are kept,
+and at least MIN_OPEN: those of some seconds. A rank without a hook tells of none."""
 MAX_TOLD, MIN_OPEN = 100_000, 64
 MAX_GROUPS = 1024
 """Of more groups the oldest is forgotten: scripts may form one for each step."""
