@@ -115,14 +115,14 @@ def test_the_page_of_events_has_every_event_and_its_fields() -> None:
     assert {name: fields - rows[name] for name, fields in written.items() if fields - rows[name]} == {}
 
 
-WRITERS = ("_record", "add_event", "_on_event", "event_line")
+WRITERS = ("_record", "add_event", "_on_event")
 
 
 def events_in_source() -> Iterator[tuple[str, set[str]]]:
     """Calls that write an event, with the names of their fields, except those that they pass as a dict."""
     for path in (ROOT / "src/allranks").rglob("*.py"):
         text = path.read_text()
-        if "horovod" in path.parts or not any(f"{writer}(" in text for writer in WRITERS):
+        if "horovod" in path.parts or not any(f"{writer}(" in text for writer in (*WRITERS, "event_line")):
             continue
         for call in ast.walk(ast.parse(text)):
             if not (isinstance(call, ast.Call) and call.args):
@@ -132,7 +132,7 @@ def events_in_source() -> Iterator[tuple[str, set[str]]]:
             if called in WRITERS:
                 for name in names:
                     yield str(name.value), {keyword.arg for keyword in call.keywords if keyword.arg}
-            if called == "event_line" and isinstance(call.args[0], ast.Name) and call.args[0].id == "AGENT_ENDED":
+            elif called == "event_line" and isinstance(call.args[0], ast.Name) and call.args[0].id == "AGENT_ENDED":
                 yield AGENT_ENDED, set()
 
 

@@ -278,11 +278,11 @@ class EventWriter:
                 while True:
                     lines.append(self._lines.get_nowait())
             is_over = None in lines
-            if num_lost := self._num_lost:
-                self._num_lost = 0
-                lines.append(event_line("events_lost", number=num_lost))
             if text := "".join(line for line in lines if line is not None):
                 self._run_dir.append_events(text)
+            if num_lost := self._num_lost:
+                self._num_lost = 0
+                self._run_dir.add_event("events_lost", number=num_lost)
 
 
 class SignOfLife:
