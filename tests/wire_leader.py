@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import threading
 import time
+from collections.abc import Iterator
 
 from allranks import __version__
 from allranks.model.card import Card
@@ -35,13 +37,19 @@ class Leader:
         self.said: list[str] = []
         self.after_welcome: tuple[Message, ...] = ()
         self.num_turns = 0
-        self._is_over = threading.Event()
+        self._is_over, self._turn = threading.Event(), threading.Lock()
         self._acceptor = Acceptor(listener, job=job, attempt=attempt, secret=secret)
         self._thread = threading.Thread(target=self._run)
 
     def __enter__(self) -> Leader:
         self._thread.start()
         return self
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Meanwhile it takes no turn, as if its machine were busy."""
+        with self._turn:
+            yield
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
@@ -54,14 +62,16 @@ class Leader:
             self._acceptor.attach(
                 selector,
                 on_peer=self._take,
-                on_rejected=lambda why, host, text: self.rejected.append(text),
+                on_rejected=lambda rejection: self.rejected.append(rejection.line),
                 say=self.said.append,
             )
             while not self._is_over.is_set():
-                for key, mask in selector.select(0.02):
-                    key.data(mask)
-                self._acceptor.turn(time.monotonic())
-                self.num_turns += 1
+                ready = selector.select(0.02)
+                with self._turn:
+                    for key, mask in ready:
+                        key.data(mask)
+                    self._acceptor.turn(time.monotonic())
+                    self.num_turns += 1
             self._acceptor.close()
 
     def _take(self, peer: Connection, card: Card) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.guard.mismatch import canonical, explain_abort, find_mismatch, judge_mismatch
+from allranks.guard.scene import keep_calls
 from allranks.model.beat import CallSeen, GroupSeen, RankBeat
 from allranks.model.finding import Confidence
 
@@ -149,3 +150,17 @@ def test_a_rank_that_was_in_an_earlier_group_of_that_name_is_not_compared():
     ranks = [RankBeat(rank=rank, silent_s=0.0, groups=(pair,), calls=(call(group="1"),)) for rank in (1, 2)]
     seen = scene([beat(0, away(0, num=3, calls=(old,))), *(beat(rank.rank, rank) for rank in ranks)])
     assert find_mismatch(seen) is None
+
+
+def test_of_a_rank_that_tells_of_many_calls_the_open_ones_and_the_last_ones_are_kept():
+    calls = tuple(CallSeen(group="0", seq=number, op="all_reduce", is_done=number != 2) for number in range(10))
+    assert [call.seq for call in keep_calls(calls, 4)] == [2, 7, 8, 9]
+    assert [call.seq for call in keep_calls(calls, 1)] == [2]
+
+
+def test_the_leader_keeps_only_so_many_calls_of_all_ranks(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("allranks.guard.scene.MAX_KEPT_CALLS", 100)
+    monkeypatch.setattr("allranks.guard.scene.MIN_KEPT_CALLS", 8)
+    seen = scene_of(tuple(call(number) for number in range(200)), SAME)
+    assert [len(view.beat.calls) for view in seen.ranks.values()] == [50, 1]
+    assert len(seen.nodes[0].beat.ranks[0].calls) == 50

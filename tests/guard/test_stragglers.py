@@ -85,3 +85,15 @@ def test_collectives_that_not_all_ranks_tell_of_take_no_memory():
     for seq in range(1, 5000):
         stragglers.hear("0", RANKS, 0, seq, float(seq), 0.001)
     assert max(len(group.open) for group in stragglers._groups.values()) <= 512
+
+
+def test_neither_groups_without_end_nor_a_rank_that_never_tells_grow_the_leader(monkeypatch):
+    monkeypatch.setattr("allranks.guard.stragglers.MAX_TOLD", 1000)
+    stragglers = Stragglers()
+    for number in range(5000):
+        stragglers.hear(f"{number}", RANKS, 0, 1, 0.0, 0.0)
+    assert len(stragglers._groups) == 1024
+    for seq in range(5000):
+        for rank in range(9):
+            stragglers.hear("0", tuple(range(10)), rank, seq, float(seq), 0.001)
+    assert max(len(group.open) for group in stragglers._groups.values()) == 100

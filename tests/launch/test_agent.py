@@ -333,6 +333,17 @@ def test_a_warning_is_passed_on_to_who_handles_it_and_has_not_got_it(word: Messa
     assert told == [(2,), (2, 3)], "what began before is an answer to another one"
 
 
+def test_a_flood_of_signals_is_told_to_the_next_leader_once():
+    node = Node()
+    for _ in range(1000):
+        node.feed(Signalled, signum=WARNING)
+    assert len(node.sent(Interrupted)) == 1
+    before = len(node.agent._signals)
+    for _ in range(1000):
+        node.feed(Signalled, signum=WARNING)
+    assert len(node.agent._signals) == before <= 2
+
+
 def test_a_signal_that_means_nothing_is_told_and_ends_nobody():
     node = Node()
     node.feed(Signalled, signum=signal.SIGUSR2)

@@ -191,3 +191,44 @@ def test_a_terminal_gets_lines_above_the_bar(case: str):
     steps, expected = PAINTED[case]
     paint = Paint()
     assert b"".join(paint.write(step) if isinstance(step, bytes) else paint.draw(step) for step in steps) == expected
+
+
+GAMES = [
+    *(
+        b"\x1b[99999B",
+        b"\x1b[99999C",
+        b"\x1b[99999A",
+        b"\x1b[9A\x1b[9B",
+        b"\x1b[99999;99999H",
+        b"\x1b[?25l\r\n",
+        b"\x1b[J",
+    ),
+    *(b"\r", b"\rx", b"\r\n", b"x", b"\x1b", b"\x1b[", b"\x1b[9", b"\x1b[mx", b"\x00", b"\xff", b"1/", b"epoch 1 "),
+]
+
+
+@pytest.mark.parametrize("unit", [*GAMES, b"\x1b[" + b"9" * 20_000 + b"A", b"\x1b[" + b"1;" * 20_000])
+@pytest.mark.parametrize("begin", [b"", b"\r50%"])
+def test_whatever_is_written_few_bytes_are_kept(begin: bytes, unit: bytes):
+    lines = Lines()
+    lines.feed(begin)
+    for _ in range(4):
+        lines.feed(unit * (50_000 // len(unit) + 1))
+        find_place(lines.rows)
+    assert len(lines._rows) <= 17
+    left = lines.end()
+    assert sum(len(line.text) for line in left) <= 17 * (1 << 16)
+    assert len(left) <= 17
+
+
+@pytest.mark.parametrize("row", [b"9" * 60_000 + b"%", b"epoch " + b"1" * 60_000 + b"%", b"1/" * 30_000, b"\xff" * 9])
+def test_numbers_of_any_length_are_read(row: bytes):
+    assert len(find_place([row]).numbers) <= 2
+    assert fold([(b"[r0] ", [row]), (b"[r1] ", [b"9%"])])
+
+
+def test_a_line_that_redraws_itself_without_an_end_is_cut():
+    lines = Lines()
+    lines.feed(b"\r10%" + b"x" * 10_000)
+    lines.feed(b"y" * 1_000_000)
+    assert [len(row) for row in lines.rows] == [4096]

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from allranks.launch import console as console_module
+from allranks.launch import followed
 from allranks.launch.console import Console
 
 
@@ -55,13 +56,13 @@ def terminal(tmp_path: Path) -> Iterator[Terminal]:
 @pytest.fixture
 def calm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress bars are never due."""
-    monkeypatch.setattr(console_module, "REDRAW_S", float("inf"))
+    monkeypatch.setattr(followed, "REDRAW_S", float("inf"))
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress bars are always due."""
-    monkeypatch.setattr(console_module, "REDRAW_S", 0.0)
+    monkeypatch.setattr(followed, "REDRAW_S", 0.0)
 
 
 class Log:
@@ -415,3 +416,83 @@ def test_in_the_end_the_bar_is_a_line_with_its_last_state(screen: Screen, end: s
         assert screen.pump(b"\r11%").shows(b"")
         screen.console.close()
         assert screen.shows(b"")
+
+
+# ---- limits
+
+
+def test_of_what_follows_a_traceback_only_so_much_is_held(terminal, log, monkeypatch):
+    monkeypatch.setattr(console_module, "HELD_BYTES", 1000)
+    terminal.console.follow(log.path, start=0, stream="err", prefix=PREFIX)
+    log.write(TRACEBACK + b"x" * 99 + b"\n" + b"y\n" * 1000 + b"z\n" * 200_000)
+    while terminal.console.pump():
+        pass
+    assert terminal.err == b""
+    num_left = terminal.console.close()
+    shown, line, end = terminal.err.rpartition(b"allranks: 401 kB after a traceback are not shown; see ")
+    assert shown.count(b"y\n") == (1000 - 100 - len(TRACEBACK)) // 2
+    assert line
+    assert end == b"rank 3.out\n"
+    assert num_left == 402_000 - 2 * shown.count(b"y\n")
+
+
+def test_a_hole_is_not_shown_and_what_stands_behind_it_is(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    log.write(b"begin\n")
+    os.truncate(log.path, 1 << 40)
+    log.write(b"behind\n")
+    os.truncate(log.path, 1 << 41)
+    assert terminal.console.close() == 0
+    assert terminal.out.replace(b"\0", b"") == b"[node02 r3] begin\n[node02 r3] behind\n[node02 r3] \n"
+    assert len(terminal.out) < 200_000
+    hole = b" were never written: this hole, and later ones, are not shown\n"
+    assert terminal.err == b"allranks: 1.1 TB of rank 3.out" + hole
+
+
+def test_what_is_written_into_an_emptied_file_is_shown(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    log.write(b"before\n")
+    terminal.console.pump()
+    os.truncate(log.path, 0)
+    log.write(b"new\n")
+    terminal.console.pump()
+    terminal.console.close()
+    assert terminal.out == b"[node02 r3] before\n[node02 r3] new\n"
+
+
+def test_only_so_many_lines_wait_for_the_last_states_of_other_bars(screen: Screen, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(console_module, "FOLD_S", 60.0)
+    monkeypatch.setattr(console_module, "MAX_WAITING", 2)
+    assert screen.pump(b"\r50%", b"\r50%").shows(b"[r0] 50% +1 alike")
+    assert screen.pump(b"\r100%\na\n").shows(b"\r[r1] 50%\x1b[K")
+    assert screen.pump(b"b\n").shows(b"\r\x1b[J[r0] 100%\n[r0] a\n[r0] b\n[r1] 50%")
+
+
+def test_files_of_ended_workers_that_nobody_reads_take_only_so_many_descriptors(tmp_path, monkeypatch):
+    monkeypatch.setattr(console_module, "MAX_BEHIND", 3)
+    monkeypatch.setattr(console_module, "FINISH_S", 0.0)
+    reader, writer = os.pipe()
+    console = Console(out_fd=writer, err_fd=writer)
+    fds = Path("/proc/self/fd")
+    num_before = len(list(fds.iterdir()))
+    for number in range(10):
+        log = Log(tmp_path / f"{number}")
+        log.write(b"x" * (2 << 20))
+        console.follow(log.path, start=0, stream="out", prefix="")
+        console.finish()
+    assert len(list(fds.iterdir())) == num_before + 3
+    os.close(reader)
+    os.close(writer)
+
+
+def test_lines_of_allranks_that_nobody_reads_are_kept_up_to_a_limit(monkeypatch):
+    monkeypatch.setattr(console_module, "FULL_BYTES", 100_000)
+    reader, writer = os.pipe()
+    stream = console_module.Stream(writer)
+    for _ in range(10_000):
+        stream.write(b"x" * 100)
+    assert 500_000 < stream.num_dropped < 1_000_000
+    assert not stream.drain(patience_s=0.0)
+    assert stream.num_dropped > 900_000 - 65_536
+    os.close(reader)
+    os.close(writer)

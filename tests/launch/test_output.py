@@ -107,6 +107,26 @@ def test_a_line_is_shown_once_it_has_ended_and_a_progress_bar_once_for_each_stat
     assert [line.text for line in read_new([file], is_last=True)] == [b"end"]
 
 
+def test_lines_without_an_end_and_holes_are_read_in_pieces(make: Make) -> None:
+    file = make(0, {1.0: "short\n"})
+    with file.path.open("ab") as more:
+        more.write(b"x" * 2_500_000)
+        more.truncate(1 << 40)
+        more.seek(0, os.SEEK_END)
+        more.write(b"behind\n")
+    lengths = [len(line.text.strip(b"\0")) for line in merge([file])]
+    assert [size for size in lengths if size] == [5, 1 << 20, 1 << 20, 2_500_000 - (2 << 20), len("behind")]
+
+
+def test_what_has_been_written_is_read_in_parts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("allranks.launch.batch.output.NEW_BYTES", 4000)
+    file = make(0, {1.0: ("x" * 99 + "\n") * 100})
+    sizes = []
+    while lines := read_new([file]):
+        sizes.append(len(lines))
+    assert sizes == [41, 41, 18]
+
+
 def test_the_recorder_writes_what_has_grown_and_a_last_line_at_its_end(tmp_path: Path) -> None:
     recorder = GrowthRecorder(Folder.at(tmp_path))
     out = tmp_path / "rank_0.out"

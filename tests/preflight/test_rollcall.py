@@ -26,8 +26,8 @@ from allranks.preflight.judge import Judgement
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall, dismiss, stop
 from allranks.preflight.roster import Roster
-from allranks.wire.accept import Acceptor
-from allranks.wire.connection import Connection, decode_frames, encode_frame
+from allranks.wire.accept import Acceptor, Rejection, Rejections
+from allranks.wire.connection import LENGTH, Connection, decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Message, Plan, Probe, Refused, Stopped, Test, Tested
 from allranks.wire.secret import Secret, prove_join
@@ -667,20 +667,49 @@ def test_a_probe_leaves_no_trace(call):
     assert call.lines == []
 
 
-def test_a_thousand_strangers_fill_neither_terminal_nor_verdict(call, monkeypatch):
-    monkeypatch.setattr(rollcall, "MAX_STRANGERS", 4)
-    sent: list[int] = []
+def test_a_port_scan_is_one_line_and_one_event_for_each_kind(call):
+    """Of junk with any length of a frame, HTTP, TLS and SSH: none is a message of ours."""
+    words = [LENGTH.pack(2**24 + 65537 * number) for number in range(40)]
+    words += [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"SSH-2.0-OpenSSH_9.6\r\n"]
+    words += [LENGTH.pack(5) + b"\xc1junk"]
+    for number in range(40):  # they do not know the key, whatever they call themselves
+        own = card(1, host=f"name-{number}")
+        join = Join(protocol=PROTOCOL, version=__version__, job="4711", nonce=bytes(16), card=own, proof=bytes(32))
+        words.append(encode_frame(join))
+
+    def scan() -> None:
+        for each in words:
+            with socket.create_connection(("127.0.0.1", call.port), timeout=PATIENCE_S) as sock:
+                sock.sendall(each)
+                with contextlib.suppress(ConnectionError):
+                    while sock.recv(1 << 12):
+                        pass
+
+    scanner = threading.Thread(target=scan)
 
     def check() -> None:
-        if len(sent) < 40:
-            sent.append(1)
-            talk(call.port, b"GET / HTTP/1.1\r\n\r\n")()
-        elif call.has("stranger", 40) and not call.agents:
+        if scanner.ident is None:
+            scanner.start()
+        elif not scanner.is_alive() and not call.agents:
             call.add(card(1))
 
     judgement = call.hold(2, check=check)
-    assert len(call.lines) == 4
-    assert len(judgement.findings) == 1
+    assert call.lines == [
+        "127.0.0.1 was rejected: it sent a frame of 16777216 bytes, more than 524288: the peer is not allranks",
+        "127.0.0.1 was rejected: it does not know this job's secret (the leader's comes from test)",
+    ]
+    assert len([event for event, _ in call.events if event == "stranger"]) == 2
+    assert brief(judgement) == [("AR406", "127.0.0.1", "warn", "certain"), ("AR406", "name-0", "warn", "certain")]
+
+
+def test_of_many_hosts_that_are_rejected_some_are_named():
+    rejections = Rejections()
+    told = [
+        rejections.is_news(Rejection(kind=kind, cause=None, host="x", address=f"10.0.{n // 256}.{n % 256}", reason=""))
+        for n in range(1000)
+        for kind in ("secret", "version")
+    ]
+    assert sum(told) == 2 * 32
 
 
 def test_the_side_port_lets_in_where_the_main_port_is_not_answered(call):

@@ -295,3 +295,18 @@ def test_no_event_is_written_with_a_secret(tmp_path):
     text = (run_dir.attempt_path / "events.jsonl").read_text()
     assert "swordfish" not in text
     assert [event["event"] for event in run_dir.read_events()] == ["started", "node_lost"]
+
+
+def test_events_that_wait_for_a_file_server_have_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rundir, "MAX_QUEUED", 100)
+    run_dir = RunDir(tmp_path, "j")
+    run_dir.create()
+    run_dir.create_attempt(0)
+    events = EventWriter(run_dir)
+    for number in range(1000):
+        events.add("stranger", number=number)
+    with events:  # only now does the file server answer
+        pass
+    told = [json.loads(line) for line in (run_dir.attempt_path / "events.jsonl").read_text().splitlines()]
+    assert [each["number"] for each in told] == [*range(100), 900]
+    assert told[-1]["event"] == "events_lost"

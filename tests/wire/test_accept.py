@@ -41,13 +41,55 @@ def test_many_connections_of_one_address_keep_no_agent_out(monkeypatch):
     with Leader() as leader, contextlib.ExitStack() as stack:
         silent = [stack.enter_context(Peer(leader.port)) for _ in range(20)]
         wait_until(lambda: leader.said, "the ninth connection")
-        crowded = "127.0.0.1 has 8 connections that did not identify themselves; further ones are closed"
+        crowded = "127.0.0.1 has 8 connections that did not identify themselves; the oldest are closed"
         assert leader.said == [crowded]
-        assert [isinstance(peer.read(), Hello) for peer in silent] == [True] * 8 + [False] * 12
-        with Peer(leader.port, own_address="127.0.0.2") as agent:
+        assert all(isinstance(peer.read(), Hello) for peer in silent)
+        silent[0].sock.settimeout(PATIENCE_S)
+        assert silent[0].read() is None  # closed for one that came later
+        for address in ("127.0.0.1", "127.0.0.2"):  # also one on the same machine
+            with Peer(leader.port, own_address=address) as agent:
+                assert isinstance(join(agent), Welcome)
+        assert leader.said == [crowded]
+        assert leader.rejected == []  # the last silent ones still hold their places
+
+
+def test_who_has_sent_its_join_does_not_lose_its_place_to_later_ones(monkeypatch):
+    monkeypatch.setattr(accept, "MAX_PENDING_PER_ADDRESS", 2)
+    with Leader() as leader, contextlib.ExitStack() as stack:
+        agents = [stack.enter_context(Peer(leader.port)) for _ in range(2)]
+        hellos = [agent.read_hello() for agent in agents]
+        with leader.paused():
+            for _ in range(4):  # they are accepted before the agents are heard
+                stack.enter_context(Peer(leader.port))
+            for agent, hello in zip(agents, hellos, strict=True):
+                agent.sock.sendall(encode_frame(join_after(hello)))
+        assert all(isinstance(agent.read(), Welcome) for agent in agents)
+
+
+def test_what_unknown_peers_send_in_all_has_a_limit(monkeypatch):
+    monkeypatch.setattr(accept, "MAX_UNPROVEN_BYTES", 300_000)
+    with Leader() as leader, Peer(leader.port) as small, Peer(leader.port) as large, Peer(leader.port) as agent:
+        for peer, num_bytes in ((large, 200_000), (small, 150_000)):
+            peer.read_hello()
+            peer.sock.sendall(LENGTH.pack(MAX_JOIN_BYTES) + bytes(num_bytes))
+        answer = large.read()
+        assert isinstance(answer, Refused)
+        assert answer.reason == "it sent 200004 bytes of an unfinished message"
+        assert isinstance(join(agent), Welcome)
+
+
+def test_where_all_places_are_taken_the_most_crowded_address_loses_one(monkeypatch):
+    monkeypatch.setattr(accept, "MAX_PENDING", 6)
+    monkeypatch.setattr(accept, "FAIR_PENDING", 1)
+    with Leader() as leader, contextlib.ExitStack() as stack:
+        own = [stack.enter_context(Peer(leader.port, own_address=f"127.0.0.{2 + n // 3}")) for n in range(6)]
+        for peer in own:
+            peer.read_hello()
+        alone = stack.enter_context(Peer(leader.port, own_address="127.0.0.9"))
+        assert isinstance(alone.read(), Hello)
+        assert own[0].read() is None
+        with Peer(leader.port) as agent:
             assert isinstance(join(agent), Welcome)
-        assert leader.said == [crowded]
-        assert leader.rejected == []  # the silent ones still hold their places
 
 
 def test_more_peers_than_the_leader_takes_wait_in_the_kernel_s_queue(monkeypatch):

@@ -6,14 +6,14 @@ Times are of the guard's clock, which stands still while the leader itself was a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from allranks.guard.judged import name_fault
-from allranks.model.beat import HELD_STATES, NodeBeat, ProcessState, RankBeat, TrySeen
+from allranks.model.beat import HELD_STATES, CallSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
@@ -26,6 +26,9 @@ NOTICE_S = 0.05
 """How late an agent notices the end of a process (launch.loop, PUMP_S); an exception has its own time."""
 UNTIMED_S = 0.1
 """How wrong the times of a node may be before its clock is known: a message may be so long on its way."""
+MAX_KEPT_CALLS = 1 << 18
+"""Of all ranks together, in 80 MB at most; and MIN_KEPT_CALLS of each. A healthy worker tells 16 of each group."""
+MIN_KEPT_CALLS = 64
 SILENT_S = 3.0
 """A beat thread that has not spoken for so long cannot run: it does so several times a second."""
 
@@ -282,6 +285,10 @@ class Scene:
                 ranks=tuple(rank for rank in beat.ranks if rank.rank in own),
                 tries=tuple(each for each in beat.tries if each.target < len(self.nodes)),
             )
+        most = max(MIN_KEPT_CALLS, MAX_KEPT_CALLS // max(1, self.num_ranks))
+        if any(len(rank.calls) > most for rank in beat.ranks):
+            ranks = (msgspec.structs.replace(rank, calls=keep_calls(rank.calls, most)) for rank in beat.ranks)
+            beat = msgspec.structs.replace(beat, ranks=tuple(ranks))
         node.beat, node.heard_s = beat, now_s
         node.lost_reason, node.lost_s = "", None  # it speaks
         if beat.oom_kills > node.oom_kills:
@@ -316,3 +323,9 @@ class Scene:
             self._held[beat.rank] = view
         else:
             self._held.pop(beat.rank, None)
+
+
+def keep_calls(calls: Sequence[CallSeen], most: int) -> tuple[CallSeen, ...]:
+    """Return so many of a rank's calls, in their order: the open ones first of all, then the last ones."""
+    by_weight = sorted(range(len(calls)), key=lambda number: (calls[number].is_done, -number))
+    return tuple(calls[number] for number in sorted(by_weight[:most]))

@@ -31,7 +31,11 @@ MIN_SHARE = 0.05
 ERROR_FACTOR = 3.0
 """So many times the clocks' error must the lag be."""
 _MAX_OPEN = 512
-"""Collectives of which not all ranks have told yet."""
+"""Collectives of a group of which not all ranks have told yet; of large groups so many that MAX_TOLD calls are kept,
+and at least MIN_OPEN: those of some seconds. A rank without a hook tells of none."""
+MAX_TOLD, MIN_OPEN = 100_000, 64
+MAX_GROUPS = 1024
+"""Of more groups the oldest is forgotten: scripts may form one for each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +90,15 @@ class Stragglers:
 
     def hear(self, group: str, members: Sequence[int], rank: int, seq: int, called_s: float, error_s: float) -> None:
         """Take in when a rank called a collective of its group, by the leader's clock, and how wrong that may be."""
+        if (group, members) not in self._groups and len(self._groups) >= MAX_GROUPS:
+            del self._groups[next(iter(self._groups))]
         state = self._groups[group, members]
         if rank not in members or seq <= state.newest - _MAX_OPEN:
             return
         told = state.open.setdefault(seq, {})
         told.setdefault(rank, (called_s, error_s))
         if len(told) < len(members):
-            if len(state.open) > _MAX_OPEN:
+            if len(state.open) > min(_MAX_OPEN, max(MIN_OPEN, MAX_TOLD // len(members))):
                 del state.open[min(state.open)]
             return
         del state.open[seq]

@@ -52,6 +52,8 @@ PEERS_S = 5.0
 (launch.lead.course): another node may still save."""
 LEADER_SILENT_S = 60.0
 """Seconds without a message from a leader whose kernel answers; it may wait for a file server between two."""
+MANY = 2
+"""Signals of one kind that count: a second SIGTERM means something else than the first."""
 STANDBY_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
 
@@ -304,7 +306,8 @@ class Agent:
         elif self.interrupted_by is None:
             self.interrupted_by, self._waits_s = signum, now_s
             self._send(protocol.Interrupted(signum=signum))
-        self._signals.append(signum)
+        if self._signals.count(signum) < MANY:
+            self._signals.append(signum)
         self._heed(now_s)
 
     def _heed(self, now_s: float) -> None:

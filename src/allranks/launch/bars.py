@@ -19,24 +19,28 @@ from typing import NamedTuple, TypeVar
 
 LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
+BAR_LIMIT_BYTES = 1 << 12
+"""Of a line that redraws itself: 1,000 columns in UTF-8 with colors. What follows is not shown."""
 MAX_ROWS = 16
-"""Bars below one another; a cursor that goes up further overwrites what has been shown."""
+"""Bars below one another; a cursor that goes up further overwrites what has been shown, and none goes down further."""
 MIN_BAR_COLUMNS = 24
 """A terminal that leaves less for the bar does not get the words about other ranks."""
 HIDE = b"\x1b[?25l"
 """Hides the cursor."""
-_TOKEN = re.compile(rb"\n|\r|\x1b\[([0-9;?]*)([@-~])|[^\n\r\x1b]+|\x1b")
-_MOVES = re.compile(rb"\r(?!\n|\Z)|\x1b\[[0-9;?]*[A-HJK]")
-_UP = re.compile(rb"(?:\x1b\[[0-9]*[AF](?:\r|\x1b\[[0-9]*K)*)+")
-_UP_ONCE = re.compile(rb"\x1b\[([0-9]*)[AF]")
-_CUT = re.compile(rb"\x1b(?:\[[0-9;?]*)?\Z")
+# Parameters of a control sequence have at most 32 characters, and numbers 18 digits: without a limit, a line of digits
+# takes the square of its length to read, and Python converts none of more than 4,300.
+_TOKEN = re.compile(rb"\n|\r|\x1b\[([0-9;?]{0,32})([@-~])|[^\n\r\x1b]+|\x1b")
+_MOVES = re.compile(rb"\r(?!\n|\Z)|\x1b\[[0-9;?]{0,32}[A-HJK]")
+_UP = re.compile(rb"(?:\x1b\[[0-9]{0,32}[AF](?:\r|\x1b\[[0-9]{0,32}K)*)+")
+_UP_ONCE = re.compile(rb"\x1b\[([0-9]{0,32})[AF]")
+_CUT = re.compile(rb"\x1b(?:\[[0-9;?]{0,32})?\Z")
 """The begin of a control sequence, the rest of which is still to be read."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
-_EPOCH = re.compile(rb"(?i)\bepochs?\W{0,3}([0-9]+)(?:/[0-9]+)?(?![0-9./]*\s*%)")
-_PERCENT = re.compile(rb"([0-9]+(?:\.[0-9]+)?) ?%")
-_COUNT = re.compile(rb"(?<![0-9:.])([0-9]+)/([0-9]+)(?![0-9:])")
-_NUMBER = re.compile(rb"[0-9]+")
+_EPOCH = re.compile(rb"(?i)\bepochs?\W{0,3}([0-9]{1,18})(?:/[0-9]{1,18})?(?![0-9./]{0,40}\s{0,9}%)")
+_PERCENT = re.compile(rb"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
+_COUNT = re.compile(rb"(?<![0-9:.])([0-9]{1,18})/([0-9]{1,18})(?![0-9:])")
+_NUMBER = re.compile(rb"[0-9]{1,18}")
 _NO_NUMBER = re.compile(rb"[^0-9]*")
 _NO_LETTER = re.compile(rb"[^A-Za-z]+")
 
@@ -71,8 +75,11 @@ class _Row:
         self.restarts = True
 
     def write(self, text: bytes) -> None:
-        self.text = text if self.restarts else self.text + text
         self.is_redrawn = self.is_redrawn or self.restarts
+        if self.restarts or not self.is_redrawn or len(self.text) < BAR_LIMIT_BYTES:
+            self.text = text if self.restarts else self.text + text
+        if self.is_redrawn:
+            self.text = self.text[:BAR_LIMIT_BYTES]
         self.restarts = False
 
     def end(self) -> Ended | None:
@@ -188,7 +195,7 @@ class Lines:
         if kind in b"AF":
             self._move(-(number or 1))
         elif kind in b"BE":
-            self._move(number or 1)
+            self._move(min(number or 1, max(0, MAX_ROWS - self._at)))
         elif kind == b"G":
             row.restart()
         elif kind == b"K" and (number in (1, 2) or row.restarts):
@@ -330,6 +337,8 @@ def fit(row: bytes, words: str, columns: int | None) -> bytes:
 
 
 def _cut(text: str, columns: int) -> str:
+    if text.isascii() and "\x1b" not in text:
+        return text[: max(0, columns)]
     taken, at = 0, 0
     while at < len(text):
         if colour := _COLOUR.match(text, at):

@@ -12,7 +12,8 @@ gets each bar as a line every REDRAW_S. Both get the last state once more at the
 
 Threads write to the terminal: a pipe that nobody reads, Ctrl-S and a paused pager block `write(2)`. O_NONBLOCK does not
 help: it belongs to the open file, which the shell and the other tasks of a step share. A slow reader delays no worker:
-output that the screen has no room for stays in the files until there is room again.
+output that the screen has no room for stays in the files until there is room again. Whatever workers write, each buffer
+here has a limit; what is beyond it is in the files only, and is counted.
 """
 
 from __future__ import annotations
@@ -27,35 +28,39 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from allranks.launch.bars import Ended, Lines, Paint, State, fold, fold_last
+from allranks.launch.bars import Ended, Paint, State, fold, fold_last
+from allranks.launch.followed import Followed
+from allranks.report.text import describe_size
 
-CHUNK_BYTES = 1 << 20
-"""Of each file at once: a worker that writes faster than the terminal shows must not keep the agent from watching."""
-REDRAW_S = 5.0
+PUMP_S = 0.05
+"""How long one pump goes on while there is more: a worker that writes much must not keep the agent from watching."""
 DRAW_S = 0.1
 """How often a terminal's bar is redrawn."""
-SETTLE_S = 1.0
-"""A cursor that has not gone up for so long does not come back to the lines above it."""
 FOLD_S = 0.5
 """How long the last state of a bar waits for those of other ranks."""
 HELD_S = 3.8
 """How long a traceback waits for the verdict, which has the one that counts: when a rank breaks, all others lose it,
 and say so in as many tracebacks. Longer than LINGERS_S (launch.workers), after which the verdict may come."""
+HELD_BYTES = 1 << 18
+"""Of one stream of a rank: the stacks of 1,000 threads. What follows them within HELD_S is in the file only."""
+MAX_WAITING = 1000
+"""Lines that wait with the last state of a bar for those of other ranks; with more, nothing waits."""
+MAX_BEHIND = 256
+"""Files of workers that have ended which the screen still has to show; of more, the oldest are in the files only. Each
+takes a descriptor."""
 _TRACEBACK = re.compile(
     rb"^(?:(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):|Fatal Python error: "
     rb"|  File \"[^\"\n]+\", line \d+$)",
     re.MULTILINE,
 )
 """How one begins; the second form is faulthandler's, the third one that of a script that Python cannot parse."""
-NOISE = b"[c10d] The hostname of the client socket cannot be retrieved"
-"""What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
-only). Among several ranks, the terminal leaves this line out; the files have it."""
 ROOM_BYTES = 1 << 20
 """How much waits in memory before `has_room` says no."""
+FULL_BYTES = 16 << 20
+"""How much waits at most, with lines of allranks itself, which ask for no room: hours of them."""
 PIECE_BYTES = 1 << 14
 """Written at once: small, so that a slow reader is told from one that has stopped."""
 LOOK_S = 0.1
@@ -94,7 +99,7 @@ class Stream(io.FileIO):
     def write(self, data: Any, /) -> int:
         """Queue bytes."""
         with self._changed:
-            if self.is_given_up:
+            if self.is_given_up or len(self._waiting) > FULL_BYTES:
                 self.num_dropped += len(data)
             else:
                 self._waiting += self.paint.write(bytes(data)) if self.paint else data
@@ -174,56 +179,6 @@ class Stream(io.FileIO):
                     self._changed.notify_all()
 
 
-@dataclass(slots=True)
-class _Followed:
-    file_fd: int
-    stream: str
-    prefix: bytes
-    position: int
-    lines: Lines = field(default_factory=Lines)
-    deep_s: float = 0.0
-    """When lines last came that its cursor may come back to."""
-    redrawn_s: float = 0.0
-    held: bytearray = field(default_factory=bytearray)
-    """From the beginning of a traceback on."""
-    held_until_s: float = 0.0
-    has_verdict: bool = False
-    """Tracebacks stay in the file."""
-    end: int = sys.maxsize
-    """Where it ends, once the writer has ended: what follows is the next generation's."""
-
-    def read(self) -> bytes:
-        data = b""
-        with contextlib.suppress(OSError):  # a stale file handle of a network file system; the next pump tries again
-            data = os.pread(self.file_fd, min(CHUNK_BYTES, self.end - self.position), self.position)
-        self.position += len(data)
-        if not data and self.end < sys.maxsize:
-            self.end = self.position
-        return data
-
-    @property
-    def is_last(self) -> bool:
-        return self.position >= self.end
-
-    def take_lines(self, data: bytes) -> list[Ended]:
-        """Return the lines that have ended with this data, as a terminal would show them."""
-        ended = self.lines.feed(data)
-        if data:
-            self.deep_s = time.monotonic()
-        elif self.lines.is_deep and time.monotonic() - self.deep_s >= SETTLE_S:
-            ended = self.lines.settle()
-        if self.is_last:
-            ended = [*ended, *self.lines.end()]
-        return [quiet for line in ended if (quiet := _without_noise(line)) is not None]
-
-    def take_redrawn(self) -> bytes:
-        """Return the last whole state of a line that redraws itself, if it is time to show it."""
-        if time.monotonic() - self.redrawn_s < REDRAW_S or not (rows := self.lines.take_whole()):
-            return b""
-        self.redrawn_s = time.monotonic()
-        return b"".join(row + b"\n" for row in rows)
-
-
 class Console:
     """Follows the output files of this node's workers and shows what is new at each `pump`.
 
@@ -238,11 +193,13 @@ class Console:
             is_one = os.path.sameopenfile(out_fd, err_fd)
         out = Stream(out_fd)
         self.screen = {"out": out, "err": out if is_one else Stream(err_fd)}
-        self._followed: list[_Followed] = []
+        self._followed: list[Followed] = []
         self._is_muted: set[str] = set()
-        self._waiting: list[tuple[_Followed, Ended, float]] = []
+        self._waiting: list[tuple[Followed, Ended, float]] = []
         """Last states of bars that wait for those of other ranks, what follows them, and since when."""
         self._drawn_s = 0.0
+        self._num_beyond = 0
+        """Bytes that are in the files only, since there were too many of them."""
 
     def follow(self, path: str | Path, *, start: int, stream: str, prefix: str, dir_fd: int | None = None) -> None:
         """Show what a worker writes into this file from `start` on.
@@ -253,7 +210,7 @@ class Console:
             dir_fd: descriptor of the directory that has it, as for open(2).
         """
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
-        self._followed.append(_Followed(fd, stream, prefix.encode(), start))
+        self._followed.append(Followed(Path(path).name, fd, stream, prefix.encode(), start))
 
     def mute(self, stream: str) -> None:
         """Show no more of a stream, after its bars as they are now; the files still get it."""
@@ -267,24 +224,34 @@ class Console:
         self._end_bars()
 
     def pump(self) -> bool:
-        """Show what is new and has room; True if there was anything."""
+        """Show what is new and has room, as far as PUMP_S allows; True if there was anything."""
+        end_s = time.monotonic() + PUMP_S
+        has_news = has_more = self._show_chunks()
+        while has_more and time.monotonic() < end_s:
+            has_more = self._show_chunks()
+        return has_news
+
+    def _show_chunks(self) -> bool:
+        """Show the next chunk of each file; True if there was anything."""
         has_news = False
         for followed in self._followed:
+            num_skipped = followed.num_skipped
             data = followed.read() if self.screen[followed.stream].has_room else b""
-            has_news = has_news or bool(data)
+            has_news = has_news or bool(data) or followed.num_skipped > num_skipped
+            if followed.num_skipped > num_skipped == 0:
+                what = f"{describe_size(followed.num_skipped)} of {followed.name} were never written"
+                self._say(f"{what}: this hole, and later ones, are not shown")
             if followed.prefix:
                 self._show_lines(followed, followed.take_lines(data))
             elif data:
                 self._show_or_hold(followed, data)
-        self._draw_bars(is_end=any(followed.is_last for followed in self._followed))
+        is_full = len(self._waiting) > MAX_WAITING
+        self._draw_bars(is_end=is_full or any(followed.is_last for followed in self._followed))
         for followed in list(self._followed):
-            if followed.held and (followed.is_last or time.monotonic() >= followed.held_until_s):
-                if not followed.has_verdict:
-                    self._show(followed, bytes(followed.held))
-                followed.held.clear()
             if followed.is_last:
-                os.close(followed.file_fd)
-                self._followed.remove(followed)
+                self._leave(followed)
+            elif followed.held and time.monotonic() >= followed.held_until_s:
+                self._release(followed)
         return has_news
 
     def leave_line(self) -> None:
@@ -300,6 +267,8 @@ class Console:
         end_s = time.monotonic() + FINISH_S
         while self.pump() and time.monotonic() < end_s:
             pass
+        for followed in self._followed[:-MAX_BEHIND]:
+            self._leave(followed)
 
     def close(self, *, is_over: Callable[[], bool] = lambda: False) -> int:
         """Show everything that is left, also unfinished lines; the writers have ended.
@@ -314,16 +283,21 @@ class Console:
             if not self.pump():
                 for stream in ("err", "out"):
                     self.screen[stream].drain(is_over=is_over)
+        for followed in list(self._followed):
+            self._leave(followed)
         self._end_bars()
         for stream in ("err", "out"):
             self.screen[stream].drain(is_over=is_over)
-        for followed in self._followed:
-            os.close(followed.file_fd)
-        left = sum(followed.end - followed.position for followed in self._followed)
-        self._followed.clear()
-        return left + sum(screen.num_dropped for screen in set(self.screen.values()))
+        return self._num_beyond + sum(screen.num_dropped for screen in set(self.screen.values()))
 
-    def _show_lines(self, followed: _Followed, ended: list[Ended]) -> None:
+    def _leave(self, followed: Followed) -> None:
+        """Follow a file no more: what is held back of it is shown, what is left is counted."""
+        self._release(followed)
+        self._num_beyond += max(0, followed.end - followed.position)
+        os.close(followed.file_fd)
+        self._followed.remove(followed)
+
+    def _show_lines(self, followed: Followed, ended: list[Ended]) -> None:
         """Show the lines that have ended. On a terminal the last state of a bar waits for those of other ranks, and
         with it what follows it."""
         if self.screen[followed.stream].paint is None:
@@ -374,25 +348,35 @@ class Console:
                 followed.lines.forget()
         self._draw_bars(is_end=True)
 
-    def _show_or_hold(self, followed: _Followed, data: bytes) -> None:
+    def _show_or_hold(self, followed: Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""
         begin = 0 if followed.held else len(data)
         can_begin = not followed.held and (followed.prefix or followed.stream == "err")
         if can_begin and (found := _TRACEBACK.search(data)):
             begin, followed.held_until_s = found.start(), time.monotonic() + HELD_S
         self._show(followed, data[:begin])
-        followed.held += data[begin:]
+        kept = data[begin:]
+        if len(followed.held) + len(kept) > HELD_BYTES or followed.num_beyond:
+            room = 0 if followed.num_beyond else HELD_BYTES - len(followed.held)
+            kept = kept[: kept.rfind(b"\n", 0, room) + 1]
+            followed.num_beyond += len(data) - begin - len(kept)
+        followed.held += kept
 
-    def _show(self, followed: _Followed, data: bytes) -> None:
+    def _release(self, followed: Followed) -> None:
+        """Show what was held back, unless a verdict has made it needless."""
+        if not followed.has_verdict:
+            self._show(followed, bytes(followed.held))
+            if followed.num_beyond:
+                self._num_beyond += followed.num_beyond
+                self._say(f"{describe_size(followed.num_beyond)} after a traceback are not shown; see {followed.name}")
+        followed.held.clear()
+        followed.num_beyond = 0
+
+    def _say(self, text: str) -> None:
+        self.screen["err"].write(f"allranks: {text}\n".encode(errors="replace"))
+
+    def _show(self, followed: Followed, data: bytes) -> None:
         if data and followed.stream not in self._is_muted:
             if prefix := followed.prefix:
                 data = prefix + data[:-1].replace(b"\n", b"\n" + prefix) + b"\n"
             self.screen[followed.stream].write(data)
-
-
-def _without_noise(ended: Ended) -> Ended | None:
-    """Return the lines without NOISE; None where nothing else is there."""
-    if NOISE not in ended.text:
-        return ended
-    kept = [line for line in ended.text.split(b"\n") if NOISE not in line]
-    return ended._replace(text=b"\n".join(kept)) if kept else None

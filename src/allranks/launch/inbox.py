@@ -18,6 +18,9 @@ LEFT_ALONE = {
 }
 """All other signals would end this process, and the job without a report."""
 
+MAX_RECEIVED = 1000
+"""Stop signals that are kept. More than two say nothing new; the pipe drops what does not fit into its 64 KiB."""
+
 
 class SignalInbox:
     """What this process was told. The second SIGINT calls `kill_now` and leaves at once."""
@@ -36,7 +39,7 @@ class SignalInbox:
         if signum == signal.SIGINT and signal.SIGINT in self.received:
             self.kill_now()
             os._exit(exit_for_signal(signum))
-        if signum in STOP_SIGNALS:
+        if signum in STOP_SIGNALS and len(self.received) < MAX_RECEIVED:
             self.received.append(signum)
 
     def fileno(self) -> int:

@@ -6,11 +6,17 @@ import selectors
 import time
 from collections.abc import Callable, Sequence
 
+from msgspec.structs import replace
+
 from allranks.launch import events
 from allranks.launch.events import Driver, Effect, Event
 from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.wire.connection import Connection
+from allranks.wire.protocol import Beat, Message
+
+BEHIND_BYTES = 256 << 10
+"""With so much that the other side has not read, it gets no Beat: the next one says what counts then."""
 
 
 class Lines(Driver):
@@ -72,7 +78,7 @@ class Lines(Driver):
             case events.Send(node=node, message=message):
                 if (connection := self.connections.get(node)) is not None:
                     try:
-                        connection.send(message)
+                        _send(connection, message)
                     except ConnectionError as exc:
                         self._lose(node, str(exc))
             case events.Disconnect(node=node):
@@ -83,3 +89,15 @@ class Lines(Driver):
     def _lose(self, node: int, reason: str) -> None:
         self.end(node)
         self.feed(events.Lost(now_s=time.monotonic(), node=node, reason=reason))
+
+
+def _send(connection: Connection, message: Message) -> None:
+    """Send a message; of a Beat, what there is room for."""
+    if not isinstance(message, Beat):
+        connection.send(message)
+    elif connection.num_unsent <= BEHIND_BYTES:
+        try:
+            connection.send(message)
+        except WireError:  # workers may write thousands of calls into their cells
+            ranks = tuple(replace(rank, calls=(), groups=(), lags=()) for rank in message.node.ranks)
+            connection.send(replace(message, node=replace(message.node, ranks=ranks)))

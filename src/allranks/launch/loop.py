@@ -129,7 +129,7 @@ class Loop:
                 acceptor.attach(
                     self._selector,
                     on_peer=self._lines.join,
-                    on_rejected=lambda *_: None,
+                    on_rejected=lambda _: None,
                     say=say,
                     refuses=lambda: agent.refuses(time.monotonic()),
                 )

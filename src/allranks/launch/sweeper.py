@@ -74,6 +74,7 @@ class Sweeper:
         if pid == 0:
             _run(reader, agent)
         os.close(reader)
+        os.set_blocking(writer, False)  # somebody may have stopped it
         return cls(pid, writer)
 
     def tell(self, attempt: Folder, node: str) -> None:

@@ -41,7 +41,7 @@ from allranks.preflight.second_look import (
     plan_rate_look,
 )
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
-from allranks.wire.accept import Acceptor, turn_away
+from allranks.wire.accept import Acceptor, Rejection, Rejections, turn_away
 from allranks.wire.connection import Connection, encode_frame
 from allranks.wire.protocol import Goodbye, Test, Tested, own_age_s
 
@@ -56,8 +56,6 @@ FAREWELL_S = 2.0
 """Time allowed to deliver the last message to slow agents."""
 ANSWER_S = 1.0
 """Between the deadline of the tests and the one for the report."""
-MAX_STRANGERS = 32
-"""Of each kind are named; a process that connects a thousand times fills neither the terminal nor the verdict."""
 
 
 class RollCall:
@@ -94,6 +92,7 @@ class RollCall:
         # One for all tests: a datagram that comes before its token is known is lost.
         self._token = secrets.token_bytes(16)
         self._strangers: list[Stranger] = []
+        self._rejections = Rejections()
         self._left: dict[int, str] = {}
         self._silent: set[int] = set()
         self._results: list[PairResult] = []
@@ -186,8 +185,10 @@ class RollCall:
         index = self.roster.admit(card, peer)
         if isinstance(index, str):
             turn_away(peer, index)
-            self._on_event("refused", node=card.host, reason=index)
-            self._note_stranger(Stranger("AR405", card.host, index), f"{card.host} was rejected: {index}")
+            twin = Rejection(kind="rank", cause="AR405", host=card.host, address=card.host, reason=index)
+            if self._rejections.is_news(twin):
+                self._on_event("refused", node=card.host, reason=index)
+                self._note_stranger(twin)
             return
         self._last_arrival_s = time.monotonic()
         self._left.pop(index, None)
@@ -195,15 +196,15 @@ class RollCall:
         peer.expect_alive_within(self._terms.gone_s)
         self._on_event("joined", node=card.host, pid=card.pid, peer=peer.peer, age_s=card.age_s)
 
-    def _note_rejected(self, cause: str | None, host: str, text: str) -> None:
-        self._on_event("stranger", peer=host, reason=text)
-        if cause is not None:  # agents of other jobs look for their leader here, too
-            self._note_stranger(Stranger(cause, host, text), text)
+    def _note_rejected(self, rejection: Rejection) -> None:
+        if self._rejections.is_news(rejection):
+            self._on_event("stranger", peer=rejection.host, reason=rejection.line)
+            self._note_stranger(rejection)
 
-    def _note_stranger(self, stranger: Stranger, line: str) -> None:
-        if sum(each.cause == stranger.cause for each in self._strangers) < MAX_STRANGERS:
-            self._strangers.append(stranger)
-            self._say(line)
+    def _note_stranger(self, rejection: Rejection) -> None:
+        if rejection.cause is not None:  # agents of other jobs look for their leader here, too
+            self._strangers.append(Stranger(rejection.cause, rejection.host, rejection.line))
+            self._say(rejection.line)
 
     def _hear_member(self, index: int, selector: selectors.BaseSelector) -> None:
         peer = self.roster.peers[index]

@@ -46,6 +46,8 @@ MAX_MEMBERS = 64 << 10
 """Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
 ALIVE_S = 10.0
 """How often the leader touches events.jsonl: its time tells when a run was last alive."""
+MAX_QUEUED = 10_000
+"""Events that wait for a file server; later ones are counted only. Those of 1,000 nodes that join."""
 WRITE_S = 2.0
 """How long the last events may take to be written; then their thread is left alone with the file server."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -296,6 +298,7 @@ class EventWriter:
     def __init__(self, run_dir: RunDir) -> None:
         self._run_dir = run_dir
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._num_lost = 0
         self._thread = threading.Thread(target=self._run, name="allranks-events", daemon=True)
 
     def __enter__(self) -> Self:
@@ -308,7 +311,10 @@ class EventWriter:
 
     def add(self, event: str, **fields: object) -> None:
         """Write an event soon, with the time of now."""
-        self._lines.put(event_line(event, **fields))
+        if self._lines.qsize() < MAX_QUEUED:
+            self._lines.put(event_line(event, **fields))
+        else:
+            self._num_lost += 1
 
     def _run(self) -> None:
         is_over = False
@@ -320,6 +326,9 @@ class EventWriter:
             is_over = None in lines
             if text := "".join(line for line in lines if line is not None):
                 self._run_dir.last_files.append(text)
+            if num_lost := self._num_lost:
+                self._num_lost = 0
+                self._run_dir.add_event("events_lost", number=num_lost)
 
 
 class SignOfLife:

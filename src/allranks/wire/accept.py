@@ -8,9 +8,10 @@
         acceptor.turn(time.monotonic())
 
 Nothing here blocks. A peer that has not proven that it knows the job's secret can make the leader hold one descriptor
-and MAX_JOIN_BYTES for HANDSHAKE_S (with munge for LEADERS_MUNGE_S longer). Connections beyond MAX_PENDING_PER_ADDRESS
-are closed at once, so that one address cannot keep the others out; beyond MAX_PENDING, and while no descriptor is free,
-they wait in the kernel's queue. Credentials of munge are read in threads. The agent's side is `wire.seek`.
+and MAX_JOIN_BYTES for HANDSHAKE_S (with munge for LEADERS_MUNGE_S longer); all of them together, MAX_UNPROVEN_BYTES. An
+address with MAX_PENDING_PER_ADDRESS connections loses its oldest for each further one: agents need some milliseconds,
+so no scanner keeps them out, also not one on their own machine. Beyond MAX_PENDING, and while no descriptor is free,
+peers wait in the kernel's queue. Credentials of munge are read in threads. The agent's side is `wire.seek`.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ import secrets
 import selectors
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 
 from allranks.model.card import Card
 from allranks.model.errors import WireError
@@ -37,6 +40,13 @@ MAX_PENDING = 512
 """Connections at a time whose peers are not known yet; agents need some milliseconds each."""
 MAX_PENDING_PER_ADDRESS = 128
 """Of one address: every rank of a node may be an agent of its own."""
+FAIR_PENDING = 8
+"""Of one address, where all together have MAX_PENDING: the address that has most of them loses its oldest."""
+MAX_UNPROVEN_BYTES = 16 << 20
+"""Of all that peers have sent that are not known yet. Beyond it, the one that has sent most is disconnected: a Join of
+30 kB never waits for its rest."""
+MAX_NAMED = 32
+"""Hosts of one kind of rejection that are named: a port scan fills neither the terminal nor the verdict."""
 ACCEPTED_AT_ONCE = 64
 """Connections in one turn of the leader, which costs as much again as one of them."""
 PAUSE_S = 0.5
@@ -47,6 +57,40 @@ EARLIER_ATTEMPT, FOREIGN = "AR404", "AR406"
 """Causes for which a peer is rejected for good; FOREIGN: another secret or another version, or no agent. Without a
 cause it may try again: it was slow, or belongs to another leader, or was a port check."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """A peer that was disconnected, and why."""
+
+    kind: str
+    """A word for that."""
+    cause: str | None
+    """None: it may try again."""
+    host: str
+    """Its name; if it sent none, its address."""
+    address: str
+    reason: str
+
+    @property
+    def line(self) -> str:
+        """For people."""
+        return f"{self.address} was rejected: {self.reason}"
+
+
+class Rejections:
+    """Tells which rejections are news: each address once for each kind, and at most MAX_NAMED of a kind."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, set[str]] = {}
+
+    def is_news(self, rejection: Rejection) -> bool:
+        """Whether this is the first of its kind from there; what a peer calls itself does not count."""
+        known = self._known.setdefault(rejection.kind, set())
+        if rejection.address in known or len(known) >= MAX_NAMED:
+            return False
+        known.add(rejection.address)
+        return True
 
 
 @dataclass(slots=True)
@@ -85,7 +129,7 @@ class Acceptor:
         selector: selectors.BaseSelector,
         *,
         on_peer: Callable[[Connection, Card], None],
-        on_rejected: Callable[[str | None, str, str], None],
+        on_rejected: Callable[[Rejection], None],
         say: Callable[[str], None],
         refuses: Callable[[], str] = str,
     ) -> None:
@@ -93,8 +137,7 @@ class Acceptor:
 
         Args:
             on_peer: gets each authenticated agent; the connection is the caller's.
-            on_rejected: gets of each peer that was disconnected the cause (None: it may try again), its host name (if
-                it sent none, its address), and a line that says why.
+            on_rejected: gets each peer that was disconnected.
             say: prints one line.
             refuses: returns why nobody is accepted now, an empty text if somebody is.
         """
@@ -111,7 +154,7 @@ class Acceptor:
                 what = f"it did not identify itself within {HANDSHAKE_S:.0f} s"
                 if pending.check is not None:
                     what = f"munge has not checked its credential within {HANDSHAKE_S + LEADERS_MUNGE_S:.0f} s"
-                self._reject(peer, what)
+                self._reject(peer, what, kind="slow")
         is_paused = self._listener not in self._selector.get_map()
         if is_paused and now_s >= self._resume_s and len(self._pending) < MAX_PENDING:
             self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
@@ -133,6 +176,9 @@ class Acceptor:
     def _accept(self, _: object) -> None:
         for _ in range(ACCEPTED_AT_ONCE):
             if len(self._pending) >= MAX_PENDING:
+                addresses = Counter(peer.peer for peer, pending in self._pending.items() if pending.check is None)
+                self._make_room(*max(addresses.items(), key=itemgetter(1), default=("", 0)), least=FAIR_PENDING)
+            if len(self._pending) >= MAX_PENDING:
                 self._selector.unregister(self._listener)
                 return
             try:
@@ -142,18 +188,30 @@ class Acceptor:
                     self._pause(exc)
                 return  # else there is none, or it left between the selector and us
             host = plain_address(address[0])
-            if sum(peer.peer == host for peer in self._pending) >= MAX_PENDING_PER_ADDRESS:
-                sock.close()
-                if host not in self._crowded:
-                    self._crowded.add(host)
-                    text = f"{host} has {MAX_PENDING_PER_ADDRESS} connections that did not identify themselves"
-                    self._say(f"{text}; further ones are closed")
-                continue
+            self._make_room(host, MAX_PENDING_PER_ADDRESS)
             peer, nonce = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES), secrets.token_bytes(NONCE_BYTES)
             with contextlib.suppress(ConnectionError):  # the next receive says so
                 peer.send(Hello(job=self.job, nonce=nonce))
             self._pending[peer] = _Pending(nonce, time.monotonic() + HANDSHAKE_S, host)
             self._selector.register(peer, selectors.EVENT_READ, partial(self._receive, peer))
+
+    def _make_room(self, host: str, number: int, *, least: int = 0) -> None:
+        """Close the oldest connections of an address that has so many or more, unless their peers prove to be agents.
+
+        Args:
+            least: how many it may have anyway.
+        """
+        own = [peer for peer, pending in self._pending.items() if peer.peer == host and pending.check is None]
+        for peer in own[: max(0, len(own) + 1 - max(number, least + 1))]:
+            self._receive(peer, None)  # what it has sent may wait to be read
+            if self._pending.get(peer) is None or self._pending[peer].check is not None:
+                continue
+            self._forget(peer)
+            peer.close()
+            if host not in self._crowded and len(self._crowded) < MAX_NAMED:
+                self._crowded.add(host)
+                text = f"{host} has {len(own)} connections that did not identify themselves"
+                self._say(f"{text}; the oldest are closed")
 
     def _pause(self, exc: OSError) -> None:
         if not self._resume_s:  # said once
@@ -168,11 +226,14 @@ class Acceptor:
         try:
             messages = peer.receive(at_most=1)
         except ConnectionError as exc:
-            self._reject(peer, str(exc))
+            self._reject(peer, str(exc), kind="gone")
             return
         except WireError as exc:
-            self._reject(peer, f"it sent {as_one_line(str(exc))}", FOREIGN)
+            self._reject(peer, f"it sent {as_one_line(str(exc))}", FOREIGN, kind="not allranks")
             return
+        if not messages and sum(each.num_buffered for each in self._pending) > MAX_UNPROVEN_BYTES:
+            largest = max(self._pending, key=lambda each: each.num_buffered)
+            self._reject(largest, f"it sent {largest.num_buffered} bytes of an unfinished message", kind="unfinished")
         match messages:
             case [Probe()]:
                 self._forget(peer)
@@ -180,7 +241,7 @@ class Acceptor:
             case [Join() as join]:
                 self._examine(peer, join)
             case [message]:
-                self._reject(peer, f"it sent {type(message).__name__}, expected Join", FOREIGN)
+                self._reject(peer, f"it sent {type(message).__name__}, expected Join", FOREIGN, kind="not allranks")
 
     def _examine(self, peer: Connection, join: Join) -> None:
         pending = self._pending[peer]
@@ -188,10 +249,10 @@ class Acceptor:
         check = partial(answer_join, self.secret, join, leader_nonce=pending.nonce)
         # Order matters: a newer protocol may differ in everything but its first fields.
         if join.protocol != PROTOCOL:
-            self._reject(peer, f"it sent {describe_version(join)}", FOREIGN)
+            self._reject(peer, f"it sent {describe_version(join)}", FOREIGN, kind="version")
         elif join.job != self.job:
             job = as_one_line(join.job, at_most=MAX_SHOWN)
-            self._reject(peer, f"it belongs to job {job}, this is job {self.job}")
+            self._reject(peer, f"it belongs to job {job}, this is job {self.job}", kind="job")
         elif not is_munge_proof(join.proof):
             self._answer(peer, join, check())
         else:  # a thread checks the credential: it asks munged twice, which may hang
@@ -203,27 +264,27 @@ class Acceptor:
         """Accept a peer that belongs to this job, or reject it."""
         if welcome is None:
             why = f"it does not know this job's secret (the leader's comes from {self.secret.source})"
-            self._reject(peer, why, FOREIGN)
+            self._reject(peer, why, FOREIGN, kind="secret")
         elif join.card.attempt not in (None, self.attempt):
             why = f"it belongs to attempt {join.card.attempt}, this is attempt {self.attempt}"
-            self._reject(peer, f"{why}; it is left over from an earlier one", EARLIER_ATTEMPT)
+            self._reject(peer, f"{why}; it is left over from an earlier one", EARLIER_ATTEMPT, kind="attempt")
         elif reason := self._refuses():
-            self._reject(peer, reason)
+            self._reject(peer, reason, kind="refused")
         else:
             try:
                 peer.send(welcome)
             except ConnectionError as exc:
-                self._reject(peer, str(exc))
+                self._reject(peer, str(exc), kind="gone")
                 return
             self._forget(peer)
             peer.max_frame_bytes = MAX_FRAME_BYTES
             self._on_peer(peer, join.card)
 
-    def _reject(self, peer: Connection, reason: str, cause: str | None = None) -> None:
+    def _reject(self, peer: Connection, reason: str, cause: str | None = None, *, kind: str) -> None:
         """Tell a peer why it is disconnected; without a cause it may try again."""
         host = self._forget(peer).host
         turn_away(peer, reason, is_final=cause is not None)
-        self._on_rejected(cause, host, f"{peer.peer} was rejected: {reason}")
+        self._on_rejected(Rejection(kind=kind, cause=cause, host=host, address=peer.peer, reason=reason))
 
     def _forget(self, peer: Connection) -> _Pending:
         pending = self._pending.pop(peer)

@@ -76,7 +76,8 @@ def show_logs(job: Run | str, *, log_dir: Path, wanted: Wanted) -> None:
             told = news
             say(news)
         _follow(list(shown.values()), wanted, for_s=LAST_WORDS_S if is_over else LOOK_S)
-    _print(read_new([file for file in shown.values() if file.is_live], is_last=True), wanted)
+    while lines := read_new([file for file in shown.values() if file.is_live], is_last=True):
+        _print(lines, wanted)
     if not shown:
         raise UsageError(_nothing_to_show(reports, wanted))
 

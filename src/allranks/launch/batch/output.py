@@ -20,12 +20,16 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from allranks.launch.console import NOISE
+from allranks.launch.followed import NOISE, find_hole
 from allranks.report.growth import Growth
 from allranks.report.regular import open_regular
 from allranks.why.window import read_bound
 
 BLOCK_BYTES = 1 << 16
+LINE_BYTES = 1 << 20
+"""Longer lines are shown in pieces."""
+NEW_BYTES = 4 << 20
+"""Of each file, that are read before they are shown."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -62,9 +66,12 @@ class File:
         changed_s = self.changed_s
         with contextlib.suppress(OSError), self._open() as file:
             file.seek(self.position)
-            for text in file:
-                if not text.endswith(b"\n") and not is_last:
+            while text := file.readline(LINE_BYTES):
+                if not text.endswith(b"\n") and not is_last and len(text) < LINE_BYTES:
                     break
+                if text.startswith(b"\0") and (length := find_hole(file.fileno(), self.position)):
+                    self.position = file.seek(self.position + length)
+                    continue
                 self.position += len(text)
                 time_s = self.growth.time_of(self.position)
                 is_known = self.is_live or bool(self.growth.sizes)
@@ -161,12 +168,18 @@ def begin_of(since: str, last_s: float) -> float:
 
 
 def read_new(files: Sequence[File], *, is_last: bool = False) -> list[Line]:
-    """Return the lines that have been written since the last read, in the order of their times.
+    """Return lines that have been written since the last read, in the order of their times; none: there are no more.
 
     Args:
         is_last: whether a line that has not ended is one.
     """
-    lines = [line for file in files for line in file.read(is_last=is_last or file.is_raw)]
+    lines = []
+    for file in files:
+        begin = file.position
+        for line in file.read(is_last=is_last or file.is_raw):
+            lines.append(line)
+            if file.position - begin > NEW_BYTES:
+                break
     new = [line for line in lines if not line.file.drawn or line.text != line.file.drawn]
     for line in lines:
         line.file.drawn = b""
@@ -176,7 +189,7 @@ def read_new(files: Sequence[File], *, is_last: bool = False) -> list[Line]:
 def read_bar(file: File) -> Line | None:
     """Return the last line of a file if it redraws itself, a progress bar, and has changed. It stays unread."""
     position = file.position
-    *_, line = [None, *file.read(is_last=True)]
+    line = next(file.read(is_last=True), None)
     file.position = position
     if line is None or line.raw.endswith(b"\n") or b"\r" not in line.raw.rstrip(b"\r") or line.text == file.drawn:
         return None

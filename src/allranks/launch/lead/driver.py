@@ -37,11 +37,8 @@ from allranks.report.refusal import print_findings
 from allranks.report.rundir import SignOfLife
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
-from allranks.wire.accept import Acceptor, turn_away
+from allranks.wire.accept import Acceptor, Rejection, Rejections, turn_away
 from allranks.wire.connection import Connection
-
-TOLD_AGAIN_S = 60.0
-"""How often the same host is reported as rejected for the same cause."""
 
 
 class LeaderDriver:
@@ -72,8 +69,7 @@ class LeaderDriver:
         self._scheduler = scheduler
         self._can_revive = scheduler is not None and self.plan.request.max_restarts > 0
         self.revivals = Revivals(env=workers.env, run_dir=self.run_dir, patience_s=self.plan.request.capacity_s)
-        self._told_s: dict[tuple[str, str], float] = {}
-        """Host and cause of the rejected peers that were reported lately, and when."""
+        self._rejections = Rejections()
         self._is_hang_told = False
         self._sign_of_life = SignOfLife(self.run_dir)
         self._answers = queue.SimpleQueue[Event]()
@@ -134,12 +130,11 @@ class LeaderDriver:
         """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
         start_thread(lambda: self._answers.put(look()), name="allranks-leader-look")
 
-    def _tell_rejected(self, cause: str | None, host: str, text: str) -> None:
-        now_s = time.monotonic()
-        self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TOLD_AGAIN_S}
-        if cause is not None and (host, cause) not in self._told_s:  # port checks and slow agents are no news
-            self._told_s[host, cause] = now_s
-            say(text)
+    def _tell_rejected(self, rejection: Rejection) -> None:
+        if rejection.cause is not None and self._rejections.is_news(
+            rejection
+        ):  # port checks and slow agents are no news
+            say(rejection.line)
 
     def _describe_hang(self) -> str:
         """What becomes of a slow rank, and how to look at it; said once, with the first line about one."""
