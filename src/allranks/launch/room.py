@@ -156,7 +156,8 @@ class RoomWatch:
         assert folder is not None
         if room.is_full or self._gives_up:
             self._full_s = now_s if room.is_full else self._full_s
-            if freed := self._ballast.free():
+            # Blocks are of no use where inodes are lacking.
+            if (self._gives_up or not room.lacks_inodes) and (freed := self._ballast.free()):
                 self._freed_bytes, room = freed, self._look()
             self._gives_up, self._takes_ballast = False, True
         elif room.problem is None and not room.is_short(was_short=True):
