@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import msgspec
 import psutil
@@ -29,6 +28,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.events import Hold
+from allranks.launch.places import PlaceWatch
 from allranks.launch.plan import JobPlan
 from allranks.launch.sweeper import Sweeper
 from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind, kill_descendants
@@ -37,7 +37,7 @@ from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.folder import Folder
 from allranks.report.growth import GrowthRecorder
-from allranks.report.rundir import RunDir
+from allranks.report.rundir import RunDir, this_directory
 from allranks.report.text import say
 from allranks.wire.protocol import Order, Plan, WorkerEnd
 
@@ -69,12 +69,21 @@ class WorkerGroup:
     folder: Folder | None = None
     """This node's directory, which has the files of the workers that were started last."""
     settings: list[Setting] = field(default_factory=list)
+    places: PlaceWatch = field(init=False)
+    """Looks which directories that workers write to are full."""
     _can_stand_by: bool = True
     """False once a standby could not fork: another one could not, either."""
 
     _caught: dict[int, int] = field(default_factory=dict)
     """By pid: the signals that a worker catches, as the kernel had it at `_caught_s`."""
     _caught_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        known = name_places(self.env, run_dir=self.run_dir.path)
+        named = self.env.get("ALLRANKS_CHECKPOINT_DIR") or self.job.request.checkpoint_dir
+        order = {"run directory": known["run directory"], "checkpoint directory": self.run_dir.checkpoints_path(named)}
+        order |= {"TMPDIR": known["TMPDIR"], "/dev/shm": known["/dev/shm"]}  # noqa: S108
+        self.places = PlaceWatch(order, cwd=this_directory())
 
     # Starting
 
@@ -194,17 +203,6 @@ class WorkerGroup:
     def still_running(self) -> list[Worker]:
         """Workers that have not ended."""
         return [worker for worker in self.processes if worker.end is None]
-
-    def find_places(self) -> dict[str, Path]:
-        """Return the directories that workers write to, by purpose."""
-        known = name_places(self.env, run_dir=self.run_dir.path)
-        named = self.env.get("ALLRANKS_CHECKPOINT_DIR") or self.job.request.checkpoint_dir
-        own = {
-            "run directory": known.pop("run directory"),
-            "checkpoint directory": self.run_dir.checkpoints_path(named),
-        }
-        known.pop("HOME", None)
-        return own | dict(reversed(known.items()))
 
     def order(self, order: Order) -> None:
         """Give an order to the workers."""
