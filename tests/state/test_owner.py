@@ -248,6 +248,7 @@ def test_a_decision_of_yesterday_replaces_nobody_today(tmp_path: Path, other: Ow
     put(tmp_path, identify({}), name="draft")
     holding = Holding(tmp_path, identify({}), find_running=lambda _: None, say=print)
     assert not holding._replace(dead, tmp_path / "draft")
+    assert not module._publish(tmp_path / "draft", tmp_path / OWNER)  # nor where there seemed to be nobody
     assert owner_of(tmp_path) == other.pid
     assert not (tmp_path / NEXT).exists()
 
@@ -343,9 +344,9 @@ import os, sys, time
 from pathlib import Path
 from allranks.state.saved.holding import Holding
 from allranks.state.saved.owner import identify
-root, at_s = Path(sys.argv[1]), float(sys.argv[2])
-holding = Holding(root, identify({}), find_running=lambda _: None, say=print)
-time.sleep(max(0, at_s - time.time()))
+holding = Holding(Path(sys.argv[1]), identify({}), find_running=lambda _: None, say=print)
+print("ready", flush=True)
+sys.stdin.readline()
 other = holding.begin()
 print(os.getpid(), other.pid if other else 0, flush=True)
 time.sleep(60)
@@ -356,9 +357,15 @@ time.sleep(60)
 def test_of_several_that_begin_at_once_exactly_one_gets_it(tmp_path: Path, before: str) -> None:
     if before == "a dead owner":
         put(tmp_path, replace(identify({}), started=1))
-    command = [sys.executable, "-c", RIVAL, str(tmp_path), str(time.time() + 1.0)]
-    rivals = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    command = [sys.executable, "-c", RIVAL, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    rivals = [subprocess.Popen(command, text=True, **pipes) for _ in range(4)]
     try:
+        assert {rival.stdout.readline() for rival in rivals if rival.stdout} == {"ready\n"}
+        for rival in rivals:
+            assert rival.stdin is not None
+            rival.stdin.write("\n")
+            rival.stdin.flush()
         told = [tuple(map(int, rival.stdout.readline().split())) for rival in rivals if rival.stdout]
         [winner] = [pid for pid, other in told if not other]
         assert {other for _, other in told if other} == {winner} == {owner_of(tmp_path)}

@@ -58,6 +58,11 @@ def refuse(exc: AllranksError) -> SessionError:
     return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
 
 
+def as_raised(exc: AllranksError) -> AllranksError:
+    """Return what a script raises: the error itself where an agent reports it, else one that has been printed."""
+    return exc if "ALLRANKS_AGENT_PID" in os.environ else refuse(exc)
+
+
 def print_findings(findings: Sequence[Finding], *, after: str = "") -> None:
     """Print findings on standard error, if there are any, and this text after them."""
     if findings:

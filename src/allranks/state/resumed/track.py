@@ -22,14 +22,13 @@ included; the generators begin anew from the script's own seed and the step.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from allranks.model.errors import SetupError, UsageError
-from allranks.report.refusal import refuse
+from allranks.report.refusal import as_raised
 from allranks.report.text import say
 from allranks.state.resumed import experiment, rng
 from allranks.state.resumed.agree import Agreement, Wish
@@ -352,10 +351,7 @@ class Tracked:
     def _hold(self) -> None:
         """Before the first step; who only loads and evaluates is in nobody's way."""
         if not self._is_held and (why := self.checkpoints.hold()):
-            error = SetupError(why)
-            if "ALLRANKS_AGENT_PID" in os.environ:  # its report has the message
-                raise error
-            raise refuse(error) from error
+            raise as_raised(SetupError(why))
         self._is_held = True
 
     def _step_done(self) -> None:

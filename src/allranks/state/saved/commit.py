@@ -369,8 +369,9 @@ def explain(exc: OSError, root: Path) -> str:
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             room = os.statvfs(root)
-            free = f"{room.f_bavail * room.f_frsize / 1e6:.0f} MB are free"
-            why += f", {free}" if room.f_favail or not room.f_files else ", no inodes are free"
+            has_few = room.f_files and room.f_favail < 1000  # some file systems count none
+            inodes = f" and {room.f_favail} inodes" if has_few else ""
+            why += f", {room.f_bavail * room.f_frsize / 1e6:.0f} MB{inodes} are free"
     return why
 
 
