@@ -75,6 +75,50 @@ def test_a_long_exception_is_told_in_part(tmp_path: Path):
     assert (tmp_path / "error.json").stat().st_size < 1 << 20
 
 
+@pytest.mark.parametrize("kind", ["a link", "another user's"])
+def test_an_error_file_is_not_written_where_another_user_leads(tmp_path: Path, kind: str):
+    there = way = tmp_path / "there"
+    there.mkdir()
+    if kind == "a link":
+        (way := tmp_path / "way").symlink_to(there)
+    elif os.geteuid():
+        pytest.skip("gives a directory away")
+    else:
+        os.chown(there, 65534, 65534)
+    _, told, _ = run(tmp_path, "raise ValueError('bad')\n", TORCHELASTIC_ERROR_FILE=str(way / "rank_0.error.json"))
+    assert (told["message"], list(there.iterdir())) == ("ValueError: bad", [])
+
+
+PRINT_PLACES = """
+    import os
+    names = ("TORCHELASTIC_ERROR_FILE", "TORCH_FR_DUMP_TEMP_FILE")
+    os.rename("there", "aside")
+    os.mkdir("there")
+    for name in names:  # as torch does it, by path
+        if name in os.environ:
+            open(os.environ[name] + "0", "w").close()
+    raise ValueError("bad")
+    """
+
+
+@pytest.mark.parametrize("is_agents", [True, False])
+def test_torch_writes_into_the_directory_of_the_agent_where_another_user_could_swap_it(tmp_path: Path, is_agents: bool):
+    (there := tmp_path / "there").mkdir()
+    status = there.stat()
+    env = {
+        "ALLRANKS_FOLDER": f"{status.st_dev}:{status.st_ino + (not is_agents)}",
+        "TORCHELASTIC_ERROR_FILE": f"{there}/rank_0.error.json",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{there}/recorder_rank_",
+    }
+    _, told, _ = run(tmp_path, PRINT_PLACES, **env)
+    written = ["rank_0.error.json", "rank_0.error.json0", "recorder_rank_0"] if is_agents else []
+    assert (told["message"], sorted(path.name for path in (tmp_path / "aside").iterdir())) == (
+        "ValueError: bad",
+        written,
+    )
+    assert list(there.iterdir()) == []
+
+
 ODD_STR = "class Odd(Exception):\n def __str__(self): {}\nraise Odd()\n"
 QUIET = "import sys; sys.stderr = None\n"
 """Python itself prints any number of causes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
-from allranks.report.folder import Folder, why_not_ours
+from allranks.report.folder import Folder, can_swap, why_not_ours
 from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir
 
@@ -34,21 +35,25 @@ def as_other(action: Callable[[], object], become: Callable[[int], object] = os.
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Path]:
-    """The directory `runs` of another user in a sticky one, where this process runs jobs."""
-    for above in [tmp_path, *tmp_path.parents][:3]:
-        above.chmod(0o755)
-    sticky = tmp_path / "shared"
-    sticky.mkdir()
-    sticky.chmod(0o1777)
-    as_other(lambda: (sticky / "runs").mkdir())
-    yield sticky / "runs"
-    tmp_path.parent.chmod(0o700)
+def place() -> Iterator[Path]:
+    """A directory that every user can enter."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Path:
-    path = tmp_path / "victim"
+def runs(place: Path) -> Path:
+    """The directory `runs` of another user in a sticky one, where this process runs jobs."""
+    (sticky := place / "shared").mkdir()
+    sticky.chmod(0o1777)
+    as_other(lambda: (sticky / "runs").mkdir())
+    return sticky / "runs"
+
+
+@pytest.fixture
+def victim(place: Path) -> Path:
+    path = place / "victim"
     path.write_text("root's own\n")
     path.chmod(0o600)
     return path
@@ -138,7 +143,7 @@ def test_a_run_directory_of_another_user_is_refused_in_a_line(runs: Path, victim
         RunDir(runs, "7").create()
     why = {
         True: "a link instead of a directory",
-        False: "it belongs to user 65534, and what this job writes there to user 0",
+        False: "it belongs to user 65534, but this job's files belong to user 0",
     }[(runs / "7").is_symlink()]
     assert str(refused.value) == (
         f"{runs}/7: {why}; logs and verdicts go there; choose another directory with --log-dir"
@@ -176,21 +181,18 @@ def test_the_runs_of_a_colleague_may_be_the_parent(runs: Path) -> None:
 
 
 @needs_root
-def test_root_goes_on_where_the_file_server_makes_it_nobody(tmp_path: Path) -> None:
-    tmp_path.chmod(0o777)
-    set_file_user = ctypes.CDLL(None, use_errno=True).setfsuid  # files are another user's, the process stays root's
+def test_root_goes_on_where_the_file_server_makes_it_nobody(place: Path) -> None:
+    place.chmod(0o777)
+    set_file_user = ctypes.CDLL(None).setfsuid  # files are another user's, the process stays root's
 
     def work() -> None:
         for _ in range(2):  # again, as after a requeue
-            write_all(begin(tmp_path))
+            write_all(begin(place))
         assert os.geteuid() == 0
-        assert (tmp_path / "7").stat().st_uid == NOBODY
+        assert (place / "7").stat().st_uid == NOBODY
 
-    for above in [tmp_path, *tmp_path.parents][1:3]:
-        above.chmod(0o755)
     as_other(work, set_file_user)
-    assert files_below(tmp_path / "7") == OF_A_JOB
-    tmp_path.parent.chmod(0o700)
+    assert files_below(place / "7") == OF_A_JOB
 
 
 @pytest.mark.parametrize(
@@ -207,6 +209,26 @@ def test_root_goes_on_where_the_file_server_makes_it_nobody(tmp_path: Path) -> N
 )
 def test_whose_directory_it_is_says_the_owner_of_what_is_made_there(owner: int, own_uid: int, is_refused: bool) -> None:
     assert (why_not_ours(owner, own_uid) is not None) is is_refused
+
+
+@pytest.mark.parametrize(
+    ("above", "is_possible"),
+    [
+        ([(0, 0o755), (1000, 0o700)], False),
+        ([(0, 0o755), (0, 0o1777), (1000, 0o755)], False),  # below /tmp
+        ([(0, 0o755), (0, 0o2775), (1000, 0o2770)], False),  # a project's directory: its group is trusted
+        ([(0, 0o755), (1001, 0o755), (1000, 0o700)], True),  # a colleague's
+        ([(0, 0o755), (0, 0o777), (1000, 0o700)], True),
+    ],
+)
+def test_who_can_swap_a_directory_is_told_by_those_above_it(above: list[tuple[int, int]], is_possible: bool) -> None:
+    assert can_swap(above, trusted={0, 1000}) is is_possible
+
+
+@needs_root
+def test_a_swap_is_possible_below_the_directory_of_another_user_only(place: Path, runs: Path) -> None:
+    assert begin(runs).hold_node("n1").may_be_swapped(0)
+    assert not begin(place).hold_node("n1").may_be_swapped(0)
 
 
 def test_attempts_nodes_and_restarts_share_a_run_directory(tmp_path: Path) -> None:

@@ -185,6 +185,16 @@ def test_a_verdict_with_impossible_figures_is_none(field: str, value: object) ->
     assert parse_verdict(json.dumps({**json.loads(VERDICT.to_json()), field: value}).encode()) is None
 
 
+def test_the_texts_of_a_verdict_are_cut() -> None:
+    document = json.loads(VERDICT.to_json())
+    document["findings"][0] |= {"message": "m" * 1_000_000, "evidence": [{"seen": "s" * 70_000}] * 70}
+    found = parse_verdict(json.dumps(document).encode())
+    assert found is not None
+    assert (len(found.findings[0].message), len(found.findings[0].evidence)) == (65_536, 64)
+    assert {len(each.seen) for each in found.findings[0].evidence} == {65_536}
+    assert parse_verdict(VERDICT.to_json()) == VERDICT
+
+
 @pytest.mark.parametrize(("field", "ranks"), [("ranks", [-1]), ("victims", [2**24]), ("ranks", ["0"])])
 def test_a_verdict_on_impossible_ranks_is_none(field: str, ranks: list[object]) -> None:
     document = json.loads(VERDICT.to_json())

@@ -91,6 +91,7 @@ class WorkerGroup:
             recorder=(folder.path / "recorder_rank_").absolute(),
             members=self.run_dir.share_members(me.name, format_members(group.members)),
         )
+        self.settings += _name_folder(folder)
         self.run_dir.write_settings(me.name, self.settings)
         self.console.finish()
         for worker in self.processes:
@@ -244,6 +245,18 @@ class WorkerGroup:
         self.console.finish()
         for worker in self.processes:
             worker.cell.close()
+
+
+def _name_folder(folder: Folder) -> list[Setting]:
+    """Return what lets a worker's hook hold the directory of its files, where another user could swap that."""
+    device, inode = folder.identity
+    try:
+        if not folder.may_be_swapped(folder.owner):
+            return []
+    except OSError:  # a directory above it cannot be looked at
+        pass
+    reason = "device and inode of the run directory: another user can rename a directory above it"
+    return [Setting("ALLRANKS_FOLDER", f"{device}:{inode}", reason, "run dir")]
 
 
 def _teller_of(worker: Worker) -> int:

@@ -18,6 +18,7 @@ import os
 import secrets
 import stat
 import weakref
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -110,6 +111,12 @@ class Folder:
             return (there.st_dev, there.st_ino) == self.identity
         return False
 
+    def may_be_swapped(self, own_uid: int) -> bool:
+        """Whether another user can put another directory where this one's path leads, as `can_swap` says."""
+        above = {*self.path.absolute().parents, *self.path.resolve().parents}
+        seen = [(status.st_uid, status.st_mode) for status in map(os.stat, above)]
+        return can_swap(seen, trusted={0, os.geteuid(), own_uid})
+
     # Files below it
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
@@ -199,9 +206,19 @@ def why_not_ours(owner: int, own_uid: int) -> str | None:
         own_uid: user id of a file that this process made in it, or below it.
 
     >>> why_not_ours(1000, 0)
-    'it belongs to user 1000, and what this job writes there to user 0'
+    "it belongs to user 1000, but this job's files belong to user 0"
     """
-    return None if owner == own_uid else f"it belongs to user {owner}, and what this job writes there to user {own_uid}"
+    return None if owner == own_uid else f"it belongs to user {owner}, but this job's files belong to user {own_uid}"
+
+
+def can_swap(above: Iterable[tuple[int, int]], *, trusted: Collection[int]) -> bool:
+    """Whether somebody else owns one of these directories, or everybody may rename what is in it. Pure.
+
+    Args:
+        above: owner and mode of each directory that a path leads through.
+        trusted: user ids of this process, and root's. Members of a directory's group are trusted, too.
+    """
+    return any(owner not in trusted or (mode & stat.S_IWOTH and not mode & stat.S_ISVTX) for owner, mode in above)
 
 
 def _open_directory(name: str | Path, path: Path, dir_fd: int | None = None) -> int:
