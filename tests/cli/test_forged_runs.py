@@ -162,6 +162,13 @@ def test_no_name_reaches_the_terminal_as_a_control_sequence(tmp_path: Path, tell
             assert not any(line.startswith("JOB  NAME  RUNNING") for line in shown.splitlines()), words
 
 
+def test_a_directory_with_a_name_that_no_job_makes_is_no_run(tmp_path: Path, tell: Tell) -> None:
+    leave(tmp_path)
+    (tmp_path / "runs" / NAME).rename(tmp_path / "runs" / "evil\x1b[2J\n")
+    (tmp_path / "runs" / "latest").unlink()
+    assert "has no run" in tell("list").err
+
+
 def test_a_name_of_ten_megabytes_is_cut(tmp_path: Path, tell: Tell) -> None:
     long = "n" * 10_000_000
     path = leave(tmp_path, command=["python", "a.py"], members=["node07"])
