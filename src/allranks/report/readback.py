@@ -39,7 +39,8 @@ MAX_TIME_S = 4e9
 Name = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=128 << 10)]
 """As long as the kernel lets an argument be (MAX_ARG_STRLEN)."""
-Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+"""Users give `--max-restarts 1000000000`."""
 Rank = Annotated[int, Meta(ge=0, lt=1 << 24)]
 Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
 """An agent may be the first process of a container."""
