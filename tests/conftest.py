@@ -134,6 +134,7 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def stand_in() -> Iterator[int]:
     """A process of the test's own that looks like an agent, since only its command is looked at."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # as if it were allranks"]) as process:
+        wait_until(lambda: b"allranks" in Path(f"/proc/{process.pid}/cmdline").read_bytes(), "its command")
         yield process.pid
         process.kill()
 

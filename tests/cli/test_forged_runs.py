@@ -19,7 +19,7 @@ from allranks.launch.batch.local import cancel_run
 from allranks.model.errors import UsageError
 from allranks.report.rundir import RunDir
 from allranks.report.runs import read_run
-from conftest import Tell
+from conftest import Tell, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm  # noqa: F401  (a fixture)
 
 NAME = "20261123-040000-42"
@@ -38,8 +38,14 @@ def here(monkeypatch: pytest.MonkeyPatch, slurm: FakeSlurm) -> None:
 def process() -> Iterator[subprocess.Popen[bytes]]:
     """A child of this test: nothing else is ever named in a forged file."""
     with subprocess.Popen(AS_AGENT) as child:
+        await_command(child.pid)
         yield child
         child.kill()
+
+
+def await_command(pid: int) -> None:
+    """The kernel shows the words of a new program a little after it has closed the files of the old one."""
+    wait_until(lambda: b"60" in Path(f"/proc/{pid}/cmdline").read_bytes(), "the command of a child")
 
 
 def leave(folder: Path, name: str = NAME, **about: object) -> Path:
@@ -89,6 +95,7 @@ def test_another_process_gets_no_signal(
 def test_a_process_that_is_no_agent_gets_no_signal(tmp_path: Path, tell: Tell) -> None:
     """The forger knows its start and its boot; so did runs of older versions name any older process: process 1, too."""
     with subprocess.Popen(["sleep", "60"]) as process:
+        await_command(process.pid)
         leave(tmp_path, **about(process.pid))
         leave(tmp_path, "20261123-040000-43", pid=process.pid)
         said = f"process {process.pid} is another one (it runs sleep 60), and got no signal\n"
@@ -160,6 +167,13 @@ def test_no_name_reaches_the_terminal_as_a_control_sequence(tmp_path: Path, tell
             shown = told.out + told.err
             assert [c for c in shown if not c.isprintable() and c != "\n"] == [], words
             assert not any(line.startswith("JOB  NAME  RUNNING") for line in shown.splitlines()), words
+
+
+def test_a_directory_with_a_name_that_no_job_makes_is_no_run(tmp_path: Path, tell: Tell) -> None:
+    leave(tmp_path)
+    (tmp_path / "runs" / NAME).rename(tmp_path / "runs" / "evil\x1b[2J\n")
+    (tmp_path / "runs" / "latest").unlink()
+    assert "has no run" in tell("list").err
 
 
 def test_a_name_of_ten_megabytes_is_cut(tmp_path: Path, tell: Tell) -> None:

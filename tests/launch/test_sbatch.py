@@ -99,8 +99,8 @@ def test_the_script_as_a_whole() -> None:
         "although the others may have gone on; they know the job's code.\n"
         "run=runs/${SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}${SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}\n"
         "run=$run/attempt_${SLURM_RESTART_COUNT:-0}/exit_code\n"
-        'if [ "$status" -gt 128 ] && [ -s "$run" ]; then\n'
-        '    read -r status < "$run"\n'
+        'if [ "$status" -gt 128 ] && [ -s "$run" ] && read -r code < "$run" && [ "$code" -ge 0 ] 2>/dev/null; then\n'
+        "    status=$code\n"
         "fi\n"
         'exit "$status"\n'
     )
@@ -319,6 +319,7 @@ def test_a_warning_for_the_script_alone_is_handed_on_and_srun_s_own_exit_code_is
         pytest.param("kill -9 $$", "0", 0, id="an agent was killed, and the job succeeded"),
         pytest.param("kill -9 $$", "75", 75, id="nobody could go on"),
         pytest.param("kill -9 $$", "", 137, id="nobody could write the job's code"),
+        pytest.param("kill -9 $$", "x y; touch z", 137, id="what stands there is no code"),
         pytest.param("exit 1", "0", 1, id="srun's own code"),
     ],
 )

@@ -35,3 +35,8 @@ def test_one_process_is_a_world_of_one():
 def test_a_rank_that_is_not_there_is_refused(rank):
     with pytest.raises(UsageError, match=f"rank {rank} of 2; expected 0 to 1"):
         Membership.spread(rank, 2)
+
+
+def test_members_of_a_file_that_somebody_has_damaged_are_left_out() -> None:
+    damaged = f"n1=0+2,n2={'1' * 5000}+2,=1+1,n3=2+,n4=2+1,{'9' * 200_000}"
+    assert [member.name for member in read_members(damaged)] == ["n1", "n4"]

@@ -71,7 +71,7 @@ def test_names_that_are_no_utf8_are_read_back() -> None:
         *(("started", "command", value) for value in ("train.py", [["train.py"]], 7)),
         *(("started", "time_s", value) for value in (-1.0, 1e300, "now", [])),
         *(("started", "start_ticks", value) for value in (-1, 2**63, "1", 0.5)),
-        *(("restarting", "generation", value) for value in (-1, "1", None, 2**40)),
+        *(("restarting", "generation", value) for value in (-1, "1", None, 2**63)),
         *(("verdict", "ranks", value) for value in ([-1], ["a"], [2**30], 7, "12")),
         *(("agent_ended", "signal", value) for value in (0, 65, -9, "KILL")),
         *(("agent_ended", "oom_kills", value) for value in (-1, "many")),
@@ -183,6 +183,16 @@ def test_a_parser_raises_nothing_whatever_the_file_holds(name: str, data: st.Dat
 )
 def test_a_verdict_with_impossible_figures_is_none(field: str, value: object) -> None:
     assert parse_verdict(json.dumps({**json.loads(VERDICT.to_json()), field: value}).encode()) is None
+
+
+def test_the_texts_of_a_verdict_are_cut() -> None:
+    document = json.loads(VERDICT.to_json())
+    document["findings"][0] |= {"message": "m" * 1_000_000, "evidence": [{"seen": "s" * 70_000}] * 70}
+    found = parse_verdict(json.dumps(document).encode())
+    assert found is not None
+    assert (len(found.findings[0].message), len(found.findings[0].evidence)) == (65_536, 64)
+    assert {len(each.seen) for each in found.findings[0].evidence} == {65_536}
+    assert parse_verdict(VERDICT.to_json()) == VERDICT
 
 
 @pytest.mark.parametrize(("field", "ranks"), [("ranks", [-1]), ("victims", [2**24]), ("ranks", ["0"])])

@@ -18,6 +18,7 @@ from allranks.cli.options import cluster_option, json_option, timeout_option
 from allranks.model.errors import AllranksError, Exit, SetupError, StoppedBySignal, UsageError
 from allranks.model.identity import Given, world_from_env
 from allranks.model.world import Launcher, World
+from allranks.report.machine import to_json
 from allranks.report.text import Style, count_of, printable, render_findings, say
 
 if TYPE_CHECKING:
@@ -291,8 +292,6 @@ def _print_exclude_list(outcome: Outcome) -> None:
 
 
 def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
-    import msgspec
-
     from allranks.preflight.judge import name_nodes
 
     answered = set(name_nodes(held.seen.cards).values())
@@ -304,7 +303,7 @@ def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
         "elapsed_s": round(elapsed_s, 3),
         "exit_code": outcome.exit_code,
     }
-    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    click.echo(to_json(document))
 
 
 def _print_list(*, as_json: bool, chosen: set[str]) -> None:

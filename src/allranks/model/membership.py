@@ -127,11 +127,14 @@ def format_members(members: Iterable[Member]) -> str:
     return ",".join(f"{member.name}={member.first_rank}+{member.num_workers}" for member in members)
 
 
+_MEMBER = re.compile(r"(.+)=([0-9]{1,9})\+([0-9]{1,9})")
+
+
 def read_members(text: str) -> tuple[Member, ...]:
     """Return the nodes that ALLRANKS_MEMBERS names.
 
     >>> [(member.name, member.num_workers) for member in read_members("node01=0+2,node02=2+1")]
     [('node01', 2), ('node02', 1)]
     """
-    found = re.findall(r"([^,]+)=(\d+)\+(\d+)", text)
-    return tuple(Member(name=name, first_rank=int(first), num_workers=int(num)) for name, first, num in found)
+    found = (_MEMBER.fullmatch(part) for part in text.split(","))  # one pattern for all would take quadratic time
+    return tuple(Member(name=each[1], first_rank=int(each[2]), num_workers=int(each[3])) for each in found if each)

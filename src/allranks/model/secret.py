@@ -7,12 +7,12 @@ import re
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|(?:^|[_.-])PASS$|[_.-]PWD$", re.I)
 STRONG_NAME = re.compile(
     r"secret|passw|passphrase|credential"
-    r"|(?:api|access|private|account|storage|auth|signing|encryption|license|wandb|ssh|deploy)[._-]?keys?(?![a-z])"
-    r"|(?:auth|access|refresh|bearer|session|api|hf|hub|github|gitlab|wandb|id)[._-]?tokens?(?![a-z_-])",
+    r"|(?<![a-z0-9])(?:api|access|private|account|storage|auth|signing|encryption|license|wandb|ssh|deploy)[._-]?keys?(?![a-z])"
+    r"|(?<![a-z0-9])(?:auth|access|refresh|bearer|session|api|hf|hub|github|gitlab|wandb|id)[._-]?tokens?(?![a-z_-])",
     re.I,
 )
 """Whatever stands there is hidden, also a word or a number."""
-HARMLESS_NAME = re.compile(
+_HARMLESS_NAME = re.compile(
     r"tokeniz|keyword|keyerror|keyboard|keypoint|keyframe|monkey|key_padding|token_(?:id|type|ids|mask)"
     r"|(?:bos|eos|pad|unk|sep|cls|mask|image|img|special|placeholder|initializer|stop|trigger|text|audio|vision)[_-]?token",
     re.I,
@@ -26,4 +26,5 @@ def is_secret_name(name: str) -> bool:
     >>> is_secret_name("HF_TOKEN"), is_secret_name("TOKENIZERS_PARALLELISM")
     (True, False)
     """
-    return bool(STRONG_NAME.search(name) or (_SECRET_NAME.search(name) and not HARMLESS_NAME.search(name)))
+    last = name.rpartition(".")[2]
+    return bool(STRONG_NAME.search(name) or (_SECRET_NAME.search(last) and not _HARMLESS_NAME.search(last)))

@@ -15,7 +15,7 @@ from allranks.report.mask import mask_fields, mask_setting
 
 def to_json(document: Any) -> str:
     """Return a document of structs, dataclasses, lists and values as JSON for people and programs."""
-    return json.dumps(mask_fields(msgspec.to_builtins(document)), indent=2)
+    return json.dumps(mask_fields(msgspec.json.decode(msgspec.json.encode(document))), indent=2)
 
 
 def settings_to_json(settings: Iterable[Setting]) -> str:

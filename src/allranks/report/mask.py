@@ -12,6 +12,7 @@ nothing. Limits: secrets with neither a known name nor a known form are not hidd
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -21,7 +22,7 @@ from typing import Any
 import msgspec
 
 from allranks.model.finding import Finding, Verdict
-from allranks.model.secret import HARMLESS_NAME, STRONG_NAME, is_secret_name
+from allranks.model.secret import STRONG_NAME, is_secret_name
 from allranks.model.setting import Setting
 
 HIDDEN = "(hidden)"
@@ -32,20 +33,22 @@ _SWITCH_NAME = re.compile(r"(?:use|no|has|with|is|skip|allow|require)[_-]", re.I
 """Mostly without a value: the next word is another argument."""
 _HARMLESS_NAMES = frozenset(("key", "keys", "token", "tokens"))
 """Of entries of a mapping, or of a vocabulary."""
-_PLAIN_VALUE = re.compile(r"""["']?(?:[-+]?[0-9][0-9.,_e+-]*%?|true|false|none|null)["']?[,)\]}]*""", re.I)
-_MIXED_VALUE = re.compile(r"[A-Za-z][^\s]*[0-9]|[0-9][^\s]*[A-Za-z]")
+_PLAIN_VALUE = re.compile(r"""["']?(?:[-+]?[0-9][0-9.,_e+-]{0,40}%?|true|false|none|null)["']?[,)\]}]{0,9}""", re.I)
+_MIXED_VALUE = re.compile(r"(?=\D*[0-9])(?=[^A-Za-z]*[A-Za-z])")
 _RANDOM_VALUE = re.compile(r"(?=[^\s/]*[0-9])(?=[^\s/]*[A-Za-z])[^\s/]{8,}|\S{32,}")
 _BRACKETS = ("[", "(", "{", "<")
-_CANNOT_HOLD = re.compile(r"[\w./-]{0,12}", re.ASCII)
+_HEAD = len(HIDDEN) + 2
+"""Of a value: quotes, and whether it is hidden already."""
+_CANNOT_HOLD = re.compile(r"[\w./-]{0,14}", re.ASCII)
 """Shorter than any form, and without a name."""
 
 # NAME=value, NAME="value", --name value, "name": "value", environ["NAME"] = "value".
 _NAME = r"[A-Za-z_][\w.-]{0,80}"
-_VALUE = r"""(?P<value>\\?"[^"]*"?|\\?'[^']*'?|[^\s"'&;]+)"""
+_VALUE = re.compile(r"""\\?"[^"]*"?|\\?'[^']*'?|[^\s"'&;]+""")
 _NAMED = re.compile(
     rf"""(?:(?<![\w.-])--?(?P<flag>{_NAME})(?:[ \t]*=[ \t]*|[ \t]+(?!-))"""
     rf"""|(?<![\w.-])(?P<name>{_NAME})(?P<sign>=|[ \t]*[:=])[ \t]*(?![=/])"""
-    rf"""|\\?(?P<quote>["'])(?P<key>{_NAME})\\?(?P=quote)\]?[ \t]*[:=,][ \t]*){_VALUE}"""
+    rf"""|\\?(?P<quote>["'])(?P<key>{_NAME})\\?(?P=quote)\]?[ \t]*[:=,][ \t]*)"""
 )
 _FLAG = re.compile(rf"--?({_NAME})")
 _ASSIGNED = re.compile(rf"([-+~]*({_NAME})=)(.*)", re.DOTALL)
@@ -152,11 +155,12 @@ def mask_secrets(text: str) -> str:
         text = form.sub(_hide, text)
     parts = []
     done = at = 0
-    while match := _NAMED.search(text, at):
-        at = match.start("value")  # of a harmless name: another may stand in the value
-        if hidden := _hide_value(match):
-            parts += [text[done:at], hidden]
-            done = at = match.end()
+    while named := _NAMED.search(text, at):
+        at = named.end()  # of a harmless name: another may stand in the value
+        if (found := _find_secret(named)) is not None:
+            start, at = found.span()
+            parts += [text[done:start], _hide_value(found[0])]
+            done = at
     return "".join([*parts, text[done:]])
 
 
@@ -168,12 +172,9 @@ def _mask_word(word: str) -> str:
         if _is_secret(name, value, is_argument=True):
             return head + HIDDEN
     if value.startswith(("{", "[")):
-        try:
-            data = json.loads(value)
-        except (ValueError, RecursionError):
-            data = None
-        if data is not None and (masked := mask_fields(data)) != data:
-            return head + json.dumps(masked, ensure_ascii=False)
+        with contextlib.suppress(ValueError, RecursionError):  # then it is a text
+            if (masked := mask_fields(data := json.loads(value))) != data:
+                return head + json.dumps(masked, ensure_ascii=False)
     return head + mask_secrets(value)
 
 
@@ -190,12 +191,18 @@ def _hide(match: re.Match[str]) -> str:
     return match[0][:start] + HIDDEN + match[0][end:]
 
 
-def _hide_value(match: re.Match[str]) -> str | None:
-    """Return the replacement of a value; None if it is not a secret."""
-    name, value = match["flag"] or match["name"] or match["key"], match["value"]
-    is_of_url = match.string[max(0, match.start() - 1) : match.start()] in ("?", "&")
-    if not _is_secret(name, value, is_loose=match["sign"] not in (None, "="), is_argument=is_of_url):
+def _find_secret(named: re.Match[str]) -> re.Match[str] | None:
+    """Return the value after a name, if it is a secret. It is looked at only then: it may be megabytes."""
+    name, text = named["flag"] or named["name"] or named["key"], named.string
+    head = text[named.end() : named.end() + _HEAD]
+    is_of_url = text[max(0, named.start() - 1) : named.start()] in ("?", "&")
+    told = {"is_loose": named["sign"] not in (None, "="), "is_argument": is_of_url}
+    if not _may_be_secret(name, head, is_argument=is_of_url) or not (value := _VALUE.match(text, named.end())):
         return None
+    return value if _is_secret(name, value[0], **told) else None
+
+
+def _hide_value(value: str) -> str:
     if opening := re.match(r"""\\?["']""", value):
         quote = opening[0]
         after = quote if len(value) >= 2 * len(quote) and value.endswith(quote) else ""
@@ -211,16 +218,24 @@ def _is_secret(name: str, value: str, *, is_loose: bool = False, is_argument: bo
         is_loose: `name: value`, which is mostly something else (KeyError: 'layer.3').
         is_argument: it is certain that this is the value of this name: `token` is no entry of a vocabulary then.
     """
-    if not is_secret_name(name) or not value.strip("\\\"'") or HIDDEN in value or _PATH_NAME.search(name):
+    if not value.strip("\\\"'") or not _may_be_secret(name, value, is_argument=is_argument):
         return False
     if STRONG_NAME.search(name) and not _SWITCH_NAME.match(name):
         return True
     last = name.rpartition(".")[2].lower()
-    if _PLAIN_VALUE.fullmatch(value) or value.startswith(_BRACKETS) or HARMLESS_NAME.search(last):
-        return False
-    if last in _HARMLESS_NAMES and not (is_argument or name.isupper()):
+    if _PLAIN_VALUE.fullmatch(value):
         return False
     if is_loose and not _MIXED_VALUE.search(value):
         return False
     is_weak = "key" in last or last.endswith("tokens") or _SWITCH_NAME.match(name)
     return not is_weak or bool(_RANDOM_VALUE.fullmatch(value.strip("\\\"',)]}")))
+
+
+def _may_be_secret(name: str, head: str, *, is_argument: bool) -> bool:
+    """Whether a name, and how its value begins, allow that it is one."""
+    if not is_secret_name(name) or _PATH_NAME.search(name) or head.lstrip("\\\"'").startswith(HIDDEN):
+        return False
+    if STRONG_NAME.search(name) and not _SWITCH_NAME.match(name):
+        return True
+    is_of_mapping = name.rpartition(".")[2].lower() in _HARMLESS_NAMES and not (is_argument or name.isupper())
+    return not is_of_mapping and not head.startswith(_BRACKETS)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, BinaryIO, TypeVar
 import msgspec
 from msgspec import Meta
 
-from allranks.model.finding import Verdict
+from allranks.model.finding import Evidence, Finding, Verdict
 from allranks.model.foreign import Unreadable, decode_json
 
 MAX_EVENTS_BYTES = 512 << 20
@@ -28,6 +28,8 @@ MAX_EVENTS = 200_000
 """Of those that are read: each of 16,384 nodes is lost ten times."""
 MAX_BYTES = 8 << 20
 """Of any other file: a verdict on 16,384 nodes takes 1 MB."""
+MAX_FINDINGS, MAX_EVIDENCE, MAX_TEXT = 64, 64, 64 << 10
+"""Of a verdict: findings, pieces of evidence of one, and characters of one text."""
 MAX_ROLL_CALL_BYTES = 64 << 20
 MAX_DAMAGED = 10_000
 """So many lines that are no events: the rest is not read."""
@@ -37,7 +39,8 @@ MAX_TIME_S = 4e9
 Name = Annotated[str, Meta(max_length=512)]
 Text = Annotated[str, Meta(max_length=128 << 10)]
 """As long as the kernel lets an argument be (MAX_ARG_STRLEN)."""
-Count = Annotated[int, Meta(ge=0, le=1 << 31)]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+"""Users give `--max-restarts 1000000000`."""
 Rank = Annotated[int, Meta(ge=0, lt=1 << 24)]
 Pid = Annotated[int, Meta(ge=1, lt=1 << 31)]
 """An agent may be the first process of a container."""
@@ -202,7 +205,25 @@ def parse_verdict(data: bytes) -> Verdict | None:
     if verdict is None or not 0 <= verdict.exit_code <= 255 or not 0 <= verdict.attempt < 1 << 31:
         return None
     ranks = [rank for finding in verdict.findings for rank in (*finding.ranks, *finding.victims)]
-    return verdict if all(0 <= rank < 1 << 24 for rank in ranks) else None
+    if not all(0 <= rank < 1 << 24 for rank in ranks):
+        return None
+    findings = verdict.findings[:MAX_FINDINGS]
+    return msgspec.structs.replace(verdict, job=verdict.job[:MAX_TEXT], findings=tuple(map(_shorten, findings)))
+
+
+def _shorten(finding: Finding) -> Finding:
+    """Return a finding whose texts are no longer than those that allranks writes."""
+    names = ("cause", "node", "interface", "subject", "message", "fix", "ask", "waiting")
+    told = {name: getattr(finding, name) for name in names}
+    evidence = finding.evidence[:MAX_EVIDENCE]
+    return msgspec.structs.replace(
+        finding,
+        **{name: text[:MAX_TEXT] for name, text in told.items() if text},
+        notes=tuple(note[:MAX_TEXT] for note in finding.notes[:MAX_EVIDENCE]),
+        evidence=tuple(
+            Evidence(seen=each.seen[:MAX_TEXT], source=each.source and each.source[:MAX_TEXT]) for each in evidence
+        ),
+    )
 
 
 class _Card(msgspec.Struct):

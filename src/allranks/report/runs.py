@@ -153,7 +153,10 @@ def list_runs(log_dir: Path) -> list[Path]:
     """Return the directories of all runs below a directory, the newest first."""
     try:
         there = (path for path in log_dir.iterdir() if not path.name.startswith(BEING_DELETED))
-        found = [path for path in there if not path.is_symlink() and is_run(path)]
+        # No job makes other names, and no verb takes them.
+        found = [
+            path for path in there if as_file_name(path.name) == path.name and not path.is_symlink() and is_run(path)
+        ]
         return sorted(found, key=lambda path: (_begin_of(path), path.name), reverse=True)
     except OSError:
         return []

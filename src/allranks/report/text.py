@@ -212,4 +212,6 @@ def _shorten(line: str, style: Style) -> str:
 
 def printable(text: str) -> str:
     """Return the text without control characters, which a log could send to the terminal; newlines and tabs stay."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
