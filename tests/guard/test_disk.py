@@ -25,7 +25,7 @@ IOSTREAM = "RuntimeError: basic_ios::clear: iostream error"
 NO_ROOM = Room(size_bytes=100 * MIB, full_ago_s=0.0)
 PLENTY = Room(free_bytes=50 * GIB, size_bytes=100 * GIB, free_inodes=10**6)
 RUN_DIR_FULL: dict[str, Any] = {"room": NO_ROOM}
-TMP_FULL: dict[str, Any] = {"full": (FullPlace(purpose="TMPDIR", path="/tmp", room=NO_ROOM),)}  # noqa: S108
+TMP_FULL: dict[str, Any] = {"full": (FullPlace(purpose="TMPDIR", path="/tmp", room=NO_ROOM),)}
 
 
 def end(rank: int = 1, exit_code: int = 1, *, at: float = 100.0, **more: Any) -> WorkerEnd:
@@ -43,77 +43,81 @@ def judge(*ends: WorkerEnd, **beat: Any) -> Judged:
     return judge_ends(scene)
 
 
+SURE, LIKELY = ("AR005 disk-full", "certain"), ("AR005 disk-full", "likely")
+CODE = ("AR590 user-code-error", "certain")
+RUN_DIR_WAS = "while its run directory (runs/7/attempt_0/node02) was full"
+TRACEBACK = 'Traceback (most recent call last):\n  File "/u/t.py", line 6, in <module>\n'
+NOT_BY_US = ", not by allranks"
+
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, str, str]]] = {
     # name: (how it ended, what its node tells of its disks) -> (cause, confidence, message)
     "ENOSPC, and no disk is seen full": (
-        {"message": ENOSPC}, {"room": PLENTY}, ("AR005 disk-full", "certain", ENOSPC)),
-    "a quota": ({"message": QUOTA}, {}, ("AR005 disk-full", "certain", QUOTA)),
+        {"message": ENOSPC}, {"room": PLENTY}, (*SURE, ENOSPC)),
+    "a quota": ({"message": QUOTA}, {}, (*SURE, QUOTA)),
     "a file that was copied": (
         {"message": f"{ENOSPC}: '/data/a' -> '/scratch/a'"}, {},
-        ("AR005 disk-full", "certain", f"{ENOSPC}: '/data/a' -> '/scratch/a'")),
+        (*SURE, f"{ENOSPC}: '/data/a' -> '/scratch/a'")),
     "an exception of the script that was raised from it": (
         {"message": "TrainError: cannot save", "before": (ENOSPC,)}, {},
-        ("AR005 disk-full", "certain", f"{ENOSPC}; it ended with TrainError: cannot save")),
+        (*SURE, f"{ENOSPC}; it ended with TrainError: cannot save")),
     "sys.exit in the handling of it": (
         {"exit_code": 3, "before": (ENOSPC,)}, {},
-        ("AR005 disk-full", "certain", f"{ENOSPC}; it ended with exit code 3")),
+        (*SURE, f"{ENOSPC}; it ended with exit code 3")),
     "a data loader that hands it on": (
         {"message": f"OSError: Caught OSError in DataLoader worker process 0.\nOriginal Traceback (most recent call "
          f'last):\n  File "/u/d.py", line 3, in __getitem__\n    cache(x)\n{ENOSPC}'}, {},
-        ("AR005 disk-full", "certain", f"{ENOSPC}; it ended with OSError: Caught OSError in DataLoader worker process "
+        (*SURE, f"{ENOSPC}; it ended with OSError: Caught OSError in DataLoader worker process "
          "0.")),
     "a traceback on stderr, without the hook": (
-        {"stderr_tail": f'Traceback (most recent call last):\n  File "/u/t.py", line 6, in <module>\n    f.write(x)\n'
-         f"{ENOSPC}"}, {}, ("AR005 disk-full", "certain", f"{ENOSPC}; it ended with exit code 1")),
-    "torch hides the errno": ({"message": TORCH, "before": (IOSTREAM,)}, {}, ("AR005 disk-full", "likely", TORCH)),
+        {"stderr_tail": f"{TRACEBACK}    f.write(x)\n{ENOSPC}"}, {}, (*SURE, f"{ENOSPC}; it ended with exit code 1")),
+    "torch hides the errno": ({"message": TORCH, "before": (IOSTREAM,)}, {}, (*LIKELY, TORCH)),
     "torch hides the errno, and a disk is full": (
-        {"message": TORCH, "before": (IOSTREAM,)}, TMP_FULL, ("AR005 disk-full", "certain", TORCH)),
-    "iostream error": ({"message": IOSTREAM}, {}, ("AR590 user-code-error", "certain", IOSTREAM)),
-    "iostream error, and a disk is full": ({"message": IOSTREAM}, TMP_FULL, ("AR005 disk-full", "likely", IOSTREAM)),
+        {"message": TORCH, "before": (IOSTREAM,)}, TMP_FULL, (*SURE, TORCH)),
+    "iostream error": ({"message": IOSTREAM}, {}, (*CODE, IOSTREAM)),
+    "iostream error, and a disk is full": ({"message": IOSTREAM}, TMP_FULL, (*LIKELY, IOSTREAM)),
     "sqlite": (
         {"message": "OperationalError: database or disk is full"}, {},
-        ("AR005 disk-full", "certain", "OperationalError: database or disk is full")),
-    "nothing but an exit code": ({}, {"room": PLENTY}, ("AR590 user-code-error", "certain", "ended with exit code 1")),
+        (*SURE, "OperationalError: database or disk is full")),
+    "nothing but an exit code": ({}, {"room": PLENTY}, (*CODE, "ended with exit code 1")),
     "nothing but an exit code, and the run directory is full": (
         {}, RUN_DIR_FULL,
-        ("AR005 disk-full", "likely", "ended with exit code 1 while its run directory (runs/7/attempt_0/node02) was full")),
+        (*LIKELY, f"ended with exit code 1 {RUN_DIR_WAS}")),
     "nothing but an exit code, and the run directory was full 3 s ago": (
         {}, {"room": Room(free_bytes=64 * MIB, size_bytes=100 * GIB, full_ago_s=3.0)},
-        ("AR005 disk-full", "likely", "ended with exit code 1 while its run directory (runs/7/attempt_0/node02) was full")),
+        (*LIKELY, f"ended with exit code 1 {RUN_DIR_WAS}")),
     "nothing but an exit code, and the run directory was full an hour ago": (
         {}, {"room": Room(free_bytes=50 * GIB, size_bytes=100 * GIB, full_ago_s=3600.0)},
-        ("AR590 user-code-error", "certain", "ended with exit code 1")),
+        (*CODE, "ended with exit code 1")),
     "nothing but an exit code, and TMPDIR is full": (
         {"stderr_tail": "INFO step 40"}, TMP_FULL,
-        ("AR005 disk-full", "likely", "ended with exit code 1 while its TMPDIR (/tmp) was full")),
+        (*LIKELY, "ended with exit code 1 while its TMPDIR (/tmp) was full")),
     "nothing but an exit code, and /dev/shm is full": (
-        {}, {"shm_used": 1.0}, ("AR005 disk-full", "likely", "ended with exit code 1 while its /dev/shm was full")),
+        {}, {"shm_used": 1.0}, (*LIKELY, "ended with exit code 1 while its /dev/shm was full")),
     "nothing but an exit code, and /dev/shm is in use": (
-        {}, {"shm_used": 0.97}, ("AR590 user-code-error", "certain", "ended with exit code 1")),
+        {}, {"shm_used": 0.97}, (*CODE, "ended with exit code 1")),
     "a child of mp.spawn, whose words may have been for the full disk": (
         {"message": "ProcessExitedException: process 1 terminated with exit code 1"}, TMP_FULL,
-        ("AR005 disk-full", "likely", "ProcessExitedException: process 1 terminated with exit code 1 while its TMPDIR "
+        (*LIKELY, "ProcessExitedException: process 1 terminated with exit code 1 while its TMPDIR "
          "(/tmp) was full")),
     "a child of mp.spawn, and no disk is full": (
         {"message": "ProcessExitedException: process 1 terminated with exit code 1"}, {},
-        ("AR590 user-code-error", "certain", "ProcessExitedException: process 1 terminated with exit code 1")),
+        (*CODE, "ProcessExitedException: process 1 terminated with exit code 1")),
     "an error of the script while a disk is full": (
-        {"message": "ValueError: bad batch"}, RUN_DIR_FULL, ("AR590 user-code-error", "certain", "ValueError: bad batch")),
+        {"message": "ValueError: bad batch"}, RUN_DIR_FULL, (*CODE, "ValueError: bad batch")),
     "an error of the script, caught, while a disk is full": (
         {"exit_code": 2, "before": ("ValueError: bad batch",)}, RUN_DIR_FULL,
-        ("AR590 user-code-error", "certain", "ended with exit code 2")),
+        (*CODE, "ended with exit code 2")),
     "an error on stderr while a disk is full": (
-        {"stderr_tail": 'Traceback (most recent call last):\n  File "/u/t.py", line 6, in <module>\n    f()\nKeyError: 3'},
-        RUN_DIR_FULL, ("AR590 user-code-error", "certain", "ended with exit code 1")),
+        {"stderr_tail": f'{TRACEBACK}    f()\nKeyError: 3'}, RUN_DIR_FULL, (*CODE, "ended with exit code 1")),
     "killed while a disk is full": (
-        {"exit_code": -9}, RUN_DIR_FULL, ("AR407 dead-rank", "certain", "killed by SIGKILL (signal 9), not by allranks")),
-    "SIGBUS": ({"exit_code": -7}, {}, ("AR407 dead-rank", "certain", "killed by SIGBUS (signal 7), not by allranks")),
+        {"exit_code": -9}, RUN_DIR_FULL, ("AR407 dead-rank", "certain", f"killed by SIGKILL (signal 9){NOT_BY_US}")),
+    "SIGBUS": ({"exit_code": -7}, {}, ("AR407 dead-rank", "certain", f"killed by SIGBUS (signal 7){NOT_BY_US}")),
     "SIGBUS, and /dev/shm is full": (
         {"exit_code": -7}, {"shm_used": 0.97},
-        ("AR002 shm-too-small", "likely", "killed by SIGBUS (signal 7), not by allranks, while its /dev/shm was full")),
+        ("AR002 shm-too-small", "likely", f"killed by SIGBUS (signal 7){NOT_BY_US}, while its /dev/shm was full")),
     "SIGBUS, and TMPDIR is full": (
         {"exit_code": -7}, TMP_FULL,
-        ("AR005 disk-full", "likely", "killed by SIGBUS (signal 7), not by allranks, while its TMPDIR (/tmp) was full")),
+        (*LIKELY, f"killed by SIGBUS (signal 7){NOT_BY_US}, while its TMPDIR (/tmp) was full")),
     "ENOSPC in /dev/shm": (
         {"message": f"{ENOSPC}: '/dev/shm/torch_21_30'"}, {},
         ("AR002 shm-too-small", "certain", f"{ENOSPC}: '/dev/shm/torch_21_30'")),

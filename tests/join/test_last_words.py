@@ -13,13 +13,22 @@ import pytest
 
 import allranks
 from allranks.guard.inside.cell import Cell
+from allranks.launch.last_words import read_left
+from allranks.launch.worker_end import Left
+from allranks.report.folder import Folder
 from conftest import clean_env
 
 SITE = Path(allranks.__file__).parent / "join" / "site"
 
 
-def run(tmp_path: Path, text: str, **env: str) -> tuple[subprocess.CompletedProcess[str], dict | None, dict | None]:
-    """What a worker with this script did, and the exception in its cell and in its error file."""
+def run(
+    tmp_path: Path, text: str, *, cells: list[Left] | None = None, **env: str
+) -> tuple[subprocess.CompletedProcess[str], dict | None, dict | None]:
+    """What a worker with this script did, and the exception in its cell and in its error file.
+
+    Args:
+        cells: gets all that its agent would read of how it ended.
+    """
     cell, error = Cell.create(), tmp_path / "error.json"
     own = {
         "PYTHONPATH": str(SITE), "ALLRANKS_AGENT_PID": str(os.getpid()), "ALLRANKS_CELL_FD": str(cell.fd),
@@ -32,6 +41,8 @@ def run(tmp_path: Path, text: str, **env: str) -> tuple[subprocess.CompletedProc
         timeout=60, check=False,
     )  # fmt: skip
     raised = cell.read().raised
+    if cells is not None:
+        cells.append(read_left(Folder.at(tmp_path), "rank_0.error.json", "rank_0.exit.json", cell))
     cell.close()
     told = json.loads(raised.data) if raised else None
     return result, told, json.loads(error.read_text())["message"] if error.exists() else None
@@ -73,6 +84,50 @@ def test_a_long_exception_is_told_in_part(tmp_path: Path):
     trace = recorded["extraInfo"]["py_callstack"]
     assert (len(trace) < 65_536, "line 1, in <module>" in trace, trace[-4:]) == (True, True, "end\n")
     assert (tmp_path / "error.json").stat().st_size < 1 << 20
+
+
+@pytest.mark.parametrize("kind", ["a link", "another user's"])
+def test_an_error_file_is_not_written_where_another_user_leads(tmp_path: Path, kind: str):
+    there = way = tmp_path / "there"
+    there.mkdir()
+    if kind == "a link":
+        (way := tmp_path / "way").symlink_to(there)
+    elif os.geteuid():
+        pytest.skip("gives a directory away")
+    else:
+        os.chown(there, 65534, 65534)
+    _, told, _ = run(tmp_path, "raise ValueError('bad')\n", TORCHELASTIC_ERROR_FILE=str(way / "rank_0.error.json"))
+    assert (told["message"], list(there.iterdir())) == ("ValueError: bad", [])
+
+
+PRINT_PLACES = """
+    import os
+    names = ("TORCHELASTIC_ERROR_FILE", "TORCH_FR_DUMP_TEMP_FILE")
+    os.rename("there", "aside")
+    os.mkdir("there")
+    for name in names:  # as torch does it, by path
+        if name in os.environ:
+            open(os.environ[name] + "0", "w").close()
+    raise ValueError("bad")
+    """
+
+
+@pytest.mark.parametrize("is_agents", [True, False])
+def test_torch_writes_into_the_directory_of_the_agent_where_another_user_could_swap_it(tmp_path: Path, is_agents: bool):
+    (there := tmp_path / "there").mkdir()
+    status = there.stat()
+    env = {
+        "ALLRANKS_FOLDER": f"{status.st_dev}:{status.st_ino + (not is_agents)}",
+        "TORCHELASTIC_ERROR_FILE": f"{there}/rank_0.error.json",
+        "TORCH_FR_DUMP_TEMP_FILE": f"{there}/recorder_rank_",
+    }
+    _, told, _ = run(tmp_path, PRINT_PLACES, **env)
+    written = ["rank_0.error.json", "rank_0.error.json0", "recorder_rank_0"] if is_agents else []
+    assert (told["message"], sorted(path.name for path in (tmp_path / "aside").iterdir())) == (
+        "ValueError: bad",
+        written,
+    )
+    assert list(there.iterdir()) == []
 
 
 ODD_STR = "class Odd(Exception):\n def __str__(self): {}\nraise Odd()\n"
@@ -126,6 +181,55 @@ def test_what_an_exception_is_takes_forever_and_its_kind_is_told(tmp_path: Path)
 def test_where_no_file_can_be_written_the_cell_still_has_it(tmp_path: Path):
     _, told, recorded = run(tmp_path, "raise ValueError('bad')\n", TORCHELASTIC_ERROR_FILE="/proc/no/such")
     assert (told["message"], recorded) == ("ValueError: bad", None)
+
+
+AS_TORCH_RECORDS = """
+def record_exception():
+    with open("/dev/full", "w") as file:
+        file.write("{}")
+try:
+    raise ValueError("bad batch")
+except ValueError:
+    record_exception()
+    raise
+"""
+
+
+def test_where_records_own_file_does_not_fit_the_exception_before_is_told(tmp_path: Path):
+    result, told, _ = run(tmp_path, AS_TORCH_RECORDS, TORCHELASTIC_ERROR_FILE=str(tmp_path / "none/error.json"))
+    assert told["message"] == "ValueError: bad batch"
+    assert "No space left" not in told["py_callstack"]
+    assert result.stderr.rstrip().endswith("OSError: [Errno 28] No space left on device")
+
+
+def test_the_cell_has_an_exception_before_its_file_is_touched(tmp_path: Path):
+    os.mkfifo(tmp_path / "slow")  # the hook waits there for a reader for ever
+    text = """
+        import os, signal
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        os.path.exists = lambda path: os.open("slow", os.O_WRONLY)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        raise ValueError("bad")
+        """
+    result, told, _ = run(tmp_path, text)
+    assert (told["message"], result.returncode) == ("ValueError: bad", -9)
+
+
+def test_a_call_of_exit_is_told_in_the_cell_and_needs_no_disk(tmp_path: Path):
+    text = "import sys\ntry:\n    raise OSError(28, 'No space left on device')\nexcept OSError:\n    sys.exit(3)\n"
+    cells: list[Left] = []
+    result, told, _ = run(tmp_path, text, cells=cells, TORCHELASTIC_ERROR_FILE=str(tmp_path / "none/rank_0.error.json"))
+    assert (result.returncode, told) == (3, None)
+    assert cells[0].exit is not None
+    assert (cells[0].exit.exit_code, cells[0].exit.before) == (3, ("OSError: [Errno 28] No space left on device",))
+
+
+def test_a_file_that_cannot_be_written_leaves_no_rest(tmp_path: Path):
+    text = "import json\ndef dump(*_): raise OSError(28, 'No space left on device')\njson.dump = dump\n1 / 0\n"
+    result, told, recorded = run(tmp_path, text)
+    assert (told["message"], recorded) == ("ZeroDivisionError: division by zero", None)
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+    assert result.stderr.rstrip().endswith("ZeroDivisionError: division by zero")
 
 
 @pytest.mark.parametrize(

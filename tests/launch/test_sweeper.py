@@ -15,7 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from allranks.launch.sweeper import write_end
 from allranks.launch.workers import WRITER
+from allranks.report.folder import Folder
 from conftest import agents_in_background, wait_until
 
 AGENT = """
@@ -133,3 +135,13 @@ def test_of_a_killed_run_no_process_stays(tmp_path: Path):
         events = tmp_path / "runs" / "latest" / "attempt_0" / "events.jsonl"
         wait_until(lambda: '"agent_ended"' in events.read_text(), "how it ended", 5)
         assert time.monotonic() - killed_s < 5
+
+
+def test_the_end_of_an_agent_is_not_written_where_somebody_put_another_directory(tmp_path: Path):
+    (held := tmp_path / "attempt_0").mkdir()
+    told = {"attempt": str(held), "identity": list(Folder.at(held).identity)}
+    write_end(told, "first\n")
+    held.rename(aside := tmp_path / "aside")
+    held.mkdir()
+    write_end(told, "second\n")
+    assert ((aside / "events.jsonl").read_text(), list(held.iterdir())) == ("first\n", [])

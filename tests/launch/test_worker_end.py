@@ -29,8 +29,14 @@ TABLE = {
     "our signal came while sys.exit left": (-15, Left(exit=Exit(exit_code=3, time_s=99.9)), OURS, False, (3, False)),
     "a sys.exit that was caught long before": (-15, Left(exit=Exit(exit_code=3, time_s=9.0)), OURS, False, (-15, True)),
     "an abort while sys.exit left": (-6, Left(exit=Exit(exit_code=3, time_s=101.0)), {}, False, (3, False)),
+    "its last lines could not be written": (120, Left(lost_lines=3), {}, False, (0, False)),
+    "its last lines could not be written, and it left with 3": (
+        120, Left(lost_lines=3, exit=Exit(exit_code=3, time_s=101.0)), {}, False, (3, False)),
+    "its last lines could not be written, after an exception": (
+        120, Left(lost_lines=3, error=RAISED | {"time_s": 100.1}), {}, False, (120, False)),
+    "an exit code of 120 of its own": (120, Left(), {}, False, (120, False)),
     "killed while sys.exit left": (-9, Left(exit=Exit(exit_code=3, time_s=101.0)), {}, False, (-9, False)),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", TABLE)

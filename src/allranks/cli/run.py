@@ -130,7 +130,7 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
 @timeout_option(
     "--capacity-timeout",
     "capacity_timeout",
-    waits_for="for more nodes while the job has fewer than MIN",
+    waits_for="for more nodes while the job has fewer than MIN, or for room on a full disk before a restart",
     default=600.0,
 )
 @timeout_option(

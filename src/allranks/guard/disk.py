@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -25,12 +25,14 @@ import msgspec
 from allranks.causes.catalogue import find_cause, find_in_exception
 from allranks.causes.node.limits import size_text
 from allranks.guard.failure import describe, find_evidence
+from allranks.guard.judged import name_fault
 from allranks.guard.origin import killed_by
 from allranks.guard.scene import NodeView
-from allranks.model.finding import Confidence, Evidence
+from allranks.model.finding import Confidence, Evidence, Finding, Severity
+from allranks.model.hostlist import fold_hosts
 from allranks.model.raised import last_printed
 from allranks.model.room import FullPlace, Room
-from allranks.report.text import count_of
+from allranks.report.text import count_of, fold_ranks
 from allranks.wire.protocol import WorkerEnd
 
 LATELY_S = 30.0
@@ -156,6 +158,56 @@ def describe_room(place: FullPlace, node: str) -> str:
 def advise(place: FullPlace | None) -> str:
     """Return how to make room in a place; None: it is not known which one."""
     return _FIXES.get(place.purpose if place else "", "delete what is not needed there, or write to another disk")
+
+
+def describe_full(full: Sequence[tuple[str, FullPlace]]) -> str:
+    """`run directory runs/7 on node01: 0 KiB of 100 MiB free; allranks clean deletes old runs`; empty for none.
+
+    Args:
+        full: names of nodes, with what is full there.
+    """
+    told = [describe_room(msgspec.structs.replace(place, largest=""), node) for node, place in full]
+    if not told:
+        return ""
+    more = f" (and {count_of(len(told) - 1, 'more directory')} on other disks or nodes)" if len(told) > 1 else ""
+    return f"too little room: {told[0]}{more}; {advise(full[0][1])}"
+
+
+def describe_lost(lost: Mapping[int, tuple[int, str]]) -> str:
+    """`516 lines of rank 3 could not be written: the disk was full`; empty for none.
+
+    Args:
+        lost: by rank, how many lines, and why the kernel did not take them.
+    """
+    if not lost:
+        return ""
+    why = list(lost.values())[-1][1]
+    words = {"No space left on device": "the disk was full", "Disk quota exceeded": "the quota was used up"}
+    reason = words.get(why, why)
+    num_lines = sum(lines for lines, _ in lost.values())
+    return f"{count_of(num_lines, 'line')} of {fold_ranks(lost)} could not be written: {reason}"
+
+
+def find_lost(lost: Mapping[int, tuple[int, str]], nodes: Sequence[str]) -> tuple[Finding, ...]:
+    """Return the warning about lines that could not be written; none where no cause is known for why.
+
+    Args:
+        nodes: on which that happened.
+    """
+    why = {why for _, why in lost.values()}
+    found = next(filter(None, (find_in_exception(f"write error: {each}") for each in why)), None)
+    if found is None:
+        return ()
+    finding = name_fault(
+        found[0].id,
+        describe_lost(lost),
+        node=fold_hosts(nodes),
+        ranks=tuple(sorted(lost)),
+        severity=Severity.WARN,
+        evidence=["counted where Python could not write; what native code wrote is not counted"],
+        fix="make room before the next run: allranks clean deletes old runs",
+    )
+    return (finding,)
 
 
 def _explain_bus_error(end: WorkerEnd, node: NodeView) -> Shortage | None:

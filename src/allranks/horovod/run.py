@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from io import TextIOWrapper
 from ipaddress import ip_network
 from pathlib import Path
 from typing import IO, Any
@@ -39,6 +40,8 @@ from allranks.model.errors import AllranksError, Exit, SetupError, UsageError, e
 from allranks.model.finding import Finding, Severity, Verdict
 from allranks.report.rundir import RunDir
 
+EVENTS, HOSTS, LOST = "driver.jsonl", "hosts", "lost_hosts"
+"""Files that the driver shares with this process, in the directory of the attempt."""
 TICK_S = 0.1
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 END_S = 10.0
@@ -90,6 +93,8 @@ def run_horovod(
         exit_code = int(find_cause(findings[-1].cause.partition(" ")[0]).exit_code)
     verdict = Verdict(job=run_dir.path.name, attempt=run_dir.attempt, exit_code=exit_code, findings=findings)
     run_dir.write_verdict(verdict, node=os.uname().nodename)
+    if lost := run_dir.last_files.close():
+        say(lost)
     return exit_code
 
 
@@ -104,8 +109,7 @@ class _Job:
         show: Callable[[Finding | str], None],
     ) -> None:
         self._request, self._run_dir, self._say, self._show = request, run_dir, say, show
-        path = run_dir.attempt_path.absolute()
-        self._events, self._hosts, self._lost = path / "driver.jsonl", path / "hosts", path / "lost_hosts"
+        self._folder = run_dir.hold_attempt()
         self._unreachable: set[str] = set()
         self._stacks: queue.SimpleQueue[tuple[Mapping[str, list[list[str]]], str]] = queue.SimpleQueue()
         self._signum: int | None = None
@@ -118,10 +122,11 @@ class _Job:
     def started(self) -> Iterator[None]:
         """Start the driver, and end it when the block is left."""
         self._write_hosts()
-        self._events.touch()
+        self._folder.append(EVENTS).close()
         handlers = {each: signal.signal(each, self._note_signal) for each in ENDING}
         self._process = subprocess.Popen(
-            driver_command(self._request, self._events, self._hosts, self._lost),
+            driver_command(self._request, Path(f"/proc/self/fd/{self._folder.fd}")),
+            pass_fds=[self._folder.fd],
             env=os.environ
             | {
                 "ALLRANKS_HOROVOD_PLACE": place_words(self._request.subnet),
@@ -148,8 +153,11 @@ class _Job:
         process = self._process
         assert process is not None
         assert process.stdout is not None
-        log_path = self._run_dir.attempt_path / "horovod.log"
-        with self._events.open() as events, log_path.open("a") as log, selectors.DefaultSelector() as selector:
+        with (
+            TextIOWrapper(self._folder.open_read(EVENTS)) as events,
+            TextIOWrapper(self._folder.append("horovod.log")) as log,
+            selectors.DefaultSelector() as selector,
+        ):
             selector.register(process.stdout, selectors.EVENT_READ)
             rest, is_open = b"", True
             while True:
@@ -193,7 +201,7 @@ class _Job:
             else:
                 self._unreachable.discard(change.host)
                 self._tell(self.watch.regain(change.host))
-            self._lost.write_text("\n".join(sorted(self._unreachable)))
+            self._folder.write_whole(LOST, "\n".join(sorted(self._unreachable)).encode())
             self._write_hosts()
 
     def _tell(self, said: list[Said]) -> None:
@@ -228,9 +236,7 @@ class _Job:
     def _write_hosts(self) -> None:
         """Write the hosts that can be used, in one rename: the driver reads at any time."""
         usable = [host for host in self._request.hosts if host not in self._unreachable]
-        draft = self._hosts.with_suffix(".new")
-        draft.write_text("".join(f"{host}:{self._request.slots}\n" for host in usable))
-        draft.replace(self._hosts)
+        self._folder.write_whole(HOSTS, "".join(f"{host}:{self._request.slots}\n" for host in usable).encode())
 
     def _decode(self, line: str) -> list[dict[str, Any]]:
         try:
@@ -258,9 +264,11 @@ class _Job:
         process.stdout.close()
 
 
-def driver_command(request: HorovodRequest, events: Path, hosts: Path, lost: Path) -> list[str]:
+def driver_command(request: HorovodRequest, directory: Path) -> list[str]:
     """Return the command line of the driver.
 
+    Args:
+        directory: where it finds the files that it shares with this process.
     Raises:
         SetupError: this node is not on the data network.
     """
@@ -272,7 +280,7 @@ def driver_command(request: HorovodRequest, events: Path, hosts: Path, lost: Pat
     options += ["--slots-per-host", request.slots, "--elastic-timeout", request.timeout_s]
     options += ["--blacklist-cooldown-range", *request.cooldown_s]
     options += ["--host-discovery-script", request.discovery_script or "allranks"]
-    words = [driver.__file__, events, hosts, lost, "--", *options, *request.command]
+    words = [driver.__file__, *(directory / name for name in (EVENTS, HOSTS, LOST)), "--", *options, *request.command]
     return [sys.executable, "-u", *map(str, words)]
 
 

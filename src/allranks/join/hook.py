@@ -47,12 +47,16 @@ _group: ModuleType | None = None
 """join/group.py, once torch.distributed has been imported."""
 _worker_pid = 0
 """Of this process, where it is a worker: a fork of it is none."""
+_held: tuple[str, int] = ("", -1)
+"""The directory of this worker's files, where another user could swap it: a path through the descriptor, and that."""
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def become_worker() -> None:
     """Take note of the environment that a standby got with its orders, after its imports."""
     global _worker_pid
     _worker_pid = os.getpid()
+    _hold_folder()
     if _group is not None:
         _group.note_place()
     _tell_of_itself()
@@ -63,6 +67,7 @@ def arm() -> None:
     global _worker_pid
     if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()):
         _worker_pid = os.getpid()
+        _hold_folder()
         _record_uncaught_exceptions()
         _record_exits()
         if not faulthandler.is_enabled():  # else as PYTHONFAULTHANDLER or -X has it
@@ -70,6 +75,32 @@ def arm() -> None:
                 faulthandler.enable()
     _tell_of_itself()
     sys.meta_path.insert(0, _GroupFinder())
+
+
+def _hold_folder() -> None:
+    """Have torch's own files go into the directory that the agent holds, where another user could swap that.
+
+    NCCL's flight recorder and `@record` open files by their paths, and follow links. Here their paths begin with a
+    descriptor of this process instead. Without the agent's directory, they have no files to write.
+    """
+    global _held
+    path = os.path.dirname(os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    agents = os.environ.get("ALLRANKS_FOLDER")
+    if not agents or not path:
+        return
+    with contextlib.suppress(OSError):
+        fd = os.open(path, _OPEN)
+        status = os.fstat(fd)
+        if f"{status.st_dev}:{status.st_ino}" == agents:
+            _held = f"/proc/{os.getpid()}/fd/{fd}", fd
+        else:
+            os.close(fd)
+    for name in ("TORCHELASTIC_ERROR_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
+        parent, file = os.path.split(os.environ.get(name, ""))
+        if parent == path and _held[0]:
+            os.environ[name] = f"{_held[0]}/{file}"
+        elif parent == path:
+            del os.environ[name]
 
 
 class _GroupFinder(importlib.abc.MetaPathFinder):
@@ -203,7 +234,7 @@ def _note_exit(status: object = None) -> None:
     before = [*_before(value), cut(_say(type(value), value), EXCEPTION_LIMIT)] if value is not None else []
     note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
     if (cell := _own_cell()) and cell.leaves(
-        _as_json({**note, "before": [text[:CELL_BEFORE_CHARS] for text in before]})
+        _as_json({**note, "before": [cut(text, CELL_BEFORE_CHARS) for text in before]})
     ):
         return
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
@@ -340,7 +371,7 @@ def _write(path: str, record: object) -> None:
     whose it should be: a file server may turn root into another user.
     """
     parent, name = os.path.split(path)
-    folder = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    folder = os.dup(_held[1]) if parent == _held[0] else os.open(parent, _OPEN)
     draft = f".{name}.{os.urandom(8).hex()}"  # nobody can guess it
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666, dir_fd=folder)

@@ -135,7 +135,7 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
                 return _run_phases(workers)
             finally:
                 workers.end_standby()
-                if words := run_dir.last_files.describe_lost():
+                if words := run_dir.last_files.close():
                     say(words)
                 if workers.owner is not None:
                     workers.owner.end()

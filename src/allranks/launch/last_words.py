@@ -72,10 +72,10 @@ class _Words(msgspec.Struct):
 def read_left(folder: Folder, error_name: str, exit_name: str, cell: Cell) -> Left:
     """Return what a worker left behind; what it left in another shape than the hook counts as not left."""
     read, raised = cell.read(), _Raised()
-    lost_lines, code = cell.lost_lines()
     if read.raised is not None:
         with contextlib.suppress(Unreadable):
             raised = decode_fields(read.raised.data, _Raised)
+    lost_lines, code = cell.lost_lines()
     return Left(
         error=_as_fields(raised) | _read_error(folder, error_name),  # the file may not have been written
         exit=_read_exit(folder, exit_name) if read.leaves is None else _exit_of(read.leaves.data),

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allranks.guard.activity import Activity
-from allranks.guard.disk import find_named
 from allranks.guard.watch import Watch
 from allranks.guard.worker import WatchedWorker
 from allranks.host.net import listens
@@ -30,23 +29,21 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.knocking import Knocking
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.lines import Lines
-from allranks.launch.places import PlaceWatch
 from allranks.launch.pulse import Pulse
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.room import RoomWatch
 from allranks.launch.succession import find_end, find_events, why_not_lead
 from allranks.launch.worker_group import WorkerGroup
-from allranks.launch.workers import Worker, reap_orphans, wait_for_writers
+from allranks.launch.workers import Worker, age, reap_orphans, wait_for_writers
 from allranks.model.errors import AllranksError, UsageError
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.meeting import announce_leader
-from allranks.report.rundir import this_directory
 from allranks.report.runs import describe_kill
 from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
-from allranks.wire.protocol import Contact, Ended, Goodbye, Order, Plan, Stop, Try, WorkerEnd
+from allranks.wire.protocol import Contact, Goodbye, Order, Plan, Stop, Try, WorkerEnd
 from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
@@ -80,12 +77,8 @@ class Loop:
         self, workers: WorkerGroup, rendezvous: Rendezvous, *, inbox: SignalInbox, scheduler: Scheduler | None
     ) -> None:
         self.workers, self.rendezvous, self.inbox, self.scheduler = workers, rendezvous, inbox, scheduler
-        self.agent = Agent(
-            rendezvous.group,
-            now_s=time.monotonic(),
-            shutdown_s=workers.job.request.shutdown_s,
-            is_slurm=scheduler is not None,
-        )
+        shutdown_s, is_slurm = workers.job.request.shutdown_s, scheduler is not None
+        self.agent = Agent(rendezvous.group, now_s=time.monotonic(), shutdown_s=shutdown_s, is_slurm=is_slurm)
         self.leader: Leader | None = None
         """Where this agent leads."""
         self.driver: LeaderDriver | None = None
@@ -94,16 +87,14 @@ class Loop:
         self.times_lost = len(find_events(told, "node_lost", node=self.name))
         """Before this agent began: in a later generation it may be back from a loss."""
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
-        data_address = plan.data_path.address if plan.data_path else address
-        self._places = PlaceWatch(workers.find_places(), cwd=this_directory())
         self.rooms = RoomWatch(workers.run_dir)
         """Goes on after `run`: the last files of a job may need the room that it keeps."""
         self._watch = Watch(
             plan.guard,
-            data_address=data_address,
+            data_address=plan.data_path.address if plan.data_path else address,
             control_address=address,
             see_room=self.rooms.seen,
-            see_full=self._places.full,
+            see_full=workers.places.full,
         )
         self._search: Search | None = None
         self._knocking: Knocking | None = None
@@ -226,6 +217,9 @@ class Loop:
                 say(text)
             case events.Start(plan=plan):
                 self._plan_to_start = plan
+                with contextlib.suppress(UsageError):  # the workers' start says it
+                    folder = workers.run_dir.create_node(plan.members[plan.node_index].name)
+                    self.rooms.begin(folder, [member.name for member in plan.members], plan.node_index)
                 self._start_when_ready()
             case events.Signal(signum=signum, ranks=ranks):
                 workers.signal(signum, ranks)
@@ -260,8 +254,6 @@ class Loop:
             self.workers.start(plan, interface=self.rendezvous.interface)
         except UsageError as exc:
             refused = self.workers.refuse(plan, str(exc))
-        if self.workers.folder is not None:
-            self.rooms.begin(self.workers.folder, [member.name for member in plan.members], plan.node_index)
         now_s, generation = time.monotonic(), plan.generation
         begun = self.workers.still_running
         hang_s = self.workers.job.guard.hang_s
@@ -300,10 +292,10 @@ class Loop:
     def _tell_end(self, event: type[events.WorkerEnded | events.WorkerFailed], end: WorkerEnd, generation: int) -> None:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
-            self._places.look(find_named(end), ROOM_S)
+            self.workers.places.look(end, ROOM_S)
             self.rooms.look(ROOM_S)
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
-        self._feed(event(now_s=now_s, ended=_age(end, generation)))
+        self._feed(event(now_s=now_s, ended=age(end, generation)))
 
     def _step(self, event: events.Event) -> list[Effect]:
         """Have the agent take in an event; before it ends its workers after a fault, it tells which have failed."""
@@ -311,7 +303,7 @@ class Loop:
         if isinstance(event, events.Heard) and isinstance(event.message, Stop) and event.message.grace_s is not None:
             for worker in self.workers.still_running:
                 if (end := worker.failed_already()) is not None:
-                    ended = _age(end, self.agent.plan.generation)
+                    ended = age(end, self.agent.plan.generation)
                     effects += self.agent.step(events.WorkerFailed(now_s=event.now_s, ended=ended))
         return effects + self.agent.step(event)
 
@@ -422,14 +414,7 @@ class Loop:
             self._knocking = Knocking(next(each for each in agent.plan.successors if each.node == leader))
 
     def _end_search(self) -> None:
-        if self._knocking is not None:
-            self._knocking.stop()
-            self._knocking = None
-        if self._search is not None:
-            self._search.stop()
-            self._search = None
-
-
-def _age(end: WorkerEnd, generation: int) -> Ended:
-    """Return the end of a worker as it is told: clocks of nodes differ, so it has an age instead of a time."""
-    return Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
+        for each in (self._knocking, self._search):
+            if each is not None:
+                each.stop()
+        self._knocking = self._search = None

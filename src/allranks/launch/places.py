@@ -1,8 +1,8 @@
 """Which directories that ranks write to are full, now that a rank has failed? Looked at in a thread: a disk may hang.
 
     places = PlaceWatch({"TMPDIR": Path("/tmp")}, cwd=os.getcwd())
-    places.look(named="/scratch/run7/step_40.pt", within_s=0.1)     a rank has failed, and named this file
-    places.full()                                                   goes into the node's beats
+    places.look(end, within_s=0.1)      a rank has failed; its exception may name a file
+    places.full()                       goes into the node's beats
 
 Nothing is asked before a rank fails. Once something was full, it is looked at again every AGAIN_S until there is room:
 the leader waits for that before it starts the ranks again. The run directory is watched all the time (launch.room);
@@ -20,10 +20,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from allranks.causes.node.limits import MIB, size_text
+from allranks.guard.disk import find_named
 from allranks.host.limits import read_place
 from allranks.model.card import Place
 from allranks.model.room import FullPlace, Room
 from allranks.model.text import as_one_line
+from allranks.wire.protocol import WorkerEnd
 
 AGAIN_S = 2.0
 MOST_FILES = 500
@@ -47,12 +49,9 @@ class PlaceWatch:
         self._thread: threading.Thread | None = None
         self._looked_s = 0.0
 
-    def look(self, named: str, within_s: float) -> None:
-        """Look now, and wait so long for the answer.
-
-        Args:
-            named: a file that the exception of a rank names; empty: it names none.
-        """
+    def look(self, end: WorkerEnd, within_s: float) -> None:
+        """Look now, also where an exception of this worker names a file, and wait so long for the answer."""
+        named = find_named(end)
         folder = Path(named).parent
         if named and (folder.is_absolute() or self._cwd is not None):
             self._named = {str(folder)[:MOST_CHARS]: (self._cwd or Path()) / folder}

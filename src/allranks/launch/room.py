@@ -1,9 +1,10 @@
 """How much room has this node's run directory, and what is kept back in it? A thread that asks every few seconds.
 
-    with RoomWatch(run_dir, node_path, job) as rooms:
+    with RoomWatch(run_dir) as rooms:
+        rooms.begin(folder, names, position)  this node's directory, and the job's nodes
         rooms.seen()                          the latest answer: goes into the node's beats
         rooms.look(within_s=0.05)             asks now: a worker has failed, perhaps for want of room
-        rooms.make_room(within_s=1.0)         a write of our own has failed: give the ballast back
+        rooms.note(exc)                       a write of our own has failed: is it full? then give the ballast back
 
 The thread owns the ballast (report.ballast): it takes it soon after the workers' start, gives it back when the disk is
 full, and takes it again when there is room again. Whatever it calls may hang with the file system, so nobody waits for
@@ -23,23 +24,23 @@ from typing import Self
 import msgspec
 
 from allranks.model.room import Room
-from allranks.report.ballast import Ballast, choose_size, describe, is_in_memory, look
+from allranks.report.ballast import Ballast, choose_size, describe, is_full, is_in_memory, look, try_to_write
 from allranks.report.folder import Folder
 from allranks.report.rundir import RunDir, as_file_name
 
-ASK_S = 5.0
+ASK_S = 2.0
 """Between two looks."""
 ASK_SHORT_S = 0.5
 """While there is little room: a disk that is full is told before ranks have died of it."""
 ASK_SHARED_S = 0.01
-"""For each node that asks the same file server: 1,000 nodes ask every 10 s, short or not."""
+"""For each node that asks the same file server: 1,000 nodes ask every 10 s, also while there is little."""
 SETTLE_S = 2.0
 """After this, the directories of other nodes are there, where they share the run directory: the ballast is taken."""
 HANG_S = 15.0
 """A file system that has not answered for so long is told as one that does not."""
 END_S = 0.5
-NOTED_S = 30.0
-"""How long an error of a write of our own counts, if the file system itself says nothing: a quota."""
+NOTE_S = 1.0
+"""For the thread to give the ballast back, when a write has found no room."""
 
 
 class RoomWatch:
@@ -59,15 +60,17 @@ class RoomWatch:
         """Since when the file system is asked; None: it has answered."""
         self._full_s: float | None = None
         """When it was last seen full."""
-        self._noted: tuple[float, str] | None = None
+        self._is_doubtful = False
+        """A write of our own has failed: the file system's figures do not tell a quota, or a broken disk."""
         self._ballast = Ballast(0)
         self._freed_bytes = 0
         self._takes_ballast, self._gives_up = True, False
         self._began_s = time.monotonic()
         self._is_over = False
-        self._wanted, self._turn, self._num_turns = threading.Event(), threading.Condition(), 0
+        self._wanted, self._turn = threading.Event(), threading.Condition()
+        self._num_begun = self._num_done = 0
         self._thread = threading.Thread(target=self._run, name="allranks-room", daemon=True)
-        run_dir.last_files.on_full = self.note_full
+        run_dir.last_files.on_error = self.note
 
     def __enter__(self) -> Self:
         return self
@@ -78,7 +81,6 @@ class RoomWatch:
         self._wanted.set()
         if self._thread.is_alive():
             self._thread.join(END_S)
-        self._run_dir.last_files.drop()
 
     def begin(self, folder: Folder, names: Sequence[str], position: int) -> None:
         """Watch this node's directory from now on; again for each generation.
@@ -108,29 +110,34 @@ class RoomWatch:
         asked_s = self._asked_s
         if self._thread.is_alive() and (asked_s is None or time.monotonic() < asked_s + within_s):
             with self._turn:
-                before = self._num_turns
+                before = self._num_begun  # a turn that has begun already may have looked already
                 self._wanted.set()
-                self._turn.wait_for(lambda: self._num_turns > before, within_s)
+                self._turn.wait_for(lambda: self._num_done > before, within_s)
         return self.seen()
 
-    def note_full(self, exc: OSError, within_s: float = 1.0) -> None:
-        """A write of our own found no room: give the ballast back, if there is one, within this time."""
-        self._noted, self._full_s, self._gives_up = (time.monotonic(), describe(exc)), time.monotonic(), True
-        self.look(within_s)
+    def note(self, exc: OSError, within_s: float = NOTE_S) -> None:
+        """A write of our own has failed; where it found no room, give the ballast back, within this time."""
+        self._is_doubtful = True
+        if is_full(exc):
+            self._full_s, self._gives_up = time.monotonic(), True
+            self.look(within_s)
 
     # The thread
 
     def _run(self) -> None:
         while not self._is_over:
-            self._wanted.clear()
+            with self._turn:
+                self._wanted.clear()
+                self._num_begun += 1
             self._asked_s = time.monotonic()
             with contextlib.suppress(OSError):
                 self._room = self._ask(self._asked_s)
             self._asked_s = None
             with self._turn:
-                self._num_turns += 1
+                self._num_done += 1
                 self._turn.notify_all()
             self._wanted.wait(self._interval_s)
+        self._ballast.free()
 
     @property
     def _interval_s(self) -> float:
@@ -145,13 +152,13 @@ class RoomWatch:
         return len(self._names) > 1
 
     def _ask(self, now_s: float) -> Room:
-        folder, room = self._folder, self._look(now_s)
+        folder, room = self._folder, self._look()
         assert folder is not None
         if room.is_full or self._gives_up:
             self._full_s = now_s if room.is_full else self._full_s
-            if freed := self._ballast.free():
-                self._freed_bytes, self._noted = freed, None
-                room = self._look(now_s)
+            # Blocks are of no use where inodes are lacking.
+            if (self._gives_up or not room.lacks_inodes) and (freed := self._ballast.free()):
+                self._freed_bytes, room = freed, self._look()
             self._gives_up, self._takes_ballast = False, True
         elif room.problem is None and not room.is_short(was_short=True):
             self._freed_bytes = 0
@@ -167,14 +174,18 @@ class RoomWatch:
         in_memory = is_in_memory(self._folder.fd)
         return choose_size(room, sharers=sharers, position=self._position, is_in_memory=in_memory)
 
-    def _look(self, now_s: float) -> Room:
+    def _look(self) -> Room:
         folder = self._folder
         assert folder is not None
         room = look(folder.fd)
         if room.problem is None and not folder.is_in_place:
             room = msgspec.structs.replace(room, problem=describe(OSError(errno.ENOENT, os.strerror(errno.ENOENT))))
-        if room.problem is None and self._noted is not None and now_s < self._noted[0] + NOTED_S:
-            room = msgspec.structs.replace(room, problem=self._noted[1])
+        if room.problem is None and self._is_doubtful and not room.is_full:
+            try:
+                try_to_write(folder.fd)
+                self._is_doubtful = False
+            except OSError as exc:
+                room = msgspec.structs.replace(room, problem=describe(exc))
         return msgspec.structs.replace(room, is_shared=self._is_shared(folder))
 
     def _is_shared(self, folder: Folder) -> bool:

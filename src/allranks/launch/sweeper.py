@@ -141,12 +141,22 @@ def _wait(reader: int, agent: int) -> None:
     if "attempt" in told:
         fields = {"node": told["node"], "pid": agent, "signal": signum, "oom_kills": memory.num_kills()}
         fields["is_oom"] = agent in memory.killed_pids()
-        with contextlib.suppress(OSError):
-            attempt = Folder.at(Path(told["attempt"]))
-            if attempt.identity == tuple(told["identity"]):  # nobody has put another one there
-                with attempt.append(EVENTS) as file:
-                    file.write(event_line(AGENT_ENDED, **fields).encode())
+        write_end(told, event_line(AGENT_ENDED, **fields))
     sweep(agent, sessions=told["sessions"], since=began)
+
+
+def write_end(told: Mapping[str, Any], line: str) -> None:
+    """Append how the agent ended to the events of its attempt, as long as nobody has put another directory there.
+
+    Args:
+        told: by the agent: `attempt`, the path, and `identity` of the directory.
+        line: of events.jsonl.
+    """
+    with contextlib.suppress(OSError):
+        attempt = Folder.at(Path(told["attempt"]))
+        if attempt.identity == tuple(told["identity"]):
+            with attempt.append(EVENTS) as file:
+                file.write(line.encode())
 
 
 class _AgentEnd:

@@ -30,6 +30,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.events import Hold
+from allranks.launch.places import PlaceWatch
 from allranks.launch.plan import JobPlan
 from allranks.launch.sweeper import Sweeper
 from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind, kill_descendants
@@ -38,7 +39,7 @@ from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.folder import Folder
 from allranks.report.growth import GrowthRecorder
-from allranks.report.rundir import RunDir
+from allranks.report.rundir import RunDir, this_directory
 from allranks.report.text import say
 from allranks.state.saved.holding import Holding
 from allranks.state.saved.owner import identify
@@ -74,12 +75,20 @@ class WorkerGroup:
     folder: Folder | None = None
     """This node's directory, which has the files of the workers that were started last."""
     settings: list[Setting] = field(default_factory=list)
+    places: PlaceWatch = field(init=False)
+    """Looks which directories that workers write to are full."""
     _can_stand_by: bool = True
     """False once a standby could not fork: another one could not, either."""
 
     _caught: dict[int, int] = field(default_factory=dict)
     """By pid: the signals that a worker catches, as the kernel had it at `_caught_s`."""
     _caught_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        known = name_places(self.env, run_dir=self.run_dir.path)
+        order = {"run directory": known["run directory"], "checkpoint directory": self.checkpoints}
+        order |= {"TMPDIR": known["TMPDIR"], "/dev/shm": known["/dev/shm"]}  # noqa: S108
+        self.places = PlaceWatch(order, cwd=this_directory())
 
     # The directory of checkpoints
 
@@ -127,6 +136,7 @@ class WorkerGroup:
             recorder=(folder.path / "recorder_rank_").absolute(),
             members=self.run_dir.share_members(me.name, format_members(group.members)),
         )
+        self.settings += _name_folder(folder)
         self.run_dir.write_settings(me.name, self.settings)
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, folder)
@@ -138,7 +148,7 @@ class WorkerGroup:
                         self.console.follow(name, start=start, stream=stream, prefix=prefix, dir_fd=folder.fd)
             self.processes.append(worker)
         if self.growth is None or folder is not before:  # somebody has removed the directory
-            self.growth = GrowthRecorder(folder)
+            self.growth = GrowthRecorder(folder, self.run_dir.last_files.on_error)
         self.growth.watch(worker.file_name(stream) for worker in self.processes for stream in worker.starts)
         self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:
@@ -169,7 +179,7 @@ class WorkerGroup:
             command, env = container.enter(runtime, request.container, command, env, names=names, has_gpus=has_gpus)
         standby = self._standby_for(env)
         worker.start(command, env, fds=fds, standby=standby)
-        if standby is not None and not isinstance(worker.process, psutil.Process):
+        if standby is not None and worker.end is None and not isinstance(worker.process, psutil.Process):
             say("the standby forked no worker; workers start without it")
             self.end_standby()
         return worker
@@ -220,17 +230,6 @@ class WorkerGroup:
     def still_running(self) -> list[Worker]:
         """Workers that have not ended."""
         return [worker for worker in self.processes if worker.end is None]
-
-    def find_places(self) -> dict[str, Path]:
-        """Return the directories that workers write to, by purpose."""
-        known = name_places(self.env, run_dir=self.run_dir.path)
-        named = self.env.get("ALLRANKS_CHECKPOINT_DIR") or self.job.request.checkpoint_dir
-        own = {
-            "run directory": known.pop("run directory"),
-            "checkpoint directory": self.run_dir.checkpoints_path(named),
-        }
-        known.pop("HOME", None)
-        return own | dict(reversed(known.items()))
 
     def order(self, order: Order) -> None:
         """Give an order to the workers."""
@@ -298,6 +297,18 @@ class WorkerGroup:
         self.console.finish()
         for worker in self.processes:
             worker.cell.close()
+
+
+def _name_folder(folder: Folder) -> list[Setting]:
+    """Return what lets a worker's hook hold the directory of its files, where another user could swap that."""
+    device, inode = folder.identity
+    try:
+        if not folder.may_be_swapped(folder.owner):
+            return []
+    except OSError:  # a directory above it cannot be looked at
+        pass
+    reason = "device and inode of the run directory: another user can rename a directory above it"
+    return [Setting("ALLRANKS_FOLDER", f"{device}:{inode}", reason, "run dir")]
 
 
 def _teller_of(worker: Worker) -> int:

@@ -39,7 +39,7 @@ from allranks.launch.last_words import read_crash, read_left, read_tail
 from allranks.launch.worker_end import Left, explain_end, will_end_with
 from allranks.model.text import as_utf8
 from allranks.report.folder import Folder
-from allranks.wire.protocol import WorkerEnd
+from allranks.wire.protocol import Ended, WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
@@ -341,6 +341,11 @@ class Standby:
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
             self.process.wait(END_S)
+
+
+def age(end: WorkerEnd, generation: int) -> Ended:
+    """Return the end of a worker as it is told: clocks of nodes differ, so it has an age instead of a time."""
+    return Ended(end=end, age_s=max(0.0, time.time() - end.time_s), generation=generation)
 
 
 def reap_orphans(workers: Sequence[Worker]) -> None:

@@ -13,8 +13,9 @@ import msgspec
 
 MIB = 1 << 20
 GIB = 1 << 30
-FULL_BYTES = 4 * MIB
-"""Fewer free bytes than this are none: file systems keep some for themselves, and a writer that failed left a rest."""
+FULL_BYTES, FULL_SHARE = 4 * MIB, 1 / 128
+"""Fewer free bytes than this, and than this share, are none: what file systems keep for themselves, the rest that a
+writer left who failed."""
 FULL_INODES = 4
 """The same for inodes: the verdict's draft, and a file or two that another process makes at the same time."""
 SHORT_BYTES = GIB
@@ -52,12 +53,19 @@ class Room(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_full(self) -> bool:
-        """Nothing can be written now: under FULL_BYTES or FULL_INODES are free, or a write met ENOSPC or EDQUOT."""
+        """Nothing can be written now: almost no byte or inode is free, or a write met ENOSPC or EDQUOT."""
         return (
-            (self.size_bytes > 0 and self.free_bytes < FULL_BYTES)
+            (self.size_bytes > 0 and self.free_bytes < min(FULL_BYTES, FULL_SHARE * self.size_bytes))
             or (self.free_inodes is not None and self.free_inodes < FULL_INODES)
             or (self.problem or "").startswith(("ENOSPC", "EDQUOT"))
         )
+
+    @property
+    def lacks_inodes(self) -> bool:
+        """It is full, or soon will be, of files and not of bytes."""
+        known = msgspec.structs.replace(self, problem=None)
+        of_bytes = msgspec.structs.replace(known, free_inodes=None)
+        return known.is_short(was_short=True) and not of_bytes.is_short(was_short=True)
 
     @property
     def is_gone(self) -> bool:

@@ -25,7 +25,7 @@ import functools
 import os
 import secrets
 import struct
-from dataclasses import dataclass
+import weakref
 from pathlib import Path
 
 from allranks.model.room import MIB, Room
@@ -50,7 +50,7 @@ _IN_MEMORY = (0x01021994, 0x858458F6)
 """linux/magic.h: tmpfs, ramfs."""
 _EXT, _EXT_RESERVE_BYTES = 0xEF53, 16 * MIB
 """ext2 to ext4 keep blocks for root, and ext4 some more that nobody gets (s_resv_clusters: 2 %, at most 4096)."""
-_CHUNK = MIB
+_CHUNK, _BLOCK = MIB, 4096
 
 
 def look(path: Path | int) -> Room:
@@ -101,13 +101,17 @@ def choose_size(room: Room, *, sharers: int, position: int = 0, is_in_memory: bo
     return size if size >= LEAST_BYTES else 0
 
 
-@dataclass(slots=True)
 class Ballast:
-    """Blocks of a file without a name."""
+    """Blocks of a file without a name, until `free`, or until nobody has this object any more.
 
-    size_bytes: int
-    """0: it keeps none."""
-    _fd: int = -1
+    Args:
+        size_bytes: of the blocks; 0: it keeps none.
+        fd: of the file, which this object closes.
+    """
+
+    def __init__(self, size_bytes: int, fd: int | None = None) -> None:
+        self.size_bytes = size_bytes
+        self._close = weakref.finalize(self, os.close, fd) if fd is not None else None
 
     @classmethod
     def keep(cls, folder: int, size_bytes: int) -> Ballast:
@@ -131,22 +135,25 @@ class Ballast:
 
     def free(self) -> int:
         """Give the blocks back; returns how many bytes that were."""
-        fd, size, self._fd, self.size_bytes = self._fd, self.size_bytes, -1, 0
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        size, self.size_bytes = self.size_bytes, 0
+        with contextlib.suppress(OSError):
+            if self._close is not None:
+                self._close()
         return size
 
 
-@dataclass(slots=True)
 class Draft:
-    """A file that has its inode and its blocks before there is anything to write into it, and no name until then."""
+    """A file that has its inode and its blocks before there is anything to write into it, and no name until then.
 
-    _folder: int
-    """The caller's descriptor."""
-    _fd: int
-    _name: str
-    """Where a file without a name is impossible."""
+    Args:
+        folder: descriptor of the directory; it is the caller's.
+        fd: of the file, which this object closes.
+        name: where a file without a name is impossible.
+    """
+
+    def __init__(self, folder: int, fd: int, name: str) -> None:
+        self._folder, self._fd, self._name = folder, fd, name
+        self._close = weakref.finalize(self, os.close, fd)
 
     @classmethod
     def keep(cls, folder: int, size_bytes: int) -> Draft:
@@ -194,13 +201,12 @@ class Draft:
 
     def drop(self) -> None:
         """Give it up."""
-        fd, name, self._fd, self._name = self._fd, self._name, -1, ""
+        name, self._name = self._name, ""
         with contextlib.suppress(OSError):
             if name:
                 os.unlink(name, dir_fd=self._folder)
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(fd)
+        with contextlib.suppress(OSError):
+            self._close()
 
     def _link(self, name: str) -> None:
         # linkat(2): a descriptor gets a name through /proc.
@@ -230,6 +236,22 @@ def open_nameless(folder: int, stem: str) -> tuple[int, str]:
             raise
     name = f"{stem}.{secrets.token_hex(8)}"
     return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=folder), name
+
+
+def try_to_write(folder: int) -> None:
+    """Write one block to a file without a name: a quota, or a broken disk, is seen only so.
+
+    Raises:
+        OSError: why that is impossible.
+    """
+    fd, name = open_nameless(folder, ".try")
+    try:
+        _write(fd, secrets.token_bytes(_BLOCK))
+        os.fsync(fd)  # where a file server says that the quota is used up
+    finally:
+        os.close(fd)
+        if name:
+            os.unlink(name, dir_fd=folder)
 
 
 def is_in_memory(path: Path | int) -> bool:

@@ -18,6 +18,7 @@ import os
 import secrets
 import stat
 import weakref
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -25,6 +26,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: a fifo is refused, not waited for
 MAX_BYTES = 64 << 20
 """Of a file that is read whole."""
+
+
+class RefusedError(OSError):
+    """A directory is a link, or somebody else's; `filename` is its path."""
 
 
 class Folder:
@@ -105,6 +110,12 @@ class Folder:
             there = self.path.lstat()
             return (there.st_dev, there.st_ino) == self.identity
         return False
+
+    def may_be_swapped(self, own_uid: int) -> bool:
+        """Whether another user can put another directory where this one's path leads, as `can_swap` says."""
+        above = {*self.path.absolute().parents, *self.path.resolve().parents}
+        seen = [(status.st_uid, status.st_mode) for status in map(os.stat, above)]
+        return can_swap(seen, trusted={0, os.geteuid(), own_uid})
 
     # Files below it
 
@@ -195,16 +206,28 @@ def why_not_ours(owner: int, own_uid: int) -> str | None:
         own_uid: user id of a file that this process made in it, or below it.
 
     >>> why_not_ours(1000, 0)
-    'it belongs to user 1000, and what this job writes there to user 0'
+    "it belongs to user 1000, but this job's files belong to user 0"
     """
-    return None if owner == own_uid else f"it belongs to user {owner}, and what this job writes there to user {own_uid}"
+    return None if owner == own_uid else f"it belongs to user {owner}, but this job's files belong to user {own_uid}"
+
+
+def can_swap(above: Iterable[tuple[int, int]], *, trusted: Collection[int]) -> bool:
+    """Whether somebody else owns one of these directories, or everybody may rename what is in it. Pure.
+
+    Args:
+        above: owner and mode of each directory that a path leads through.
+        trusted: user ids of this process, and root's. Members of a directory's group are trusted, too.
+    """
+    return any(owner not in trusted or (mode & stat.S_IWOTH and not mode & stat.S_ISVTX) for owner, mode in above)
 
 
 def _open_directory(name: str | Path, path: Path, dir_fd: int | None = None) -> int:
     try:
         return os.open(name, _DIRECTORY, dir_fd=dir_fd)
     except OSError as exc:
+        is_link = False
         with contextlib.suppress(OSError):
-            if stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode):
-                raise OSError(errno.ELOOP, "a link instead of a directory", str(path)) from exc
+            is_link = stat.S_ISLNK(os.stat(name, dir_fd=dir_fd, follow_symlinks=False).st_mode)
+        if is_link:
+            raise RefusedError(errno.ELOOP, "a link instead of a directory", str(path)) from exc
         raise

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,10 +27,14 @@ JOIN_S = 1.0
 
 
 class GrowthRecorder:
-    """Writes the index of one node until `end`."""
+    """Writes the index of one node until `end`.
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder, self._is_over = folder, threading.Event()
+    Args:
+        on_error: is told why it could not be written: often the first to notice that a disk is full.
+    """
+
+    def __init__(self, folder: Folder, on_error: Callable[[OSError], None] = lambda _: None) -> None:
+        self._folder, self._is_over, self._on_error = folder, threading.Event(), on_error
         self._files: tuple[str, ...] = ()
         self._sizes: dict[str, int] = {}
         self._thread = threading.Thread(target=self._run, name="allranks-growth", daemon=True)
@@ -49,8 +53,10 @@ class GrowthRecorder:
         interval_s, is_over = INTERVALS_S[0][1], False
         while not is_over:
             is_over = self._is_over.wait(interval_s)
-            with contextlib.suppress(OSError):
+            try:
                 interval_s = self._record()
+            except OSError as exc:
+                self._on_error(exc)
 
     def _record(self) -> float:
         sizes = {}

@@ -4,11 +4,11 @@
     files.keep()                                  takes blocks and inodes for them; again every few seconds
     files.publish("verdict.json", data)           whole, or not at all
     files.append(lines)                           to events.jsonl
-    files.describe_lost()                         `not written to ... (No space left on device): 3 events`
+    files.close()                                 `not written to ... (No space left on device): 3 events`
 
-No call raises OSError: a full, broken or removed directory stops no job. Where there is no room, `on_full` is asked to
-make some (launch.room gives the ballast back), and the write is tried again; events are kept, and tried again with the
-next ones. What could not be written after all is counted.
+No call raises OSError: a full, broken or removed directory stops no job. `on_error` is told why a write failed; where
+there is no room, it may make some (launch.room gives the ballast back), and the write is tried again. Events are kept,
+and tried again with the next ones. What could not be written after all is counted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LastFiles:
 
     def __init__(self, hold: Hold) -> None:
         self._hold = hold
-        self.on_full: Callable[[OSError], None] | None = None
+        self.on_error: Callable[[OSError], None] = lambda _: None
         """Makes room, if it can."""
         self._drafts: dict[str, tuple[Folder, Draft]] = {}
         self._is_kept = False
@@ -84,13 +84,15 @@ class LastFiles:
             self._lock.release()
 
     def publish(self, name: str, data: bytes, *, replaces: bool = True) -> bool:
-        """Write a whole file; returns False if there is one of that name that is not to be replaced."""
+        """Write a whole file; returns False if there is one of that name that is not to be replaced.
+
+        For a verdict, a directory that somebody has deleted is made anew.
+        """
         try:
             return self._publish(name, data, replaces=replaces)
         except OSError as exc:
             again = self._publish if is_full(exc) else self._publish_plainly
-            if is_full(exc) and self.on_full is not None:
-                self.on_full(exc)
+            self.on_error(exc)
         try:
             return again(name, data, replaces=replaces)
         except OSError as exc:
@@ -98,7 +100,7 @@ class LastFiles:
             return True  # who cannot write must speak
 
     def _publish(self, name: str, data: bytes, *, replaces: bool) -> bool:
-        folder, (kept_in, draft) = self._hold(), self._drafts.get(name, (None, None))
+        folder, (kept_in, draft) = self._hold(make=name == VERDICT), self._drafts.get(name, (None, None))
         if draft is None or kept_in is not folder:  # or that directory is gone
             draft = Draft.keep(folder.fd, len(data))
             self._drafts[name] = folder, draft
@@ -108,7 +110,7 @@ class LastFiles:
 
     def _publish_plainly(self, name: str, data: bytes, *, replaces: bool) -> bool:
         """Write a file where the file system can neither link a file nor do without a name."""
-        folder = self._hold()
+        folder = self._hold(make=name == VERDICT)
         if replaces:
             folder.write_whole(name, data)
             return True
@@ -139,9 +141,9 @@ class LastFiles:
                     os.close(fd)
             except OSError as exc:
                 self._note(exc, None)
-                if is_again or not makes_room or self.on_full is None or not is_full(exc):
+                if is_again or not makes_room:
                     break
-                self.on_full(exc)
+                self.on_error(exc)
             else:
                 self._kept_up_to = self._kept_up_to or 0
                 return
@@ -150,16 +152,13 @@ class LastFiles:
             self._num_dropped += self._pending.count(b"\n", len(kept))
             self._pending = kept
 
-    def describe_lost(self) -> str:
-        """Return what could not be written, and why, as a line; empty if nothing was lost."""
+    def close(self) -> str:
+        """Give up what was kept; returns what could not be written, and why, as a line; empty if nothing was lost."""
+        while self._drafts:
+            self._drafts.popitem()[1][1].drop()
         num_events = self._pending.count(b"\n") + self._num_dropped
         lost = [*([count_of(num_events, "event")] if num_events else []), *self._lost]
         return f"not written to the run directory ({self._reason}): {', '.join(lost)}" if lost else ""
-
-    def drop(self) -> None:
-        """Give up what was kept."""
-        while self._drafts:
-            self._drafts.popitem()[1][1].drop()
 
     def _note(self, exc: OSError, name: str | None) -> None:
         self._reason = exc.strerror or str(exc)

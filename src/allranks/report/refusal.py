@@ -10,7 +10,7 @@ from allranks.model.errors import AllranksError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import World
 from allranks.report.rundir import RunDir
-from allranks.report.text import Style, print_error, render_findings
+from allranks.report.text import Style, print_error, render_findings, say
 
 
 class SessionError(AllranksError, SystemExit):
@@ -35,6 +35,8 @@ def pronounce(verdict: Verdict, run_dir: RunDir, world: World, *, node: str, is_
     if is_speaker:
         run_dir.add_event("ended", exit_code=verdict.exit_code)
         print_findings(verdict.findings, after="\n")
+        if lost := run_dir.last_files.close():
+            say(lost)
     culprit = verdict.findings[0]
     return SessionError(
         f"{culprit.cause}: {culprit.node + ': ' if culprit.node else ''}{culprit.message}",

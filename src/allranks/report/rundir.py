@@ -34,7 +34,7 @@ import msgspec
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
-from allranks.report.folder import Folder, why_not_ours
+from allranks.report.folder import Folder, RefusedError, why_not_ours
 from allranks.report.last_files import EVENTS, EXIT_CODE, VERDICT, LastFiles
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
@@ -126,7 +126,7 @@ class RunDir:
             self._own_uid = chain[-1].find_own_uid()
         for depth, folder in enumerate(chain):
             if (why := why_not_ours(folder.owner, self._own_uid)) is not None:
-                raise OSError(errno.EPERM, why, str(folder.path))
+                raise RefusedError(errno.EPERM, why, str(folder.path))
             self._held[below[:depth]] = folder
         return chain[-1]
 
@@ -147,7 +147,7 @@ class RunDir:
     def look(self, *below: str) -> Folder | None:
         """Return the run directory, or one below it, to read in it; None if it is not there. Nothing is made."""
         with contextlib.suppress(OSError):
-            folder = self._held.get(()) or Folder.at(self.path)
+            folder = self._open_run(make=False)
             for name in below:
                 folder = folder.sub(name)
             return folder
@@ -190,6 +190,7 @@ class RunDir:
             self.hold_attempt()
         except OSError as exc:
             raise cannot_use(self.attempt_path, exc) from exc
+        self.last_files.keep()
 
     @property
     def attempt_path(self) -> Path:
@@ -217,9 +218,7 @@ class RunDir:
         try:
             return self.hold_node(node)
         except OSError as exc:
-            raise UsageError(
-                f"{self.node_path(node)}: {exc.strerror}; choose another directory with --log-dir"
-            ) from exc
+            raise cannot_use(self.node_path(node), exc) from exc
 
     def write_settings(self, node: str, settings: Iterable[Setting]) -> None:
         """Write a node's environment with reasons, without secrets."""
@@ -371,6 +370,7 @@ def open_root(path: Path) -> Folder:
 
 def cannot_use(path: Path, exc: OSError, *, why: str = "") -> UsageError:
     """Return what a user is told of a directory that cannot be made, or is somebody else's."""
+    path = exc.filename if isinstance(exc, RefusedError) else path
     return UsageError(f"{path}: {exc.strerror}{why}; choose another directory with --log-dir")
 
 

@@ -6,9 +6,9 @@ import msgspec
 import pytest
 from test_lead_interrupted import Job
 
+from allranks.guard.disk import describe_lost, find_lost
 from allranks.launch.events import Record
 from allranks.launch.lead.course import Phase
-from allranks.launch.lead.outcome import describe_lost, find_lost
 from allranks.model.room import GIB, MIB, FullPlace, Room
 from allranks.wire.protocol import Ended, Goodbye, Plan, WorkerEnd
 

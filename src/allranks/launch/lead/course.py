@@ -8,7 +8,8 @@ stopping   every agent has said Stopped                the grace and STOPPED_S (
                                                        who has not said it is disconnected
 forming    the driver has told which checkpoint is     ANSWER_S; then without the answer   running with all nodes that
            there, and SLURM what a signal means                                            are here; paused; over
-paused     enough nodes are here                       capacity_s                          forming; over
+paused     enough nodes are here, and there is room    capacity_s; then, with a little     forming; over
+           on a disk that has ended a rank             room, without waiting for more
 over       at once: every agent gets its Goodbye, or Resign
 
 signal     running                                     stopping, forming, paused

@@ -17,6 +17,7 @@ import signal
 
 import msgspec
 
+from allranks.guard import disk
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.presence import NOT_COME
 from allranks.launch import events
@@ -390,17 +391,6 @@ class Leader(Reports):
         text = outcome.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
         self._say(text)
 
-    def _find_missing(self, now_s: float) -> str:
-        """Say what the next generation lacks, nodes, or room on a disk that has ended the last one; empty: nothing."""
-        num_nodes, at_least, judged = len(self._members.nodes), self._terms.min_nodes, self._generation.judged
-        if num_nodes < at_least:
-            return f"only {num_nodes} of at least {at_least} nodes"
-        is_late = self._capacity_until_s is not None and now_s >= self._capacity_until_s
-        full = self._guard.find_full() if judged is not None and judged.needs_room else []
-        if is_late:  # with a little room, it is tried
-            full = [(node, place) for node, place in full if place.room.is_full]
-        return outcome.describe_full(full)
-
     def _await_capacity(self, now_s: float) -> None:
         until_s, terms, missing = self._capacity_until_s, self._terms, self._find_missing(now_s)
         assert until_s is not None
@@ -447,9 +437,9 @@ class Leader(Reports):
             self._pronounce(this.judged.findings[:1])
         exit_code, findings = self._outcome()
         survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
-        lost = outcome.find_lost(self.lost_lines, sorted(self._lost_on))
+        lost = disk.find_lost(self.lost_lines, sorted(self._lost_on))
         if self.lost_lines and not self._guard.is_all_well:  # else the job's last line says so
-            self._say(outcome.describe_lost(self.lost_lines))
+            self._say(disk.describe_lost(self.lost_lines))
         findings = (*findings, *survived, *self._guard.warnings, *lost)
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
         is_cut_off = self._members.are_minority and not self._guard.is_all_well

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import errno
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
-from allranks.causes.catalogue import find_in_exception
-from allranks.guard.disk import advise, describe_room
 from allranks.guard.judged import Judged, name_fault
 from allranks.launch.plan import count_of
-from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from allranks.model.finding import Confidence, Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.past import Crash
-from allranks.model.room import FullPlace
-from allranks.report.text import fold_ranks
 
 MOST_MISSING = 4
 """Files that are named."""
@@ -53,56 +45,6 @@ def describe_restart(
     left = f" without {fold_hosts(without)}" if without else ""
     more = count_of(num_left, "more restart")
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"
-
-
-def describe_full(full: Sequence[tuple[str, FullPlace]]) -> str:
-    """`run directory runs/7 on node01: 0 KiB of 100 MiB free; allranks clean deletes old runs`; empty for none.
-
-    Args:
-        full: names of nodes, with what is full there.
-    """
-    told = [describe_room(msgspec.structs.replace(place, largest=""), node) for node, place in full]
-    if not told:
-        return ""
-    more = f" (and {count_of(len(told) - 1, 'more directory')} on other disks or nodes)" if len(told) > 1 else ""
-    return f"too little room: {told[0]}{more}; {advise(full[0][1])}"
-
-
-def describe_lost(lost: Mapping[int, tuple[int, str]]) -> str:
-    """`516 lines of rank 3 could not be written: the disk was full`; empty for none.
-
-    Args:
-        lost: by rank, how many lines, and why the kernel did not take them.
-    """
-    if not lost:
-        return ""
-    why = list(lost.values())[-1][1]
-    words = {errno.ENOSPC: "the disk was full", errno.EDQUOT: "the quota was used up"}
-    reason = next((text for code, text in words.items() if os.strerror(code) == why), why)
-    num_lines = sum(lines for lines, _ in lost.values())
-    return f"{count_of(num_lines, 'line')} of {fold_ranks(lost)} could not be written: {reason}"
-
-
-def find_lost(lost: Mapping[int, tuple[int, str]], nodes: Sequence[str]) -> tuple[Finding, ...]:
-    """Return the warning about lines that could not be written; none where no cause is known for why.
-
-    Args:
-        nodes: on which that happened.
-    """
-    why = {why for _, why in lost.values()}
-    found = next(filter(None, (find_in_exception(f"write error: {each}") for each in why)), None)
-    if found is None:
-        return ()
-    finding = name_fault(
-        found[0].id,
-        describe_lost(lost),
-        node=fold_hosts(nodes),
-        ranks=tuple(sorted(lost)),
-        severity=Severity.WARN,
-        evidence=["counted where Python could not write; what native code wrote is not counted"],
-        fix="make room before the next run: allranks clean deletes old runs",
-    )
-    return (finding,)
 
 
 def describe_loss(leader: str, reason: str, how: str | None) -> Finding:

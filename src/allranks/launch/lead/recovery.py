@@ -2,8 +2,9 @@
 
 A restart does not cure a fault that comes back. So an error of the user's code ends the job (unless
 `--restart-on-error` is set), the same crash ends it the second time, and a failure of the same rank the third time, if
-there was no progress in between. Where several ranks broke by themselves, the job restarts only if each of these
-failures may be retried. A node at fault is left out if enough nodes remain (over all runs of the job:
+there was no progress in between. A full disk is no error of the code: the leader waits for room before it restarts
+(launch.lead.leader). Where several ranks broke by themselves, the job restarts only if each of these failures may be
+retried. A node at fault is left out if enough nodes remain (over all runs of the job:
 launch.queue.scheduler). The leader's own node cannot be left out where nobody else may lead, since the store and the
 verdict are there; nor can a lost machine on which srun ran, since SLURM learns the job's end from srun. The job then
 ends with the exit code that asks for a requeue.

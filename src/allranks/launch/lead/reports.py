@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from allranks.guard import disk
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.launch import events
@@ -231,6 +232,17 @@ class Reports:
             case _:
                 self._do(events.Disconnect(node=index))
                 self._lose(index, f"it sent {type(message).__name__}, which is not a message of an agent", now_s)
+
+    def _find_missing(self, now_s: float) -> str:
+        """Say what the next generation lacks, nodes, or room on a disk that has ended the last one; empty: nothing."""
+        num_nodes, at_least, judged = len(self._members.nodes), self._terms.min_nodes, self._generation.judged
+        if num_nodes < at_least:
+            return f"only {num_nodes} of at least {at_least} nodes"
+        is_late = self._capacity_until_s is not None and now_s >= self._capacity_until_s
+        full = self._guard.find_full() if judged is not None and judged.needs_room else []
+        if is_late:  # with a little room, it is tried
+            full = [(node, place) for node, place in full if place.room.is_full]
+        return disk.describe_full(full)
 
     def _note_lost(self, end: protocol.WorkerEnd, node: str) -> None:
         """Take in that lines of a worker's output could not be written."""

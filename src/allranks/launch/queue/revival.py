@@ -21,11 +21,13 @@ Measured with SLURM 22.05, for a node on which every process was killed and whic
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import BinaryIO
 
 from allranks.host.signals import die_with_parent
 from allranks.launch.srun import end_srun, step_env
@@ -88,14 +90,13 @@ class Revivals:
 
     def _try_again(self, node: str, command: Sequence[str]) -> Generator[str, float, None]:
         """Start srun, again each time it has ended; the last line says why there is no further try."""
-        folder, pause_s = self.run_dir.create_node(node), AGAIN_S
-        log = folder.path / BACK_LOG
+        pause_s, log = AGAIN_S, self.run_dir.node_path(node) / BACK_LOG
         why = f"{node} has not come back; see {log}"
         now_s = yield ""
         end_s = now_s + self.patience_s
         now_s = yield f"{node}: its agent will be restarted when the node comes back; see {log}"
         while now_s < end_s:
-            with folder.append(BACK_LOG) as output:
+            with self._open_log(node) as output:
                 begin = output.tell()
                 try:
                     self._sruns[node] = srun = subprocess.Popen(
@@ -112,7 +113,7 @@ class Revivals:
                     break
             while srun.poll() is None:
                 now_s = yield ""
-            with contextlib.suppress(OSError), folder.open_read(BACK_LOG) as file:
+            with contextlib.suppress(OSError), self.run_dir.hold_node(node, make=False).open_read(BACK_LOG) as file:
                 file.seek(begin)
                 said = file.read(1 << 16).decode(errors="replace")
                 if any(words in said for words in TAKEN_AWAY):
@@ -123,6 +124,12 @@ class Revivals:
                 now_s = yield ""
         del self._tries[node]
         yield why
+
+    def _open_log(self, node: str) -> BinaryIO:
+        """Open the file for what srun prints; where the run directory has no room for it, nobody will read that."""
+        with contextlib.suppress(OSError):
+            return self.run_dir.hold_node(node).append(BACK_LOG)
+        return os.fdopen(os.open(os.devnull, os.O_WRONLY), "wb")
 
 
 def srun_command(node: str, node_index: int, command: Sequence[str], env: Mapping[str, str]) -> list[str]:

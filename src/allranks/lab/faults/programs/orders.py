@@ -20,6 +20,7 @@ import os
 import random
 import resource
 import socket
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,13 @@ class Orders:
                 ballast = []
                 while True:
                     ballast.append(bytearray(os.urandom(1)) * BALLAST_BYTES)
+            case "print":
+                while True:
+                    print(1000 * "x", flush=True)
+            case "fill-tmpdir":
+                with tempfile.TemporaryFile(buffering=0) as file:
+                    while True:
+                        file.write(bytes(1 << 16))
             case "hold-gil":
                 sum(itertools.repeat(0))
             case "evaluate":

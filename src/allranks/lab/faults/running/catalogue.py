@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from allranks.lab.faults.running import checkpoint, collective, leader, network, node, process, scheduler
+from allranks.lab.faults.running import checkpoint, collective, disk, leader, network, node, process, scheduler
 from allranks.lab.faults.running.strike import Strike
 
 STRIKES: Mapping[str, type[Strike]] = {
@@ -63,5 +63,10 @@ STRIKES: Mapping[str, type[Strike]] = {
         checkpoint.ManifestMissing,
         checkpoint.CheckpointDiskFull,
         checkpoint.CheckpointReadOnly,
+        disk.RunDirFull,
+        disk.TmpdirFull,
+        disk.TmpdirFullUnsaid,
+        disk.RunDirWithoutInodes,
+        disk.RunDirRemoved,
     )
 }

@@ -118,24 +118,23 @@ class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
         return struck_s
 
 
-class DiskStrike(Strike):
-    """The checkpoints are on a small disk that all nodes share; training continues without saving."""
+class SmallDisk(Strike):
+    """A directory of the drill is on a small disk that all nodes share."""
 
-    severity = Expected.SURVIVED
     place = Place.ANY
-    watch_s = 20.0
-    has_ranks = False
+    directory: ClassVar[str]
+    disk_bytes: ClassVar[int] = DISK_BYTES
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
         """Create an ext4 in a file, and mount it on all nodes: one device, so one file system."""
-        directory, image = scene.run_dir / "checkpoints", scene.lab_dir / "checkpoints.ext4"
+        directory, image = scene.run_dir / cls.directory, scene.lab_dir / f"{cls.directory}.ext4"
         directory.mkdir(exist_ok=True)
         with image.open("wb") as file:
-            file.truncate(DISK_BYTES)
-        _call("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
+            file.truncate(cls.disk_bytes)
+        call("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
         scene.remember("image", str(image))
-        device = _call("losetup", "--find", "--show", str(image))
+        device = call("losetup", "--find", "--show", str(image))
         scene.remember("device", device)
         scene.remember("mounted", str(directory))
         for node in scene.hosts:
@@ -150,14 +149,29 @@ class DiskStrike(Strike):
                 scene.run(node, "sh", "-c", script, "sh", scene.memory["mounted"])
         if "device" in scene.memory:
             with contextlib.suppress(SetupError):
-                _call("losetup", "--detach", scene.memory["device"])
+                call("losetup", "--detach", scene.memory["device"])
         if "image" in scene.memory:
             Path(scene.memory["image"]).unlink(missing_ok=True)
 
     @classmethod
-    def find_checkpoints(cls, scene: Scene, directory: Path) -> Path:
-        """Directory of the disk image: outside of the nodes, nothing is mounted there."""
+    def outside(cls, scene: Scene) -> Path:
+        """Path of its root on this machine: outside of the nodes, nothing is mounted there."""
+        directory = Path(scene.memory["mounted"])
         return Path(f"/proc/{scene.inits[scene.first.name]}/root") / directory.relative_to("/")
+
+
+class DiskStrike(SmallDisk):
+    """The checkpoints are on a small disk that all nodes share; training continues without saving."""
+
+    directory = "checkpoints"
+    severity = Expected.SURVIVED
+    watch_s = 20.0
+    has_ranks = False
+
+    @classmethod
+    def find_checkpoints(cls, scene: Scene, directory: Path) -> Path:
+        """Directory of the disk image."""
+        return cls.outside(scene)
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
@@ -185,9 +199,7 @@ class CheckpointDiskFull(DiskStrike, name="checkpoint-disk-full", cause="AR005")
     @classmethod
     def spoil(cls, scene: Scene, directory: Path) -> None:
         """Fill it to the last block."""
-        with contextlib.suppress(OSError), (directory / "ballast").open("wb", buffering=0) as file:
-            while True:
-                file.write(bytes(1 << 16))
+        fill(directory / "ballast")
 
 
 class CheckpointReadOnly(DiskStrike, name="checkpoint-read-only", cause="AR606"):
@@ -197,6 +209,13 @@ class CheckpointReadOnly(DiskStrike, name="checkpoint-read-only", cause="AR606")
     def spoil(cls, scene: Scene, directory: Path) -> None:
         """Remount it: one file system, so on all nodes at once."""
         scene.run(scene.first.name, "mount", "-o", "remount,ro", scene.memory["mounted"])
+
+
+def fill(path: Path) -> None:
+    """Write into a file until its disk is full."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 16))
 
 
 def step_of(checkpoint: Path) -> int:
@@ -214,7 +233,12 @@ def _largest(checkpoint: Path) -> Path:
     return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
 
-def _call(*command: str) -> str:
+def call(*command: str) -> str:
+    """Run a program on this machine, and return what it prints.
+
+    Raises:
+        SetupError: it failed.
+    """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SetupError(f"lab: {' '.join(command)}: {' '.join(done.stderr.split())}")
