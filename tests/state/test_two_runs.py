@@ -169,7 +169,9 @@ def test_a_disk_that_is_full_read_only_or_gone_stops_no_load_and_is_filled_with_
         loaded, why, last, said = told[what]
         assert (loaded, why, last) == (1, "", 1)
         assert said[0] == not_held
-        assert said[1].startswith(f"the checkpoint of step {step} is not written: No space left on device ({root}), {room}")
+        assert said[1].startswith(
+            f"the checkpoint of step {step} is not written: No space left on device ({root}), {room}"
+        )
         assert len(said) == 2
     loaded, why, last, said = told["read-only"]
     assert (loaded, why, last) == (1, "", 1)
