@@ -11,7 +11,9 @@ import pytest
 
 from allranks.guard.inside.cell import Cell
 from allranks.guard.worker import WatchedWorker
-from allranks.model.beat import CallSeen, ProcessState
+from allranks.model.beat import CallSeen, NodeBeat, ProcessState
+from allranks.wire.connection import encode_frame
+from allranks.wire.protocol import Beat
 
 SECOND_NS = 10**9
 
@@ -171,3 +173,14 @@ def test_a_flood_of_calls_is_as_long_as_the_cell(cell: Cell, tmp_path: Path):
     calls = [{"group": "0", "seq": seq, "op": "x"} for seq in range(9000)]
     assert not cell.tell(json.dumps({"calls": calls}).encode())
     assert watched(cell, tmp_path).look().calls == ()
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**64), 10**30])
+def test_numbers_that_no_message_can_carry_are_dropped(cell: Cell, tmp_path: Path, number: int):
+    proc(tmp_path, 70, "S")
+    odd = {"group": "0", "seq": number, "op": "all_reduce", "created_ns": 1}
+    sound = odd | {"seq": 5}
+    tell(cell, groups=[["0", [0, 1], 5, 5, 0], ["1", [number], 1, 1, 0]], calls=[odd, sound], lags=[["0", number, 1]])
+    beat = watched(cell, tmp_path).look()
+    assert ([group.name for group in beat.groups], [each.seq for each in beat.calls], beat.lags) == (["0"], [5], ())
+    encode_frame(Beat(node=NodeBeat(node_index=0, generation=0, ranks=(beat,))))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.host.process import is_below, read_process, read_usage
+from allranks.host.process import is_below, read_environment, read_process, read_usage
 from allranks.model.beat import ProcessState
 
 
@@ -125,3 +125,16 @@ def test_who_waits_for_a_line_from_a_terminal_is_seen():
             os.write(ours, b"go\n")
     os.close(ours)
     os.close(theirs)
+
+
+@pytest.mark.timeout(10)
+@pytest.mark.parametrize("make", ["os.ftruncate(fd, 10**12)", "os.write(fd, b'RANK=3\\0')"])
+def test_the_environment_of_a_forked_worker_is_read_up_to_its_possible_size(make: str):
+    """It is a memory file of the worker, which can make it 1 TB long."""
+    text = f"import os, time; fd = os.memfd_create('allranks-environment'); {make}; print(flush=True); time.sleep(60)"
+    env = {"ALLRANKS_STANDBY": "5", "RANK": "0"}
+    with subprocess.Popen([sys.executable, "-c", text], env=env, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert read_environment(child.pid)["RANK"] == ("0" if "truncate" in make else "3")
+        child.kill()

@@ -37,6 +37,13 @@ def test_a_process_of_its_own_mind(action: str, expected: bool) -> None:
         assert not catches(pid, signal.SIGUSR2)
 
 
+def test_a_process_with_a_name_that_is_no_text_is_read() -> None:
+    """prctl(PR_SET_NAME): any bytes."""
+    named = "(__import__('ctypes').CDLL(None).prctl(15, b'\\xff) R 1', 0, 0, 0), print)[1]"
+    with running(named) as pid:
+        assert catches(pid, signal.SIGUSR1)
+
+
 def test_a_process_that_is_gone_catches_nothing() -> None:
     process = subprocess.Popen(["true"])
     process.wait()

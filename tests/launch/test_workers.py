@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from allranks.guard.inside.cell import Cell
+from allranks.launch import workers as workers_module
 from allranks.launch.workers import WRITER, Worker, end_left_behind, wait_for_writers
 from allranks.report.folder import Folder
 
@@ -205,3 +206,29 @@ def test_a_checkpoint_is_not_waited_for_without_end():
         wait_for_writers(2.5, lambda _: None)
         assert 2.4 < time.monotonic() - began_s < 10
         writer.kill()
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "directory"])
+def test_what_a_worker_put_in_place_of_its_files_delays_no_other_start(worker: Worker, tmp_path: Path, kind: str):
+    make = {"fifo": os.mkfifo, "directory": Path.mkdir}.get(kind, lambda path: path.symlink_to(kind))
+    for name in ("rank_3.out", "rank_3.err", "rank_3.error.json", "rank_3.exit.json"):
+        make(tmp_path / name)
+    worker.start(["/bin/sh", "-c", "echo said >&2; exit 3"], os.environ, fds={})
+    end = worker.reap()
+    assert (end.exit_code, end.stderr_tail, end.could_not_start) == (3, "said", False)
+    assert (tmp_path / "rank_3.out").is_file()
+    assert len([*tmp_path.glob("rank_3.out.*")]) == 1  # what was there
+
+
+def test_orphans_without_end_are_collected_in_parts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(workers_module, "MOST_REAPED", 3)
+    children = [subprocess.Popen(["/bin/true"]) for _ in range(5)]
+    for child in children:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    workers_module.reap_orphans([])
+    assert len([child for child in children if psutil.Process().children() and psutil.pid_exists(child.pid)]) == 2
+    workers_module.reap_orphans([])
+    assert not [child for child in children if psutil.pid_exists(child.pid)]
+    for child in children:
+        child.returncode = 0  # they were collected here

@@ -201,9 +201,7 @@ def state(folder: Path) -> Callable[[bytes], object]:
         (folder / name).write_bytes(content)
         blocks = tuple(zlib.crc32(content[at : at + BLOCK_BYTES]) for at in range(0, len(content), BLOCK_BYTES))
         reader = PartReader(folder, Part(name, len(content), blocks, 0))
-        with contextlib.ExitStack() as stack:
-            if hasattr(reader, "close"):
-                stack.callback(reader.close)
+        with contextlib.closing(reader._file):
             file = pack.StateFile(reader, lambda path: (_ for _ in ()).throw(KeyError(path)))
             return file.unpack(file.tree["own"])
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from allranks.host import stacks
 from allranks.host.threads import start_thread
+from allranks.model.text import as_one_line
 
 
 class Glance:
@@ -48,6 +49,9 @@ def render(process: stacks.Process) -> str:
     if process.problem:
         lines.append(f"no stack: {process.problem}")
     for number, thread in enumerate(process.threads):
-        lines += ["", f'Thread {process.pid if thread.is_main else number} (idle): "{thread.name}"']
-        lines += [f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames]
+        lines += ["", f'Thread {process.pid if thread.is_main else number} (idle): "{as_one_line(thread.name)}"']
+        lines += [
+            f"    {as_one_line(frame.function)} ({as_one_line(frame.file, at_most=4096)}:{frame.line})"
+            for frame in thread.frames
+        ]
     return "\n".join(lines) + "\n"

@@ -296,7 +296,7 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
                 fields.setdefault(key, value)
                 continue
             line, _, name = line.partition(" JobName=") if key == "JobId" else (line, "", "")
-            pairs = re.finditer(r"(\S+?)=(.*?)(?=\s+\S+?=|$)", line)
+            pairs = re.finditer(r"(?<!\S)([^\s=]+)=(.*?)(?=\s+[^\s=]+=|$)", line)
             fields = {pair[1]: pair[2].strip() for pair in pairs} | ({"JobName": name} if name else {}) | fields
         jobs.append(
             _job(

@@ -80,8 +80,8 @@ def read_partition(name: str, *, env: Mapping[str, str] | None = None) -> Partit
 def parse_site(text: str) -> Site:
     """Read `scontrol show config`."""
     values = {
-        key.lower(): "" if value in ("(null)", "N/A") else value
-        for key, value in re.findall(r"^\s*([A-Za-z_]+)\s*=[ \t]*(.*?)\s*$", text, re.MULTILINE)
+        key.lower(): "" if value.strip() in ("(null)", "N/A") else value.strip()
+        for key, value in re.findall(r"^[ \t]*([A-Za-z_]+)[ \t]*=(.*)$", text, re.MULTILINE)
     }
     children = _truth(values.get("signalchildrenprocesses"))
     proctrack = values.get("proctracktype", "")
@@ -107,7 +107,7 @@ def parse_partition(text: str) -> PartitionRules:
     >>> parse_partition("PartitionName=main GraceTime=10 Hidden=NO\\n OverTimeLimit=NONE PreemptMode=REQUEUE\\n")
     PartitionRules(grace_s=10.0, preempt_mode='REQUEUE')
     """
-    values = dict(re.findall(r"(\S+?)=(\S*)", text))
+    values = dict(re.findall(r"(?<!\S)([^\s=]+)=(\S*)", text))
     return PartitionRules(grace_s=_number(values.get("GraceTime")) or 0.0, preempt_mode=values.get("PreemptMode", ""))
 
 

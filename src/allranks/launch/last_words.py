@@ -72,7 +72,6 @@ class _Words(msgspec.Struct):
 def read_left(folder: Folder, error_name: str, exit_name: str, cell: Cell) -> Left:
     """Return what a worker left behind; what it left in another shape than the hook counts as not left."""
     read, raised = cell.read(), _Raised()
-    lost_lines, code = cell.lost_lines()
     if read.raised is not None:
         with contextlib.suppress(Unreadable):
             raised = decode_fields(read.raised.data, _Raised)

@@ -20,7 +20,7 @@ LEAST_BEATS = 3
 """Number of equal lines."""
 _ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run"
 _GOES_ON = re.compile(
-    r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d+|\d+(?:\.\d+)?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
+    r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d|\d(?:\.\d{1,12})?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
     r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
