@@ -6,7 +6,6 @@ process signaled, and nothing changed outside the run directory.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import multiprocessing
 import os
@@ -221,41 +220,47 @@ def play_start(stage: Stage, *, start: str) -> tuple[list[Fall], float]:
 
 
 NOBODY = 65534
-OWNERS = ("the run directory", "the attempt", "the node's directory", "nothing")
+SWAPS = ("at once", "while it runs", "never")
 
 
 def play_owner(stage: Stage, *, swaps: str) -> tuple[list[Fall], float]:
-    """Another user owns `runs` in a sticky folder, and puts links where root's new directories were."""
+    """Another user owns `runs`, in a sticky folder, and puts a link where root's new run directory was."""
     _prepare(stage)
     for path in (stage.runs, *stage.runs.rglob("*")):
         os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
     stage.runs.chmod(0o1777)
-    depth = OWNERS.index(swaps)
-    swapper = multiprocessing.get_context("fork").Process(target=_swap, args=(stage.runs, depth), daemon=True)
-    swapper.start()
-    job = stage.start("prints")
+    swapper = multiprocessing.get_context("fork").Process(target=_swap, args=(stage.runs,), daemon=True)
+    if swaps == "at once":
+        swapper.start()
+    job = stage.start("prints", hold="running" if swaps == "while it runs" else "")
+    if swaps == "while it runs":
+        stage.reached("running", job)
+        swapper.run()
+        stage.let_go()
     job.wait(DEADLINE_S)
-    swapper.kill()
-    swapper.join()
-    is_hostile = swaps != "nothing"
-    expect = Expect(may_refuse=is_hostile, needs_file=not is_hostile, may_fail=is_hostile)
-    return judge(stage.end(job), expect) + [Fall(Kind.HARMED, what) for what in _harm(stage)], job.peak_mb
+    if swapper.pid:
+        swapper.kill()
+        swapper.join()
+    is_hostile = swaps != "never"
+    expect = Expect(may_refuse=is_hostile, needs_file=not is_hostile)
+    facts = stage.end(job, has_struck=not is_hostile or (stage.runs / "moved").exists())
+    return judge(facts, expect) + [Fall(Kind.HARMED, what) for what in _harm(stage)], job.peak_mb
 
 
-def _swap(runs: Path, depth: int) -> None:
-    """As another user: wait for a new directory of root, and put a link to the victim's there."""
-    os.setgroups([])
-    os.setgid(NOBODY)
-    os.setuid(NOBODY)
-    known = {*runs.iterdir(), runs / "latest"}
-    while depth < len(OWNERS) - 1:
-        for path in set(runs.iterdir()) - known:
-            with contextlib.suppress(OSError, StopIteration):
-                for _ in range(depth):
-                    path = next(each for each in path.iterdir() if each.is_dir())
-                path.rename(path.with_name("moved"))
-                path.symlink_to(runs.parent / "victim/folder")
-                return
+def _swap(runs: Path) -> None:
+    """As another user: wait for a new run directory of root, and put a link to the victim's there."""
+    os.setegid(NOBODY)
+    os.seteuid(NOBODY)
+    try:
+        while True:
+            for path in runs.glob("2*"):
+                if path.name != RUN and not path.is_symlink():
+                    path.rename(runs / "moved")
+                    path.symlink_to(runs.parent / "victim/folder")
+                    return
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
 
 
 LEFTOVERS: dict[str, Callable[[Path], object]] = {
@@ -289,12 +294,12 @@ def play_two_runs(stage: Stage, *, second_after: str) -> tuple[list[Fall], float
     flags = ["--checkpoint-dir", str(stage.scratch / "checkpoints"), "--checkpoint-every", "2"]
     first = stage.start("session", *flags, hold=second_after)
     stage.reached(second_after, first)
-    second = stage.start("session", *flags, hold="")
+    second = stage.start("session", *flags, "--log-dir", str(stage.scratch / "second"))
     second_code = second.wait(40)
     said = second.read_terminal()
     stage.let_go()
     falls = judge(stage.end(first), Expect())
-    if second_code in (0, None) or "Traceback" in said or not ("checkpoints" in said and "error:" in said):
+    if second_code in (0, None) or "Traceback" in said or str(stage.runs) not in said:
         falls.append(Fall(Kind.HARMED, f"the second run was not refused: exit code {second_code}: {said[-300:]}"))
     return falls, max(first.peak_mb, second.peak_mb)
 
@@ -312,8 +317,10 @@ def situations() -> Iterator[Situation]:
     runs_or_not = "the job runs or is refused; nobody is harmed"
     for start in STARTS:
         yield Situation(name=f"forged/start/{start}", expected=runs_or_not, play=partial(play_start, start=start))
-    for swaps in OWNERS:
-        yield Situation(name=f"forged/owner/swaps {swaps}", expected=runs_or_not, play=partial(play_owner, swaps=swaps))
+    for swaps in SWAPS:
+        yield Situation(
+            name=f"forged/owner/swaps it {swaps}", expected=runs_or_not, play=partial(play_owner, swaps=swaps)
+        )
     for leftover in LEFTOVERS:
         yield Situation(
             name=f"forged/checkpoints/{leftover}",

@@ -3,7 +3,7 @@
 What a job should have come to is not written down for each situation: the ranks note on a healthy disk which of their
 writes failed, and this file derives the rest.
 
-    ranks noted                                     the job must
+    the ranks noted                                 the job must
     all are done, each write of theirs succeeded    succeed, and blame nobody
     a write failed with ENOSPC or EDQUOT            end with AR005 (/dev/shm: also AR002, AR607), and name such a rank
     so, silently, in the checkpoint directory       as above, or AR590: nobody else knows that its disk was full

@@ -138,6 +138,10 @@ def render_page(outcomes: Sequence[Outcome], skipped: Sequence[Situation], *, to
         "Real jobs and commands, each in namespaces of its own, judged by facts: the ranks note on a healthy disk",
         "which of their writes failed, and `tests/surroundings/judge.py` derives from that what must come of the job.",
         "",
+        "There are disk faults (which disk, which fault, when, what the ranks do), odd workers, floods of output, and",
+        "forged files. Each situation must also end before its deadline, without a traceback of allranks and without a",
+        "process that is left; the agent's memory stays below 150 MB.",
+        "",
         f"Run on {datetime.datetime.now(datetime.UTC).date().isoformat()}, Linux {platform.release()}, "
         f"Python {platform.python_version()}, {os.cpu_count()} cores, {took_s / 60:.0f} minutes.",
         "",
@@ -147,7 +151,7 @@ def render_page(outcomes: Sequence[Outcome], skipped: Sequence[Situation], *, to
         "|---|---|---|---|---|",
     ]
     for group, members in groups.items():
-        expected = "; ".join(sorted({outcome.situation.expected for outcome in members}))
+        expected = "; ".join(sorted({outcome.situation.expected for outcome in members})).replace("|", " or ")
         num_fallen, peak_mb = sum(bool(each.falls) for each in members), max(each.peak_mb for each in members)
         lines.append(f"| {group} | {len(members)} | {num_fallen} | {expected} | {peak_mb:.0f} MB |")
     if skipped:
@@ -186,6 +190,8 @@ def main() -> int:
     if options.list:
         print(*(f"{each.name}: {each.expected}" for each in chosen), f"{len(chosen)} situations", sep="\n")
         return 0
+    if not chosen:
+        sys.exit(f"error: no situation matches {options.only!r}; --list prints their names")
     if os.geteuid() != 0:
         sys.exit("error: mount namespaces need root")
     has = {name: can_mount(name) for name in {situation.file_system for situation in chosen}}

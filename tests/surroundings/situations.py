@@ -12,6 +12,7 @@ from .disks import FAULTS
 from .judge import Expect, Fall, judge
 from .stage import Situation, Stage
 
+EXPECTED = "success if all writes of the ranks succeeded; AR005 if a disk was full; else the exception of that rank"
 BEFORE = "start"
 PHASES = (BEFORE, "running", "saving", "end")
 PRINTING = ("prints", "catches", "quiet", "mute", "native")
@@ -73,9 +74,9 @@ def _of_disks() -> Iterator[Situation]:
                 continue  # there is nothing yet
             yield Situation(
                 name=f"disk/{place}/{fault}/{phase}/{kind}",
-                expected="as the ranks' own notes say",
+                expected=EXPECTED,
                 play=partial(play_disk, place=place, fault=fault, phase=phase, kind=kind),
-                file_system=disks.FAULTS[fault].file_system,
+                file_system=FAULTS[fault].file_system,
             )
 
 

@@ -30,7 +30,7 @@ FRAME = b'  File "train.py", line 3, in f\n    g(x)\n'
 TRACEBACK = b"Traceback (most recent call last):\n" + FRAME * 20 + b"ValueError: x\n"
 VICTIM = "of somebody else"
 MODULES = (
-    *("atexit", "contextlib", "ctypes", "fcntl", "os", "resource", "shutil", "signal"),
+    *("atexit", "contextlib", "ctypes", "fcntl", "os", "resource", "shutil", "signal", "socket"),
     *("subprocess", "sys", "tempfile", "threading", "time"),
 )
 """That the cases may use."""
