@@ -33,6 +33,7 @@ from allranks.preflight.datapath import DataPath
 from allranks.preflight.entry import Entry
 from allranks.preflight.itself import explain
 from allranks.preflight.rollcall import stop
+from allranks.report.folder import Folder
 from allranks.report.rundir import RunDir
 from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
 from allranks.wire.protocol import Goodbye
@@ -133,18 +134,29 @@ def test_what_the_run_directory_holds_afterwards(tmp_path):
     assert not [text for text in texts if secret in text]
 
 
+class Stuck(RunDir):
+    """Its file server answers who writes events once `answers` is set."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, "4711")
+        self.answers = threading.Event()
+
+    def hold_attempt(self, *, make: bool = True) -> Folder:
+        if threading.current_thread().name == "allranks-events":
+            self.answers.wait()
+        return super().hold_attempt(make=make)
+
+
 def test_a_file_server_that_hangs_delays_no_roll_call(tmp_path):
-    attempt = tmp_path / "4711" / "attempt_0"
-    attempt.mkdir(parents=True)
-    os.mkfifo(attempt / "events.jsonl")  # to open it takes until somebody reads it
     began_s = time.monotonic()
-    nodes = [Node(applicant(tmp_path, index)) for index in range(3)]
+    nodes = [Node(applicant(tmp_path, index, run_dir=Stuck(tmp_path))) for index in range(3)]
     hold(*nodes)
     assert time.monotonic() - began_s < 15
     assert [node.error for node in nodes] == [None] * 3
-    lines: list[str] = []
-    with (attempt / "events.jsonl").open() as file:
-        wait_until(lambda: lines.extend(file.readlines()) or sum("joined" in line for line in lines) == 2, "two joins")
+    stuck = nodes[0].mine.run_dir
+    assert stuck.read_events() == []
+    stuck.answers.set()
+    wait_until(lambda: [event["event"] for event in stuck.read_events()].count("joined") == 2, "two joins")
 
 
 def test_a_leader_that_may_open_too_few_files_says_so(tmp_path, monkeypatch, capfd):
@@ -435,15 +447,21 @@ def stop_after(delay_s: float) -> Callable[[], None]:
     return check
 
 
+def list_open() -> list[str]:
+    """What this process has open, without the directories that a run holds."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
+    return sorted(os.readlink(link) for link in links if os.path.lexists(link) and not os.path.isdir(link))
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_ctrl_c_ends_the_wait_and_leaves_no_socket(tmp_path, index):
     gc.collect()
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    before = list_open()
     mine = applicant(tmp_path, index, check_signals=stop_after(0.3))
     with pytest.raises(StoppedBySignal), Entry(mine) as entry:
         entry.take_part()
     gc.collect()
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert list_open() == before
 
 
 MUNGE = """#!/bin/sh
