@@ -42,12 +42,19 @@ SIX = [f"node0{number}" for number in range(1, 7)]
         ([shared(FINE, *SIX), *4 * [shared(SHORT, *SIX)]], ["312 MiB free (of 100 GiB) on node[01-06]; delete"]),
         ([shared(FINE, "a") | shared(SHORT, "b")] * 5, ["312 MiB free (of 100 GiB) on a,b"]),
         # Local disks that become short together are one line; one that is later is another one.
-        ([{"a": SHORT}, {"a": SHORT, "b": SHORT}, *4 * [{"a": SHORT, "b": SHORT}]], ["free (of 100 GiB) on a,b"]),
+        ([{"a": SHORT, "b": FINE}, *4 * [{"a": SHORT, "b": SHORT}]], ["free (of 100 GiB) on a,b"]),
         ([*5 * [{"a": SHORT, "b": FINE}], *5 * [{"a": SHORT, "b": SHORT}]], ["on a;", "on b;"]),
+        # A removed directory is not shared any more.
+        (
+            [shared(FINE, "a", "b"), {"a": GONE} | shared(FINE, "b"), *4 * [{"a": GONE, "b": GONE}]],
+            ["is gone on a,b (No such file"],
+        ),
+        # What one node has seen, and others not yet.
+        ([shared(room(free_inodes=0), "a") | shared(room(40 * GIB), "b")], ["(no inode is left)"]),
         # The least that is free is told.
         ([{"a": SHORT, "b": room(12 * MIB)}] * 5, ["12 MiB free (of 100 GiB) on a,b"]),
         # Once, whatever happens between short and short; again when there was room.
-        ([{"a": each} for each in 5 * [SHORT, room(1200 * MIB)]], ["1.2 GiB free"]),
+        ([{"a": each} for each in 5 * [SHORT, room(1200 * MIB)]], ["312 MiB free"]),
         ([{"a": each} for each in (*5 * [SHORT], *3 * [FINE], *5 * [SHORT])], ["312 MiB", "312 MiB"]),
         # Each worse level is a line, at once; no better one is.
         ([{"a": each} for each in (FREED, FREED, FULL, FULL, FREED, SHORT)], ["gave back 64 MiB", "is full on a"]),
@@ -75,7 +82,9 @@ def test_each_matter_is_said_once_and_again_after_there_was_room(
 
 def test_what_is_urgent_does_not_wait_for_others() -> None:
     assert [at for at, _ in live(*5 * [{"a": FULL}])] == [0]
-    assert [at for at, _ in live(*5 * [{"a": SHORT}])] == [3]
+    assert [at for at, _ in live(*5 * [{"a": FULL, "b": FINE}])] == [0]
+    assert [at for at, _ in live(*5 * [{"a": SHORT, "b": FINE}])] == [3]
+    assert [at for at, _ in live(*5 * [{"a": SHORT}])] == [0]
 
 
 def test_a_thousand_nodes_are_one_line() -> None:

@@ -65,6 +65,18 @@ def test_files_of_an_older_job_with_the_same_id_are_set_aside(
     assert aside.name in allranks("list").stdout
 
 
+def test_a_link_in_place_of_an_older_job_s_output_is_left_alone(
+    slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    """Who owns the directory could have root's submission cut a file of root's."""
+    (tmp_path / "runs/12").mkdir(parents=True)
+    (precious := tmp_path / "precious").write_text("root's own\n")
+    (tmp_path / "slurm-12.out").symlink_to(precious)
+    assert "an older job also had the id 12" in allranks("submit", "--nodes", "2", "train.py").stderr
+    (aside,) = (tmp_path / "runs").glob("12-until-*")
+    assert (precious.read_text(), list(aside.iterdir())) == ("root's own\n", [])
+
+
 def test_the_job_s_key_is_handed_in_and_never_shown(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
     result = allranks("submit", "--nodes", "2", "train.py", env={"ALLRANKS_SECRET": "an-older-one"})
     trial, real = slurm.calls("sbatch")

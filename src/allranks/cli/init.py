@@ -142,10 +142,9 @@ def _silent(held: Held) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    from allranks.report.folder import Folder
+
     try:
-        draft.write_text(text)
-        draft.replace(path)
+        Folder.root(path.parent).write_whole(path.name, text.encode())
     except OSError as exc:
-        draft.unlink(missing_ok=True)
         raise UsageError(f"init: {path}: {exc.strerror}; name another file with --output") from exc

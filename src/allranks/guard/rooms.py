@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
-import msgspec
-
 from allranks.causes.node.limits import size_text
 from allranks.model.hostlist import fold_hosts
 from allranks.model.room import Room
@@ -18,9 +16,10 @@ from allranks.report.text import count_of
 
 SHARED = ""
 """The directory that several nodes share, in place of a node's name."""
-LOOK_EVERY_S = 1.0
+LOOK_EVERY_S, LOOK_FOR_NODE_S = 1.0, 5e-4
+"""Between two looks, with thousands of nodes more: 1 % of the leader's time at most."""
 GATHER_S = 3.0
-"""From the first node that is short to the line: the disks of many nodes fill up at about the same time."""
+"""From the first of several nodes to the line, if nothing is urgent: others find the same a little later."""
 
 
 class Level(IntEnum):
@@ -33,6 +32,10 @@ class Level(IntEnum):
     FULL = 3
     BROKEN = 4
     """The directory is gone, or its file system cannot be written or does not answer."""
+
+
+_CALM = (Level.SHORT, Level.BROKEN)
+"""What ranks do not die of at once."""
 
 
 def level_of(room: Room, *, was: Level) -> Level:
@@ -59,7 +62,8 @@ class RoomSpeech:
         self._said: dict[str, Level] = {}
         """The worst that was said since it was fine."""
         self._next_look_s = 0.0
-        self._short_since_s: float | None = None
+        self._since_s: dict[Level, float] = {}
+        """Since when there is a node of that level which was not told."""
 
     def say(self, now_s: float, rooms: Iterable[tuple[str, Room]]) -> list[str]:
         """Return the lines to say now.
@@ -70,27 +74,24 @@ class RoomSpeech:
         """
         if now_s < self._next_look_s:
             return []
-        self._next_look_s = now_s + LOOK_EVERY_S
         places: dict[str, list[tuple[str, Room]]] = {}
         for name, room in rooms:
             places.setdefault(SHARED if room.is_shared else name, []).append((name, room))
+        self._next_look_s = now_s + max(LOOK_EVERY_S, LOOK_FOR_NODE_S * sum(map(len, places.values())))
         worse: dict[Level, list[tuple[str, Room]]] = {}
+        new: set[Level] = set()
         for place, told in places.items():
             level = max(level_of(room, was=self._now.get(place, Level.FINE)) for _, room in told)
             self._now[place] = level
             said = self._said[place] = level if level is Level.FINE else self._said.get(place, Level.FINE)
-            if level > said and not self._gathers(level, now_s):
+            if level > said:
+                new.add(level)
+                if level in _CALM and len(places) > 1 and now_s < self._since_s.setdefault(level, now_s) + GATHER_S:
+                    continue
                 self._said[place] = level
                 worse.setdefault(level, []).extend(_those_meant(told, level))
-        if Level.SHORT not in self._now.values():
-            self._short_since_s = None
+        self._since_s = {level: since_s for level, since_s in self._since_s.items() if level in new}
         return [describe(level, dict(told)) for level, told in sorted(worse.items())]
-
-    def _gathers(self, level: Level, now_s: float) -> bool:
-        if level is not Level.SHORT:
-            return False
-        self._short_since_s = now_s if self._short_since_s is None else self._short_since_s
-        return now_s < self._short_since_s + GATHER_S
 
 
 def _those_meant(told: list[tuple[str, Room]], level: Level) -> list[tuple[str, Room]]:
@@ -101,7 +102,8 @@ def _those_meant(told: list[tuple[str, Room]], level: Level) -> list[tuple[str, 
 def describe(level: Level, told: Mapping[str, Room]) -> str:
     """Return the line about the run directory of these nodes."""
     nodes, rooms = fold_hosts(list(told)), list(told.values())
-    least = min(rooms, key=lambda room: (room.free_bytes, room.free_inodes or 0))
+    newest = [room for room in rooms if level_of(room, was=level) is level]  # others have not looked since
+    least = min(newest or rooms, key=lambda room: (room.free_bytes, room.free_inodes or 0))
     size = size_text(least.size_bytes)
     freed = max(room.freed_bytes for room in rooms)
     each = " on each" if len(told) > 1 else ""
@@ -117,19 +119,12 @@ def describe(level: Level, told: Mapping[str, Room]) -> str:
             return f"the run directory was full on {nodes} ({size}): {kept}; make room soon, or ranks that print fail"
         case Level.FULL:
             kept = f", also the {size_text(freed)} that allranks had kept there{each}" if freed else ""
-            if _lacks_inodes(least):
+            if least.lacks_inodes:
                 return f"the run directory is full on {nodes} (no inode is left): ranks cannot make files there"
             errors = [room.problem.partition(": ")[2] for room in rooms if room.problem]  # a quota, mostly
             what = errors[0] if errors else f"{size}{kept}"
             return f"the run directory is full on {nodes} ({what}): ranks that print or save there fail"
     left = f"{size_text(least.free_bytes)} free (of {size})"
-    if _lacks_inodes(least):
+    if least.lacks_inodes:
         left = f"{count_of(least.free_inodes or 0, 'more file')} can be made (free inodes)"
     return f"run directory: {left} on {nodes}; delete what is not needed there: when it is full, ranks that print fail"
-
-
-def _lacks_inodes(room: Room) -> bool:
-    """Whether inodes are what a full or short file system lacks, and not bytes."""
-    known = msgspec.structs.replace(room, problem=None)
-    of_bytes = msgspec.structs.replace(known, free_inodes=None)
-    return known.is_short(was_short=True) and not of_bytes.is_short(was_short=True)

@@ -32,8 +32,8 @@ ASK_S = 2.0
 """Between two looks."""
 ASK_SHORT_S = 0.5
 """While there is little room: a disk that is full is told before ranks have died of it."""
-ASK_SHARED_S = 0.01
-"""For each node that asks the same file server: 1,000 nodes ask every 10 s, also while there is little."""
+ASK_SHARED_S, ASK_LONGEST_S = 0.01, 10.0
+"""For each node that asks the same file server, and at most: 1,000 nodes ask every 10 s, also while there is little."""
 SETTLE_S = 2.0
 """After this, the directories of other nodes are there, where they share the run directory: the ballast is taken."""
 HANG_S = 15.0
@@ -145,7 +145,7 @@ class RoomWatch:
         is_urgent = room is not None and room.is_short(was_short=True)
         until_ballast_s = SETTLE_S if self._takes_ballast and self._is_among_many else ASK_S
         shared_s = ASK_SHARED_S * len(self._names) if room is not None and room.is_shared else 0.0
-        return max(ASK_SHORT_S if is_urgent else until_ballast_s, shared_s)
+        return max(ASK_SHORT_S if is_urgent else until_ballast_s, min(shared_s, ASK_LONGEST_S))
 
     @property
     def _is_among_many(self) -> bool:
@@ -156,7 +156,8 @@ class RoomWatch:
         assert folder is not None
         if room.is_full or self._gives_up:
             self._full_s = now_s if room.is_full else self._full_s
-            if freed := self._ballast.free():
+            # Blocks are of no use where inodes are lacking.
+            if (self._gives_up or not room.lacks_inodes) and (freed := self._ballast.free()):
                 self._freed_bytes, room = freed, self._look()
             self._gives_up, self._takes_ballast = False, True
         elif room.problem is None and not room.is_short(was_short=True):

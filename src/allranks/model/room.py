@@ -61,6 +61,13 @@ class Room(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         )
 
     @property
+    def lacks_inodes(self) -> bool:
+        """It is full, or soon will be, of files and not of bytes."""
+        known = msgspec.structs.replace(self, problem=None)
+        of_bytes = msgspec.structs.replace(known, free_inodes=None)
+        return known.is_short(was_short=True) and not of_bytes.is_short(was_short=True)
+
+    @property
     def is_gone(self) -> bool:
         """The directory is not there any more: removed, or its file system was unmounted."""
         return (self.problem or "").startswith(("ENOENT", "ESTALE", "ENOTDIR", "ENODEV"))

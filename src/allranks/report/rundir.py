@@ -147,7 +147,7 @@ class RunDir:
     def look(self, *below: str) -> Folder | None:
         """Return the run directory, or one below it, to read in it; None if it is not there. Nothing is made."""
         with contextlib.suppress(OSError):
-            folder = self._held.get(()) or Folder.at(self.path)
+            folder = self._open_run(make=False)
             for name in below:
                 folder = folder.sub(name)
             return folder

@@ -28,6 +28,7 @@ from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
+from allranks.report.folder import Folder
 from allranks.report.rundir import RunDir, as_file_name, cannot_use, open_root, point_latest
 from allranks.report.text import count_of
 from allranks.wire.secret import SECRET_VARIABLE
@@ -168,10 +169,19 @@ def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], 
         aside = root / f"{each}-until-{ended:%Y%m%d-%H%M%S}"
         (root / each).rename(aside)
     for path in sorted(outputs.intersection(expand_pattern(pattern, job, options) for pattern in _outputs(options))):
-        if Path(path).is_file():  # the new job may have opened it already, to append: it keeps its file
-            shutil.copy2(path, aside / Path(path).name)
-            os.truncate(path, 0)
+        _move_output(Path(path), aside)
     return str(aside)
+
+
+def _move_output(path: Path, aside: Path) -> None:
+    """Move what is in an output file; links of others, in a directory of theirs, are left alone."""
+    try:
+        fd = Folder.root(path.parent).open(path.name, os.O_RDWR)
+    except OSError:
+        return
+    with os.fdopen(fd, "r+b") as old, Folder.at(aside).open_new(path.name) as new:
+        shutil.copyfileobj(old, new)
+        old.truncate(0)  # the new job may have opened it already, to append: it keeps its file
 
 
 def _outputs(options: SbatchOptions) -> list[str]:

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import secrets
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +64,8 @@ def export(checkpoint: Path, out: Path, *, part: str, as_safetensors: bool) -> i
         if not isinstance(value, torch.Tensor) or name_of(value.dtype) not in CODES:
             what = value.dtype if isinstance(value, torch.Tensor) else type(value).__name__
             raise UsageError(f"{part}[{name!r}] is a {what}, which safetensors cannot hold: use --torch")
-    draft = out.with_name(f"{out.name}.tmp")
-    draft.touch()  # both libraries have errors of their own for what the file system refuses
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}")  # in a shared directory, nobody can guess it
+    draft.touch(exist_ok=False)  # both libraries have errors of their own for what the file system refuses
     try:
         if as_safetensors:
             from safetensors.torch import save_file

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import platform
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import hyperscan
 
+from allranks.report.folder import Folder, RefusedError, why_not_ours
 from allranks.why.logs.engine import ID_BITS
 from allranks.why.logs.rewrite import to_hyperscan
 
@@ -72,7 +74,7 @@ def _load_or_compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> 
     if folder:
         try:
             # Hyperscan detects damage and other processors: it verifies a checksum, and the target of the database.
-            database = hyperscan.loadb((folder / name).read_bytes(), hyperscan.HS_MODE_BLOCK)
+            database = hyperscan.loadb(_open_own(folder).read(name), hyperscan.HS_MODE_BLOCK)
             database.scratch = hyperscan.Scratch(database)
             return database
         except (OSError, hyperscan.error):
@@ -96,15 +98,18 @@ def _cache_folder() -> Path | None:
         return None
 
 
+def _open_own(path: Path) -> Folder:
+    """Open the cache, which another user could have made where it is in a shared directory."""
+    folder = Folder.at(path)
+    if (why := why_not_ours(folder.owner, os.geteuid())) is not None:
+        raise RefusedError(errno.EPERM, why, str(path))
+    return folder
+
+
 def _keep(folder: Path, name: str, data: bytes) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     # Many ranks may start at once on one file system: the last rename wins, and all write the same content.
-    draft = folder / f"{name}.{platform.node()}.{os.getpid()}"
-    try:
-        draft.write_bytes(data)
-        draft.replace(folder / name)
-    finally:
-        draft.unlink(missing_ok=True)
+    _open_own(folder).write_whole(name, data)
     kept = sorted(folder.glob("signs-*.hs"), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in kept[CACHED_DATABASES:]:
         path.unlink(missing_ok=True)

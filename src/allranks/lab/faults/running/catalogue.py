@@ -66,5 +66,7 @@ STRIKES: Mapping[str, type[Strike]] = {
         disk.RunDirFull,
         disk.TmpdirFull,
         disk.TmpdirFullUnsaid,
+        disk.RunDirWithoutInodes,
+        disk.RunDirRemoved,
     )
 }

@@ -6,13 +6,16 @@ In each of them a rank dies of the full disk, the leader waits for room, and som
 from __future__ import annotations
 
 import contextlib
+import itertools
+import shutil
 import time
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Scene
+from allranks.lab.faults.fault import Expected, Place, Scene
 from allranks.lab.faults.running.checkpoint import SmallDisk, call, fill
 from allranks.lab.faults.running.process import OrderStrike
+from allranks.lab.faults.running.strike import Strike
 from allranks.lab.faults.running.target import Target
 from allranks.model.errors import SetupError
 
@@ -28,7 +31,8 @@ class RunDirFull(SmallDisk, name="run-dir-full", cause="AR005"):
 
     directory = "runs"
     disk_bytes = 256 << 20
-    verdict_s, watch_s = 5.0, 60.0
+    verdict_s: ClassVar[float | None] = 5.0
+    watch_s = 60.0
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -120,3 +124,42 @@ def wait_for_pause(target: Target) -> None:
         "the job to pause",
     )
     time.sleep(FULL_S)
+
+
+class RunDirWithoutInodes(RunDirFull, name="run-dir-without-inodes", cause="AR005"):
+    """Another program uses up the inodes of the run directory's disk; training continues, and the end is written."""
+
+    severity = Expected.SURVIVED
+    verdict_s, watch_s = None, 20.0
+    has_ranks = False
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Make files until none can be made."""
+        directory, struck_s = Path(scene.memory["mounted"]) / "others", time.time()
+        with contextlib.suppress(OSError):
+            directory.mkdir()
+            for number in itertools.count():
+                (directory / str(number)).touch()
+        return struck_s
+
+    @classmethod
+    def follow_up(cls, scene: Scene, target: Target) -> None:
+        """Nobody makes room."""
+
+
+class RunDirRemoved(Strike, name="run-dir-removed", cause="AR006"):
+    """Somebody removes the attempt's directory; training continues, and the verdict is there at the end."""
+
+    place = Place.ANY
+    severity = Expected.SURVIVED
+    watch_s = 20.0
+    has_ranks = False
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Remove it."""
+        struck_s = time.time()
+        for path in target.directory.joinpath("runs").glob("[0-9]*/attempt_*"):
+            shutil.rmtree(path, ignore_errors=True)
+        return struck_s

@@ -127,21 +127,18 @@ def test_a_file_system_that_hangs_is_told_and_keeps_nobody_waiting(
 
 def test_a_look_that_has_begun_before_is_not_the_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a write that found no room would be tried again before the ballast is given back."""
-    really_look, looks, goes_on = room_module.look, threading.Semaphore(0), threading.Event()
+    began = threading.Semaphore(0)
+    numbers = iter(range(1, 100))
 
-    def look_slowly(path: Path | int) -> Room:
-        seen = really_look(path)
-        looks.release()
-        goes_on.wait(10)
-        return seen
+    def look_slowly(_: Path | int) -> Room:
+        number = next(numbers)
+        began.release()
+        time.sleep(0.2)
+        return Room(free_bytes=number)
 
     run_dir = make_run(tmp_path)
     with RoomWatch(run_dir) as rooms:
-        rooms.begin(run_dir.create_node("a"), ["a"], 0)
-        look(rooms)
         monkeypatch.setattr(room_module, "look", look_slowly)
-        rooms.look(0.0)
-        assert looks.acquire(timeout=10)  # it looks
-        threading.Timer(0.1, goes_on.set).start()
-        rooms.look(10.0)
-        assert looks.acquire(timeout=0)  # and has looked again
+        rooms.begin(run_dir.create_node("a"), ["a"], 0)
+        assert began.acquire(timeout=10)
+        assert look(rooms).free_bytes == 2
