@@ -243,11 +243,8 @@ def no_healthy_culprit(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
 def who_broke_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A verdict on ranks that broke by themselves names all that did, as far as their leader heard, and nobody else."""
     shown = [finding for each in effects if isinstance(each, events.Show) for finding in each.findings]
-    shown = [
-        each
-        for each in shown
-        if each.cause[:5] in ("AR407", "AR590", "AR005") and each.confidence is Confidence.CERTAIN
-    ]
+    causes = ("AR407", "AR590", "AR005")
+    shown = [each for each in shown if each.cause[:5] in causes and each.confidence is Confidence.CERTAIN]
     if not shown:
         return ""
     plan, heard = lead.leader._generation.plan, lead.leader._guard._scene.ends

@@ -4,7 +4,7 @@
 
 Python keeps what a failed write could not take only as long as there is room in its buffer (8 KiB; none with
 PYTHONUNBUFFERED), and many scripts catch the exception, as `logging` does by itself. So lines are lost, and nothing
-says so. The count costs 50 ns for each write, and nothing for what the buffer takes. At the end of the process the
+says so. The count costs 0.1 us for each write, and nothing for what the buffer takes. At the end of the process the
 buffer is flushed once more; what remains in it then is lost, too, and Python ends with FLUSH_FAILED.
 
 Limits: what native code and other programs write to the same files is not counted. Standard library only; runs in the
