@@ -6,6 +6,7 @@ import json
 import os
 import pwd
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
 from allranks.report.runs import BEING_DELETED, list_runs
+from allranks.state.saved.owner import OWNER, identify, to_bytes
 from conftest import Tell
 from fake_slurm import FakeSlurm, fake_slurm  # noqa: F401  (a fixture)
 
@@ -121,6 +123,17 @@ def test_what_may_be_alive_is_kept_and_told_why(
     assert waits.path.is_dir()
     owner = pwd.getpwuid(os.getuid()).pw_name
     assert slurm.calls("squeue")[0]["argv"][:3] == ["-h", "-u", owner]  # type: ignore[index]
+
+
+def test_a_run_in_which_a_living_process_writes_checkpoints_is_kept(runs: Path, tell: Tell) -> None:
+    me = replace(identify({}), job="x", since_s=0.0)
+    for name, owner in ((OLD, me), (MIDDLE, replace(me, started=1))):
+        (runs / name / "checkpoints").mkdir()
+        (runs / name / "checkpoints" / OWNER).write_bytes(to_bytes(owner))
+    rows = {row["id"]: row["kept"] for row in json.loads(tell("clean", "--keep", "0", "--yes", "--json").out)}
+    assert rows[OLD].startswith(f"job x (pid {os.getpid()} on {me.host}, since 1970-01-0")
+    assert rows[OLD].endswith(") writes checkpoints in it")
+    assert names(runs) == [OLD]
 
 
 def test_jobs_are_kept_where_slurm_cannot_be_asked(runs: Path, slurm: FakeSlurm, tell: Tell, tmp_path: Path) -> None:

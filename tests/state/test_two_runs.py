@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import allranks
 from allranks.session import SessionError
 from allranks.state.saved.checkpoint import Checkpointer, CheckpointError
 from allranks.state.saved.owner import OWNER, Owner
@@ -90,6 +91,19 @@ def test_who_has_lost_its_directory_completes_and_deletes_no_checkpoint_there(tm
     [line] = [line for line in said if line.startswith("the checkpoint of step 80 is not written")]
     assert f"{tmp_path} is job 17 (pid {first.pid} on {first.host}, " in line
     assert line.endswith("'s now; training goes on, the newest is step 70")
+
+
+def test_a_session_that_an_exception_ends_holds_its_directory_no_more(tmp_path: Path) -> None:
+    def life() -> None:
+        with allranks.session(backend="gloo") as s:  # in a notebook, say
+            for step in s.track(model=torch.nn.Linear(1, 1), checkpoint_dir=tmp_path).steps([0], total=1):
+                with step:
+                    assert (tmp_path / OWNER).exists()
+                    raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        life()
+    assert not (tmp_path / OWNER).exists()
 
 
 def test_a_directory_that_cannot_be_listed_is_one_error(tmp_path: Path) -> None:

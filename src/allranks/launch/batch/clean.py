@@ -27,6 +27,7 @@ from allranks.report.remains import last_alive
 from allranks.report.rundir import LATEST, point_latest
 from allranks.report.runs import BEING_DELETED, Run, list_runs, read_run
 from allranks.state.saved.manifest import parse_final
+from allranks.state.saved.owner import SILENT_S, Owner, describe, identify, read, sees
 
 GONE_S = 7 * 86400.0
 """A run on another machine that has no verdict is given up so long after its last sign of life."""
@@ -91,6 +92,8 @@ def look_at(path: Path, slurm: Slurm, *, now_s: float) -> Candidate:
         kept = "it may be running on another machine"
     elif state == "LOST" and now_s - ended_s < JUST_NOW_S:
         kept = "it was alive a moment ago"
+    if not kept and (owner := _find_writer(path / "checkpoints", now_s)):
+        kept = f"{describe(owner)} writes checkpoints in it"
     return Candidate(id=run.id, path=path, name=run.name, state=state, ended_s=ended_s, kept=kept)
 
 
@@ -151,6 +154,17 @@ def tidy(log_dir: Path) -> None:
             point_latest(log_dir, newest.name)
         else:
             latest.unlink()
+
+
+def _find_writer(checkpoints: Path, now_s: float) -> Owner | None:
+    """Return who writes checkpoints there: an older attempt that lives, or a run whose script names the directory."""
+    with contextlib.suppress(OSError):
+        found = read(checkpoints)
+        if found is not None and found.owner is not None:
+            lives = sees(found.owner, identify({}))
+            is_renewed = now_s - found.mtime_ns / 1e9 < SILENT_S
+            return found.owner if lives or (lives is None and is_renewed) else None
+    return None
 
 
 def _checkpoint_places(run: Path) -> list[Path]:

@@ -70,6 +70,7 @@ def begin(
             made.leave()
         if kind is None or (issubclass(kind, SystemExit) and not issubclass(kind, StepLost)):
             checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
+        checkpoints.release()
 
     on_exit.push(close)
     if cell is None and not is_below_agent:

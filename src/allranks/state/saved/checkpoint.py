@@ -288,6 +288,10 @@ class Checkpointer:
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
+        self.release()
+
+    def release(self) -> None:
+        """Let other runs have the directory; `close` does it, too."""
         if self._holding is not None:
             self._holding.end()
             self._holding = None
