@@ -46,3 +46,12 @@ def test_a_reader_that_has_left_and_closed_streams_are_no_error(
 @pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
 def test_an_error_that_cannot_be_printed_keeps_its_exit_code(tmp_path: Path) -> None:
     assert start(("status", "nonsense"), tmp_path, "2> /dev/full").returncode == 2
+
+
+@pytest.mark.parametrize("words", [("status", "latest"), ("run", "train.py")], ids=" ".join)
+def test_a_directory_that_is_gone_is_told_in_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
+    result = start(words, tmp_path, '> /dev/null; mkdir gone; cd gone; rmdir "$PWD"; "$@"')
+    assert result.stderr.splitlines()[-1:] == [
+        "error: the current directory is gone: removed, or unmounted; cd to another one"
+    ]
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -136,6 +137,17 @@ def test_a_full_disk_still_takes_the_verdict_and_events(small_disk: Path) -> Non
     kept.free()
     assert look(fd).free_bytes >= MIB
     os.close(fd)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+def test_a_killed_process_leaves_no_ballast(small_disk: Path) -> None:
+    code = "import os, sys; from allranks.report.ballast import *; f = os.open(sys.argv[1], os.O_DIRECTORY)\n"
+    code += (
+        "b, d = Ballast.keep(f, 1 << 20), Draft.keep(f, 1 << 16); print(look(f).free_bytes); os.kill(os.getpid(), 9)"
+    )
+    told = subprocess.run([sys.executable, "-uc", code, small_disk], capture_output=True, text=True, check=False)
+    assert int(told.stdout) == 3 * MIB - 64 * KIB
+    assert (look(small_disk).free_bytes, list(small_disk.iterdir())) == (4 * MIB, [])
 
 
 def fill(path: Path) -> None:

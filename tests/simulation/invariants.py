@@ -192,7 +192,7 @@ def who_saves_is_waited_for(lead: Lead, event: Any, effects: Sequence[Any]) -> s
 def who_is_waited_for_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A wait says whom it waits for: a paused job every NOTICE_S, and a node that is given up by its name."""
     for each in effects:
-        if isinstance(each, events.Say) and each.text.startswith("paused: only"):
+        if isinstance(each, events.Say) and each.text.startswith("paused: "):
             lead.noticed_s = lead.world.now_s
         if isinstance(each, events.Disconnect) and lead.leader.verdict is None:
             name, has_left = f"n{each.node}", any(_is_left_out(other, each.node) for other in effects)
@@ -243,7 +243,7 @@ def no_healthy_culprit(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
 def who_broke_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A verdict on ranks that broke by themselves names all that did, as far as their leader heard, and nobody else."""
     shown = [finding for each in effects if isinstance(each, events.Show) for finding in each.findings]
-    shown = [each for each in shown if each.cause[:5] in ("AR407", "AR590") and each.confidence is Confidence.CERTAIN]
+    shown = [each for each in shown if each.cause[:5] in ("AR407", "AR590", "AR005") and each.confidence is Confidence.CERTAIN]
     if not shown:
         return ""
     plan, heard = lead.leader._generation.plan, lead.leader._guard._scene.ends
@@ -264,6 +264,28 @@ def enough_nodes(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
         return ""
     old = [each.message for each in effects if isinstance(each, events.Send) and isinstance(each.message, Plan)]
     return next((f"generation {plan.generation} again" for plan in old if plan.generation <= lead.generation), "")
+
+
+def room_is_waited_for(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """After a verdict of a full disk, no generation begins while the disk of a healthy node is full."""
+    world = lead.world
+    for each in effects:
+        if isinstance(each, events.Show):
+            lead.lacks_room = any(finding.cause.startswith("AR005") for finding in each.findings)
+    new_plans = _new_plans(lead, effects)
+    if not new_plans or not lead.lacks_room or world.is_network_faulty or world.were_blind:
+        return ""
+    lead.lacks_room = False
+    full = [
+        node
+        for node in new_plans
+        if world.machines[node].full_since_s < world.now_s - 1.0
+        and world.machines[node].full_until_s > world.now_s
+        and world.machines[node].woke_s < world.now_s - 3.0
+        and not world.current[node].is_stopped
+        and node not in world.slow
+    ]
+    return f"generation {lead.generation + 1} begins while n{full[0]} has no room" if full else ""
 
 
 def left_out_for_good(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
@@ -307,6 +329,7 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     no_healthy_culprit,
     who_broke_is_named,
     enough_nodes,
+    room_is_waited_for,
     left_out_for_good,
     the_step_has_srun,
 )

@@ -11,6 +11,7 @@ import msgspec
 from allranks.launch.events import Hold
 from allranks.launch.workers import LINGERS_S
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
+from allranks.model.room import GIB, FullPlace, Room
 from allranks.wire.protocol import Order, Plan, WorkerEnd
 
 from .lives import Stream
@@ -82,6 +83,9 @@ class Generation:
     """Since when a collective waits."""
 
 
+FULL = FullPlace(purpose="checkpoint directory", path="/ckpt", room=Room(size_bytes=100 * GIB))
+
+
 @dataclass(eq=False)
 class Machine:
     """One node."""
@@ -93,6 +97,9 @@ class Machine:
     """Whether an agent with workers ran on it when it died."""
     woke_s: float = 0.0
     """When its agent went on: what was before, it did not see."""
+    full_since_s: float = 0.0
+    full_until_s: float = 0.0
+    """When its disk is full, after a worker has met that."""
     workers: list[Worker] = field(default_factory=list)
     """Of the generation that its agent started last."""
     tries: list[tuple[float, TrySeen]] = field(default_factory=list)
@@ -291,6 +298,7 @@ class Kernel:
             tries=tuple([msgspec.structs.replace(seen, age_s=now_s - at_s) for at_s, seen in machine.tries]),
             addresses=(f"192.168.0.{node + 1}",),
             try_ports=(4000, 4001),
+            full=(FULL,) if now_s < machine.full_until_s else (),
             time_ns=round(machine.wall_s(now_s) * 1e9),
         )
 

@@ -48,6 +48,8 @@ class Lead:
         self.running: set[int] = set()
         self.running_before: set[int] = set()
         self.may_grow = self.has_acted = self.was_alone = False
+        self.lacks_room = False
+        """Whether a full disk is in its last verdict, and no generation has begun since."""
         self.told_s: float | None = None
         """Since when it knows of a stop signal."""
         self.slept_s = self.slept_before_s = 0.0

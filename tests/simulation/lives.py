@@ -34,6 +34,7 @@ class Kind(StrEnum):
 
     WORKER_CRASHES = "worker crashes"
     WORKER_RAISES = "worker raises"
+    WORKER_MEETS_A_FULL_DISK = "worker meets a full disk"
     WORKER_HANGS = "worker hangs"
     WORKER_STOPS = "worker is stopped"
     WORKER_IS_HELD = "worker is held by the kernel"
@@ -121,9 +122,10 @@ class Life:
 
 LOSSES = (Kind.AGENT_DIES, Kind.AGENT_STOPS, Kind.NODE_DIES, Kind.NODE_IS_CUT_OFF)
 """How a leader is lost."""
+_DRAWN = tuple(kind for kind in Kind if kind is not Kind.WORKER_MEETS_A_FULL_DISK)
 PROFILES: dict[str, tuple[Kind, ...]] = {
-    "swarm": tuple(Kind),
-    "workers": tuple(kind for kind in Kind if kind.value.startswith("worker")),
+    "swarm": _DRAWN,
+    "workers": tuple(kind for kind in _DRAWN if kind.value.startswith("worker")),
     "signals": (Kind.SIGNAL, Kind.WORKER_CRASHES, Kind.WORKER_IS_DEAF, Kind.PREEMPTED),
     "network": (Kind.LINE_ENDS, Kind.NODE_IS_CUT_OFF, Kind.LINE_IS_SLOW, Kind.SIGNAL),
     "agents": (Kind.AGENT_STOPS, Kind.AGENT_DIES, Kind.NODE_DIES, Kind.SIGNAL, Kind.WORKER_CRASHES),
@@ -188,7 +190,7 @@ def draw(seed: int) -> Life:
         sweep_s=_choose(rng, 0.0, 0.0, rng.random() * 2.4, 0.0 if is_succession else FOREVER_S),
         start_s=_choose(rng, 0.0, 0.0, rng.random()),
         turn_s=0.25 + 0.2 * rng.random(),
-        faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        faults=tuple(sorted(_fill_disks(seed, faults), key=lambda fault: fault.at_s)),
         beats_s=0.0 if rng.random() < 0.01 else 1.0,
         seen_s=_choose(rng, 0.0, 0.0, 1.0 + rng.random() * 2),
         is_blind_when_cut=rng.random() < 0.3,
@@ -201,6 +203,17 @@ def _draw_save_s(seed: int) -> float:
     """Return how long the ranks of a life save on SIGTERM; from numbers of its own: older lives stay the same."""
     rng = random.Random(f"handlers {seed}")
     return rng.random() * 40.0 if rng.random() < 0.3 else 0.0
+
+
+def _fill_disks(seed: int, faults: list[Fault]) -> list[Fault]:
+    """Have some exceptions be of a full disk; from numbers of their own: older lives stay the same."""
+    rng = random.Random(f"disks {seed}")
+    return [
+        replace(fault, kind=Kind.WORKER_MEETS_A_FULL_DISK)
+        if fault.kind is Kind.WORKER_RAISES and rng.random() < 0.5
+        else fault
+        for fault in faults
+    ]
 
 
 def _draw_fault(rng: random.Random, kinds: Sequence[Kind], num_nodes: int, num_steps: int) -> Fault:

@@ -252,6 +252,11 @@ def _strike_worker(world: World, fault: Fault, node: int) -> None:
                 kernel.linger(worker)
             else:
                 kernel.end(worker, 1, message="ValueError: batch 17 has no label")
+        case Kind.WORKER_MEETS_A_FULL_DISK:
+            machine = world.machines[node]
+            machine.full_since_s = machine.full_since_s if machine.full_until_s > world.now_s else world.now_s
+            machine.full_until_s = max(machine.full_until_s, world.now_s + fault.for_s)
+            kernel.end(worker, 1, message="OSError: [Errno 28] No space left on device")
         case Kind.WORKER_HANGS:
             worker.is_hung = True
         case Kind.WORKER_STOPS:

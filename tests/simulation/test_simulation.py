@@ -14,7 +14,7 @@ import pytest
 
 from . import lives
 from .known import KNOWN
-from .lives import LEADER, PROFILES, Fault, Kind, Life, draw
+from .lives import FOREVER_S, LEADER, PROFILES, Fault, Kind, Life, draw
 from .mutants import load, read_mutants
 from .run import BLOCK, live, live_block
 from .shrink import as_literal, rule_of, shrink
@@ -138,6 +138,27 @@ def test_a_leader_that_is_cut_off_leaves_the_job_to_the_others():
 def test_a_leader_whose_connections_end_goes_on_with_the_same_generation():
     world = life(Fault(at_s=2.0, kind=Kind.LINE_ENDS, node=LEADER, after_s=1.0))
     assert (outcome(world), len(world.leads), world.trained.number) == ((0, ()), 1, 0)
+
+
+BEGAN_S = 1000.0
+"""When a world begins."""
+FULL_DISK = Fault(at_s=2.0, kind=Kind.WORKER_MEETS_A_FULL_DISK, node=1, for_s=9.0)
+
+
+def test_after_a_full_disk_the_ranks_begin_again_once_there_is_room():
+    world = life(FULL_DISK, max_restarts=1, num_steps=9)
+    code, (finding,) = outcome(world)
+    assert (code, finding.cause, finding.node, world.trained.number) == (0, "AR005 disk-full", "n1", 1)
+    (begun_s,) = (each.at_s for each in world.recorded if each.event == "restarting")
+    assert 11.0 < begun_s - BEGAN_S < 14.0
+    mutant = load(MUTANTS["restarts-on-a-full-disk"])
+    assert "begins while n1 has no room" in live(replace(world.life, seed=1), mutant)[1]
+
+
+def test_a_disk_that_stays_full_ends_the_job_with_its_verdict():
+    world = life(replace(FULL_DISK, for_s=FOREVER_S), max_restarts=1, num_steps=9)
+    code, findings = outcome(world)
+    assert (code, [each.cause for each in findings], world.requeues) == (78, ["AR005 disk-full"], [])
 
 
 LOSSES = tuple(kind for kind in lives.LOSSES if kind is not Kind.AGENT_STOPS)  # whose workers train on

@@ -146,6 +146,13 @@ def main() -> None:
     except click.ClickException as exc:
         print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
         sys.exit(Exit.USAGE)
+    except FileNotFoundError:
+        from allranks.report.rundir import this_directory
+
+        if this_directory():
+            raise
+        print("error: the current directory is gone: removed, or unmounted; cd to another one", file=sys.stderr)
+        sys.exit(Exit.USAGE)
     except _OutputError as exc:
         number = exc.args[0]
         if number == errno.EPIPE and has_reader(1):  # it was another pipe

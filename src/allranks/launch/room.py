@@ -32,8 +32,8 @@ ASK_S = 2.0
 """Between two looks."""
 ASK_SHORT_S = 0.5
 """While there is little room: a disk that is full is told before ranks have died of it."""
-ASK_SHARED_S = 0.01
-"""For each node that asks the same file server: 1,000 nodes ask every 10 s, also while there is little."""
+ASK_SHARED_S, ASK_LONGEST_S = 0.01, 10.0
+"""For each node that asks the same file server, and at most: 1,000 nodes ask every 10 s, also while there is little."""
 SETTLE_S = 2.0
 """After this, the directories of other nodes are there, where they share the run directory: the ballast is taken."""
 HANG_S = 15.0
@@ -145,7 +145,7 @@ class RoomWatch:
         is_urgent = room is not None and room.is_short(was_short=True)
         until_ballast_s = SETTLE_S if self._takes_ballast and self._is_among_many else ASK_S
         shared_s = ASK_SHARED_S * len(self._names) if room is not None and room.is_shared else 0.0
-        return max(ASK_SHORT_S if is_urgent else until_ballast_s, shared_s)
+        return max(ASK_SHORT_S if is_urgent else until_ballast_s, min(shared_s, ASK_LONGEST_S))
 
     @property
     def _is_among_many(self) -> bool:

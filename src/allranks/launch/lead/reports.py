@@ -239,7 +239,8 @@ class Reports:
         if num_nodes < at_least:
             return f"only {num_nodes} of at least {at_least} nodes"
         is_late = self._capacity_until_s is not None and now_s >= self._capacity_until_s
-        full = self._guard.find_full() if judged is not None and judged.needs_room else []
+        needs_room = judged is not None and any(part.needs_room for part in judged.parts)
+        full = self._guard.find_full() if needs_room else []
         if is_late:  # with a little room, it is tried
             full = [(node, place) for node, place in full if place.room.is_full]
         return disk.describe_full(full)
