@@ -91,7 +91,7 @@ class Manifest:
                 raise TypeError("a field of another type")
         except Damaged:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as exc:
+        except (KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as exc:
             raise Damaged(f"{MANIFEST}: is no manifest of ours ({exc!r})") from exc
         names = [part.name for part in parts]
         if len(names) != manifest.world_size or names != [part_name(rank) for rank in range(len(names))]:
