@@ -27,6 +27,7 @@ from .stage import DEADLINE_S, Situation, Stage
 RUN = "20261123-031500-4711"
 ATTEMPT = f"{RUN}/attempt_0"
 NODE = "node"
+NOBODY = 65534
 ESCAPES = "\x1b]0;title\x07\x1b[2Jred\x1b[31m\x9b5m\r\u202e"
 VERBS = (
     ("list",),
@@ -137,7 +138,8 @@ def play_pid(stage: Stage, *, pid: Any) -> tuple[list[Fall], float]:
     time.sleep(1.1)
     began_s = time.time()
     younger = subprocess.Popen(["sleep", "300"])
-    alike = subprocess.Popen(["bash", "-c", f"exec -a '{sys.executable} allranks run --job {RUN}' sleep 300"])
+    agent_of_another = f"exec -a '{sys.executable} allranks run --job {RUN}' sleep 300"
+    alike = subprocess.Popen(["bash", "-c", agent_of_another], user=NOBODY, cwd="/")
     ids = {"older": older.pid, "younger": younger.pid, "alike": alike.pid, "group": -older.pid}
     event = {**STARTED, "members": [socket.gethostname()], "time_s": began_s, "command": ["python", "train.py"]}
     event["pid"] = ids.get(pid, pid) if isinstance(pid, str) else pid
@@ -219,7 +221,6 @@ def play_start(stage: Stage, *, start: str) -> tuple[list[Fall], float]:
     return falls + [Fall(Kind.HARMED, what) for what in _harm(stage)], job.peak_mb
 
 
-NOBODY = 65534
 SWAPS = ("at once", "while it runs", "never")
 
 

@@ -30,6 +30,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import judge
 from .disks import can_mount
 from .judge import Fall, Kind
 from .situations import SITUATIONS
@@ -136,7 +137,11 @@ def render_page(outcomes: Sequence[Outcome], skipped: Sequence[Situation], *, to
         "<!-- Written by `make break`. Do not edit. -->",
         "",
         "Real jobs and commands, each in namespaces of its own, judged by facts: the ranks note on a healthy disk",
-        "which of their writes failed, and `tests/surroundings/judge.py` derives from that what must come of the job.",
+        "which of their writes failed, and `tests/surroundings/judge.py` derives from that what must come of the job:",
+        "",
+        "```text",
+        *(line.strip() for line in (judge.__doc__ or "").splitlines() if line.startswith("    ")),
+        "```",
         "",
         "There are disk faults (which disk, which fault, when, what the ranks do), odd workers, floods of output, and",
         "forged files. Each situation must also end before its deadline, without a traceback of allranks and without a",

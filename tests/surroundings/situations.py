@@ -12,7 +12,7 @@ from .disks import FAULTS
 from .judge import Expect, Fall, judge
 from .stage import Situation, Stage
 
-EXPECTED = "success if all writes of the ranks succeeded; AR005 if a disk was full; else the exception of that rank"
+EXPECTED = "as the table says"
 BEFORE = "start"
 PHASES = (BEFORE, "running", "saving", "end")
 PRINTING = ("prints", "catches", "quiet", "mute", "native")
