@@ -449,8 +449,8 @@ def stop_after(delay_s: float) -> Callable[[], None]:
 
 def list_open() -> list[str]:
     """What this process has open, without the directories that a run holds."""
-    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]  # noqa: PTH208
-    return sorted(os.readlink(link) for link in links if os.path.lexists(link) and not os.path.isdir(link))
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink() and not link.is_dir()]
+    return sorted(str(link.readlink()) for link in links)
 
 
 @pytest.mark.parametrize("index", [0, 1])
