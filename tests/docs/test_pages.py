@@ -142,5 +142,11 @@ def pages_of(nav: Any) -> list[str]:
     return [page for each in (nav.values() if isinstance(nav, dict) else nav) for page in pages_of(each)]
 
 
+def test_each_promise_of_safety_names_a_test() -> None:
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (DOCS / "reference/safety.md").read_text())
+    assert len(named) > 25
+    assert [each for each in named if f"def {each[1]}(" not in (ROOT / each[0]).read_text()] == []
+
+
 def test_the_readme_is_read_in_minutes() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
