@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.files.folder import Folder
 from allranks.guard.activity import Activity, Look, Output, is_active
 from allranks.guard.idle import find_idle, judge_idle, say_idle
 from allranks.guard.speech import Speech
@@ -13,7 +14,6 @@ from allranks.guard.verdict import Guard
 from allranks.guard.waits import find_waiting, judge_hang, say_slow
 from allranks.host.process import Usage
 from allranks.model.beat import GroupSeen, RankBeat
-from allranks.report.folder import Folder
 from allranks.wire.protocol import Beat
 
 from .scenes import FAST, NOW_S, away, beat, call, end, scene, waiting

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks.files.folder import Folder
 from allranks.guard.verdict import Guard
 from allranks.guard.watch import Watch
 from allranks.model.beat import GroupSeen, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
 from allranks.recorder.waits import StopKind, find_stops
-from allranks.report.folder import Folder
 from allranks.why.dumps import find_dumps, is_dump, read_dumps
 from allranks.wire.protocol import Plan, Try, TryTarget
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import allranks
+from allranks.files.folder import Folder
 from allranks.guard.inside.cell import Cell
 from allranks.launch.last_words import read_left
 from allranks.launch.worker_end import Left
-from allranks.report.folder import Folder
 from conftest import clean_env
 
 SITE = Path(allranks.__file__).parent / "join" / "site"

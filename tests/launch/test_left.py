@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from allranks.files.folder import Folder
 from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
 from allranks.launch.last_words import read_left, read_tail
 from allranks.launch.worker_end import Left
-from allranks.report.folder import Folder
 
 DEEP = 100_000 * "["
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from allranks.files.folder import Folder
 from allranks.launch.batch.output import File, begin_of, merge, read_bar, read_new
-from allranks.report.folder import Folder
 from allranks.report.growth import INTERVALS_S, NAME, Growth, GrowthRecorder, index_line, read_growth
 from allranks.report.rundir import RunDir
 from conftest import Tell, wait_until

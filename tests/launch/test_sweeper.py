@@ -15,16 +15,16 @@ from pathlib import Path
 import psutil
 import pytest
 
+from allranks.files.folder import Folder
 from allranks.launch.sweeper import write_end
 from allranks.launch.workers import WRITER
-from allranks.report.folder import Folder
 from conftest import agents_in_background, wait_until
 
 AGENT = """
 import os, subprocess, sys, time
 from pathlib import Path
 from allranks.launch.sweeper import Sweeper
-from allranks.report.folder import Folder
+from allranks.files.folder import Folder
 sweeper = Sweeper.start()
 sweeper.tell(Folder.at(Path.cwd()), "n0")
 marked = {**os.environ, "ALLRANKS_AGENT_PID": str(os.getpid())}

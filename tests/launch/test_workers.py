@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from allranks.files.folder import Folder
 from allranks.guard.inside.cell import Cell
 from allranks.launch import workers as workers_module
 from allranks.launch.workers import WRITER, Worker, end_left_behind, wait_for_writers
-from allranks.report.folder import Folder
 
 
 def test_a_tool_of_the_agent_itself_is_no_left_over():

@@ -14,12 +14,12 @@ from .door import Door
 
 def worker_file(name: str) -> Door:
     def begin(folder: Path) -> Callable[[bytes], object]:
+        from allranks.files.folder import Folder
         from allranks.guard.activity import Output
         from allranks.guard.failure import describe, find_evidence
         from allranks.guard.inside.cell import Cell
         from allranks.launch.last_words import read_crash, read_left, read_tail
         from allranks.launch.worker_end import explain_end, will_end_with
-        from allranks.report.folder import Folder
         from allranks.wire.connection import encode_frame
         from allranks.wire.protocol import Ended, WorkerEnd
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from allranks.files.folder import Folder
 from allranks.host.node import NodeFacts
 from allranks.model.card import Facts, Interface
 from allranks.model.cluster import GuardTable
@@ -33,7 +34,6 @@ from allranks.preflight.datapath import DataPath
 from allranks.preflight.entry import Entry
 from allranks.preflight.itself import explain
 from allranks.preflight.rollcall import stop
-from allranks.report.folder import Folder
 from allranks.report.rundir import RunDir
 from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
 from allranks.wire.protocol import Goodbye

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from allranks.files.regular import find_regular, open_regular
 from allranks.launch.queue.scheduler import parse_culprits
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.report import readback
 from allranks.report.growth import parse_growth
 from allranks.report.history import list_restarts
 from allranks.report.readback import parse_environment, parse_events, parse_hosts, parse_verdict
-from allranks.report.regular import open_regular, read_regular
 from allranks.report.rundir import event_line
 from allranks.report.runs import describe_kill, read_run
 from allranks.wire.leader import decode_announcement
@@ -230,7 +230,7 @@ KINDS = ("fifo", "zero", "device", "loop", "directory", "other", "hole")
 def test_only_a_regular_file_is_read_and_no_more_than_is_bounded(kind: str, tmp_path: Path) -> None:
     put(tmp_path / "file", kind)
     began_s = time.monotonic()
-    found = read_regular(tmp_path / "file", at_most=1000)
+    found = find_regular(tmp_path / "file", at_most=1000)
     assert found == (bytes(1000) if kind == "hole" else None)
     assert time.monotonic() - began_s < 2.0
 

@@ -142,7 +142,7 @@ def _silent(held: Held) -> tuple[str, ...]:
 
 
 def _write(path: Path, text: str) -> None:
-    from allranks.report.folder import Folder
+    from allranks.files.folder import Folder
 
     try:
         Folder.root(path.parent).write_whole(path.name, text.encode())

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from allranks.files.folder import Folder
 from allranks.host.process import Usage, read_usage
 from allranks.model.beat import MAX_PRINTED
 from allranks.model.raised import last_printed
-from allranks.report.folder import Folder
 
 IDLE_SHARE = 0.02
 """Of one core: a rank that uses less makes no progress. One that sleeps, with its beat and Gloo, uses 0.002."""

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
+from allranks.files.folder import Folder
 from allranks.guard.tries import Listener, Tries
 from allranks.guard.worker import WatchedWorker
 from allranks.host.glance import Glance, render
@@ -28,7 +29,6 @@ from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, Rank
 from allranks.model.cluster import GuardTable
 from allranks.model.room import FullPlace, Room
 from allranks.model.text import plain_address
-from allranks.report.folder import Folder
 from allranks.wire.protocol import Try
 
 TOLD_STALL_S = 0.5

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.host.foreign import read_foreign
+from allranks.files.regular import read_regular
 from allranks.model.beat import ProcessState
 from allranks.model.named_agent import LiveProcess
 
@@ -171,7 +171,7 @@ def read_environment(pid: int, *, root: Path = Path("/")) -> dict[str, str]:
         for file in (root / f"proc/{pid}/fd").iterdir() if STANDBY in env else ():
             with contextlib.suppress(OSError):  # closed meanwhile
                 if file.readlink().as_posix().startswith(f"/memfd:{FORKED_ENVIRONMENT}"):
-                    own = read_foreign(file, at_most=MAX_ENVIRONMENT, follows_links=True)
+                    own = read_regular(file, at_most=MAX_ENVIRONMENT, follows_links=True)
                     return _parse(own.decode(errors="replace"))
     return env
 

@@ -11,7 +11,6 @@ its own children (`mp.spawn`) is not in their environment: they show as children
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -26,17 +25,14 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.host.foreign import read_foreign
 from allranks.host.process import STANDBY, read_environment
-from allranks.host.threads import start_thread
+from allranks.host.source import read_source_lines
 from allranks.model.foreign import Unreadable, decode_json
 
 DUMP_S = 4.0
 """For one process; a dump takes 0.03 s, and longer only where the kernel does not hand the memory out."""
 LOOK_S = 12.0
 """For all of them: what has not been read by then stays unread."""
-SOURCE_S = 1.0
-"""For the text of the source lines, which may lie on the very file system that hangs."""
 CPU_WINDOW_S = 0.25
 MAX_AT_ONCE = 4
 ATTEMPTS = 3
@@ -123,7 +119,8 @@ def look(wanted: Wanted, *, node: str, root: Path = Path("/")) -> NodeStacks:
         dumps = list(pool.map(lambda each: _dump(each, deadline_s, root), found))
     time.sleep(max(0.0, began_s + CPU_WINDOW_S - time.monotonic()))
     window_s = time.monotonic() - began_s
-    texts = _source_lines(found, [threads for threads, _ in dumps], root)
+    wanted_lines = {each.pid: _user_lines(threads) for each, (threads, _) in zip(found, dumps, strict=True)}
+    texts = read_source_lines(wanted_lines, root=root)
     processes = []
     for each, (threads, problem) in zip(found, dumps, strict=True):
         state = (_stat(root, each.pid) or each.stat).state
@@ -356,29 +353,8 @@ def _find_py_spy() -> str | None:
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
 
 
-def _source_lines(
-    found: Iterable[Found], dumps: Iterable[tuple[Thread, ...]], root: Path
-) -> Mapping[int, Mapping[tuple[str, int], str]]:
-    """Texts of the user's lines, by pid; a file system that hangs costs SOURCE_S and no more."""
-    texts: dict[int, dict[tuple[str, int], str]] = {}
-    files: dict[Path, list[str]] = {}
-
-    def read_all() -> None:
-        for each, threads in zip(found, dumps, strict=True):
-            mine = {(f.file, f.line) for thread in threads for f in thread.frames if not is_library(f.file)}
-            for file, line in mine:
-                start = root / f"proc/{each.pid}" / ("root" if file.startswith("/") else "cwd")
-                path = start / file.lstrip("/")
-                if path not in files:
-                    with contextlib.suppress(OSError):
-                        files[path] = read_foreign(path, follows_links=True).decode(errors="replace").splitlines()
-                if 0 < line <= len(lines := files.setdefault(path, [])):
-                    texts.setdefault(each.pid, {})[file, line] = lines[line - 1].strip()[:160]
-
-    reader = start_thread(read_all, name="allranks-source")
-    if reader is not None:
-        reader.join(SOURCE_S)
-    return {} if reader is None or reader.is_alive() else texts
+def _user_lines(threads: Iterable[Thread]) -> set[tuple[str, int]]:
+    return {(f.file, f.line) for thread in threads for f in thread.frames if not is_library(f.file)}
 
 
 def _with_text(thread: Thread, texts: Mapping[tuple[str, int], str]) -> Thread:

@@ -367,7 +367,7 @@ def _write_error_file(message: str, extra: dict[str, object]) -> None:
 def _write(path: str, record: object) -> None:
     """Write a file at once, or not at all; never through a link, or in a directory of another user.
 
-    Somebody who owns a directory above it may put his own one there (report/folder.py). The owner of the draft tells
+    Somebody who owns a directory above it may put his own one there (files/folder.py). The owner of the draft tells
     whose it should be: a file server may turn root into another user.
     """
     parent, name = os.path.split(path)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from allranks.files.folder import Folder
 from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell, CellRead
 from allranks.join.hook import cut
@@ -17,7 +18,6 @@ from allranks.model.beat import Age
 from allranks.model.foreign import Unreadable, decode_fields, decode_json
 from allranks.model.raised import split_fatal
 from allranks.model.text import as_one_line, as_utf8
-from allranks.report.folder import Folder
 
 MAX_BYTES = 1 << 20
 """Of a file that the hook writes."""

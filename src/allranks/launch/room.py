@@ -23,9 +23,9 @@ from typing import Self
 
 import msgspec
 
+from allranks.files.folder import Folder
 from allranks.model.room import Room
 from allranks.report.ballast import Ballast, choose_size, describe, is_full, is_in_memory, look, try_to_write
-from allranks.report.folder import Folder
 from allranks.report.rundir import RunDir, as_file_name
 
 ASK_S = 2.0

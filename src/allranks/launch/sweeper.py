@@ -31,10 +31,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Never
 
+from allranks.files.folder import Folder
 from allranks.host.oom import OomWatch
 from allranks.launch.succession import AGENT_ENDED
 from allranks.launch.workers import WRITER
-from allranks.report.folder import Folder
 from allranks.report.last_files import EVENTS
 from allranks.report.rundir import event_line
 

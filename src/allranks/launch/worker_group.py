@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from allranks.files.folder import Folder
 from allranks.guard.inside.cell import Cell
 from allranks.host.limits import name_places
 from allranks.host.process import is_below
@@ -37,7 +38,6 @@ from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
-from allranks.report.folder import Folder
 from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir, this_directory
 from allranks.report.text import say

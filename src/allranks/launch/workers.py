@@ -30,6 +30,7 @@ from typing import Any, BinaryIO
 import msgspec
 import psutil
 
+from allranks.files.folder import Folder
 from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell
 from allranks.guard.origin import killed_by
@@ -38,7 +39,6 @@ from allranks.join import standby as inside
 from allranks.launch.last_words import read_crash, read_left, read_tail
 from allranks.launch.worker_end import Left, explain_end, will_end_with
 from allranks.model.text import as_utf8
-from allranks.report.folder import Folder
 from allranks.wire.protocol import Ended, WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36

@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.report.folder import Folder
-from allranks.report.regular import read_regular
+from allranks.files.folder import Folder
+from allranks.files.regular import find_regular
 
 NAME = "growth"
 INTERVALS_S = ((1 << 20, 0.25), (8 << 20, 1.0))
@@ -105,7 +105,7 @@ class Growth:
 
 def read_growth(folder: Path) -> dict[str, Growth]:
     """Return how the output files of a node have grown, by name; empty without an index."""
-    return parse_growth(read_regular(folder / NAME, at_most=MAX_BYTES) or b"")
+    return parse_growth(find_regular(folder / NAME, at_most=MAX_BYTES) or b"")
 
 
 def parse_growth(data: bytes) -> dict[str, Growth]:

@@ -19,8 +19,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from allranks.files.folder import Folder
 from allranks.report.ballast import VERDICT_BYTES, Draft, is_full, keep_behind
-from allranks.report.folder import Folder
 from allranks.report.text import count_of
 
 EVENTS, VERDICT, EXIT_CODE = "events.jsonl", "verdict.json", "exit_code"

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.files.regular import open_regular
 from allranks.report.mask import mask_secrets
-from allranks.report.regular import open_regular
 from allranks.report.rundir import ALIVE_S as ALIVE_S
 from allranks.report.text import one_line
 

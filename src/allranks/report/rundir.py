@@ -32,14 +32,14 @@ from typing import Any, Self
 
 import msgspec
 
+from allranks.files.folder import Folder, RefusedError, why_not_ours
+from allranks.files.regular import find_regular
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
-from allranks.report.folder import Folder, RefusedError, why_not_ours
 from allranks.report.last_files import EVENTS, EXIT_CODE, VERDICT, LastFiles
 from allranks.report.mask import mask_fields, mask_setting, mask_verdict
 from allranks.report.readback import MAX_BYTES, read_events
-from allranks.report.regular import read_regular
 
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
@@ -283,7 +283,7 @@ def read_shared_members(value: str) -> str:
     if not value.startswith("@"):
         return value
     try:
-        return (read_regular(Path(value[1:]), at_most=MAX_BYTES) or b"").decode()
+        return (find_regular(Path(value[1:]), at_most=MAX_BYTES) or b"").decode()
     except UnicodeDecodeError:
         return ""
 

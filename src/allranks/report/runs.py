@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from allranks.files.regular import find_regular, open_regular
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.named_agent import NamedAgent
@@ -29,7 +30,6 @@ from allranks.report.readback import (
     parse_verdict,
     read_events,
 )
-from allranks.report.regular import open_regular, read_regular
 from allranks.report.rundir import LATEST, as_file_name
 from allranks.report.text import count_of
 
@@ -202,7 +202,7 @@ def read_run(path: Path) -> Run:
 
 def read_verdict(path: Path) -> Verdict | None:
     """Return a verdict; None if it is missing or unreadable."""
-    data = read_regular(path, at_most=MAX_BYTES)
+    data = find_regular(path, at_most=MAX_BYTES)
     return None if data is None else parse_verdict(data)
 
 
@@ -239,7 +239,7 @@ def _find_agent(started: Mapping[str, Any], events: Path) -> NamedAgent:
 def _read_job_name(submission: Path) -> str:
     """Return the name in a script that `allranks submit` wrote; empty if there is none."""
     try:
-        text = (read_regular(submission, at_most=MAX_BYTES) or b"").decode(errors="replace")
+        text = (find_regular(submission, at_most=MAX_BYTES) or b"").decode(errors="replace")
         found = _JOB_NAME.search(text)
         return shlex.split(found[1])[0] if found else ""
     except (ValueError, IndexError):
@@ -278,7 +278,7 @@ def describe_kill(event: Mapping[str, Any]) -> str:
 
 def _read_nodes(attempt: Path) -> tuple[str, ...]:
     """Return the nodes of an attempt that ended before its ranks were started, in the order of the roll call."""
-    data = read_regular(attempt / "roll_call.json", at_most=MAX_ROLL_CALL_BYTES)
+    data = find_regular(attempt / "roll_call.json", at_most=MAX_ROLL_CALL_BYTES)
     hosts = None if data is None else parse_hosts(data)
     return tuple(sorted(path.name for path in attempt.glob("*/") if path.is_dir())) if hosts is None else hosts
 

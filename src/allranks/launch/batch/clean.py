@@ -18,11 +18,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from allranks.files.regular import find_regular
 from allranks.host.slurm import list_jobs
 from allranks.launch.batch.local import look_at_run
 from allranks.model.errors import AllranksError
 from allranks.report.readback import MAX_BYTES, parse_environment
-from allranks.report.regular import read_regular
 from allranks.report.remains import last_alive
 from allranks.report.rundir import LATEST, point_latest
 from allranks.report.runs import BEING_DELETED, Run, list_runs, read_run
@@ -171,7 +171,7 @@ def _checkpoint_places(run: Path) -> list[Path]:
     """Return where the workers of a run have their checkpoints, as their environment says."""
     places = []
     for path in run.glob("attempt_*/*/env.json"):
-        told = parse_environment(read_regular(path, at_most=MAX_BYTES) or b"")
+        told = parse_environment(find_regular(path, at_most=MAX_BYTES) or b"")
         with contextlib.suppress(OSError, ValueError, RuntimeError):  # a loop of links, a null byte
             places += [Path(told["ALLRANKS_CHECKPOINT_DIR"]).resolve()] if "ALLRANKS_CHECKPOINT_DIR" in told else []
     return places

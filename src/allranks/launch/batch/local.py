@@ -18,13 +18,13 @@ from pathlib import Path
 import psutil
 
 from allranks.causes.catalogue import find_cause
+from allranks.files.folder import Folder
 from allranks.host.node import name_of
 from allranks.host.process import identify, read_boot_id
 from allranks.host.slurm import JobState
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.model.named_agent import CLOCK_S, why_another, why_no_signal
-from allranks.report.folder import Folder
 from allranks.report.history import Restart
 from allranks.report.remains import last_alive
 from allranks.report.runs import Run, sort_by_number

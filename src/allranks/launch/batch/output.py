@@ -20,9 +20,9 @@ from datetime import date, datetime
 from pathlib import Path
 from typing import BinaryIO
 
+from allranks.files.regular import open_regular
 from allranks.launch.followed import NOISE, find_hole
 from allranks.report.growth import Growth
-from allranks.report.regular import open_regular
 from allranks.why.window import read_bound
 
 BLOCK_BYTES = 1 << 16

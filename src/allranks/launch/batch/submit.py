@@ -23,12 +23,12 @@ from datetime import datetime
 from glob import glob
 from pathlib import Path
 
+from allranks.files.folder import Folder
 from allranks.host.slurm import JobState, Trial, fill_pattern, find_jobs, list_nodes, submit_script, try_script
 from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
-from allranks.report.folder import Folder
 from allranks.report.rundir import RunDir, as_file_name, cannot_use, open_root, point_latest
 from allranks.report.text import count_of
 from allranks.wire.secret import SECRET_VARIABLE

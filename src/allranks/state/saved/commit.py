@@ -35,6 +35,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from allranks.files.regular import open_regular
 from allranks.state.saved.manifest import (
     BLOCK_BYTES,
     MANIFEST,
@@ -52,7 +53,6 @@ from allranks.state.saved.parts import (
     LARGEST_MANIFEST_BYTES,
     PartReader,
     list_checkpoints,
-    open_regular,
     read_manifest,
 )
 
@@ -334,7 +334,7 @@ def started_ticks(pid: int) -> int | None:
 def read_report(path: Path) -> dict[str, Any]:
     """What a writer says of itself; empty while there is nothing to be read."""
     try:
-        with open_regular(path) as file:
+        with open_regular(path, follows_links=True) as file:
             report = json.loads(file.read(LARGEST_MANIFEST_BYTES))
     except (FileNotFoundError, ValueError, RecursionError):
         return {}

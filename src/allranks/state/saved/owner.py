@@ -26,8 +26,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from allranks.files.regular import open_regular
 from allranks.state.saved.commit import identify_process, started_ticks
-from allranks.state.saved.parts import open_regular
 
 OWNER = "owner.json"
 RENEW_S = 10.0
@@ -235,7 +235,8 @@ def read(directory: Path, name: str = OWNER) -> Found | None:
         OSError: it cannot be read.
     """
     try:
-        with open_regular(directory / name) as file:  # opening asks a file server for the time of now
+        # Opening asks a file server for the time of now.
+        with open_regular(directory / name, follows_links=True) as file:
             mtime_ns = os.fstat(file.fileno()).st_mtime_ns
             return Found(parse(file.read(LARGEST_BYTES)), mtime_ns)
     except FileNotFoundError:

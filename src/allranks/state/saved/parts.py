@@ -6,14 +6,12 @@ Standard library only: the writer's process imports it, too.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
-import stat
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
+from allranks.files.regular import open_regular
 from allranks.state.saved.manifest import BLOCK_BYTES, MANIFEST, Damaged, Manifest, Part, parse_final
 
 LARGEST_MANIFEST_BYTES = 256 << 20
@@ -51,26 +49,13 @@ class Mount:
         return False
 
 
-def open_regular(path: Path) -> BinaryIO:
-    """Open a file for reading. Nobody knows who put it there: a named pipe would block, and a device never ends.
-
-    Raises:
-        OSError: it cannot be opened, or is no regular file.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise OSError(errno.EINVAL, "is not a regular file")
-    return open(descriptor, "rb")  # noqa: PTH123
-
-
 def read_manifest(directory: Path) -> Manifest:
     """Read the manifest, which says what else must be there.
 
     Raises:
         Damaged: it is missing, altered, or another directory's.
     """
-    with _damage(MANIFEST), open_regular(directory / MANIFEST) as file:
+    with _damage(MANIFEST), open_regular(directory / MANIFEST, follows_links=True) as file:
         manifest = Manifest.from_bytes(file.read(LARGEST_MANIFEST_BYTES))
     place = parse_final(directory.name)
     if place is None or place[0] != manifest.step:
@@ -102,7 +87,7 @@ class PartReader:
         self._seen = bytearray(len(part.blocks))
         self._cached: tuple[int, bytes] = (-1, b"")
         with _damage(part.name):
-            self._file = open_regular(directory / part.name)
+            self._file = open_regular(directory / part.name, follows_links=True)
         size_bytes = os.fstat(self._file.fileno()).st_size
         if size_bytes != part.size_bytes:
             self._file.close()

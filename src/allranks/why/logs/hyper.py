@@ -14,7 +14,7 @@ from pathlib import Path
 
 import hyperscan
 
-from allranks.report.folder import Folder, RefusedError, why_not_ours
+from allranks.files.folder import Folder, RefusedError, why_not_ours
 from allranks.why.logs.engine import ID_BITS
 from allranks.why.logs.rewrite import to_hyperscan
 

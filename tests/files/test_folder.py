@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from allranks.files.folder import Folder, can_swap, why_not_ours
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
-from allranks.report.folder import Folder, can_swap, why_not_ours
 from allranks.report.growth import GrowthRecorder
 from allranks.report.rundir import RunDir
 

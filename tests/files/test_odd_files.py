@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from allranks.files.folder import Folder
+from allranks.files.regular import read_regular
 from allranks.guard.activity import Output
-from allranks.host.foreign import MAX_BYTES, read_foreign
-from allranks.report.folder import Folder
+
+MAX_BYTES = 1 << 20
 
 
 def make_socket(path: Path) -> None:
@@ -41,7 +43,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)  # the name of a socket is short
     ODD[kind](path := Path("left"))
     with pytest.raises(OSError, match=r".+"):
-        read_foreign(path)
+        read_regular(path, at_most=MAX_BYTES)
     folder = Folder.at(tmp_path)
     with pytest.raises(OSError, match=r".+"):
         folder.read(path.name)
@@ -51,13 +53,13 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, monkeypatch: pytest.
 def test_no_more_is_read_than_asked_for(tmp_path: Path):
     make_large(path := tmp_path / "left")
     with pytest.raises(OSError, match="larger than 1048576 bytes"):
-        read_foreign(path)
+        read_regular(path, at_most=MAX_BYTES)
     folder = Folder.at(tmp_path)
     with pytest.raises(OSError, match="larger than 67108864 bytes"):
         folder.read(path.name)
     assert Output(folder, path.name).tail(3) == "\0\0\0"
     os.truncate(path, MAX_BYTES)
-    assert len(read_foreign(path)) == MAX_BYTES
+    assert len(read_regular(path, at_most=MAX_BYTES)) == MAX_BYTES
 
 
 def test_a_tail_begins_no_earlier_than_it_may(tmp_path: Path):

@@ -1,0 +1,1 @@
+"""Opens files and directories that others may have made, changed or swapped. Standard library only."""
