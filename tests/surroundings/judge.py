@@ -24,6 +24,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 MAX_AGENT_MB = 150
+MAX_COMMAND_MB = 300
+"""Of a command that reads a forged file of 200 MB: it may hold a part of it."""
 FULL = ("ENOSPC", "EDQUOT")
 _AGENTS_OWN = re.compile(
     r"^(Traceback \(most recent call last\)|Exception (ignored )?in |Fatal Python error)", re.MULTILINE
@@ -233,7 +235,7 @@ def judge_command(ran: Ran) -> list[Fall]:
         falls.append(Fall(Kind.TRACEBACK, f"{ran.command}: exit code {ran.exit_code}"))
     if traceback := _AGENTS_OWN.search(ran.text):
         falls.append(Fall(Kind.TRACEBACK, f"{ran.command}: {ran.text[traceback.start() :][-300:]}"))
-    if ran.peak_mb > MAX_AGENT_MB:
+    if ran.peak_mb > MAX_COMMAND_MB:
         falls.append(Fall(Kind.MEMORY, f"{ran.command}: {ran.peak_mb:.0f} MB"))
     if control := _CONTROL.search(ran.text):
         falls.append(Fall(Kind.CONTROL, f"{ran.command}: {ran.text[max(0, control.start() - 60) :][:140]!r}"))

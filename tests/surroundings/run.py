@@ -158,7 +158,8 @@ def render_page(outcomes: Sequence[Outcome], skipped: Sequence[Situation], *, to
     for group, members in groups.items():
         expected = "; ".join(sorted({outcome.situation.expected for outcome in members})).replace("|", " or ")
         num_fallen, peak_mb = sum(bool(each.falls) for each in members), max(each.peak_mb for each in members)
-        lines.append(f"| {group} | {len(members)} | {num_fallen} | {expected} | {peak_mb:.0f} MB |")
+        memory = f"{peak_mb:.0f} MB" if peak_mb else "no agent"
+        lines.append(f"| {group} | {len(members)} | {num_fallen} | {expected} | {memory} |")
     if skipped:
         names = sorted({situation.file_system for situation in skipped})
         lines += ["", f"{len(skipped)} situations were skipped: this machine has no {', '.join(names)}."]

@@ -208,7 +208,7 @@ class Situation:
     expected: str
     """For people: what must come of it."""
     play: Callable[[Stage], tuple[list[Fall], float]]
-    """Returns what fell, and the most memory of the agent or command, in MB."""
+    """Returns what fell, and the most memory of an agent, in MB; 0: there was none."""
     file_system: str = "tmpfs"
     """That it needs."""
 

@@ -72,7 +72,7 @@ def test_a_job_is_judged_by_what_its_ranks_noted(facts: Facts, expect: Expect, k
         ({"exit_code": -9}, [Kind.TRACEBACK]),
         ({"text": "Traceback (most recent call last):\n"}, [Kind.TRACEBACK]),
         ({"text": "JOB\x1b[2J"}, [Kind.CONTROL]),
-        ({"peak_mb": 200.0}, [Kind.MEMORY]),
+        ({"peak_mb": 400.0}, [Kind.MEMORY]),
         ({"harmed": ["process 7"]}, [Kind.HARMED]),
     ],
 )
