@@ -63,7 +63,7 @@ class DiskFull(Cause, id="AR005"):
             r"(?:write error|write failed|writing|write|cannot (?:create|write|mkdir).{1,200}): No space left on device"
         ),
         Sign(r"(?::|failed with) Disk quota exceeded"),
-        Sign(r"failed with No space left on device"),
+        Sign(r"failed with (?:strerror: )?No space left on device"),
         Sign(r"\[No space left on device\]"),
         Sign(r"error (?:writing to|closing) (?P<thing>[^:]{1,300}): No space left on device"),
         Sign(r"OperationalError: database or disk is full"),
@@ -109,6 +109,8 @@ class DiskFull(Cause, id="AR005"):
         "OSError: [Errno 28] No space left on device: '/data/model.bin' -> '/scratch/run7/model.bin'",
         "OSError: [Errno 28] Error writing bytes to file. Detail: [errno 28] No space left on device",
         "RuntimeError: write(): fd 3 failed with No space left on device",
+        "RuntimeError: [enforce fail at inline_container.cc:747] . open file failed with strerror: No space left on "
+        "device",
         "RuntimeError: filesystem error: cannot create directories: No space left on device [/scratch/ckpt/7] "
         "[No space left on device]",
         "{standard input}: fatal error: error writing to /scratch/tmp/ccVqXa3x.s: No space left on device",
