@@ -28,7 +28,8 @@ NEAR_SLURM := tests/lab tests/cli tests/host tests/model tests/docs tests/launch
 # Run as the last command of a target: its row in the table gets the date of today.
 RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
 
-.PHONY: help demo test test-all test-without-slurm test-by-hand lint bench drills slurm-versions versions horovod mutations simulate gpu carry pages docs clean
+.PHONY: help demo test test-all test-without-slurm test-by-hand lint bench drills slurm-versions versions horovod \
+    mutations mutated-inputs break simulate gpu carry pages docs clean
 
 help:
 	@echo "make demo          train a small model on real data with six ranks, and check the result"
@@ -86,6 +87,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/six_nodes.py
 	$(BIN)/python benchmarks/log_scan.py
 	$(BIN)/python benchmarks/many_files.py
+	$(BIN)/python benchmarks/printing.py
 	$(RAN_TODAY)
 
 drills: $(VENV)/.dev
@@ -120,6 +122,17 @@ $(HOROVOD)/.built: examples/horovod/build.sh | $(VENV)/.dev
 
 mutations: $(VENV)/.dev
 	$(BIN)/python tests/mutations/run.py
+	$(RAN_TODAY)
+
+# ONLY='disk/runs': these situations; only a run of all writes the page. REPORT=FILE: what fell, with its output.
+break: $(VENV)/.dev
+	cd tests && ../$(BIN)/python -m surroundings.run --jobs 2 $(if $(ONLY),--only '$(ONLY)') \
+	    $(if $(REPORT),--report '$(abspath $(REPORT))')
+	$(RAN_TODAY)
+
+# ONLY='beats joins': these parsers. EACH: inputs for each.
+mutated-inputs: $(VENV)/.dev
+	$(BIN)/python tests/mutated/run.py $(ONLY) --each $(or $(EACH),100000) --seed $(or $(SEED),1) --jobs 2
 	$(RAN_TODAY)
 
 # LIVES: how many; FIRST: the first seed. SEED=646 prints one life.

@@ -19,15 +19,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.files.folder import Folder
-from allranks.files.regular import find_regular
+from allranks.files.regular import open_regular
 
 NAME = "growth"
 INTERVALS_S = ((1 << 20, 0.25), (8 << 20, 1.0))
 """Up to these sizes of the index in bytes, it is written so often: 8 MB are the output of many hours."""
 LAST_INTERVAL_S = 10.0
 JOIN_S = 1.0
-MAX_BYTES = 64 << 20
-"""Of an index: years of output."""
+MAX_BYTES = 32 << 20
+"""Of an index: weeks of output. What is beyond it is not read, and lines of that time are shown in the files' order."""
 _LINE = re.compile(rb"([0-9]{1,10}\.[0-9]{1,6})((?: [^\s=]{1,255}=[0-9]{1,18}(?![^ ]))+)")
 _PAIR = re.compile(rb" ([^\s=]+)=([0-9]+)")
 
@@ -105,7 +105,9 @@ class Growth:
 
 def read_growth(folder: Path) -> dict[str, Growth]:
     """Return how the output files of a node have grown, by name; empty without an index."""
-    return parse_growth(find_regular(folder / NAME, at_most=MAX_BYTES) or b"")
+    with contextlib.suppress(OSError), open_regular(folder / NAME) as file:
+        return parse_growth(file.read(MAX_BYTES))
+    return {}
 
 
 def parse_growth(data: bytes) -> dict[str, Growth]:
