@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import selectors
 import socket
 import struct
@@ -83,6 +84,7 @@ class Room:
 
 @pytest.fixture
 def room() -> Iterator[Room]:
+    gc.collect()  # what other tests have left
     files = count_files()
     it = Room()
     yield it

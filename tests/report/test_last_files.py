@@ -118,7 +118,7 @@ def test_a_write_that_finds_no_room_asks_for_some_and_tries_again(small_disk: Pa
     run_dir.write_verdict(verdict_of(90_000), node="a")
     assert asked == [errno.ENOSPC] * 2
     assert run_dir.read_events()
-    assert read_verdict(run_dir.attempt_path / "verdict.json") == verdict_of(90_000)
+    assert (run_dir.attempt_path / "verdict.json").read_bytes() == verdict_of(90_000).to_json()
 
 
 def test_what_is_lost_with_the_directory_is_counted(tmp_path: Path) -> None:
