@@ -17,7 +17,7 @@ from allranks.report.text import count_of
 SHARED = ""
 """The directory that several nodes share, in place of a node's name."""
 LOOK_EVERY_S, LOOK_FOR_NODE_S = 1.0, 5e-4
-"""Between two looks, with thousands of nodes more: 1 % of the leader's time at most."""
+"""Between two looks, with thousands of nodes more: some 1 % of the leader's time."""
 GATHER_S = 3.0
 """From the first of several nodes to the line, if nothing is urgent: others find the same a little later."""
 

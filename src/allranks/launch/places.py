@@ -22,6 +22,7 @@ from pathlib import Path
 from allranks.causes.node.limits import MIB, size_text
 from allranks.guard.disk import find_named
 from allranks.host.limits import read_place
+from allranks.host.threads import start_thread
 from allranks.model.card import Place
 from allranks.model.room import FullPlace, Room
 from allranks.model.text import as_one_line
@@ -68,8 +69,7 @@ class PlaceWatch:
     def _begin(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             self._looked_s = time.monotonic()
-            self._thread = threading.Thread(target=self._run, name="allranks-places", daemon=True)
-            self._thread.start()
+            self._thread = start_thread(self._run, name="allranks-places")
 
     def _run(self) -> None:
         self._full = tuple(self._find_full())

@@ -24,6 +24,7 @@ from typing import Self
 import msgspec
 
 from allranks.files.folder import Folder
+from allranks.host.threads import start_thread
 from allranks.model.room import Room
 from allranks.report.ballast import Ballast, choose_size, describe, is_full, is_in_memory, look, try_to_write
 from allranks.report.rundir import RunDir, as_file_name
@@ -69,7 +70,7 @@ class RoomWatch:
         self._is_over = False
         self._wanted, self._turn = threading.Event(), threading.Condition()
         self._num_begun = self._num_done = 0
-        self._thread = threading.Thread(target=self._run, name="allranks-room", daemon=True)
+        self._thread: threading.Thread | None = None
         run_dir.last_files.on_error = self.note
 
     def __enter__(self) -> Self:
@@ -79,7 +80,7 @@ class RoomWatch:
         """End the thread; one that hangs with its file system is left to the end of this process, like the ballast."""
         self._is_over = True
         self._wanted.set()
-        if self._thread.is_alive():
+        if self._thread is not None:
             self._thread.join(END_S)
 
     def begin(self, folder: Folder, names: Sequence[str], position: int) -> None:
@@ -90,9 +91,9 @@ class RoomWatch:
             position: of this one among them.
         """
         self._folder, self._names, self._position = folder, names, position
-        if self._thread.ident is None:
+        if self._thread is None:
             self._began_s = time.monotonic()
-            self._thread.start()
+            self._thread = start_thread(self._run, name="allranks-room")
         self._wanted.set()
 
     def seen(self) -> Room | None:
@@ -108,7 +109,7 @@ class RoomWatch:
     def look(self, within_s: float) -> Room | None:
         """Ask now, and return the answer, or the latest one if it takes longer; not if the last one takes long."""
         asked_s = self._asked_s
-        if self._thread.is_alive() and (asked_s is None or time.monotonic() < asked_s + within_s):
+        if self._thread is not None and (asked_s is None or time.monotonic() < asked_s + within_s):
             with self._turn:
                 before = self._num_begun  # a turn that has begun already may have looked already
                 self._wanted.set()
