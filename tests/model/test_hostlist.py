@@ -78,8 +78,8 @@ REFUSED = {
     "a,-oProxy": "host list 'a,-oProxy': a name that begins with '-' at character 3: "
     "expected a letter, digit or '_' first",
     "..": "host list '..': a name that begins with '.' at character 1: expected a letter, digit or '_' first",
-    "n[1-1000001]": "host list 'n[1-1000001]': 1000001 names: expected at most 1000000",
-    "n[1-999999]x[1-999999]": "host list 'n[1-999999]x[1-999999]': 999998000001 names: expected at most 1000000",
+    "n[1-262145]": "host list 'n[1-262145]': 262145 names: expected at most 262144",
+    "n[1-999999]x[1-999999]": "host list 'n[1-999999]x[1-999999]': 999998000001 names: expected at most 262144",
     "n[1-9999999999999999999]": "host list 'n[1-9999999999999999999]': a number of 19 digits at character 3: "
     "expected at most 18",
     "x" * 254: f"host list '{'x' * 30}'...: a name of 254 characters at character 1: expected at most 253",

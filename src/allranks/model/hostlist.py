@@ -22,8 +22,8 @@ from allranks.model.errors import HostlistError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-MAX_NAMES = 1_000_000
-"""Names that one list may stand for; more is a typing error, and is refused before any is made."""
+MAX_NAMES = 1 << 18
+"""Names that one list may stand for, made in 0.3 s; more is a typing error, and is refused before any is made."""
 
 MAX_NAME_LENGTH = 253
 """Characters of a full host name. Source: RFC 1035 section 2.3.4, less the two bytes that only the wire form has."""
