@@ -171,6 +171,16 @@ def test_spawned_processes_work_and_record_nothing(allranks: Allranks, tmp_path:
     assert not (tmp_path / "runs/latest/attempt_0/node07/rank_0.error.json").exists()
 
 
+def test_each_line_is_written_when_it_is_printed_also_by_children(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "child.py", "import os\nprint('of a child')\nos._exit(0)\n")
+    write(
+        tmp_path / "show.py",
+        "import os, subprocess, sys\nprint('own', flush=False)\nsubprocess.run([sys.executable, 'child.py'])\n"
+        "os._exit(0)  # what is in a buffer is lost\n",
+    )
+    assert allranks("run", "show.py", env={"PYTHONUNBUFFERED": ""}).stdout == "own\nof a child\n"
+
+
 def test_the_hook_can_be_left_out(allranks: Allranks, tmp_path: Path):
     write(
         tmp_path / "show.py", "import os, sys\nprint('_allranks_hook' in sys.modules, os.environ.get('PYTHONPATH'))\n"

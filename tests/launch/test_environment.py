@@ -40,7 +40,7 @@ TORCHRUN = {
     "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCH_NCCL_ASYNC_ERROR_HANDLING",
 }  # fmt: skip
 OURS = {
-    "NODE_RANK", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "ALLRANKS_BACKEND",
+    "NODE_RANK", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "ALLRANKS_BACKEND",
     "ALLRANKS_TIMEOUT_S", "ALLRANKS_BEAT_S", "ALLRANKS_NODE", "ALLRANKS_NODE_GPUS", "ALLRANKS_MEMBERS",
     "ALLRANKS_STORE_PORT", "TORCH_FR_BUFFER_SIZE", "PYTHONPATH",
 }  # fmt: skip
@@ -104,7 +104,6 @@ def test_the_values_of_the_sixth_rank_on_two_nodes():
         "TORCHELASTIC_ERROR_FILE": "/runs/exp 7/rank_5.error.json",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
-        "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": "ens1f1",
         "NCCL_SOCKET_IFNAME": "=ens1f1",
         "ALLRANKS_BACKEND": "nccl",
@@ -117,6 +116,19 @@ def test_the_values_of_the_sixth_rank_on_two_nodes():
         "ALLRANKS_STORE_PORT": "29501",
         "PYTHONPATH": str(HOOK_PATH),
     }
+
+
+@pytest.mark.parametrize(
+    ("env", "request_", "expected"),
+    [
+        ({}, None, []),  # the hook has Python write each line
+        ({"ALLRANKS_HOOK": "0"}, None, ["1"]),
+        ({}, Request(container="image.sif"), ["1"]),
+    ],
+)
+def test_without_the_hook_python_does_not_buffer(env, request_, expected):
+    settings = all_settings(env=env, request=request_)
+    assert [setting.value for setting in settings if setting.name == "PYTHONUNBUFFERED"] == expected
 
 
 def test_no_variable_is_set_twice():
@@ -137,7 +149,6 @@ def test_every_setting_says_why_and_where_from(env):
         ("NCCL_SOCKET_IFNAME", "ib0,ib1"),
         ("GLOO_SOCKET_IFNAME", "eno1"),
         ("OMP_NUM_THREADS", "3"),
-        ("PYTHONUNBUFFERED", "0"),
         ("NCCL_IB_DISABLE", "0"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3"),
         ("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM"),
@@ -194,7 +205,7 @@ def test_the_socket_of_the_store_is_handed_to_this_node():
 
 def test_without_the_hook_its_variables_are_left_out():
     found = values(env={"ALLRANKS_HOOK": "0", "PYTHONPATH": "/a"}, store_fd=7)
-    assert set(found) == (TORCHRUN | OURS) - {"ALLRANKS_STORE_PORT", "PYTHONPATH"}
+    assert set(found) == (TORCHRUN | OURS | {"PYTHONUNBUFFERED"}) - {"ALLRANKS_STORE_PORT", "PYTHONPATH"}
 
 
 @pytest.mark.parametrize(("num_workers", "threads"), [(1, "48"), (4, "12"), (5, "9"), (48, "1"), (100, "1")])

@@ -75,7 +75,8 @@ def node_settings(
         infiniband=plan.cluster.network.infiniband,
         recorder=recorder,
     )
-    offer("PYTHONUNBUFFERED", 1, "lines appear in the files when they are printed")
+    if not has_hook or plan.request.container is not None:  # the hook has Python write each line
+        offer("PYTHONUNBUFFERED", 1, "lines appear in the files when they are printed")
     if plan.wanted_backend != Backend.AUTO:
         fix("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that choose no backend", "--backend")
     timeout_s, hang_s = plan.cluster.train.timeout_s, plan.guard.hang_s
