@@ -329,7 +329,7 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
                 }
             )
         )
-    return tuple(sorted(jobs, key=lambda job: [int(number) for number in re.findall(r"\d+", job.id)]))
+    return tuple(sorted(jobs, key=lambda job: [int(number) for number in re.findall(r"[0-9]{1,18}", job.id)]))
 
 
 def parse_sinfo(text: str) -> tuple[NodeState, ...]:
@@ -337,7 +337,7 @@ def parse_sinfo(text: str) -> tuple[NodeState, ...]:
     nodes: dict[str, NodeState] = {}
     for name, state, reason, partition, resources in _rows(text, 5):
         partitions = (*nodes[name].partitions, partition) if name in nodes else (partition,)
-        counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:(\d+)", resources)
+        counts = re.findall(r"(?:^|,)gpu(?::[^:,(]+)?:([0-9]{1,9})(?![0-9])", resources)
         nodes[name] = NodeState(name, state, _said(reason), partitions, sum(map(int, counts)))
     return tuple(nodes.values())
 
@@ -354,7 +354,7 @@ def _full_id(fields: Mapping[str, str]) -> str:
 def _job(fields: Mapping[str, str]) -> JobState:
     others = ("num_nodes", "num_tasks", "exit", "restarts", "is_batch", "may_requeue")
     texts = {name: _said(value) for name, value in fields.items() if name not in others}
-    code = re.fullmatch(r"(\d+):(\d+)", fields.get("exit", ""))
+    code = re.fullmatch(r"([0-9]{1,9}):([0-9]{1,9})", fields.get("exit", ""))
     return JobState(
         **texts,
         num_nodes=_number(fields.get("num_nodes", "")),
@@ -384,7 +384,7 @@ def _said(value: str) -> str:
 
 
 def _number(text: str) -> int:
-    match = re.match(r"\d+", text)  # `6-6` nodes while it waits
+    match = re.match(r"[0-9]{1,18}(?![0-9])", text)  # `6-6` nodes while it waits
     return int(match[0]) if match else 0
 
 

@@ -112,7 +112,7 @@ def parse_partition(text: str) -> PartitionRules:
 
 
 def _number(text: str | None) -> float | None:
-    match = re.match(r"\d+", text or "")
+    match = re.match(r"[0-9]{1,18}(?![0-9])", text or "")
     return float(match[0]) if match else None
 
 

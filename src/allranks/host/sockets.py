@@ -226,18 +226,19 @@ def parse_proc_line(line: str) -> Connection | None:
     try:
         state = int(words[3], 16)
         waiting, timer = int(words[4].partition(":")[0], 16), int(words[5].partition(":")[0], 16)
-        (own, own_port), (peer, peer_port) = (word.split(":") for word in words[1:3])
+        (own, own_end), (peer, peer_end) = (word.split(":") for word in words[1:3])
+        own_port, peer_port = int(own_end, 16), int(peer_end, 16)
         retransmits, inode = int(words[6], 16), int(words[9])
         addresses = _proc_address(own), _proc_address(peer)
-    except (IndexError, ValueError):
+    except (IndexError, ValueError, struct.error):
         return None
     if state not in _STATES:
         return None
     return Connection(
         own_address=addresses[0],
-        own_port=int(own_port, 16),
+        own_port=own_port,
         peer_address=addresses[1],
-        peer_port=int(peer_port, 16),
+        peer_port=peer_port,
         unacked_bytes=waiting,
         is_pending=timer == _RETRANSMITTING,
         retransmits=retransmits if timer == _RETRANSMITTING else 0,
