@@ -199,7 +199,7 @@ _VALUES: dict[str, Callable[..., Any]] = {
     "int": lambda value: int(value, 16),
     "float": float,
     "complex": lambda real, imag: complex(float(real), float(imag)),
-    "bytes": base64.b64decode,
+    "bytes": lambda text: base64.b64decode(text),
     "dtype": dtype_of,
 }
 
