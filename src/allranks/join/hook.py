@@ -73,7 +73,9 @@ def arm() -> None:
         if not faulthandler.is_enabled():  # else as PYTHONFAULTHANDLER or -X has it
             with contextlib.suppress(Exception):  # stderr is closed
                 faulthandler.enable()
-    _print_by_line()
+    with contextlib.suppress(AttributeError, ValueError):  # stdout is closed, or replaced
+        # Each line in one write: those of several processes do not mix. PYTHONUNBUFFERED writes its end apart.
+        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _tell_of_itself()
     sys.meta_path.insert(0, _GroupFinder())
 
@@ -145,15 +147,6 @@ def _load_group() -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
-
-
-def _print_by_line() -> None:
-    """Have each line in its file when it is printed, in one write, so that lines of several processes do not mix.
-
-    PYTHONUNBUFFERED, which is kept where it is set, writes a line and its end apart, and takes a quarter longer.
-    """
-    with contextlib.suppress(AttributeError, ValueError):  # closed, or replaced
-        sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
 def _tell_of_itself() -> None:

@@ -108,8 +108,8 @@ class RoomWatch:
 
     def look(self, within_s: float) -> Room | None:
         """Ask now, and return the answer, or the latest one if it takes longer; not if the last one takes long."""
-        asked_s = self._asked_s
-        if self._thread is not None and (asked_s is None or time.monotonic() < asked_s + within_s):
+        asked_s, is_alive = self._asked_s, self._thread is not None and self._thread.is_alive()
+        if is_alive and (asked_s is None or time.monotonic() < asked_s + within_s):
             with self._turn:
                 before = self._num_begun  # a turn that has begun already may have looked already
                 self._wanted.set()
