@@ -32,6 +32,8 @@ def original(zygote: Zygote, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for rank in range(2):
         zygote.start(directory, rank=rank, world_size=2, steps=3, size=8)
     wait_until(lambda: (directory / "step_3").exists() and not writers_of(directory), "three checkpoints")
+    # The trainers let the directory go after their writers have ended.
+    wait_until(lambda: not list(directory.glob("*owner.json*")), "a directory that nobody holds")
     return directory
 
 
