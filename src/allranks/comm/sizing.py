@@ -3,10 +3,10 @@
     size = choose_bucket_size([4 << 20] * 3, ranks=6, link_mbit_s=500)
     DistributedDataParallel(module, bucket_cap_mb=size.mb)      # None: torch's own, 1 MiB and then 25 MiB
 
-Buckets go over the network one after the other, none before its gradients are ready. Large ones begin late, and while
-the first one fills, the link is idle; a ring alone also leaves gaps that a second one fills; but each one costs its setup and its hops. Gloo
-gives each all-reduce one interface in turn, so with several interfaces the busiest one decides. The size is the one with
-which the last all-reduce ends first; of sizes that are as good, the largest, since a busy machine makes each one dearer.
+Buckets go over the network one after the other, none before its gradients are ready. Large ones begin late, and a ring
+beside which no other one is under way leaves gaps; but each one costs its setup and its hops. Gloo gives each all-reduce
+one interface in turn, so with several interfaces the busiest one decides. The size is the one with which the last
+all-reduce ends first; of sizes that are as good, the largest, since a busy machine makes each all-reduce dearer.
 
 The size decides which gradients are summed together, and so the last bits of the sums: whoever resumes keeps it.
 """
@@ -95,7 +95,7 @@ def choose_bucket_size(
     if torch_s <= best_s * AS_GOOD:
         return BucketSize(None, f"{what}, and other sizes gain nothing")
     mb = max(mb for mb, ends in ends_s.items() if ends <= best_s * AS_GOOD)
-    return BucketSize(mb, f"{what}, and with torch's {TORCH_MB[0]:g} and {TORCH_MB[1]:g} MiB most of them leave late")
+    return BucketSize(mb, f"{what}, and torch's {TORCH_MB[0]:g} and then {TORCH_MB[1]:g} MiB would leave late")
 
 
 def choose_by_environment(
