@@ -4,9 +4,9 @@
     DistributedDataParallel(module, bucket_cap_mb=size.mb)      # None: torch's own, 1 MiB and then 25 MiB
 
 Buckets go over the network one after the other, none before its gradients are ready. Large ones begin late, and a ring
-beside which no other one is under way leaves gaps; but each one costs its setup and its hops. Gloo gives each all-reduce
-one interface in turn, so with several interfaces the busiest one decides. The size is the one with which the last
-all-reduce ends first; of sizes that are as good, the largest, since a busy machine makes each all-reduce dearer.
+beside which no other one is under way leaves gaps; but each one costs its setup and its hops. Gloo gives each
+all-reduce one interface in turn, so with several interfaces the busiest one decides. The size is the one with which the
+last all-reduce ends first; of sizes that are as good, the largest, since a busy machine makes each all-reduce dearer.
 
 The size decides which gradients are summed together, and so the last bits of the sums: whoever resumes keeps it.
 """
@@ -32,6 +32,8 @@ ALONE = 0.15
 all-reduce of 12 MB took 0.18 longer than its bytes, 13 of 1 MB, two at a time, 0.05 (docs/evidence/benchmarks.md)."""
 AS_GOOD = 1.02
 """Sizes whose end is not later than this factor of the earliest."""
+SENT = {None: 1.0, "bf16": 0.5, "int8": 0.27}
+"""Bytes on the wire of a byte of gradients, by wire format (comm.hooks)."""
 _MIB = 1 << 20
 
 
@@ -52,6 +54,7 @@ def choose_bucket_size(
     interfaces: int = 1,
     backward_s: float | None = None,
     backend: str = "gloo",
+    compress: str | None = None,
 ) -> BucketSize:
     """Return the size of DDP's buckets with which a step ends first.
 
@@ -63,6 +66,7 @@ def choose_bucket_size(
         interfaces: data interfaces that Gloo uses in turn.
         backward_s: seconds of a backward pass; None: not known, then half of what the gradients take on the wire.
         backend: gloo or nccl.
+        compress: wire format of the gradients; None: as they are.
     """
     parts = [gradients / 64] * 64 if isinstance(gradients, int) else [float(part) for part in gradients]
     total = sum(parts)
@@ -70,13 +74,15 @@ def choose_bucket_size(
         return BucketSize(None, "there is nothing to send")
     if backend != "gloo":
         return BucketSize(None, f"{backend} sends several buckets at a time")
+    if compress not in SENT:
+        return BucketSize(None, f"{compress} wants few, large buckets")
     if link_mbit_s is None or link_mbit_s <= 0:
         return BucketSize(None, "nobody has measured what the network carries (allranks bench does)")
     each = "" if interfaces == 1 else f"{interfaces} interfaces of "
     link = f"{each}{link_mbit_s:.4g} Mbit/s"
     if link_mbit_s >= FAST_MBIT_S:
         return BucketSize(None, f"{link} are not what a step waits for")
-    wire_s = 2 * (ranks - 1) / ranks * 8e-6 / link_mbit_s  # of a byte
+    wire_s = SENT[compress] * 2 * (ranks - 1) / ranks * 8e-6 / link_mbit_s  # of a byte
     cost_s = SETUP_S + HOP_S * 2 * (ranks - 1)
     sent_s = total * wire_s / interfaces
     backward = sent_s / 2 if backward_s is None else backward_s
@@ -104,7 +110,7 @@ def choose_by_environment(
     *,
     ranks: int,
     backend: str,
-    backward_s: float | None = None,
+    compress: str | None = None,
 ) -> BucketSize:
     """Return the size by what `allranks run` has put into a worker's environment; arguments as above.
 
@@ -119,8 +125,8 @@ def choose_by_environment(
         ranks=ranks,
         link_mbit_s=link_mbit_s,
         interfaces=len([name for name in env.get(INTERFACES_VARIABLE, "").split(",") if name]) or 1,
-        backward_s=backward_s,
         backend=backend,
+        compress=compress,
     )
 
 
