@@ -33,6 +33,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from allranks.comm.sizing import choose_by_environment
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     import torch
 
     from allranks.preflight.ground import Ground
-    from allranks.state.resumed.buckets import PinnedBuckets
+    from allranks.state.resumed.buckets import PinnedBuckets, Wrapped
     from allranks.state.resumed.sampler import Sampler, SeededDataset
     from allranks.state.resumed.track import Tracked
 
@@ -80,6 +81,7 @@ class Session:
     job: str = ""
     """Name of the job, the same in all its attempts; empty where nobody gave it one."""
     _on_exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
+    _wrapped: Wrapped = field(repr=False, compare=False)
 
     @property
     def rank(self) -> int:
@@ -114,14 +116,16 @@ class Session:
     def ddp(self, module: torch.nn.Module, **arguments: Any) -> PinnedBuckets:
         """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
 
+        The size of its buckets fits the network (comm.sizing); it fixes the order of the sums, so `track` takes it from
+        the checkpoint. All ranks call it together.
+
         Args:
             module: on `device` already.
-            arguments: of DistributedDataParallel.
+            arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
         """
-        from allranks.state.resumed.buckets import PinnedBuckets
-
         own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
-        return PinnedBuckets(module, **own | arguments)
+        choose = partial(choose_by_environment, os.environ, ranks=self.world_size, backend=self.backend)
+        return self._wrapped.wrap(module, own | arguments, choose)
 
     def sampler(self, dataset: int | Sized, *, global_batch_size: int, **arguments: Any) -> Sampler:
         """Return a batch sampler for this rank, with the same global batches at any number of ranks.
@@ -209,6 +213,7 @@ class Session:
                 log=log,
                 cell=cell if cell and cell.claim() else None,
                 on_exit=self._on_exit,
+                wrapped=self._wrapped,
                 on_loss=_say_last_words,
             )
         except AllranksError as exc:
@@ -314,14 +319,18 @@ def _enter(
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
     on_exit.push(partial(leave, dist))
+    from allranks.state.resumed.buckets import Wrapped
+
+    membership = _describe_membership(world, c10d)
     return Session(
-        membership=_describe_membership(world, c10d),
+        membership=membership,
         local_rank=world.local_rank,
         node=node,
         backend=chosen,
         device=device,
         job=job_name(world) if ground is not None else "",
         _on_exit=on_exit,
+        _wrapped=Wrapped(membership, device),
     )
 
 
