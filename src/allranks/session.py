@@ -111,17 +111,24 @@ class Session:
 
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
-    def ddp(self, module: torch.nn.Module, **arguments: Any) -> PinnedBuckets:
+    def ddp(self, module: torch.nn.Module, *, noise_scale: bool = False, **arguments: Any) -> PinnedBuckets:
         """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
 
         Args:
             module: on `device` already.
+            noise_scale: say every 100 steps how many steps a larger batch would save; see comm.noise.
             arguments: of DistributedDataParallel.
         """
         from allranks.state.resumed.buckets import PinnedBuckets
 
         own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
-        return PinnedBuckets(module, **own | arguments)
+        made = PinnedBuckets(module, **own | arguments)
+        if noise_scale:
+            from allranks.comm import noise
+
+            noise.measure(made, ranks=self.world_size, say=say if self.is_leader else None)
+            made.register_comm_hook(None, noise.all_reduce)
+        return made
 
     def sampler(self, dataset: int | Sized, *, global_batch_size: int, **arguments: Any) -> Sampler:
         """Return a batch sampler for this rank, with the same global batches at any number of ranks.
