@@ -81,7 +81,7 @@ class Int8:
         return result
 
 
-def rounded(flat: Tensor, block: int = 1024) -> Tensor:
+def rounded(flat: Tensor, block: int = 256) -> Tensor:
     """To int8 and back, with one scale for each block."""
     padded = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
     scale = padded.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
@@ -358,15 +358,19 @@ def main() -> None:
     names = args.methods.split(",") if args.methods else list(everything)
     seeds = [int(seed) for seed in args.seeds.split(",")]
     texts = load_text(16_000_000)
-    for methods, to_target in ((METHODS, False), (METHODS, True), (CURVE, False), (CURVE, True)):
-        for method in methods:
-            for seed in seeds:
-                if method.name not in names or (to_target and method.name == "plain"):
-                    continue
-                target = None
-                if to_target:
-                    target = last_loss(json.loads((args.into / f"plain-{seed}.json").read_text())["losses"], args.steps)
-                run(method, seed, steps=args.steps, target=target, into=args.into, texts=texts)
+    # All to the common last step first, then on to plain's loss; the curve seed by seed.
+    order = [(method, seed, False) for method in METHODS for seed in seeds]
+    order += [(method, seed, True) for seed in seeds for method in METHODS[1:]]
+    order += [(method, seed, True) for seed in seeds for method in CURVE]
+    for method, seed, to_target in order:
+        if method.name in names:
+            target = last_loss(read(args.into, "plain", seed)["losses"], args.steps) if to_target else None
+            run(method, seed, steps=args.steps, target=target, into=args.into, texts=texts)
+
+
+def read(folder: Path, name: str, seed: int) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / f"{name}-{seed}.json").read_text())
+    return record
 
 
 if __name__ == "__main__":
