@@ -37,10 +37,10 @@ from allranks.comm.sizing import choose_by_environment
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
-from allranks.join.device import choose_backend, leave_cores
+from allranks.join.device import choose_backend, leave_cores, take_device
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
-from allranks.model.errors import AllranksError, SetupError, UsageError
+from allranks.model.errors import AllranksError, UsageError
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
 from allranks.preflight.identify import identify
@@ -53,6 +53,7 @@ from allranks.report.text import say
 if TYPE_CHECKING:
     import torch
 
+    from allranks.comm.local import LocalSGD
     from allranks.preflight.ground import Ground
     from allranks.state.resumed.buckets import PinnedBuckets, Wrapped
     from allranks.state.resumed.sampler import Sampler, SeededDataset
@@ -113,7 +114,7 @@ class Session:
 
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
-    def ddp(self, module: torch.nn.Module, **arguments: Any) -> PinnedBuckets:
+    def ddp(self, module: torch.nn.Module, *, noise_scale: bool = False, **arguments: Any) -> PinnedBuckets:
         """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
 
         The size of its buckets fits the network (comm.sizing); it fixes the order of the sums, so `track` takes it from
@@ -121,11 +122,30 @@ class Session:
 
         Args:
             module: on `device` already.
+            noise_scale: say every 100 steps how many steps a larger batch would save; see comm.noise.
             arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
         """
         own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
         choose = partial(choose_by_environment, os.environ, ranks=self.world_size, backend=self.backend)
-        return self._wrapped.wrap(module, own | arguments, choose)
+        made = self._wrapped.wrap(module, own | arguments, choose)
+        if noise_scale:
+            from allranks.comm import noise
+
+            noise.measure(made, ranks=self.world_size, say=say if self.is_leader else None)
+            made.register_comm_hook(None, noise.all_reduce)
+        return made
+
+    def local_sgd(self, ddp: PinnedBuckets, optimizer: torch.optim.Optimizer, **arguments: Any) -> LocalSGD:
+        """Return an optimizer that steps on this rank's gradients, and brings weights together every few steps.
+
+        Args:
+            ddp: of `ddp()`.
+            optimizer: of its parameters.
+            arguments: every, plain_steps, outer_lr, outer_momentum; see comm.local. It changes the result.
+        """
+        from allranks.comm.local import LocalSGD
+
+        return LocalSGD(ddp, optimizer, **arguments)
 
     def sampler(self, dataset: int | Sized, *, global_batch_size: int, **arguments: Any) -> Sampler:
         """Return a batch sampler for this rank, with the same global batches at any number of ranks.
@@ -308,7 +328,7 @@ def _enter(
     asked = None if wanted == Backend.AUTO else wanted
     chosen = asked or os.environ.get("ALLRANKS_BACKEND") or choose_backend(dist, world.local_world_size)
     node = os.environ.get("ALLRANKS_NODE") or read_facts(os.environ).host
-    device = _take_device(chosen, world, node=node)
+    device = take_device(chosen, partial(own_gpu, world.local_rank), local_rank=world.local_rank, node=node)
     seconds = timeout_s or float(os.environ.get("ALLRANKS_TIMEOUT_S") or loaded.cluster.train.timeout_s)
     of_one: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     c10d.init_process_group(
@@ -384,22 +404,6 @@ def _describe_membership(world: World, c10d: Any) -> Membership:
         store_prefix=f"allranks/{epoch}",
         groups=tuple(GroupId(name, backend, number) for backend in sorted(backends)),
     )
-
-
-def _take_device(backend: str, world: World, *, node: str) -> torch.device:
-    import torch
-
-    if backend != Backend.NCCL:
-        return torch.device("cpu")
-    position = own_gpu(world.local_rank, torch.cuda.device_count())
-    if position is None:
-        raise SetupError(
-            f"backend nccl, but PyTorch sees {torch.cuda.device_count()} GPUs on {node} and this is local rank "
-            f"{world.local_rank}; nvidia-smi and torch.version.cuda say why, or session(backend='gloo')"
-        )
-    device = torch.device("cuda", position)
-    torch.cuda.set_device(device)
-    return device
 
 
 class _CallableModule(ModuleType):

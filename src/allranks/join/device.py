@@ -1,9 +1,17 @@
-"""What does a rank of a session compute with, if nobody has said it: which backend, how many threads?"""
+"""What does a rank of a session compute with, if nobody has said it: which device and backend, how many threads?"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+from allranks.model.cluster import Backend
+from allranks.model.errors import SetupError
+
+if TYPE_CHECKING:
+    import torch
 
 
 def choose_backend(dist: ModuleType, num_local: int) -> str:
@@ -25,3 +33,25 @@ def leave_cores(on_exit: contextlib.ExitStack, num_threads: int) -> None:
     if (before := torch.get_num_threads()) > num_threads:
         torch.set_num_threads(num_threads)
         on_exit.callback(torch.set_num_threads, before)
+
+
+def take_device(backend: str, place: Callable[[int], int | None], *, local_rank: int, node: str) -> torch.device:
+    """Return this rank's GPU, made the current one, where the backend is nccl; else the CPU.
+
+    Args:
+        place: returns which of so many GPUs is this rank's; None: there are too few.
+    Raises:
+        SetupError: there is no GPU for this rank.
+    """
+    import torch
+
+    if backend != Backend.NCCL:
+        return torch.device("cpu")
+    if (position := place(torch.cuda.device_count())) is None:
+        raise SetupError(
+            f"backend nccl, but PyTorch sees {torch.cuda.device_count()} GPUs on {node} and this is local rank "
+            f"{local_rank}; nvidia-smi and torch.version.cuda say why, or session(backend='gloo')"
+        )
+    device = torch.device("cuda", position)
+    torch.cuda.set_device(device)
+    return device
