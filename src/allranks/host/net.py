@@ -113,6 +113,14 @@ def read_traffic(interface: str, *, root: Path = Path("/")) -> tuple[int, int]:
     return 0, 0
 
 
+def read_tcp_counters(*, root: Path = Path("/")) -> tuple[int, int]:
+    """Return how many TCP segments this machine has sent, and how many of them again, since it came up."""
+    lines = (root / "proc/net/snmp").read_text().splitlines()
+    names, values = (line.split()[1:] for line in lines if line.startswith("Tcp:"))
+    counts = dict(zip(names, map(int, values), strict=True))
+    return counts["OutSegs"], counts["RetransSegs"]
+
+
 def read_port_range(*, root: Path = Path("/")) -> tuple[int, int] | None:
     """Return the first and last ephemeral port: what NCCL, Gloo and the roll call listen on."""
     try:

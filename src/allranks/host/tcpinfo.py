@@ -42,8 +42,6 @@ class TcpInfo:
     """Payload that the other kernel has acknowledged since the connection began."""
     data_segments: int
     """Segments with payload that were sent, those that were sent again included."""
-    network_s: float
-    """How long something was under way, and neither the other's receive buffer nor the own send buffer was the limit."""
     sent_bytes: int
     """Payload that was sent, what was sent again included; 0 before Linux 4.19."""
 
@@ -68,7 +66,6 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         delivery_bytes_s=field(160, "=Q"),
         acked_bytes=field(120, "=Q"),
         data_segments=field(156),
-        network_s=(field(168, "=Q") - field(176, "=Q") - field(184, "=Q")) / 1e6,
         sent_bytes=field(200, "=Q"),
     )
 
