@@ -152,7 +152,7 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     node = begin_member(env)
     send(node, "pair", Report())  # it is here
     program = Path(allranks.join.__path__[0]) / "trial.py"
-    for line in lines_of(program, work_of(order, node), deadline_s=order.deadline_s, env=env):
+    for _, line in lines_of(program, [work_of(order, node)], deadline_s=order.deadline_s, env=env):
         send(node, "pair", msgspec.Raw(line))
     send(node, "done")
 

@@ -13,11 +13,14 @@ the order's deadline. A node that sent nothing has no reports; the reports of th
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import selectors
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,9 +34,9 @@ from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import encode, run_steps, words_of
 from allranks.model.card import Card, Facts
-from allranks.model.errors import AllranksError
+from allranks.model.errors import AllranksError, name_signal
 from allranks.model.hostlist import fold_hosts
-from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.model.identity import Given, check_one_agent_per_node, world_from_env
 from allranks.preflight.judge import ALONE, name_nodes
 from allranks.report.text import say
 
@@ -93,7 +96,7 @@ def run_members(
     queue_s: float,
     next_s: float,
     env: Mapping[str, str],
-    tick: Callable[[], None] = lambda: None,
+    tick: Callable[[], None] | None = None,
 ) -> list[str]:
     """Start a member on each node, and hand on their reports; returns the nodes that did not finish.
 
@@ -102,7 +105,7 @@ def run_members(
         names: of the nodes; a member that has finished sends `done`.
         kinds: type of the reports of each kind.
         what: they do, for messages: `the collectives`.
-        tick: called a few times a second.
+        tick: called a few times a second, to show the progress; without it, a line says for whom this waits.
     Raises:
         AllranksError: SLURM started nothing.
     """
@@ -120,7 +123,8 @@ def run_members(
 
     def check() -> None:
         inbox.check()
-        tick()
+        if tick:
+            tick()
 
     inbox = SignalInbox()
     if place is None:
@@ -133,7 +137,7 @@ def run_members(
         kinds={**kinds, "done": None},
         words=words,
         is_complete=lambda: not late(),
-        on_wait=lambda s: say(f"still waiting for {what} on {fold_hosts(late())} after {s:.0f} s"),
+        on_wait=lambda s: None if tick else say(f"still waiting for {what} on {fold_hosts(late())} after {s:.0f} s"),
         first_s=queue_s,
         next_s=next_s,
         check_signals=check,
@@ -150,22 +154,38 @@ def begin_member(env: Mapping[str, str]) -> str:
     Raises:
         AllranksError: this task cannot take part.
     """
-    check_one_agent_per_node(world_from_env(env))
+    check_one_agent_per_node(world_from_env(env, given=Given(is_alone=True)))
     return name_of(env)
 
 
-def lines_of(program: Path, order: Mapping[str, Any], *, deadline_s: float, env: Mapping[str, str]) -> Iterator[bytes]:
-    """Run a program with its order, and yield the lines that it prints; it is killed after the deadline."""
-    dies_with_us = die_with_parent(signal.SIGKILL)
-    command = [sys.executable, str(program), json.dumps(order)]
-    with subprocess.Popen(
-        command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=dies_with_us
-    ) as child:
-        killer = threading.Timer(deadline_s, child.kill)
-        killer.start()
-        try:
+def lines_of(
+    program: Path, orders: Sequence[Mapping[str, Any]], *, deadline_s: float, env: Mapping[str, str]
+) -> Iterator[tuple[int, bytes]]:
+    """Run a program once for each order, all at the same time, and yield which one prints which line.
+
+    One that is killed says so in a last line. Those that still run after the deadline are killed without a line.
+    """
+    dies_with_us, by_s = die_with_parent(signal.SIGKILL), time.monotonic() + deadline_s
+    with contextlib.ExitStack() as left, selectors.DefaultSelector() as selector:
+        for number, order in enumerate(orders):
+            command = [sys.executable, str(program), json.dumps(order)]
+            child = left.enter_context(
+                subprocess.Popen(
+                    command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=dies_with_us
+                )
+            )
+            left.callback(child.kill)  # and the kernel its own processes, which asked for it (PR_SET_PDEATHSIG)
             assert child.stdout is not None
-            yield from child.stdout
-        finally:
-            killer.cancel()
-            child.kill()  # and the kernel its own processes, which asked for it (PR_SET_PDEATHSIG)
+            selector.register(child.stdout, selectors.EVENT_READ, (number, child))
+        rest = [b""] * len(orders)
+        while selector.get_map() and (left_s := by_s - time.monotonic()) > 0:
+            for key, _ in selector.select(left_s):
+                number, child = key.data
+                data = os.read(key.fd, 1 << 16)
+                *lines, rest[number] = (rest[number] + data).split(b"\n")
+                yield from ((number, line) for line in lines)
+                if not data:
+                    selector.unregister(key.fileobj)
+                    if (status := child.wait()) < 0:
+                        what = f"its process was killed by {name_signal(-status)}"
+                        yield number, json.dumps({"status": "failed", "what": what}).encode()

@@ -25,6 +25,8 @@ from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.matchings import matchings
 
+Show = Callable[[str], None] | None
+"""Shows a line about the progress; None: nobody looks."""
 AGAIN_TIMES = 2
 """The streams of a second look are so many times as long."""
 MAX_AGAIN = 12
@@ -61,9 +63,7 @@ def plan_again(plan: Plan, marks: Marks) -> Plan:
     return msgspec.structs.replace(plan, rounds=tuple(map(tuple, rounds)), times=AGAIN_TIMES)
 
 
-def run_plan(
-    place: Place, plan: Plan, *, queue_s: float, env: Mapping[str, str], show: Callable[[str], None]
-) -> tuple[Pair, ...]:
+def run_plan(place: Place, plan: Plan, *, queue_s: float, env: Mapping[str, str], show: Show) -> tuple[Pair, ...]:
     """Run the streams of a plan.
 
     Args:
@@ -83,13 +83,13 @@ def run_plan(
         queue_s=queue_s,
         next_s=START_S + LATE_S + SLOT_S * plan.times + SLACK_S,
         env=env,
-        tick=lambda: show(f"{len(reports)} of {total} TCP streams done"),
+        tick=show and (lambda: show(f"{len(reports)} of {total} TCP streams done")),
     )
     return join_reports(nodes, plan.rounds, reports)
 
 
 def look_at_network(
-    place: Place, plan: Plan, *, queue_s: float, env: Mapping[str, str], show: Callable[[str], None]
+    place: Place, plan: Plan, *, queue_s: float, env: Mapping[str, str], show: Show
 ) -> tuple[tuple[Pair, ...], Marks]:
     """Run the streams, and what is odd of them again; returns them, and which are odd both times."""
     pairs = run_plan(place, plan, queue_s=queue_s, env=env, show=show)
