@@ -44,6 +44,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     """Median over repetitions."""
     p95_s: float
+    best_s: float = 0.0
+    """Of the fastest repetition."""
+    repetitions: int = 0
     wrong: int | None = None
     """Elements that came out wrong, over all ranks; None: not checked."""
 

@@ -1,72 +1,102 @@
-"""Run collectives between this node and another one; `allranks check --deep` starts this file on each node, by path.
+"""Run collectives in trial groups: process groups that live for one measurement only.
 
-    python pair.py '{"work": [...], ...}'        # one line of JSON for each pair, on stdout
+    python trial.py ORDER        # JSON; lines of JSON on stdout
 
-The work is a list of pairs, this node's own, in the order of their steps: a round with one backend. For each of them,
-in a process of its own:
+`allranks check --deep` starts this file on each node by path, `allranks bench` for each rank. The order:
 
-1 arrive   rank 0 opens a store at its address, rank 1 looks for it         start_s, and pair_s for every step before
+    {"measure": "/.../comm/collectives.py",  loaded by path
+     "start_s": 40, "group_s": 20, "timeout_s": 10,
+     "num_gpus": 0,                          more than 0: times a matmul on each GPU in the end
+     "work": [{"step": 0,                    its turn: every step takes group_s at most
+               "round": 0, "backend": "gloo",           repeated in each line about this group
+               "rank": 0, "names": ["n01", "n02"],      of all ranks, for messages
+               "address": "10.0.0.1", "port": 29500,    where rank 0 opens the store
+               "interface": "eth0", "device": 0,        of this node; the GPU of this rank
+               "cases": [...], "budget_s": 4, "repeat": [3, 100]}]}     comm/collectives.py explains them
+
+For each group, in a process of its own:
+
+1 arrive   rank 0 opens the store, the others look for it                   start_s, and group_s for every step before
 2 form     init_process_group over the node's data interface                timeout_s
-3 reduce   4 MiB, three times; every byte of each sum is compared           timeout_s each
-4 measure  what fits into MEASURE_S, up to MEASURED_BYTES: once to warm     timeout_s each
-           up, then NUM_MEASURED times; the collective alone is timed
-5 leave    each waits until the other one has its sums
+3 measure  the cases; rank 0 tells a line for each                          budget_s, and timeout_s for the last one
+4 leave    each rank waits until all have their results                     timeout_s
 
-From the arrival of both to the end it has pair_s: a process that hangs in C++ is killed then. torch is imported once,
-before the processes are forked. Standard library and torch only: it runs in the Python of the job.
+Then every rank tells how the group ended: {"round", "backend", "status": "ok" | "failed" | "unknown", "what"}; unknown
+means that something other than the group failed. A rank whose order differs from rank 0's is refused in step 1.
+From the arrival of all to the end a group has group_s: a process that hangs in C++ is killed then. torch is imported
+once, before the processes are forked. Standard library and torch only: it runs in the Python of the job.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import hashlib
+import importlib.util
 import json
 import os
 import select
 import signal
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-NUM_FLOATS = 1 << 20
-"""4 MiB of float32: more than any buffer on the way holds."""
-NUM_REDUCTIONS = 3
-MEASURED_BYTES = {"gloo": 16 << 20, "nccl": 64 << 20}
-"""Largest payload of the measurement: 16 MiB take 0.14 s at 1 Gbit/s, and a GPU's link needs more to come to speed."""
-NUM_MEASURED = 4
-MEASURE_S = 4.0
-"""For all of the measurement. Where even 8 MiB would take longer, the faster of the last two 4 MiB stands."""
 POLL_S = 0.1
 BUSY_S = 3.0
 """Seconds to retry a port that is in use: the process of the previous round has just ended."""
+HEAR_S = 1.0
+"""Seconds that a rank waits longer than rank 0 does, to hear from it who is missing."""
+SLACK_S = 2.0
+"""Seconds that ranks may be apart in what they do."""
 MAX_TEXT = 400
+Words = dict[str, Any]
+Tell = Callable[[Words], None]
+HERE = {"here": True}
+"""Between a process and its parent: all ranks have arrived."""
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 
 
 def main() -> None:
-    """Run the pairs that the argument lists."""
+    """Run the groups that the argument lists."""
     order = json.loads(sys.argv[1])
     began_s = time.monotonic()
     try:
         import torch
-        import torch.distributed  # noqa: F401  (before the fork: once, not for each pair)
+        import torch.distributed  # noqa: F401  (before the fork: once, not for each group)
     except Exception as exc:  # a broken installation raises OSError, RuntimeError, ...
         is_absent = isinstance(exc, ModuleNotFoundError) and exc.name == "torch"
         _tell({"no_torch": "torch is not installed" if is_absent else f"torch cannot be imported: {_one_line(exc)}"})
         return
-    for pair in order["work"]:
-        arrive_by_s = began_s + order["start_s"] + pair["step"] * order["pair_s"]
+    measure = _load(order["measure"]).measure
+    for work in order["work"]:
+        arrive_by_s = began_s + order["start_s"] + work["step"] * order["group_s"]
+        group = {"round": work["round"], "backend": work["backend"]}
         said = _in_a_process(
-            lambda pipe, pair=pair, by_s=arrive_by_s: _try(pair, by_s, timeout_s=order["timeout_s"], pipe=pipe),
+            partial(_try, work, arrive_by_s, measure, order["timeout_s"]),
             arrive_by_s=arrive_by_s,
-            pair_s=order["pair_s"],
+            group_s=order["group_s"],
+            on_line=partial(_tell_of, group),
         )
-        _tell({"round": pair["round"], "backend": pair["backend"], "peer": pair["peer"], **said})
+        _tell({**group, **said})
     if order.get("num_gpus"):
-        said = _in_a_process(_time_matmuls, arrive_by_s=time.monotonic() + order["pair_s"], pair_s=order["pair_s"])
+        said = _in_a_process(_time_matmuls, arrive_by_s=time.monotonic() + order["group_s"], group_s=order["group_s"])
         _tell({"matmul_s": said.get("matmul_s", []), "what": said.get("what", "")})
+
+
+def _load(path: str) -> Any:
+    """Return the module of a file that this one must not import: another package of the same floor."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
 
 
 def _die_with(parent: int) -> None:
@@ -77,16 +107,26 @@ def _die_with(parent: int) -> None:
         os._exit(1)
 
 
-def _tell(words: dict[str, Any]) -> None:
+def _tell(words: Words) -> None:
     print(json.dumps(words), flush=True)
 
 
-def _one_line(exc: BaseException) -> str:
-    return " ".join(str(exc).split("\n\nException raised from", 1)[0].split())[:MAX_TEXT] or type(exc).__name__
+def _tell_of(group: Words, words: Words) -> None:
+    _tell({**group, **words})
 
 
-def _in_a_process(work: Any, *, arrive_by_s: float, pair_s: float) -> dict[str, Any]:
-    """Return what a forked process said, or that it had to be killed."""
+def _one_line(error: BaseException | str) -> str:
+    return " ".join(str(error).split("\n\nException raised from", 1)[0].split())[:MAX_TEXT] or type(error).__name__
+
+
+def _in_a_process(
+    work: Callable[[Tell], None],
+    *,
+    arrive_by_s: float,
+    group_s: float,
+    on_line: Tell = print,
+) -> Words:
+    """Return the last line that a forked process told, or why it had to be killed; `on_line` gets those before."""
     reader, writer = os.pipe()
     own = os.getpid()
     pid = os.fork()
@@ -96,178 +136,227 @@ def _in_a_process(work: Any, *, arrive_by_s: float, pair_s: float) -> dict[str, 
             _die_with(own)
             os.close(reader)
             with os.fdopen(writer, "w", buffering=1) as pipe:
-                work(pipe)
+                work(lambda line: print(json.dumps(line), file=pipe, flush=True))
             code = 0
         finally:
             os._exit(code)  # no destructor of a group may hang
     os.close(writer)
-    text, by_s = b"", max(arrive_by_s, time.monotonic()) + BUSY_S
+    rest, last, by_s = b"", Words(), max(arrive_by_s, time.monotonic()) + BUSY_S
     is_here = has_ended = False
     while not has_ended and select.select([reader], [], [], max(0.0, by_s - time.monotonic()))[0]:
         data = os.read(reader, 1 << 16)
         has_ended = not data
-        text += data
-        if not is_here and b"here\n" in text:
-            is_here, by_s = True, time.monotonic() + pair_s
+        *lines, rest = (rest + data).split(b"\n")
+        for line in map(json.loads, lines):
+            if line == HERE:
+                is_here, by_s = True, time.monotonic() + group_s
+            elif "row" in line or "skipped" in line:
+                on_line(line)
+            else:
+                last = line
     os.close(reader)
     os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    lines = [line for line in text.decode().splitlines() if line.startswith("{")]
-    if lines:
-        return dict(json.loads(lines[-1]))
+    if last:
+        return last
     if has_ended:  # it went by itself, without a word: no exception, a crash
-        return {"status": "failed", "what": f"the process of the pair crashed (exit {status})"}
-    what = f"not finished within {pair_s:g} s after both had joined" if is_here else "the store did not answer"
+        return {"status": "failed", "what": f"the process of the group crashed (exit {status})"}
+    what = f"not finished within {group_s:g} s after all had joined" if is_here else "the store did not answer"
     return {"status": "failed", "what": what}
 
 
-def _try(pair: dict[str, Any], arrive_by_s: float, *, timeout_s: float, pipe: Any) -> None:
-    """One pair, from its arrival to the end; writes one line of JSON, and "here" before."""
-    said: dict[str, Any]
+def _try(work: Words, arrive_by_s: float, measure: Callable[..., None], timeout_s: float, tell: Tell) -> None:
+    """One group, from the arrival of its ranks to the end; the last line tells how it ended."""
+    said: Words = {"status": "ok", "what": ""}
     try:
-        store = _arrive(pair, arrive_by_s)
+        store = _arrive(work, arrive_by_s)
+        tell(HERE)
+        _form(work, store, timeout_s=timeout_s)
+        agree = _Agreement(work, store).agree
+        measure(work, agree, tell if work["rank"] == 0 else lambda line: None, timeout_s=timeout_s)
+        _leave(work, store)
     except _PortTakenError as exc:
         said = {"status": "unknown", "what": str(exc)}
     except Exception as exc:
         said = {"status": "failed", "what": _one_line(exc)}
-    else:
-        print("here", file=pipe, flush=True)
-        try:
-            said = _reduce(pair, store, timeout_s=timeout_s)
-        except Exception as exc:
-            said = {"status": "failed", "what": _one_line(exc)}
-    print(json.dumps(said), file=pipe, flush=True)
+    tell(said)
 
 
 class _PortTakenError(Exception):
-    """Something else listens where this node's store should be: nothing is known of the pair."""
+    """Something else listens where this node's store should be: nothing is known of the group."""
 
 
-def _arrive(pair: dict[str, Any], by_s: float) -> Any:
-    """Return the store, once both ends are at it; its keys are those of the round."""
-    return (_lead if pair["rank"] == 0 else _seek)(pair, by_s)
+def _arrive(work: Words, by_s: float) -> Any:
+    """Return the store, once all ranks are at it; its keys are those of the round."""
+    plan = json.dumps([work["names"], work["cases"], work["budget_s"], work.get("repeat")])
+    digest = hashlib.sha256(plan.encode()).hexdigest()
+    return _lead(work, by_s, digest) if work["rank"] == 0 else _seek(work, by_s, digest)
 
 
-def _lead(pair: dict[str, Any], by_s: float) -> Any:
+def _lead(work: Words, by_s: float, digest: str) -> Any:
     from torch.distributed import PrefixStore, TCPStore
 
     busy_by_s = time.monotonic() + BUSY_S
     while True:
         try:
-            tcp = TCPStore(pair["address"], pair["port"], is_master=True, wait_for_workers=False)
+            tcp = TCPStore(work["address"], work["port"], is_master=True, wait_for_workers=False)
             break
         except Exception as exc:
             if "EADDRINUSE" not in str(exc):
                 raise
             if time.monotonic() > busy_by_s:
-                raise _PortTakenError(f"port {pair['port']} is in use here") from exc
+                raise _PortTakenError(f"port {work['port']} is in use here") from exc
             time.sleep(POLL_S)
-    store = PrefixStore(f"{pair['backend']}{pair['round']}", tcp)
-    store.set("here/0", "")
-    while not store.check(["here/1"]):
-        if time.monotonic() > by_s:
-            raise TimeoutError(f"{pair['peer']} did not connect to the store at {pair['address']}:{pair['port']}")
+    store = PrefixStore(f"{work['backend']}{work['round']}", tcp)
+    store.set("here/0", digest)
+    missing = [*range(1, len(work["names"]))]
+    while missing and time.monotonic() < by_s:
         time.sleep(POLL_S)
+        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
+    others = [rank for rank in range(len(work["names"])) if rank not in missing]
+    odd = [rank for rank in others if store.get(f"here/{rank}").decode() != digest]
+    what = ""
+    if missing:
+        what = f"{name_ranks(work['names'], missing)} did not connect to the store at {work['address']}:{work['port']}"
+    elif odd:
+        what = f"{name_ranks(work['names'], odd)}: other ranks, cases or times than {name_ranks(work['names'], [0])}"
+    store.set("go", what)
+    if what:
+        time.sleep(HEAR_S)  # the others read it, before the store is gone
+        raise TimeoutError(what)
     return store
 
 
-def _seek(pair: dict[str, Any], by_s: float) -> Any:
+def name_ranks(names: Sequence[str], ranks: Sequence[int]) -> str:
+    """Return the names of ranks; with their numbers where several ranks share a name. Pure."""
+    return ", ".join(f"{names[rank]} (rank {rank})" if names.count(names[rank]) > 1 else names[rank] for rank in ranks)
+
+
+def _seek(work: Words, by_s: float, digest: str) -> Any:
     import socket
 
     from torch.distributed import PrefixStore, TCPStore
 
+    store = None
     while True:
         try:
-            # torch's own client would wait for a second between two tries, and say nothing of the reason.
-            socket.create_connection((pair["address"], pair["port"]), timeout=2.0).close()
-            tcp = TCPStore(pair["address"], pair["port"], wait_for_workers=False, timeout=timedelta(seconds=2))
-            store = PrefixStore(f"{pair['backend']}{pair['round']}", tcp)
-            if store.check(["here/0"]):
-                store.set("here/1", "")
-                return store
-            reason = "it is still busy with another pair"
+            if store is None:
+                # torch's own client would wait for a second between two tries, and say nothing of the reason.
+                socket.create_connection((work["address"], work["port"]), timeout=2.0).close()
+                tcp = TCPStore(work["address"], work["port"], wait_for_workers=False, timeout=timedelta(seconds=2))
+                found = PrefixStore(f"{work['backend']}{work['round']}", tcp)
+                if found.check(["here/0"]):
+                    found.set(f"here/{work['rank']}", digest)
+                    store = found
+                reason = "it is still busy with another group"
+            elif store.check(["go"]):
+                break
+            else:
+                reason = "it still waits for others"
         except Exception as exc:  # not there yet, or it just closes the store of the round before
-            reason = _one_line(exc)
-        if time.monotonic() > by_s:
-            raise TimeoutError(f"no store of {pair['peer']} at {pair['address']}:{pair['port']}: {reason}")
+            store, reason = None, _one_line(exc)
+        if time.monotonic() > by_s + (HEAR_S if store else 0.0):
+            raise TimeoutError(
+                f"no store of {name_ranks(work['names'], [0])} at {work['address']}:{work['port']}: {reason}"
+            )
         time.sleep(POLL_S)
+    if what := store.get("go").decode():
+        raise TimeoutError(what)
+    return store
 
 
-def _reduce(pair: dict[str, Any], store: Any, *, timeout_s: float) -> dict[str, Any]:
-    import torch
+def _form(work: Words, store: Any, *, timeout_s: float) -> None:
     import torch.distributed as dist
 
-    os.environ["GLOO_SOCKET_IFNAME"] = pair["interface"]
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={pair['interface']}")
-    is_nccl = pair["backend"] == "nccl"
-    device = torch.device("cuda", 0) if is_nccl else torch.device("cpu")
+    os.environ["GLOO_SOCKET_IFNAME"] = work["interface"]
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={work['interface']}")
+    if work["backend"] == "nccl":
+        import torch
+
+        torch.cuda.set_device(work.get("device", 0))
     timeout = timedelta(seconds=timeout_s)
     store.set_timeout(timeout)
-    dist.init_process_group(pair["backend"], store=store, rank=pair["rank"], world_size=2, timeout=timeout)
-    # Whole numbers below 2^24: their sum is exact in float32, whoever adds them.
-    base = torch.arange(NUM_FLOATS, dtype=torch.float32, device=device) % 8191  # (4 MiB), the same on both
-    took_s = []
-    for turn in range(NUM_REDUCTIONS):
-        mine = base * (pair["rank"] + 1) + turn
-        began_s = time.monotonic()
-        dist.all_reduce(mine)
-        if is_nccl:
-            torch.cuda.synchronize(device)
-        took_s.append(time.monotonic() - began_s)
-        wrong = int((mine != base * 3 + 2 * turn).sum())
-        if wrong:
-            return {"status": "failed", "what": f"the sum of all-reduce {turn + 1} is wrong in {wrong} of {NUM_FLOATS}"}
-    # The first of them opened the connections.
-    payload_bytes, payload_s = 4 * NUM_FLOATS, min(took_s[1:])
-    larger = _agree_on_size(pair, store, payload_s)
-    if larger:
-        payload_bytes, payload_s = larger, _measure(dist, torch.ones(larger // 4, device=device), is_nccl=is_nccl)
+    dist.init_process_group(
+        work["backend"], store=store, rank=work["rank"], world_size=len(work["names"]), timeout=timeout
+    )
+
+
+class _Agreement:
+    """At the store each rank says something, rank 0 decides, and all learn it, or who is missing or failed.
+
+    Gloo tells each rank about its own connections only, and the ranks at different times.
+    """
+
+    def __init__(self, work: Words, store: Any) -> None:
+        self.work, self.store, self.turn = work, store, 0
+
+    def agree(self, what: str, mine: Words, by_s: float, decide: Callable[[list[Words]], Words]) -> Words:
+        """Return what rank 0 decides by what the ranks say.
+
+        Args:
+            what: the ranks did.
+            mine: what this rank says; "error" in it: it failed.
+            by_s: when rank 0 stops waiting for the others.
+
+        Raises:
+            RuntimeError: a rank is missing or failed.
+        """
+        key, self.turn = f"turn{self.turn}", self.turn + 1
+        if "error" in mine:
+            mine = {"error": _one_line(mine["error"])}
+        self.store.set(f"{key}/{self.work['rank']}", json.dumps(mine))
+        if self.work["rank"] == 0:
+            said = self._hear(key, by_s)
+            failure = find_failure(self.work["names"], what, said)
+            self.store.set(key, json.dumps({"failed": failure} if failure else decide([*said.values()])))
+        try:
+            self.store.wait([key], timedelta(seconds=max(0.0, by_s - time.monotonic()) + 2 * SLACK_S))
+            decision = dict(json.loads(self.store.get(key)))
+        except Exception as exc:  # the host of the store is gone, or rank 0 does not get on
+            leader, why = name_ranks(self.work["names"], [0]), mine.get("error", _one_line(exc))
+            raise RuntimeError(f"{leader}, which holds the store, does not answer after {what}: {why}") from exc
+        if "failed" in decision:
+            raise RuntimeError(decision["failed"])
+        return decision
+
+    def _hear(self, key: str, by_s: float) -> dict[int, Words]:
+        ranks = range(len(self.work["names"]))
+        with contextlib.suppress(Exception):  # at the deadline; its text would not say which key is missing
+            self.store.wait(
+                [f"{key}/{rank}" for rank in ranks], timedelta(seconds=max(0.0, by_s - time.monotonic()) + SLACK_S)
+            )
+        here = [rank for rank in ranks if self.store.check([f"{key}/{rank}"])]
+        return {rank: json.loads(self.store.get(f"{key}/{rank}")) for rank in here}
+
+
+def find_failure(names: Sequence[str], what: str, said: Mapping[int, Words]) -> str:
+    """Return who did not do what the others did, or failed at it, and how; empty: all did. Pure."""
+    errors = dict[str, list[int]]()
+    for rank, words in said.items():
+        if "error" in words:
+            errors.setdefault(words["error"], []).append(rank)
+    texts = [f"{name_ranks(names, ranks)}: {text}" for text, ranks in errors.items()]
+    missing = [rank for rank in range(len(names)) if rank not in said]
+    if missing:
+        return "; ".join([f"{name_ranks(names, missing)} did not finish {what}", *texts])[:MAX_TEXT]
+    return f"{what}: {'; '.join(texts)}"[:MAX_TEXT] if texts else ""
+
+
+def _leave(work: Words, store: Any) -> None:
+    """Stay until all have their results: who ends first would close its connections, rank 0 the store as well."""
+    import torch.distributed as dist
+
     dist.destroy_process_group()
-    _leave(pair, store)
-    return {
-        "status": "ok",
-        "seconds": round(sorted(took_s)[NUM_REDUCTIONS // 2], 6),
-        "payload_bytes": payload_bytes,
-        "payload_s": round(payload_s, 6),
-    }
-
-
-def _agree_on_size(pair: dict[str, Any], store: Any, small_s: float) -> int:
-    """Return the bytes that both ends reduce in the measurement, as rank 0 decides; 0: none, it would take too long."""
-    if pair["rank"] == 0:
-        size = MEASURED_BYTES[pair["backend"]]
-        while size > 4 * NUM_FLOATS and small_s * size / (4 * NUM_FLOATS) * (1 + NUM_MEASURED) > MEASURE_S:
-            size //= 2
-        store.set("size", str(size if size > 4 * NUM_FLOATS else 0))
-    return int(store.get("size"))
-
-
-def _measure(dist: Any, payload: Any, *, is_nccl: bool) -> float:
-    """Return the seconds of the fastest all-reduce: a busy moment of the machine makes one slower, and none faster."""
-    took_s = []
-    for _ in range(1 + NUM_MEASURED):
-        began_s = time.monotonic()
-        dist.all_reduce(payload)
-        if is_nccl:
-            import torch
-
-            torch.cuda.synchronize(payload.device)
-        took_s.append(time.monotonic() - began_s)
-    return min(took_s[1:])
-
-
-def _leave(pair: dict[str, Any], store: Any) -> None:
-    """Stay until the other one has its sums: who ends first would close its connections, rank 0 the store as well."""
-    store.set(f"done/{pair['rank']}", "")
+    store.set(f"done/{work['rank']}", "")
     try:
-        store.wait([f"done/{1 - pair['rank']}"])
+        store.wait([f"done/{rank}" for rank in range(len(work["names"]))])
     except Exception:
-        if pair["rank"] == 0:
+        if work["rank"] == 0:
             raise
         # The store is gone, so rank 0 had seen that we are done, and was so itself.
 
 
-def _time_matmuls(pipe: Any) -> None:
+def _time_matmuls(tell: Tell) -> None:
     """Time a short matmul on each GPU. Never run on hardware."""
     import torch
 
@@ -281,7 +370,7 @@ def _time_matmuls(pipe: Any) -> None:
             square @ square
         torch.cuda.synchronize(number)
         found.append(round((time.monotonic() - began_s) / 20, 6))
-    print(json.dumps({"matmul_s": found}), file=pipe, flush=True)
+    tell({"matmul_s": found})
 
 
 if __name__ == "__main__":

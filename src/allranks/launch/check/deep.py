@@ -40,7 +40,7 @@ MIN_PAIRS = 4
 OVER_THE_LINK = 1.1
 """Above this fraction of the data interface's speed, the traffic must use another path, for example RDMA."""
 PAYLOAD_MB = (4 << 20) / 1e6
-"""Size of the tensor that join/pair.py reduces."""
+"""Size of the smaller all-reduce."""
 MAX_EVIDENCE = 6
 NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
 _BACKENDS = {"AR403": "gloo", "AR416": "nccl"}
@@ -192,10 +192,9 @@ def _figures(
 ) -> Iterator[Mapping[str, object]]:
     """Time of the all-reduce of each pair, and the bandwidth that was measured."""
     for each in sorted(meetings, key=lambda one: (one.backend, one.round, one.nodes)):
-        # The slower end waited for the result.
-        if seconds := max((end.seconds for end in each.ends if end.seconds), default=None):
-            figure = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes), "seconds": seconds}
-            figure["mb_s"] = round(PAYLOAD_MB / seconds, 1)
+        if each.seconds:
+            figure = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes)}
+            figure |= {"seconds": round(each.seconds, 6), "mb_s": round(PAYLOAD_MB / each.seconds, 1)}
             if each in shares[each.backend]:
                 figure |= {
                     "measured": describe_speed(each),

@@ -20,6 +20,7 @@ from allranks.comm.table import Pair
 from allranks.launch.check.members import SLACK_S, End, begin_member, run_members
 from allranks.launch.check.where import Place
 from allranks.launch.srun import send
+from allranks.model.card import Card
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
@@ -126,6 +127,26 @@ def judge_network(pairs: Sequence[Pair], marks: Marks, ends: Mapping[str, End]) 
         for found in _blame(clean, marks.slow)
     ]
     return (*lossy, *slow)
+
+
+def find_gaps(cards: Iterable[Card]) -> tuple[str, ...]:
+    """Return a line for each network in which most nodes have a working interface and some do not. Pure."""
+    hosts, working = list[str](), dict[str, dict[str, str]]()
+    for card in cards:
+        hosts.append(card.host)
+        for nic in card.facts.interfaces if card.facts else ():
+            if nic.kind in ("physical", "virtual"):
+                for network in nic.networks if nic.is_up else ():
+                    working.setdefault(network, {})[card.host] = nic.name
+    gaps = []
+    for network, there in working.items():
+        without = [host for host in hosts if host not in there]
+        if without and len(there) > len(without):
+            gaps.append(
+                f"{fold_hosts(without)} {'has' if len(without) == 1 else 'have'} no working interface in {network}, "
+                f"and {len(there)} of {len(hosts)} nodes have one; the measurement did not use it"
+            )
+    return tuple(gaps)
 
 
 def _blame(known: Iterable[Pair], bad: Sequence[Pair]) -> tuple[Blame, ...]:
