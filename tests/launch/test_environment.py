@@ -82,6 +82,15 @@ def test_a_worker_gets_these_variables_and_no_others():
     assert set(values()) == TORCHRUN | OURS
 
 
+def test_the_wire_format_and_the_bucket_size_say_which_flag_gave_them():
+    (first, second) = (
+        each
+        for each in all_settings(request=Request(compress="int8", bucket_mb="auto"))
+        if each.name in ("ALLRANKS_COMPRESS", "ALLRANKS_BUCKET_MB")
+    )
+    assert (first.value, first.source, second.value, second.source) == ("int8", "--compress", "auto", "--bucket-mb")
+
+
 def test_the_values_of_the_sixth_rank_on_two_nodes():
     assert values() == {
         "RANK": "5",

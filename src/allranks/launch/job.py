@@ -31,6 +31,7 @@ from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
+from allranks.launch.environment import wire_variables
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.group import make_group
 from allranks.launch.loop import Loop
@@ -152,7 +153,7 @@ def _run_phases(workers: WorkerGroup) -> int:
     become_subreaper()
     is_script = request.command and not (request.is_module or request.no_python)
     facts = begin_card_facts(
-        plan.cluster.worker_env(env),
+        {**plan.cluster.worker_env(env), **wire_variables(request)},
         names=[*plan.node_names[:1], *([request.endpoint.host] if request.endpoint else [])],
         script_path=Path(request.command[0]) if is_script else None,
     )

@@ -68,6 +68,10 @@ class Request:
     checkpoint_dir: str | None = None
     checkpoint_every: int | None = None
     """Steps between checkpoints; None: computed from their cost and the failure rate."""
+    compress: str | None = None
+    """Format of gradients on the wire; None: as they are."""
+    bucket_mb: str | None = None
+    """MiB of a bucket of gradients, or auto; None: torch's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
