@@ -135,8 +135,8 @@ class NoiseMeter:
             self._steps = []
 
 
-def measure(ddp: Any, *, ranks: int, say: Callable[[str], object] | None) -> None:
-    """Have the module measure around the communication hook that it is going to get, as `NoiseMeter` does.
+def measure(ddp: Any, *, ranks: int, say: Callable[[str], object] | None) -> Any:
+    """Have the module measure around the communication hook that it is going to get, as `NoiseMeter` does; return it.
 
     Args:
         ddp: a DistributedDataParallel that has no hook yet; without one it measures nothing.
@@ -148,6 +148,7 @@ def measure(ddp: Any, *, ranks: int, say: Callable[[str], object] | None) -> Non
         register(state, lambda state, bucket: measured(state, bucket))  # DDP refuses annotations that are not its own
 
     ddp.register_comm_hook = register_measured
+    return ddp
 
 
 def all_reduce(state: Any, bucket: Any) -> torch.futures.Future[Any]:
