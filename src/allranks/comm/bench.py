@@ -27,6 +27,7 @@ BUSY_ABOVE = 0.1
 MAX_NODES = 16
 """Of a matrix; between more nodes, the slowest streams are listed."""
 MAX_LISTED = 8
+NO_TIME = "not among the rounds that fit into the time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ def join_reports(
     for way in ((a, b) for a in nodes for b in nodes if a != b):
         own, other = said.get(way), said.get(way[::-1])
         if own is None or own.mbit_s is None:
-            why = own.why if own else f"{way[0]} did not say" if way in planned else "no time left"
+            why = own.why if own else f"{way[0]} did not say" if way in planned else NO_TIME
             found.append(Pair(source=way[0], target=way[1], why=why))
             continue
         others = max(own.sent_by_others_mbit_s, other.got_by_others_mbit_s if other else 0.0)
@@ -145,22 +146,38 @@ def describe_rates(pairs: Iterable[Pair]) -> str:
     return rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]}"
 
 
-def render_streams(nodes: Sequence[str], pairs: Sequence[Pair], marks: Marks, *, link_mbit_s: int | None) -> str:
+def describe_busy(marks: Marks) -> tuple[str, ...]:
+    """Return a line where other traffic keeps streams from being judged."""
+    if not marks.busy:
+        return ()
+    worst = max(marks.busy, key=lambda pair: pair.others_mbit_s)
+    return (
+        f"the network is busy: {worst.source} -> {worst.target} met {worst.others_mbit_s:.0f} Mbit/s of other traffic; "
+        f"{len(marks.busy)} slow streams are not held against any node or link, measure again when it is quiet",
+    )
+
+
+def describe_untested(pairs: Sequence[Pair]) -> str:
+    """Return why streams failed, for one of them; empty: all were measured for which there was time."""
+    failed = [pair for pair in pairs if pair.mbit_s is None and pair.why != NO_TIME]
+    if not failed:
+        return ""
+    first = failed[0]
+    return f"{len(failed)} of {len(pairs)} streams failed: {first.source} -> {first.target}: {first.why}"
+
+
+def render_streams(nodes: Sequence[str], pairs: Sequence[Pair], marks: Marks) -> str:
     """Return the streams as a matrix, of more than MAX_NODES nodes the slowest ones, and a line that sums them up."""
     tested = sorted((pair for pair in pairs if pair.mbit_s is not None), key=_of)
     if not tested:
-        return ""
-    parts = [f"median {marks.usual_mbit_s:.0f} Mbit/s"]
-    if link_mbit_s:
-        parts[0] += f", {100 * marks.usual_mbit_s / link_mbit_s:.0f} % of a link of {link_mbit_s} Mbit/s"
-    parts.append(f"slowest {_of(tested[0]):.0f} ({tested[0].source} -> {tested[0].target})")
-    parts.append(f"{sum(pair.retransmitted for pair in tested)} segments sent again")
-    if untested := len(pairs) - len(tested):
-        reasons = sorted({pair.why for pair in pairs if pair.mbit_s is None})
-        parts.append(f"{untested} of {len(pairs)} not tested ({'; '.join(reasons[:3])})")
-    total = f"streams: {'; '.join(parts)}"
+        return "no stream was measured"
+    slowest = tested[0]
+    total = f"streams: median {marks.usual_mbit_s:.0f} Mbit/s, slowest {slowest.source} -> {slowest.target}"
+    total += f" {describe(slowest)}; {lost_percent(tested)} % of all segments were sent again"
+    if left := sum(pair.why == NO_TIME for pair in pairs):
+        total += f"; {left} of {len(pairs)} not tested, for lack of time"
     if len(nodes) > MAX_NODES:
-        listed = [f"{pair.source} -> {pair.target}: {_of(pair):.0f} Mbit/s" for pair in tested[:MAX_LISTED]]
+        listed = [f"{pair.source} -> {pair.target}: {describe(pair)}" for pair in tested[:MAX_LISTED]]
         return "\n".join(["slowest streams", *listed, total])
     return "\n".join([_matrix(nodes, {(pair.source, pair.target): pair for pair in pairs}, marks), total])
 

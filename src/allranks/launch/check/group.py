@@ -6,7 +6,8 @@ It is the same program, with the same phases, as that of the pairs of `allranks 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import msgspec
 
 import allranks.comm
 import allranks.join
+from allranks.comm.collectives import list_cases
 from allranks.comm.table import Row
 from allranks.host.net import read_tcp_counters
 from allranks.launch.check.collective import COLLECTIVE_S, START_S, Report
@@ -22,7 +24,11 @@ from allranks.launch.check.members import SLACK_S, End, begin_member, lines_of, 
 from allranks.launch.check.network import Show
 from allranks.launch.check.where import Place
 from allranks.launch.srun import send
+from allranks.model.card import Card
+from allranks.model.errors import UsageError
 
+LOST_ABOVE = 0.001
+MAX_TOLD = 4
 TIMEOUT_S = 2 * COLLECTIVE_S
 """Of one collective: the largest ones take longer than those of a pair."""
 
@@ -74,6 +80,53 @@ class GroupResult:
     counters: dict[str, Counters] = field(default_factory=dict)
     problem: str = ""
     """Which rank failed, and how; empty: none did."""
+
+    def describe_lost(self) -> str:
+        """Return which nodes sent segments again during the collectives, the most first; empty: next to none did."""
+        shares = {node: each.retransmitted / max(1, each.segments) for node, each in self.counters.items()}
+        worst = sorted((node for node in shares if shares[node] >= LOST_ABOVE), key=lambda node: -shares[node])
+        told = [f"{node} {100 * shares[node]:.2g} %" for node in worst[:MAX_TOLD]]
+        return f"segments sent again during the collectives: {', '.join(told)}" if told else ""
+
+
+def find_end_alone(node: str, card: Card) -> tuple[dict[str, End], int]:
+    """Return the end of the only node, over loopback, and a port that is free there."""
+    num_gpus = card.num_gpus if card.facts and card.facts.torch_cuda else 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return {node: End(address="127.0.0.1", interface="lo", num_gpus=num_gpus)}, int(listener.getsockname()[1])
+
+
+def plan_group(
+    ends: Mapping[str, End],
+    *,
+    wanted: str,
+    ranks_per_node: int | None,
+    sizes: Sequence[int] | None,
+    port: int,
+    budget_s: float,
+) -> GroupOrder:
+    """Return what the ranks do. Pure.
+
+    Args:
+        wanted: auto: NCCL if all nodes have GPUs that torch can use.
+        ranks_per_node: None: one for each GPU; without GPUs one, and two where the node is alone.
+    Raises:
+        UsageError: the nodes have too few GPUs.
+    """
+    num_gpus = min(end.num_gpus for end in ends.values())
+    backend = ("nccl" if num_gpus else "gloo") if wanted == "auto" else wanted
+    ranks = ranks_per_node or (num_gpus if backend == "nccl" else 0) or (2 if len(ends) == 1 else 1)
+    if backend == "nccl" and ranks > num_gpus:
+        poorest = min(ends, key=lambda name: ends[name].num_gpus)
+        raise UsageError(f"--backend nccl: {ranks} ranks a node need as many GPUs, and {poorest} has {num_gpus}")
+    if len(ends) * ranks < 2:
+        raise UsageError(
+            "--nproc-per-node 1: one rank has nobody to exchange data with; expected at least 2 on one node"
+        )
+    cases = list_cases(bucket_sizes=sizes, sizes=sizes) if sizes else list_cases()
+    return GroupOrder(
+        ends=dict(ends), ranks_per_node=ranks, backend=backend, port=port, cases=tuple(cases), budget_s=budget_s
+    )
 
 
 def run_group(
