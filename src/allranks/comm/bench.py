@@ -22,6 +22,8 @@ from allranks.comm.table import Pair
 SLOW_BELOW = 0.5
 LOSSY_ABOVE = 0.004
 LOSSY_TIMES = 4.0
+LOST_AT = 0.8
+HEAVY_LOSS = 0.06
 MIN_LOST = 5
 BUSY_ABOVE = 0.1
 MAX_NODES = 16
@@ -73,6 +75,7 @@ def join_reports(
                 mbit_s=own.mbit_s,
                 retransmitted=own.retransmitted,
                 segments=own.segments,
+                lost_at=own.lost_at,
                 peak_mbit_s=own.peak_mbit_s,
                 others_mbit_s=others,
             )
@@ -91,12 +94,14 @@ def mark(pairs: Iterable[Pair]) -> Marks:
     lossy = [
         pair
         for pair in tested
-        if pair.retransmitted >= MIN_LOST and _loss(pair) >= max(LOSSY_ABOVE, LOSSY_TIMES * usual_loss)
+        if pair.retransmitted >= MIN_LOST
+        and _loss(pair) >= max(LOSSY_ABOVE, LOSSY_TIMES * usual_loss)
+        and (pair not in slow or pair.lost_at >= LOST_AT or _loss(pair) >= HEAVY_LOSS)
     ]
     busy = [pair for pair in tested if pair.others_mbit_s > BUSY_ABOVE * usual]
     return Marks(
         usual,
-        slow=tuple(pair for pair in slow if pair not in busy),
+        slow=tuple(pair for pair in slow if pair not in busy and pair not in lossy),
         lossy=tuple(pair for pair in lossy if pair not in busy),
         busy=tuple(pair for pair in busy if pair in slow or pair in lossy or _of(pair) < SLOW_BELOW * usual),
     )
@@ -113,6 +118,7 @@ def confirm(first: Iterable[Pair], again: Iterable[Pair]) -> tuple[Pair, ...]:
             fast,
             retransmitted=clean.retransmitted,
             segments=clean.segments,
+            lost_at=min(pair.lost_at, other.lost_at),
             peak_mbit_s=max(pair.peak_mbit_s, other.peak_mbit_s),
             others_mbit_s=max(pair.others_mbit_s, other.others_mbit_s),
         )

@@ -122,8 +122,7 @@ def judge_network(pairs: Sequence[Pair], marks: Marks, ends: Mapping[str, End]) 
     """
     known = [pair for pair in pairs if pair.mbit_s is not None and pair not in marks.busy]
     lossy = [_find(find_cause("AR212"), found, known, ends) for found in _blame(known, marks.lossy)]
-    losers = {pair.source for pair in marks.lossy} & {pair.target for pair in marks.lossy}
-    clean = [pair for pair in known if pair not in marks.lossy and not losers & {pair.source, pair.target}]
+    clean = [pair for pair in known if pair not in marks.lossy]
     slow = [
         _find(find_cause("AR213"), found, known, ends, usual_mbit_s=f"{marks.usual_mbit_s:.0f}")
         for found in _blame(clean, marks.slow)
