@@ -60,7 +60,8 @@ PLANTED = {
     ),
     "busy machines": (lambda a, b: {"mbit_s": 60.0, "peak_mbit_s": 900.0} if a < "node03" else {}, []),
     "traffic of others": (lambda a, b: {**SLOW, "others_mbit_s": 800.0} if b == "node03" else {}, []),
-    "some lose a little": (lambda a, b: {"retransmitted": 60} if a == "node06" else {}, []),
+    "full queues": (lambda a, b: {"retransmitted": 300, "lost_at": 0.5} if a == "node06" else {}, []),
+    "some lose a little": (lambda a, b: {"retransmitted": 60, "lost_at": 1.0} if a == "node06" else {}, []),
     "all lose alike": (lambda a, b: {"retransmitted": 300, "lost_at": 1.0}, []),
 }  # fmt: skip
 
@@ -85,14 +86,22 @@ def test_a_finding_says_what_the_link_carries_and_where_to_look() -> None:
 
 def test_other_traffic_is_said_and_blames_nobody() -> None:
     marks = mark(streams(PLANTED["traffic of others"][0]))
-    assert (marks.slow, len(marks.busy)) == ((), 5)
+    assert (marks.slow, len(marks.unjudged)) == ((), 5)
     (line,) = describe_busy(marks)
-    assert line.startswith("the network is busy: node01 -> node03 met 800 Mbit/s of other traffic; 5 slow streams")
+    assert line.startswith(
+        "the network is busy: node01 -> node03 met 800 Mbit/s of other traffic; 5 slow or lossy streams cannot"
+    )
 
 
-def test_traffic_of_others_beside_a_fast_stream_is_no_news() -> None:
+def test_machines_that_are_busy_are_said_and_no_link_is_blamed() -> None:
+    marks = mark(streams(PLANTED["busy machines"][0]))
+    (line,) = describe_busy(marks)
+    assert line.startswith("the machines are busy: 10 streams of 30 waited for a core")
+
+
+def test_other_traffic_is_said_where_no_stream_was_slow_too() -> None:
     marks = mark(streams(lambda a, b: {"others_mbit_s": 300.0, "mbit_s": 640.0}))
-    assert describe_busy(marks) == ()
+    assert describe_busy(marks) == ("the network is busy: node01 -> node02 met 300 Mbit/s of other traffic",)
 
 
 def test_a_second_look_has_the_odd_pairs_and_no_node_twice_in_a_round() -> None:

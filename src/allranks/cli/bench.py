@@ -257,7 +257,7 @@ class _Run:
         is_wrong = any(row.wrong for row in table.rows)
         if is_wrong and not self.problem:
             self.problem = "collectives: elements came out wrong: see the column #wrong"
-        is_untold = bool(self.marks and self.marks.busy)
+        is_untold = bool(self.marks and self.marks.unjudged)
         code = Exit.USER_CODE if self.findings or self.problem else Exit.UNKNOWN if is_untold else Exit.OK
         elapsed_s = time.time() - self.began_s
         if self.as_json:

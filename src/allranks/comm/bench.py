@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from allranks.comm.streams import RoundReport
 from allranks.comm.table import Pair
+from allranks.report.text import count_of
 
 SLOW_BELOW = 0.5
 LOSSY_ABOVE = 0.004
@@ -37,10 +38,15 @@ class Marks:
     """Which streams are out of the ordinary."""
 
     usual_mbit_s: float
+    num_tested: int = 0
     slow: tuple[Pair, ...] = ()
     lossy: tuple[Pair, ...] = ()
     busy: tuple[Pair, ...] = ()
-    """Those of which nothing can be told."""
+    """Those that met other traffic."""
+    unjudged: tuple[Pair, ...] = ()
+    """Of these the slow and lossy ones: that may be because of the other traffic."""
+    starved: tuple[Pair, ...] = ()
+    """Slow on average and fast at times: the processes at their ends got no cores."""
 
     @property
     def is_odd(self) -> bool:
@@ -96,14 +102,17 @@ def mark(pairs: Iterable[Pair]) -> Marks:
         for pair in tested
         if pair.retransmitted >= MIN_LOST
         and _loss(pair) >= max(LOSSY_ABOVE, LOSSY_TIMES * usual_loss)
-        and (pair not in slow or pair.lost_at >= LOST_AT or _loss(pair) >= HEAVY_LOSS)
+        and (pair.lost_at >= LOST_AT or _loss(pair) >= HEAVY_LOSS)
     ]
     busy = [pair for pair in tested if pair.others_mbit_s > BUSY_ABOVE * usual]
     return Marks(
         usual,
+        len(tested),
         slow=tuple(pair for pair in slow if pair not in busy and pair not in lossy),
         lossy=tuple(pair for pair in lossy if pair not in busy),
-        busy=tuple(pair for pair in busy if pair in slow or pair in lossy or _of(pair) < SLOW_BELOW * usual),
+        busy=tuple(busy),
+        unjudged=tuple(pair for pair in busy if pair in slow or pair in lossy),
+        starved=tuple(pair for pair in tested if _of(pair) < SLOW_BELOW * usual and pair not in slow),
     )
 
 
@@ -153,14 +162,23 @@ def describe_rates(pairs: Iterable[Pair]) -> str:
 
 
 def describe_busy(marks: Marks) -> tuple[str, ...]:
-    """Return a line where other traffic keeps streams from being judged."""
-    if not marks.busy:
-        return ()
-    worst = max(marks.busy, key=lambda pair: pair.others_mbit_s)
-    return (
-        f"the network is busy: {worst.source} -> {worst.target} met {worst.others_mbit_s:.0f} Mbit/s of other traffic; "
-        f"{len(marks.busy)} slow streams are not held against any node or link, measure again when it is quiet",
-    )
+    """Return a line for each reason why slow streams are held against no node and no link."""
+    lines = []
+    if marks.busy:
+        worst = max(marks.busy, key=lambda pair: pair.others_mbit_s)
+        met = f"{worst.source} -> {worst.target} met {worst.others_mbit_s:.0f} Mbit/s of other traffic"
+        told = f"the network is busy: {met}"
+        if marks.unjudged:
+            told += (
+                f"; {count_of(len(marks.unjudged), 'slow or lossy stream')} cannot be judged: measure when it is quiet"
+            )
+        lines.append(told)
+    if marks.starved:
+        lines.append(
+            f"the machines are busy: {count_of(len(marks.starved), 'stream')} of {marks.num_tested} waited for a core, "
+            "and were fast at times: no link is slow for that"
+        )
+    return tuple(lines)
 
 
 def describe_untested(pairs: Sequence[Pair]) -> str:

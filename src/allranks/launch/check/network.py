@@ -120,7 +120,7 @@ def judge_network(pairs: Sequence[Pair], marks: Marks, ends: Mapping[str, End]) 
 
     TCP slows down where packets are lost, so a lossy stream is not held against the speed of its nodes.
     """
-    known = [pair for pair in pairs if pair.mbit_s is not None and pair not in marks.busy]
+    known = [pair for pair in pairs if pair.mbit_s is not None and pair not in marks.unjudged]
     lossy = [_find(find_cause("AR212"), found, known, ends) for found in _blame(known, marks.lossy)]
     clean = [pair for pair in known if pair not in marks.lossy]
     slow = [
