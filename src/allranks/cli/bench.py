@@ -117,6 +117,8 @@ def bench(
         raise UsageError(f"--plot {plot}: no such directory: {plot.parent}")
     cluster = load_cluster(cluster_file).cluster
     place = find_place(asked, os.environ, verb="bench")
+    if network_only and (place is None or place.num_nodes == 1):
+        raise UsageError("--network-only: one node has no network to others; choose some with --nodes N or --nodelist")
     wanted = str(cluster.train.backend) if backend == "auto" else backend
     run = _Run(place=place, queue_s=queue_s, as_json=as_json)
     try:
@@ -156,23 +158,24 @@ class _Run:
         from allranks.launch.check.network import find_gaps, find_obstacles
         from allranks.launch.check.outcome import choose_checks, judge_check
 
-        outcome, cards = judge_check(held, choose_checks(("AR2",), ())), held.seen.cards
-        self.names, self.port = outcome.nodes, held.store_port or 0
-        self.findings = find_obstacles(outcome.findings)
-        if self.findings:
-            self.problem = "nothing was measured: the check before found what would stop a job"
-            return False
-        self.ends, skipped = find_ends(held, needs_torch=False)
-        if held.num_nodes == 1:
-            self.ends, self.port = find_end_alone(self.names[0], cards[0])
-        elif skipped:
-            self.problem = "nothing was measured: " + "; ".join(f"{name}: {why}" for name, why in skipped.items())
-            return False
-        elif self.place is not None:
-            self.place = replace(self.place, num_nodes=len(self.ends), pinned=tuple(self.ends))
+        cards = held.seen.cards
         self.without_torch = [
             card.host for card in cards.values() if card.facts is None or "torch" not in card.facts.packages
         ]
+        if held.num_nodes == 1:  # the network of cluster.toml does not matter on one machine
+            self.names = (cards[0].host,)
+            self.ends, self.port = find_end_alone(cards[0])
+            return True
+        outcome = judge_check(held, choose_checks(("AR2",), ()))
+        self.names, self.port = outcome.nodes, held.store_port or 0
+        self.findings = find_obstacles(outcome.findings)
+        self.ends, skipped = find_ends(held, needs_torch=False)
+        if self.findings or skipped:
+            told = [f"{name}: {why}" for name, why in skipped.items()] if not self.findings else []
+            self.problem = f"nothing was measured: {'; '.join(told) or 'a job would not run on these nodes'}"
+            return False
+        assert self.place is not None
+        self.place = replace(self.place, num_nodes=len(self.ends), pinned=tuple(self.ends))
         self.notes += find_gaps(cards.values())
         return True
 
@@ -186,7 +189,7 @@ class _Run:
         from allranks.launch.check.network import judge_network, look_at_network, plan_streams
 
         if self.place is None or len(self.ends) < 2:
-            return
+            return  # there is no network between nodes
         self.pairs, self.marks = look_at_network(
             self.place,
             plan_streams(self.ends, port=self.port),
@@ -279,9 +282,11 @@ class _Run:
             click.echo(render_findings(self.findings, Style.of(sys.stdout)) + "\n")
         if self.problem:
             say(self.problem)
-        places = count_of(len(self.findings), "slow or lossy place")
-        named = f" ({', '.join(finding.node or '?' for finding in self.findings)})" if self.findings else ""
-        verdict = f"{places}{named}" if self.findings else "not all was measured" if self.problem else "measured"
+        verdict = "not all was measured" if self.problem else "measured"
+        if self.findings:
+            where = ", ".join(each.node or "?" for each in self.findings)
+            what = count_of(len(self.findings), "slow or lossy place" if self.marks else "problem")
+            verdict = f"{what}{'' if self.marks else ' that would stop a job'} ({where})"
         click.echo(printable(f"{count_of(len(self.names), 'node')}: {verdict}; {elapsed_s:.1f} s"))
         return code
 

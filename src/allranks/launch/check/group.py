@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from allranks.model.errors import UsageError
 
 LOST_ABOVE = 0.001
 MAX_TOLD = 4
+AFTER_FAILURE_S = 3.0
+"""From the first rank that failed to the end of the step: others that failed because of it say so in that time."""
 TIMEOUT_S = 2 * COLLECTIVE_S
 """Of one collective: the largest ones take longer than those of a pair."""
 
@@ -89,11 +92,11 @@ class GroupResult:
         return f"segments sent again during the collectives: {', '.join(told)}" if told else ""
 
 
-def find_end_alone(node: str, card: Card) -> tuple[dict[str, End], int]:
+def find_end_alone(card: Card) -> tuple[dict[str, End], int]:
     """Return the end of the only node, over loopback, and a port that is free there."""
     num_gpus = card.num_gpus if card.facts and card.facts.torch_cuda else 0
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        return {node: End(address="127.0.0.1", interface="lo", num_gpus=num_gpus)}, int(listener.getsockname()[1])
+        return {card.host: End(address="127.0.0.1", interface="lo", num_gpus=num_gpus)}, int(listener.getsockname()[1])
 
 
 def plan_group(
@@ -137,19 +140,19 @@ def run_group(
     Raises:
         AllranksError: SLURM started nothing.
     """
-    reports, result = list[RankReport](), GroupResult()
+    reports, result, ends_s = list[RankReport](), GroupResult(), list[float]()
 
     def take(node: str, report: RankReport | Counters) -> None:
         if isinstance(report, Counters):
             result.counters[node] = report
-        else:
-            reports.append(msgspec.structs.replace(report, node=node))
-            if report.row:
-                result.rows.append(report.row)
-            elif report.skipped:
-                result.skipped.append(
-                    f"{report.skipped['collective']} of {report.skipped['size_bytes']} B: {report.why}"
-                )
+            return
+        reports.append(msgspec.structs.replace(report, node=node))
+        if report.row:
+            result.rows.append(report.row)
+        elif case := report.skipped:
+            result.skipped.append(f"{case['collective']} of {case['size_bytes']} B: {report.why}")
+        elif report.status != "ok" or report.no_torch:
+            ends_s.append(time.monotonic() + AFTER_FAILURE_S)
 
     silent = run_members(
         place,
@@ -162,6 +165,7 @@ def run_group(
         next_s=START_S + order.group_s + SLACK_S,
         env=env,
         tick=show and (lambda: show(f"{len(result.rows)} of {len(order.cases)} collectives timed")),
+        is_over=lambda: bool(ends_s) and time.monotonic() > ends_s[0],
     )
     return replace(result, problem=find_problem(reports, silent))
 
