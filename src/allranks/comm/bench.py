@@ -18,15 +18,19 @@ from msgspec.structs import replace
 
 from allranks.comm.streams import RoundReport
 from allranks.comm.table import Pair
+from allranks.report.text import count_of
 
 SLOW_BELOW = 0.5
 LOSSY_ABOVE = 0.004
 LOSSY_TIMES = 4.0
+LOST_AT = 0.8
+HEAVY_LOSS = 0.06
 MIN_LOST = 5
 BUSY_ABOVE = 0.1
 MAX_NODES = 16
 """Of a matrix; between more nodes, the slowest streams are listed."""
 MAX_LISTED = 8
+NO_TIME = "not among the rounds that fit into the time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,10 +38,15 @@ class Marks:
     """Which streams are out of the ordinary."""
 
     usual_mbit_s: float
+    num_tested: int = 0
     slow: tuple[Pair, ...] = ()
     lossy: tuple[Pair, ...] = ()
     busy: tuple[Pair, ...] = ()
-    """Those of which nothing can be told."""
+    """Those that met other traffic."""
+    unjudged: tuple[Pair, ...] = ()
+    """Of these the slow and lossy ones: that may be because of the other traffic."""
+    starved: tuple[Pair, ...] = ()
+    """Slow on average and fast at times: the processes at their ends got no cores."""
 
     @property
     def is_odd(self) -> bool:
@@ -61,7 +70,7 @@ def join_reports(
     for way in ((a, b) for a in nodes for b in nodes if a != b):
         own, other = said.get(way), said.get(way[::-1])
         if own is None or own.mbit_s is None:
-            why = own.why if own else f"{way[0]} did not say" if way in planned else "no time left"
+            why = own.why if own else f"{way[0]} did not say" if way in planned else NO_TIME
             found.append(Pair(source=way[0], target=way[1], why=why))
             continue
         others = max(own.sent_by_others_mbit_s, other.got_by_others_mbit_s if other else 0.0)
@@ -72,6 +81,7 @@ def join_reports(
                 mbit_s=own.mbit_s,
                 retransmitted=own.retransmitted,
                 segments=own.segments,
+                lost_at=own.lost_at,
                 peak_mbit_s=own.peak_mbit_s,
                 others_mbit_s=others,
             )
@@ -90,14 +100,19 @@ def mark(pairs: Iterable[Pair]) -> Marks:
     lossy = [
         pair
         for pair in tested
-        if pair.retransmitted >= MIN_LOST and _loss(pair) >= max(LOSSY_ABOVE, LOSSY_TIMES * usual_loss)
+        if pair.retransmitted >= MIN_LOST
+        and _loss(pair) >= max(LOSSY_ABOVE, LOSSY_TIMES * usual_loss)
+        and (pair.lost_at >= LOST_AT or _loss(pair) >= HEAVY_LOSS)
     ]
     busy = [pair for pair in tested if pair.others_mbit_s > BUSY_ABOVE * usual]
     return Marks(
         usual,
-        slow=tuple(pair for pair in slow if pair not in busy),
+        len(tested),
+        slow=tuple(pair for pair in slow if pair not in busy and pair not in lossy),
         lossy=tuple(pair for pair in lossy if pair not in busy),
-        busy=tuple(pair for pair in busy if pair in slow or pair in lossy or _of(pair) < SLOW_BELOW * usual),
+        busy=tuple(busy),
+        unjudged=tuple(pair for pair in busy if pair in slow or pair in lossy),
+        starved=tuple(pair for pair in tested if _of(pair) < SLOW_BELOW * usual and pair not in slow),
     )
 
 
@@ -112,6 +127,7 @@ def confirm(first: Iterable[Pair], again: Iterable[Pair]) -> tuple[Pair, ...]:
             fast,
             retransmitted=clean.retransmitted,
             segments=clean.segments,
+            lost_at=min(pair.lost_at, other.lost_at),
             peak_mbit_s=max(pair.peak_mbit_s, other.peak_mbit_s),
             others_mbit_s=max(pair.others_mbit_s, other.others_mbit_s),
         )
@@ -145,22 +161,47 @@ def describe_rates(pairs: Iterable[Pair]) -> str:
     return rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]}"
 
 
-def render_streams(nodes: Sequence[str], pairs: Sequence[Pair], marks: Marks, *, link_mbit_s: int | None) -> str:
+def describe_busy(marks: Marks) -> tuple[str, ...]:
+    """Return a line for each reason why slow streams are held against no node and no link."""
+    lines = []
+    if marks.busy:
+        worst = max(marks.busy, key=lambda pair: pair.others_mbit_s)
+        met = f"{worst.source} -> {worst.target} met {worst.others_mbit_s:.0f} Mbit/s of other traffic"
+        told = f"the network is busy: {met}"
+        if marks.unjudged:
+            told += (
+                f"; {count_of(len(marks.unjudged), 'slow or lossy stream')} cannot be judged: measure when it is quiet"
+            )
+        lines.append(told)
+    if marks.starved:
+        lines.append(
+            f"the machines are busy: {count_of(len(marks.starved), 'stream')} of {marks.num_tested} waited for a core, "
+            "and were fast at times: no link is slow for that"
+        )
+    return tuple(lines)
+
+
+def describe_untested(pairs: Sequence[Pair]) -> str:
+    """Return why streams failed, for one of them; empty: all were measured for which there was time."""
+    failed = [pair for pair in pairs if pair.mbit_s is None and pair.why != NO_TIME]
+    if not failed:
+        return ""
+    first = failed[0]
+    return f"{len(failed)} of {len(pairs)} streams failed: {first.source} -> {first.target}: {first.why}"
+
+
+def render_streams(nodes: Sequence[str], pairs: Sequence[Pair], marks: Marks) -> str:
     """Return the streams as a matrix, of more than MAX_NODES nodes the slowest ones, and a line that sums them up."""
     tested = sorted((pair for pair in pairs if pair.mbit_s is not None), key=_of)
     if not tested:
-        return ""
-    parts = [f"median {marks.usual_mbit_s:.0f} Mbit/s"]
-    if link_mbit_s:
-        parts[0] += f", {100 * marks.usual_mbit_s / link_mbit_s:.0f} % of a link of {link_mbit_s} Mbit/s"
-    parts.append(f"slowest {_of(tested[0]):.0f} ({tested[0].source} -> {tested[0].target})")
-    parts.append(f"{sum(pair.retransmitted for pair in tested)} segments sent again")
-    if untested := len(pairs) - len(tested):
-        reasons = sorted({pair.why for pair in pairs if pair.mbit_s is None})
-        parts.append(f"{untested} of {len(pairs)} not tested ({'; '.join(reasons[:3])})")
-    total = f"streams: {'; '.join(parts)}"
+        return "no stream was measured"
+    slowest = tested[0]
+    total = f"streams: median {marks.usual_mbit_s:.0f} Mbit/s, slowest {slowest.source} -> {slowest.target}"
+    total += f" {describe(slowest)}; {lost_percent(tested)} % of all segments were sent again"
+    if left := sum(pair.why == NO_TIME for pair in pairs):
+        total += f"; {left} of {len(pairs)} not tested, for lack of time"
     if len(nodes) > MAX_NODES:
-        listed = [f"{pair.source} -> {pair.target}: {_of(pair):.0f} Mbit/s" for pair in tested[:MAX_LISTED]]
+        listed = [f"{pair.source} -> {pair.target}: {describe(pair)}" for pair in tested[:MAX_LISTED]]
         return "\n".join(["slowest streams", *listed, total])
     return "\n".join([_matrix(nodes, {(pair.source, pair.target): pair for pair in pairs}, marks), total])
 

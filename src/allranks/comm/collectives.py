@@ -4,7 +4,7 @@ join/trial.py forms the group and loads this file by path, with the cases that o
 
     {"cases": [{"collective": "all_reduce", "size_bytes": 4194304, "in_flight": 8}, ...],   `list_cases` makes them
      "budget_s": 60,                  for all cases together; what does not fit is skipped
-     "repeat": [3, 100]}              fewest and most repetitions of a case
+     "repeat": [2, 100]}              fewest and most repetitions of a case
 
 Rank 0 answers with a line for each case, in their order:
 
@@ -42,9 +42,10 @@ BUCKET_SIZES = tuple(MIB // 2 << power for power in range(7))
 SIZES = (4 << 10, 64 << 10, MIB, 16 * MIB)
 """Of the collectives other than all-reduce."""
 IN_FLIGHT = (1, 8)
-REPEAT = (3, 100)
-MAX_SHARES = 4
+REPEAT = (2, 100)
+MAX_SHARES = 2
 """A case whose fewest repetitions take more than this many of its shares of the time is skipped."""
+LONG_S = 1.0
 NUM_VALUES, NUM_WEIGHTS = 127, 61
 """Of the numbers that are sent: their sum over 2,000 ranks is still exact in float32, whoever adds them."""
 ITEM_BYTES = 4
@@ -80,6 +81,11 @@ def measure(work: dict[str, Any], agree: Agree, tell: Callable[[Answer], None], 
         agree: its Ranks.agree.
         tell: gets the answers.
     """
+    import torch
+
+    torch.set_num_threads(1)  # ranks of one machine would fight for its cores with the threads that compare results
+    warm_up = _Run(_case("all_reduce", ITEM_BYTES), work, timeout_s)
+    agree("the first all_reduce", *warm_up.guard(warm_up.try_it), lambda said: {})
     end_s = time.monotonic() + work["budget_s"]
     ranks, repeat = len(work["names"]), tuple(work.get("repeat", REPEAT))
     left_s, rows = float(work["budget_s"]), list[Answer]()
@@ -119,12 +125,26 @@ class Limit:
 
     def why_too_long(self, took_s: float) -> str:
         """Return why a case that takes so long is skipped; empty: it is not."""
-        fewest, allowed_s = self.repeat[0], self.left_s * min(1.0, MAX_SHARES * self.share)
-        if took_s * fewest > allowed_s:
-            return f"{fewest} repetitions take about {took_s * fewest:.1f} s; {max(0.0, allowed_s):.1f} s are left"
+        needed_s = took_s * (self.repeat[0] + (not is_long(took_s)))
+        allowed_s = max(0.0, self.left_s * min(1.0, MAX_SHARES * self.share))
+        if needed_s > allowed_s:
+            return f"it takes about {needed_s:.2g} s with its repetitions, and has {allowed_s:.2g} s"
         if took_s > self.timeout_s / 2:
             return f"one takes about {took_s:.1f} s, and a collective times out after {self.timeout_s:g} s"
         return ""
+
+
+def is_long(took_s: float) -> bool:
+    """Return whether the first run counts as a repetition: that its memory is new costs milliseconds only. Pure."""
+    return took_s > LONG_S
+
+
+def describe(case: Case) -> str:
+    """`8 x all_reduce of 0.5 MiB`. Pure."""
+    size = case["size_bytes"]
+    text = f"{size / MIB:g} MiB" if size >= MIB // 2 else f"{size / 1024:g} KiB" if size >= 1024 else f"{size} B"
+    times = f"{case['in_flight']} x " if case["in_flight"] > 1 else ""
+    return f"{times}{case['collective']}{f' of {text}' if size else ''}"
 
 
 def weigh(case: Case) -> float:
@@ -133,13 +153,14 @@ def weigh(case: Case) -> float:
 
 
 def estimate_s(case: Case, rows: Sequence[Answer]) -> float:
-    """Return how long one run takes by the largest one of the same collective so far; 0 without any. Pure."""
-    sent_s = [(row["size_bytes"] * row["in_flight"], row["time_s"] * row["in_flight"]) for row in rows
-              if row["collective"] == case["collective"] and row["size_bytes"]]  # fmt: skip
-    if not sent_s:
-        return 0.0
-    size_bytes, took_s = max(sent_s)
-    return float(took_s * case["size_bytes"] * case["in_flight"] / size_bytes)
+    """Return at least how long one run takes, by the rows so far; 0 if they do not say. Pure.
+
+    Small sizes tell nothing about large ones; a collective that has no row is at best as fast as the fastest one.
+    """
+    large = [row for row in rows if row["size_bytes"] * row["in_flight"] >= MIB // 2]
+    own = [row for row in large if row["collective"] == case["collective"]]
+    s_per_byte = min((row["time_s"] / row["size_bytes"] for row in own or large), default=0.0)
+    return float(s_per_byte * case["size_bytes"] * case["in_flight"])
 
 
 def find_obstacle(case: Case, num_ranks: int) -> str:
@@ -188,7 +209,7 @@ def to_row(case: Case, num_ranks: int, took_s: Sequence[Sequence[float]], wrong:
 def _time_case(case: Case, work: dict[str, Any], agree: Agree, limit: Limit, end_s: float) -> Answer:
     """Return {"row": ...} or {"why": ...} for one case, the same on all ranks, with "left_s" of the budget."""
     run = _Run(case, work, limit.timeout_s)
-    what = f"{case['collective']} of {case['size_bytes']} B"
+    what = describe(case)
 
     def plan(said: list[Answer]) -> Answer:
         left = {"left_s": end_s - time.monotonic()}
@@ -197,7 +218,8 @@ def _time_case(case: Case, work: dict[str, Any], agree: Agree, limit: Limit, end
         took_s, wrong = max(words["took_s"] for words in said), [words["wrong"] for words in said]
         if why := limit.why_too_long(took_s):
             return {"why": why, **left}
-        return {"repetitions": limit.choose_repetitions(took_s), "wrong": None if None in wrong else sum(wrong), **left}
+        num_more = limit.choose_repetitions(took_s) - is_long(took_s)
+        return {"num_more": num_more, "wrong": None if None in wrong else sum(wrong), "first": is_long(took_s), **left}
 
     def conclude(said: list[Answer]) -> Answer:
         row = to_row(case, len(said), [words["took_s"] for words in said], planned["wrong"])
@@ -206,7 +228,10 @@ def _time_case(case: Case, work: dict[str, Any], agree: Agree, limit: Limit, end
     planned = agree(what, *run.guard(run.try_it), plan)
     if "why" in planned:
         return planned
-    return agree(what, *run.guard(lambda: {"took_s": [run.once() for _ in range(planned["repetitions"])]}), conclude)
+    first_s = [run.first_s] if planned["first"] else []
+    return agree(
+        what, *run.guard(lambda: {"took_s": first_s + [run.once() for _ in range(planned["num_more"])]}), conclude
+    )
 
 
 class _Run:
@@ -216,7 +241,7 @@ class _Run:
         self.case, self.timeout_s = case, timeout_s
         self.place = _Place(work["rank"], len(work["names"]), _count(case, len(work["names"])), _device(work))
         self.operations: list[_Operation] = []
-        self.began_s = time.monotonic()
+        self.began_s, self.first_s = time.monotonic(), 0.0
 
     def guard(self, step: Callable[[], Answer]) -> tuple[Answer, float]:
         """Return what the step says, or its error, and until when the other ranks may be as far."""
@@ -232,9 +257,11 @@ class _Run:
         self.operations += [make(self.place) for _ in range(self.case["in_flight"])]
         took_s, wrong = self.once(), None
         if self.place.count:
-            wrong = sum(int((each.output != each.expected()).sum()) for each in self.operations)
+            expected = self.operations[0].expected()
+            wrong = sum(int((each.output != expected).sum()) for each in self.operations)
         if self.place.device.type == "cuda":  # the first run opened NCCL's connections
             took_s = self.once()
+        self.first_s = took_s
         return {"took_s": took_s, "wrong": wrong}
 
     def once(self) -> float:

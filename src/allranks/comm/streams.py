@@ -21,8 +21,9 @@ import contextlib
 import json
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import msgspec
 
@@ -82,6 +83,9 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
     """Payload that the peer's kernel acknowledged; None: not measured, `why` says the reason."""
     retransmitted: int = 0
     segments: int = 0
+    lost_at: float = 0.0
+    """Fraction of the stream's tenths in which segments were sent again: all of them where random ones are lost, few
+    where TCP finds the end of a full queue."""
     peak_mbit_s: float = 0.0
     """The fastest that the peer's kernel acknowledged within the stream, over a round trip or longer."""
     sent_by_others_mbit_s: float = 0.0
@@ -111,6 +115,19 @@ def read_sent(begin: Mark, end: Mark) -> RoundReport:
         segments=end.tcp.data_segments - begin.tcp.data_segments,
         sent_by_others_mbit_s=_others_mbit_s(end.interface_bytes - begin.interface_bytes, sent, took_s),
     )
+
+
+def read_spread(samples: Sequence[tuple[float, int]]) -> float:
+    """Return the fraction of the tenths of a stream in which a counter rose, of those in which it was read. Pure."""
+    if not samples or samples[-1][0] <= samples[0][0]:
+        return 0.0
+    begin_s, tenth_s = samples[0][0], (samples[-1][0] - samples[0][0]) / 10
+    read, rose = set[int](), set[int]()
+    for (_, before), (at_s, now) in pairwise(samples):
+        tenth = min(9, int((at_s - begin_s) / tenth_s))
+        read.add(tenth)
+        rose |= {tenth} if now > before else set()
+    return round(len(rose) / len(read), 2)
 
 
 def _others_mbit_s(on_interface: int, own: int, took_s: float) -> float:
@@ -193,21 +210,24 @@ class _End:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         now_s = time.monotonic()
         ends_s = now_s + WARM_S * self._plan.times, now_s + (WARM_S + MEASURE_S) * self._plan.times
-        marks, samples = list[Mark](), [0]
+        marks, samples = list[Mark](), list[tuple[float, TcpInfo]]()
         for end_s in ends_s:
             while (left_s := end_s - time.monotonic()) > 0:
                 sock.settimeout(left_s)
                 with contextlib.suppress(TimeoutError):
                     sock.send(CHUNK)
                 if marks:
-                    samples.append(read_tcp_info(sock).delivery_bytes_s)
+                    samples.append((time.monotonic(), read_tcp_info(sock)))
             marks.append(self._mark(sock))
         sock.shutdown(socket.SHUT_WR)
         by_s = time.monotonic() + DRAIN_S
         while read_unacked_bytes(sock) and time.monotonic() < by_s:  # the next stream begins on an empty network
             time.sleep(0.002)
+        rates = sorted(info.delivery_bytes_s for _, info in samples) or [0]
         return msgspec.structs.replace(
-            read_sent(*marks), peak_mbit_s=round(sorted(samples)[len(samples) * 9 // 10] * 8e-6, 2)
+            read_sent(*marks),
+            peak_mbit_s=round(rates[len(rates) * 9 // 10] * 8e-6, 2),
+            lost_at=read_spread([(at_s, info.total_retrans) for at_s, info in samples]),
         )
 
     def _mark(self, sock: socket.socket) -> Mark:

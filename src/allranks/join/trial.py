@@ -12,7 +12,7 @@
                "rank": 0, "names": ["n01", "n02"],      of all ranks, for messages
                "address": "10.0.0.1", "port": 29500,    where rank 0 opens the store
                "interface": "eth0", "device": 0,        of this node; the GPU of this rank
-               "cases": [...], "budget_s": 4, "repeat": [3, 100]}]}     comm/collectives.py explains them
+               "cases": [...], "budget_s": 4, "repeat": [2, 100]}]}     comm/collectives.py explains them
 
 For each group, in a process of its own:
 
@@ -35,9 +35,11 @@ import hashlib
 import importlib.util
 import json
 import os
+import re
 import select
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -116,7 +118,11 @@ def _tell_of(group: Words, words: Words) -> None:
 
 
 def _one_line(error: BaseException | str) -> str:
-    return " ".join(str(error).split("\n\nException raised from", 1)[0].split())[:MAX_TEXT] or type(error).__name__
+    """Return the text of an error without the places in torch's source, stacks and advice that follow it."""
+    text = re.sub(
+        r"\[/\S+\.cc:\d+\] ", "", re.split(r"\s*Exception raised from| This is typically caused by", str(error))[0]
+    )
+    return " ".join(text.split())[:MAX_TEXT] or type(error).__name__
 
 
 def _in_a_process(
@@ -172,7 +178,7 @@ def _try(work: Words, arrive_by_s: float, measure: Callable[..., None], timeout_
         store = _arrive(work, arrive_by_s)
         tell(HERE)
         _form(work, store, timeout_s=timeout_s)
-        agree = _Agreement(work, store).agree
+        agree = _Agreement(work, store, tell).agree
         measure(work, agree, tell if work["rank"] == 0 else lambda line: None, timeout_s=timeout_s)
         _leave(work, store)
     except _PortTakenError as exc:
@@ -287,8 +293,8 @@ class _Agreement:
     Gloo tells each rank about its own connections only, and the ranks at different times.
     """
 
-    def __init__(self, work: Words, store: Any) -> None:
-        self.work, self.store, self.turn = work, store, 0
+    def __init__(self, work: Words, store: Any, tell: Tell) -> None:
+        self.work, self.store, self.tell, self.turn = work, store, tell, 0
 
     def agree(self, what: str, mine: Words, by_s: float, decide: Callable[[list[Words]], Words]) -> Words:
         """Return what rank 0 decides by what the ranks say.
@@ -302,22 +308,35 @@ class _Agreement:
             RuntimeError: a rank is missing or failed.
         """
         key, self.turn = f"turn{self.turn}", self.turn + 1
+        leader = name_ranks(self.work["names"], [0])
         if "error" in mine:
             mine = {"error": _one_line(mine["error"])}
-        self.store.set(f"{key}/{self.work['rank']}", json.dumps(mine))
-        if self.work["rank"] == 0:
-            said = self._hear(key, by_s)
-            failure = find_failure(self.work["names"], what, said)
-            self.store.set(key, json.dumps({"failed": failure} if failure else decide([*said.values()])))
+        silent = f"{leader}, which holds the store, does not answer after {what}: {mine.get('error', 'no error here')}"
+        silent_s = max(0.0, by_s - time.monotonic()) + 2 * SLACK_S
+        # If its process is stopped, or its host gone, a call of the store returns at no deadline.
+        alarm = threading.Timer(silent_s + SLACK_S, self.give_up, [silent])
+        alarm.start()
         try:
-            self.store.wait([key], timedelta(seconds=max(0.0, by_s - time.monotonic()) + 2 * SLACK_S))
+            self.store.set(f"{key}/{self.work['rank']}", json.dumps(mine))
+            if self.work["rank"] == 0:
+                said = self._hear(key, by_s)
+                failure = find_failure(self.work["names"], what, said)
+                self.store.set(key, json.dumps({"failed": failure} if failure else decide([*said.values()])))
+            self.store.wait([key], timedelta(seconds=silent_s))
             decision = dict(json.loads(self.store.get(key)))
-        except Exception as exc:  # the host of the store is gone, or rank 0 does not get on
-            leader, why = name_ranks(self.work["names"], [0]), mine.get("error", _one_line(exc))
-            raise RuntimeError(f"{leader}, which holds the store, does not answer after {what}: {why}") from exc
+        except Exception as exc:
+            raise RuntimeError(silent) from exc
+        finally:
+            alarm.cancel()
         if "failed" in decision:
+            if self.work["rank"] == 0:
+                time.sleep(HEAR_S)  # the others read it, before the store is gone
             raise RuntimeError(decision["failed"])
         return decision
+
+    def give_up(self, what: str) -> None:
+        self.tell({"status": "failed", "what": what})
+        os._exit(0)
 
     def _hear(self, key: str, by_s: float) -> dict[int, Words]:
         ranks = range(len(self.work["names"]))

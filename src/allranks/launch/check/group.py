@@ -6,7 +6,9 @@ It is the same program, with the same phases, as that of the pairs of `allranks 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import socket
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import msgspec
 
 import allranks.comm
 import allranks.join
+from allranks.comm.collectives import list_cases
 from allranks.comm.table import Row
 from allranks.host.net import read_tcp_counters
 from allranks.launch.check.collective import COLLECTIVE_S, START_S, Report
@@ -22,7 +25,13 @@ from allranks.launch.check.members import SLACK_S, End, begin_member, lines_of, 
 from allranks.launch.check.network import Show
 from allranks.launch.check.where import Place
 from allranks.launch.srun import send
+from allranks.model.card import Card
+from allranks.model.errors import UsageError
 
+LOST_ABOVE = 0.001
+MAX_TOLD = 4
+AFTER_FAILURE_S = 3.0
+"""From the first rank that failed to the end of the step: others that failed because of it say so in that time."""
 TIMEOUT_S = 2 * COLLECTIVE_S
 """Of one collective: the largest ones take longer than those of a pair."""
 
@@ -75,6 +84,53 @@ class GroupResult:
     problem: str = ""
     """Which rank failed, and how; empty: none did."""
 
+    def describe_lost(self) -> str:
+        """Return which nodes sent segments again during the collectives, the most first; empty: next to none did."""
+        shares = {node: each.retransmitted / max(1, each.segments) for node, each in self.counters.items()}
+        worst = sorted((node for node in shares if shares[node] >= LOST_ABOVE), key=lambda node: -shares[node])
+        told = [f"{node} {100 * shares[node]:.2g} %" for node in worst[:MAX_TOLD]]
+        return f"segments sent again during the collectives: {', '.join(told)}" if told else ""
+
+
+def find_end_alone(card: Card) -> tuple[dict[str, End], int]:
+    """Return the end of the only node, over loopback, and a port that is free there."""
+    num_gpus = card.num_gpus if card.facts and card.facts.torch_cuda else 0
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return {card.host: End(address="127.0.0.1", interface="lo", num_gpus=num_gpus)}, int(listener.getsockname()[1])
+
+
+def plan_group(
+    ends: Mapping[str, End],
+    *,
+    wanted: str,
+    ranks_per_node: int | None,
+    sizes: Sequence[int] | None,
+    port: int,
+    budget_s: float,
+) -> GroupOrder:
+    """Return what the ranks do. Pure.
+
+    Args:
+        wanted: auto: NCCL if all nodes have GPUs that torch can use.
+        ranks_per_node: None: one for each GPU; without GPUs one, and two where the node is alone.
+    Raises:
+        UsageError: the nodes have too few GPUs.
+    """
+    num_gpus = min(end.num_gpus for end in ends.values())
+    backend = ("nccl" if num_gpus else "gloo") if wanted == "auto" else wanted
+    ranks = ranks_per_node or (num_gpus if backend == "nccl" else 0) or (2 if len(ends) == 1 else 1)
+    if backend == "nccl" and ranks > num_gpus:
+        poorest = min(ends, key=lambda name: ends[name].num_gpus)
+        raise UsageError(f"--backend nccl: {ranks} ranks a node need as many GPUs, and {poorest} has {num_gpus}")
+    if len(ends) * ranks < 2:
+        raise UsageError(
+            "--nproc-per-node 1: one rank has nobody to exchange data with; expected at least 2 on one node"
+        )
+    cases = list_cases(bucket_sizes=sizes, sizes=sizes) if sizes else list_cases()
+    return GroupOrder(
+        ends=dict(ends), ranks_per_node=ranks, backend=backend, port=port, cases=tuple(cases), budget_s=budget_s
+    )
+
 
 def run_group(
     place: Place | None, order: GroupOrder, *, queue_s: float, env: Mapping[str, str], show: Show
@@ -84,19 +140,19 @@ def run_group(
     Raises:
         AllranksError: SLURM started nothing.
     """
-    reports, result = list[RankReport](), GroupResult()
+    reports, result, ends_s = list[RankReport](), GroupResult(), list[float]()
 
     def take(node: str, report: RankReport | Counters) -> None:
         if isinstance(report, Counters):
             result.counters[node] = report
-        else:
-            reports.append(msgspec.structs.replace(report, node=node))
-            if report.row:
-                result.rows.append(report.row)
-            elif report.skipped:
-                result.skipped.append(
-                    f"{report.skipped['collective']} of {report.skipped['size_bytes']} B: {report.why}"
-                )
+            return
+        reports.append(msgspec.structs.replace(report, node=node))
+        if report.row:
+            result.rows.append(report.row)
+        elif case := report.skipped:
+            result.skipped.append(f"{case['collective']} of {case['size_bytes']} B: {report.why}")
+        elif report.status != "ok" or report.no_torch:
+            ends_s.append(time.monotonic() + AFTER_FAILURE_S)
 
     silent = run_members(
         place,
@@ -109,6 +165,7 @@ def run_group(
         next_s=START_S + order.group_s + SLACK_S,
         env=env,
         tick=show and (lambda: show(f"{len(result.rows)} of {len(order.cases)} collectives timed")),
+        is_over=lambda: bool(ends_s) and time.monotonic() > ends_s[0],
     )
     return replace(result, problem=find_problem(reports, silent))
 

@@ -97,6 +97,7 @@ def run_members(
     next_s: float,
     env: Mapping[str, str],
     tick: Callable[[], None] | None = None,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> list[str]:
     """Start a member on each node, and hand on their reports; returns the nodes that did not finish.
 
@@ -106,6 +107,7 @@ def run_members(
         kinds: type of the reports of each kind.
         what: they do, for messages: `the collectives`.
         tick: called a few times a second, to show the progress; without it, a line says for whom this waits.
+        is_over: whether what the others still say is not worth waiting for.
     Raises:
         AllranksError: SLURM started nothing.
     """
@@ -136,7 +138,7 @@ def run_members(
         take_any,
         kinds={**kinds, "done": None},
         words=words,
-        is_complete=lambda: not late(),
+        is_complete=lambda: not late() or is_over(),
         on_wait=lambda s: None if tick else say(f"still waiting for {what} on {fold_hosts(late())} after {s:.0f} s"),
         first_s=queue_s,
         next_s=next_s,

@@ -13,7 +13,7 @@ from dataclasses import replace
 import msgspec
 
 from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import Cause, failed
+from allranks.causes.cause import Cause, Symptom, failed
 from allranks.comm.bench import Marks, confirm, describe, describe_rates, join_reports, lost_percent, mark
 from allranks.comm.streams import BUDGET_S, LATE_S, SLOT_S, START_S, Plan, RoundReport, run_streams
 from allranks.comm.table import Pair
@@ -21,7 +21,7 @@ from allranks.launch.check.members import SLACK_S, End, begin_member, run_member
 from allranks.launch.check.where import Place
 from allranks.launch.srun import send
 from allranks.model.card import Card
-from allranks.model.finding import Finding
+from allranks.model.finding import Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.matchings import matchings
@@ -33,6 +33,8 @@ AGAIN_TIMES = 2
 MAX_AGAIN = 12
 """Rounds of a second look; of a node with many slow streams, these decide."""
 MAX_EVIDENCE = 6
+MEASURED = {Symptom.LOSSY, Symptom.SLOW}
+"""What the streams show better than the tests of a check."""
 
 
 class StreamOrder(msgspec.Struct, frozen=True, kw_only=True, tag="streams"):
@@ -118,15 +120,20 @@ def judge_network(pairs: Sequence[Pair], marks: Marks, ends: Mapping[str, End]) 
 
     TCP slows down where packets are lost, so a lossy stream is not held against the speed of its nodes.
     """
-    known = [pair for pair in pairs if pair.mbit_s is not None and pair not in marks.busy]
+    known = [pair for pair in pairs if pair.mbit_s is not None and pair not in marks.unjudged]
     lossy = [_find(find_cause("AR212"), found, known, ends) for found in _blame(known, marks.lossy)]
-    losers = {pair.source for pair in marks.lossy} & {pair.target for pair in marks.lossy}
-    clean = [pair for pair in known if pair not in marks.lossy and not losers & {pair.source, pair.target}]
+    clean = [pair for pair in known if pair not in marks.lossy]
     slow = [
         _find(find_cause("AR213"), found, known, ends, usual_mbit_s=f"{marks.usual_mbit_s:.0f}")
         for found in _blame(clean, marks.slow)
     ]
     return (*lossy, *slow)
+
+
+def find_obstacles(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return what keeps nodes from being measured: all that would stop a job, except what bench measures itself."""
+    bad = (each for each in findings if each.severity is Severity.FAIL)
+    return tuple(each for each in bad if not set(find_cause(each.cause.split()[0]).symptoms) & MEASURED)
 
 
 def find_gaps(cards: Iterable[Card]) -> tuple[str, ...]:
@@ -161,18 +168,19 @@ def _find(
     groups = [fold_hosts(list(group)) for group in found.groups]
     peers = sorted({name for way in ways for name in way} - {name for group in found.groups for name in group})
     is_between = found.kind in (Kind.LINK, Kind.PARTITION)
-    interfaces = {ends[name].interface for group in found.groups for name in group if name in ends}
-    seen = [f"{pair.source} -> {pair.target}: {describe(pair)}" for pair in bad[:MAX_EVIDENCE]]
+    used = dict.fromkeys(ends[name].interface for group in found.groups for name in group if name in ends)
     outcome = failed(
-        *seen,
+        *(f"{pair.source} -> {pair.target}: {describe(pair)}" for pair in bad[:MAX_EVIDENCE]),
         *([f"to be certain: {found.would_decide}"] if found.would_decide else []),
-        interface=interfaces.pop() if len(interfaces) == 1 else None,
-        **{
-            "culprit": " and ".join(groups) if is_between and "usual_mbit_s" in values else groups[0],
-            "peers": groups[1] if is_between else fold_hosts(peers) if peers else "the others",
-            "mbit_s": describe_rates(bad),
-            "percent": lost_percent(bad),
-            **values,
-        },
     )
-    return cause.find(replace(outcome, confidence=found.confidence), node=found.culprit)
+    values |= {
+        "culprit": " and ".join(groups) if is_between and "usual_mbit_s" in values else groups[0],
+        "peers": groups[1] if is_between else fold_hosts(peers) if peers else "the others",
+        "interface": ", ".join(used),
+        "mbit_s": describe_rates(bad),
+        "percent": lost_percent(bad),
+    }
+    outcome = replace(
+        outcome, values=values, interface=next(iter(used)) if len(used) == 1 else None, confidence=found.confidence
+    )
+    return cause.find(outcome, node=found.culprit)
