@@ -30,6 +30,8 @@ from typing import Any
 
 FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
 NEEDED = ("register_comm_hook", "_get_ddp_logging_data")
+LEAST_MB = 1.0
+"""DDP under torch.compile refuses less than its first bucket, dist._DEFAULT_FIRST_BUCKET_BYTES."""
 SHARDING = {
     "torch.distributed.fsdp._fully_shard._fsdp_state": ("FSDPState", "fully_shard (FSDP2)"),
     "torch.distributed._composable.fsdp._fsdp_state": ("FSDPState", "fully_shard (FSDP2)"),  # before torch 2.6
@@ -39,8 +41,8 @@ SHARDING = {
 
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()
 """DDPs that have come to phase 3. A copy of one is not among them: torch copies no hook either."""
-_buckets: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""What there is to say of the buckets of a DDP."""
+_reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Why a DDP has buckets of its size, where there is a word to say of it."""
 _said: set[str] = set()
 
 
@@ -95,11 +97,11 @@ def change_classes(given: str) -> None:
     @functools.wraps(make)
     def make_with_size(*args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
-        size, words = _choose_size(bound.arguments)
+        size, reason = _choose_size(bound.arguments)
         if size is not None:
             bound.arguments["bucket_cap_mb"] = size
         make(*bound.args, **bound.kwargs)
-        _buckets[args[0]] = words
+        _reasons[args[0]] = reason
 
     @functools.wraps(forward)
     def forward_with_look(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -155,7 +157,7 @@ class _ShardingFinder(importlib.abc.MetaPathFinder):
 
 
 def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return MiB, None for torch's own or the script's, and what to say of it.
+    """Return MiB, None for torch's own or the script's, and the reason.
 
     Args:
         arguments: those that DDP gets.
@@ -164,9 +166,9 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
     if not wanted:
         return None, ""
     if arguments.get("bucket_cap_mb") is not None or arguments.get("bucket_cap_mb_list"):
-        return None, "buckets as the script has them"
+        return None, "as the script has them"
     if wanted != "auto":
-        return float(wanted), f"buckets of {wanted} MiB"
+        return float(wanted), ""
     torch = sys.modules["torch"]
     dist, is_lazy = torch.distributed, torch.nn.parameter.is_lazy
     parameters = [each for each in arguments["module"].parameters() if each.requires_grad and not is_lazy(each)]
@@ -185,10 +187,9 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
         compress=os.environ.get("ALLRANKS_COMPRESS"),
     )
     # Nodes may have other numbers of interfaces, and all ranks need one size.
-    size = torch.tensor([chosen.mb or 0.0], device=device)
+    size = torch.tensor([chosen.mb and max(chosen.mb, LEAST_MB) or 0.0], device=device)
     dist.broadcast(size, dist.get_global_rank(group, 0), group=group)
-    what = f"buckets of {size.item():g} MiB" if size.item() else "buckets of torch's sizes"
-    return size.item() or None, f"{what}: {chosen.reason}"
+    return size.item() or None, chosen.reason
 
 
 def _look_at(ddp: Any) -> None:
@@ -196,21 +197,23 @@ def _look_at(ddp: Any) -> None:
     if ddp in _trained or not ddp.require_backward_grad_sync or not sys.modules["torch"].is_grad_enabled():
         return
     _trained.add(ddp)
-    words = [_buckets.get(ddp, "")]
-    if wanted := os.environ.get("ALLRANKS_COMPRESS"):
-        words.insert(0, _compress(ddp, wanted))
+    wanted, reason = os.environ.get("ALLRANKS_COMPRESS", ""), _reasons.get(ddp, "")
+    words = f"{_compress(ddp, wanted)}, " if wanted else ""
+    words += f"buckets of {ddp.bucket_bytes_cap / 2**20:.3g} MiB{reason and f': {reason}'}"
     size = sum(each.numel() * each.element_size() for each in ddp.module.parameters() if each.requires_grad)
-    _say(f"DDP of {size / 1e6:.3g} MB: {', '.join(filter(None, words))}")
+    _say(f"DDP of {size / 1e6:.3g} MB: {words}")
 
 
 def _compress(ddp: Any, wanted: str) -> str:
     """Give a DDP the hook of a format, and return what there is to say of it."""
     if ddp.process_group.size() == 1:
         return "one rank sends nothing"
-    if own := ddp._get_ddp_logging_data().get("comm_hook", ""):
+    listed = getattr(ddp, "_comm_hooks", [])  # also of a DDP that this one is a copy of
+    if own := ddp._get_ddp_logging_data().get("comm_hook") or (listed and listed[0][0].__qualname__):
         return f"its own hook ({own}), so --compress {wanted} leaves it alone"
     try:
         _load("hooks").attach(ddp, wanted)
+        listed.clear()  # a copy has the list, but not the hook, and a pickle cannot have it
     except ValueError as exc:
         raise RuntimeError(f"allranks: --compress {wanted}: {str(exc).partition(': ')[2] or exc}") from None
     return f"{wanted} on the wire"
