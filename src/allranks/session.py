@@ -33,6 +33,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from allranks.comm.sizing import choose_by_environment
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
@@ -45,7 +46,7 @@ from allranks.model.world import Launcher, World
 from allranks.preflight.identify import identify
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
-from allranks.report.refusal import refuse
+from allranks.report.refusal import refuse, refusing
 from allranks.report.rundir import RunDir, read_shared_members
 from allranks.report.text import say
 
@@ -53,7 +54,7 @@ if TYPE_CHECKING:
     import torch
 
     from allranks.preflight.ground import Ground
-    from allranks.state.resumed.buckets import PinnedBuckets
+    from allranks.state.resumed.buckets import PinnedBuckets, Wrapped
     from allranks.state.resumed.sampler import Sampler, SeededDataset
     from allranks.state.resumed.track import Tracked
 
@@ -80,6 +81,7 @@ class Session:
     job: str = ""
     """Name of the job, the same in all its attempts; empty where nobody gave it one."""
     _on_exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
+    _wrapped: Wrapped = field(repr=False, compare=False)
 
     @property
     def rank(self) -> int:
@@ -111,17 +113,29 @@ class Session:
 
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
-    def ddp(self, module: torch.nn.Module, **arguments: Any) -> PinnedBuckets:
+    def ddp(self, module: torch.nn.Module, *, compress: str | None = None, **arguments: Any) -> PinnedBuckets:
         """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
+
+        The size of its buckets fits the network (comm.sizing); it fixes the order of the sums, so `track` takes it from
+        the checkpoint. All ranks call it together.
 
         Args:
             module: on `device` already.
-            arguments: of DistributedDataParallel.
+            compress: as what gradients cross the network: "bf16", "int8", "powersgd" (comm.hooks); None: as they are.
+            arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
+        Raises:
+            UsageError: there is no such format, or the module cannot have it.
         """
-        from allranks.state.resumed.buckets import PinnedBuckets
+        own: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
+        choose = partial(choose_by_environment, os.environ, ranks=self.world_size, backend=self.backend)
+        attach = None
+        if compress is not None:
+            from allranks.comm import hooks  # and torch's, which only who asks for them has to import
 
-        own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
-        return PinnedBuckets(module, **own | arguments)
+            choose, attach = partial(choose, compress=compress), partial(hooks.attach, wire_format=compress)
+            own |= {"bucket_cap_mb": mb} if (mb := hooks.preferred_bucket_mb(compress)) else {}
+        with refusing():
+            return self._wrapped.wrap(module, own | arguments, choose, compress=attach)
 
     def sampler(self, dataset: int | Sized, *, global_batch_size: int, **arguments: Any) -> Sampler:
         """Return a batch sampler for this rank, with the same global batches at any number of ranks.
@@ -194,7 +208,7 @@ class Session:
         from allranks.state.resumed.begin import begin
 
         cell = Cell.inherited()  # None where no agent started this process
-        try:
+        with refusing():
             return begin(
                 parts,
                 checkpoint_dir=checkpoint_dir,
@@ -209,12 +223,9 @@ class Session:
                 log=log,
                 cell=cell if cell and cell.claim() else None,
                 on_exit=self._on_exit,
+                wrapped=self._wrapped,
                 on_loss=_say_last_words,
             )
-        except AllranksError as exc:
-            if "ALLRANKS_AGENT_PID" in os.environ:  # its report has the message, and the line of the script
-                raise
-            raise refuse(exc) from exc
 
 
 class Opening(contextlib.AbstractContextManager[Session]):
@@ -314,14 +325,20 @@ def _enter(
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
     on_exit.push(partial(leave, dist))
+    from allranks.state.resumed.buckets import Wrapped
+
+    membership = _describe_membership(world, c10d)
+    wrapped = Wrapped(membership, device)
+    on_exit.callback(wrapped.close)
     return Session(
-        membership=_describe_membership(world, c10d),
+        membership=membership,
         local_rank=world.local_rank,
         node=node,
         backend=chosen,
         device=device,
         job=job_name(world) if ground is not None else "",
         _on_exit=on_exit,
+        _wrapped=wrapped,
     )
 
 

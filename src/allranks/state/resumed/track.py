@@ -34,6 +34,7 @@ from allranks.state.resumed import experiment, rng
 from allranks.state.resumed.agree import Agreement, Wish
 from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.best import Best
+from allranks.state.resumed.buckets import Wrapped
 from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.parts import Parts
@@ -65,6 +66,7 @@ class Tracked:
         device: where the default process group takes tensors from.
         on_loss: called before this process ends because another rank was lost.
         pace: when a checkpoint is due; None: this rank does not say.
+        wrapped: modules in DDP, whose buckets stay as they are in the checkpoint.
     Raises:
         UsageError: a part has no state, or one that no checkpoint can hold.
     """
@@ -82,6 +84,7 @@ class Tracked:
         device: torch.device | None = None,
         on_loss: Callable[[], None] | None = None,
         pace: Pace | None = None,
+        wrapped: Wrapped | None = None,
     ) -> None:
         self.step = 0
         """How many steps are done, over all restarts. A step is done when its `with` block ends."""
@@ -96,7 +99,7 @@ class Tracked:
         self._telling = Telling(cell)
         self._agreement = Agreement(membership, device=device or torch.device("cpu"))
         self._on_loss = on_loss
-        self._pace = pace
+        self._pace, self._wrapped = pace, wrapped or Wrapped()
         self._averaging = Averaging(parts, membership)
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
@@ -135,10 +138,11 @@ class Tracked:
             )
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
+        self._wrapped.keep(loaded.common.get("buckets"))
         self._parts.load(kept)
         self.step, self._epochs = self._saved = loaded.common["step"], loaded.common["epochs"]
-        self._loaded = loaded.per_rank, loaded.common["feed"]
-        is_same_size = loaded.per_rank is not None
+        self._loaded, is_same_size = (loaded.per_rank, loaded.common["feed"]), loaded.per_rank is not None
+        lines += self._wrapped.owe(loaded.per_rank, num_ranks=loaded.world_size)
         if is_same_size and (gradients := loaded.per_rank.pop("gradients", None)) and self._accumulates:
             self._parts.load_gradients(gradients)
         if is_same_size and torch.get_num_threads() != loaded.common["threads"]:
@@ -146,13 +150,10 @@ class Tracked:
         if self._membership.is_leader:
             sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._membership.world_size} go on"
             self._resumed = named
-            say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
-            for line in lines:
-                say(line)
             if self._accumulates and not is_same_size:
-                say(
-                    "accumulated gradients start at 0: they are kept for each rank, and the number of ranks has changed"
-                )
+                lines += [f"accumulated gradients start at 0: each rank has its own, and {sizes[2:]}"]
+            for line in (f"resumed at step {self.step} from {loaded.directory}{sizes}", *lines):
+                say(line)
 
     def save_now(self) -> None:
         """Ask for a checkpoint: all ranks save at their next common boundary, whoever of them asked."""
@@ -361,7 +362,8 @@ class Tracked:
 
     def _save(self, patience_s: float | None = None) -> Stall:
         self._telling.phase("saving")
-        per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
+        feed = self._feed.state_dict() if self._feed else None
+        per_rank: dict[str, Any] = {"rng": rng.capture(), "feed": feed, "owed": self._wrapped.owed()}
         if self._accumulates:
             per_rank["gradients"] = self._parts.gradients()
         common = {
@@ -371,6 +373,7 @@ class Tracked:
             "experiment": self._experiment,
             "feed": {"epoch": self._feed.epoch if self._feed else 0},
             "parts": self._parts.state(),
+            "buckets": self._wrapped.state(),
         }
         agree = self._agreement.can_all
         stall = self.checkpoints.save(self.step, common, per_rank, agree=agree, patience_s=patience_s)
