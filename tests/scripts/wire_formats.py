@@ -74,7 +74,8 @@ def net() -> torch.nn.Module:
 
 
 def gradients(model: torch.nn.Module) -> torch.Tensor:
-    return torch.cat([(torch.zeros_like(own) if own.grad is None else own.grad).flatten() for own in model.parameters()])
+    """Those of all parameters, flat; zeros for one that was not used."""
+    return torch.cat([own.flatten() * 0 if own.grad is None else own.grad.flatten() for own in model.parameters()])
 
 
 def train(name: str, ddp: Any, *, call: Callable[[Any], Any] | None = None, steps: int = 3) -> None:

@@ -29,7 +29,8 @@ from types import ModuleType
 from typing import Any
 
 FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
-NEEDED = ("register_comm_hook", "_get_ddp_logging_data")
+OURS = "allranks_"
+"""How the names of the hooks of comm/hooks.py begin."""
 LEAST_MB = 1.0
 """DDP under torch.compile refuses less than its first bucket, dist._DEFAULT_FIRST_BUCKET_BYTES."""
 SHARDING = {
@@ -90,8 +91,10 @@ def change_classes(given: str) -> None:
         return
     make, forward = ddp.__init__, ddp.forward
     signature = inspect.signature(make)
-    if "bucket_cap_mb" not in signature.parameters or not all(hasattr(ddp, name) for name in NEEDED):
-        raise RuntimeError(f"allranks: {given}: DistributedDataParallel of torch {torch.__version__} takes no hooks")
+    if lacks := lacking(ddp):
+        raise RuntimeError(
+            f"allranks: {given}: DistributedDataParallel of torch {torch.__version__} has no {lacks}; run without"
+        )
     look = torch.compiler.disable(_look_at)  # DDP's own forward pass breaks the graph of torch.compile as well
 
     @functools.wraps(make)
@@ -101,7 +104,7 @@ def change_classes(given: str) -> None:
         if size is not None:
             bound.arguments["bucket_cap_mb"] = size
         make(*bound.args, **bound.kwargs)
-        _reasons[args[0]] = reason
+        _reasons[args[0]] = "" if type(args[0]).__module__.startswith("allranks.") else reason  # s.ddp() says its own
 
     @functools.wraps(forward)
     def forward_with_look(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -115,6 +118,17 @@ def change_classes(given: str) -> None:
         finder.refuse(sys.modules[name])
     sys.meta_path.insert(0, finder)
     atexit.register(_say_if_unused, given)
+
+
+def lacking(ddp: Any) -> str:
+    """Return what this torch's DDP lacks of what is taken here; empty where it has all."""
+    register = getattr(getattr(ddp, "register_comm_hook", None), "__code__", None)
+    names = {
+        "bucket_cap_mb": "bucket_cap_mb" in inspect.signature(ddp.__init__).parameters,
+        "_comm_hooks": register is not None and "_comm_hooks" in register.co_names,
+        "_get_ddp_logging_data": hasattr(ddp, "_get_ddp_logging_data"),
+    }
+    return ", ".join(name for name, has in names.items() if not has)
 
 
 class _ShardingFinder(importlib.abc.MetaPathFinder):
@@ -148,8 +162,8 @@ class _ShardingFinder(importlib.abc.MetaPathFinder):
 
         def refuse(*args: Any, **kwargs: Any) -> None:
             raise RuntimeError(
-                f"allranks: {given} is for DistributedDataParallel, and this script uses {called}, which sends "
-                "gradients by itself; run it without"
+                f"allranks: {given}: only DistributedDataParallel sends gradients so, and this script uses {called}; "
+                "run it without"
             )
 
         with contextlib.suppress(AttributeError):  # another torch; the end of the job then says that no DDP came
@@ -166,7 +180,7 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
     if not wanted:
         return None, ""
     if arguments.get("bucket_cap_mb") is not None or arguments.get("bucket_cap_mb_list"):
-        return None, "as the script has them"
+        return None, "given with bucket_cap_mb"
     if wanted != "auto":
         return float(wanted), ""
     torch = sys.modules["torch"]
@@ -179,17 +193,20 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
     backend = dist.get_backend(group)
     if backend == "undefined":  # one for each kind of device
         backend = "nccl" if device.type == "cuda" else "gloo"
-    chosen = _load("sizing").choose_by_environment(
+    wire_format = os.environ.get("ALLRANKS_COMPRESS")
+    mb, reason = _load("sizing").choose_by_environment(
         os.environ,
         [each.numel() * each.element_size() for each in reversed(parameters)],
         ranks=dist.get_world_size(group),
         backend=backend,
-        compress=os.environ.get("ALLRANKS_COMPRESS"),
+        compress=wire_format,
     )
+    if wire_format is not None:
+        mb = _load("hooks").preferred_bucket_mb(wire_format) or mb
     # Nodes may have other numbers of interfaces, and all ranks need one size.
-    size = torch.tensor([chosen.mb and max(chosen.mb, LEAST_MB) or 0.0], device=device)
+    size = torch.tensor([0.0 if mb is None else max(mb, LEAST_MB)], device=device)
     dist.broadcast(size, dist.get_global_rank(group, 0), group=group)
-    return size.item() or None, chosen.reason
+    return size.item() or None, reason
 
 
 def _look_at(ddp: Any) -> None:
@@ -208,12 +225,16 @@ def _compress(ddp: Any, wanted: str) -> str:
     """Give a DDP the hook of a format, and return what there is to say of it."""
     if ddp.process_group.size() == 1:
         return "one rank sends nothing"
-    listed = getattr(ddp, "_comm_hooks", [])  # also of a DDP that this one is a copy of
-    if own := ddp._get_ddp_logging_data().get("comm_hook") or (listed and listed[0][0].__qualname__):
-        return f"its own hook ({own}), so --compress {wanted} leaves it alone"
+    own = ddp._get_ddp_logging_data().get("comm_hook", "")
+    if own.startswith(OURS):  # of s.ddp()
+        return f"{own.removeprefix(OURS)} on the wire"
+    listed = [hook.__qualname__ for hook, _ in ddp._comm_hooks if not hook.__qualname__.startswith(OURS)]
+    if own or listed:
+        return f"its own hook ({own or listed[0]}), so --compress {wanted} leaves it alone"
+    ddp._comm_hooks.clear()  # it is a copy: its reducer has no hook
     try:
         _load("hooks").attach(ddp, wanted)
-        listed.clear()  # a copy has the list, but not the hook, and a pickle cannot have it
+        ddp._comm_hooks.clear()  # a pickle could not have it
     except ValueError as exc:
         raise RuntimeError(f"allranks: --compress {wanted}: {str(exc).partition(': ')[2] or exc}") from None
     return f"{wanted} on the wire"
