@@ -124,7 +124,8 @@ class Session:
 
         Args:
             module: on `device` already.
-            compress: as what gradients cross the network: "bf16", "int8", "powersgd" (comm.hooks); None: as they are.
+            compress: as what gradients cross the network: "bf16", "int8", "powersgd" (comm.hooks). None: what
+                `allranks run --compress` says, else as they are.
             noise_scale: say every 100 steps how many steps a larger batch would save; see comm.noise.
             arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
         Raises:
@@ -133,11 +134,13 @@ class Session:
         own: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
         choose = partial(choose_by_environment, os.environ, ranks=self.world_size, backend=self.backend)
         attach: Callable[[PinnedBuckets], Any] | None = None
-        if compress is not None:
+        if compress := compress or os.environ.get("ALLRANKS_COMPRESS"):
             from allranks.comm import hooks  # and torch's, which only who asks for them has to import
 
             choose, attach = partial(choose, compress=compress), partial(hooks.attach, wire_format=compress)
             own |= {"bucket_cap_mb": mb} if (mb := hooks.preferred_bucket_mb(compress)) else {}
+        if (size := os.environ.get("ALLRANKS_BUCKET_MB", "auto")) != "auto":
+            own["bucket_cap_mb"] = float(size)
         measure: Callable[[PinnedBuckets], PinnedBuckets] | None = None
         if noise_scale:
             from allranks.comm import noise

@@ -11,8 +11,8 @@ from allranks.model.errors import UsageError
 from allranks.wire.leader import Hint
 
 DEFAULT_PORT = 29500
-MOST_BUCKET_MB = 4096
-"""Of a bucket: larger ones than any model's gradients on a network that is slow enough to care."""
+BUCKET_MB = (1, 4096)
+"""Least and most MiB of a bucket: DDP under torch.compile refuses less than its first one, which has 1 MiB."""
 
 REQUEST_FLAGS = (
     "nproc_per_node",
@@ -147,14 +147,15 @@ def parse_nnodes(text: str) -> tuple[int, int]:
 def parse_bucket_mb(text: str) -> str:
     """Return `auto`, or a number of MiB as it is compared among the nodes.
 
-    >>> parse_bucket_mb("auto"), parse_bucket_mb("4.0"), parse_bucket_mb("0.5")
-    ('auto', '4', '0.5')
+    >>> parse_bucket_mb("auto"), parse_bucket_mb("4.0"), parse_bucket_mb("1.5")
+    ('auto', '4', '1.5')
     """
     if text == "auto":
         return text
     number = float(text) if re.fullmatch(r"\d{1,4}(\.\d{1,3})?", text) else 0.0
-    if not 0 < number <= MOST_BUCKET_MB:
-        raise UsageError(f"--bucket-mb {text!r}: expected auto, or MiB up to {MOST_BUCKET_MB}, for example 4")
+    if not BUCKET_MB[0] <= number <= BUCKET_MB[1]:
+        low, high = BUCKET_MB
+        raise UsageError(f"--bucket-mb {text!r}: expected auto, or MiB from {low} to {high}, for example 4")
     return f"{number:.7g}"
 
 

@@ -29,7 +29,10 @@ from types import ModuleType
 from typing import Any
 
 FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
-NEEDED = ("register_comm_hook", "_get_ddp_logging_data")
+OURS = "allranks_"
+"""How the names of the hooks of comm/hooks.py begin."""
+LEAST_MB = 1.0
+"""DDP under torch.compile refuses less than its first bucket, dist._DEFAULT_FIRST_BUCKET_BYTES."""
 SHARDING = {
     "torch.distributed.fsdp._fully_shard._fsdp_state": ("FSDPState", "fully_shard (FSDP2)"),
     "torch.distributed._composable.fsdp._fsdp_state": ("FSDPState", "fully_shard (FSDP2)"),  # before torch 2.6
@@ -39,8 +42,8 @@ SHARDING = {
 
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()
 """DDPs that have come to phase 3. A copy of one is not among them: torch copies no hook either."""
-_buckets: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
-"""What there is to say of the buckets of a DDP."""
+_reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Why a DDP has buckets of its size, where there is a word to say of it."""
 _said: set[str] = set()
 
 
@@ -88,18 +91,20 @@ def change_classes(given: str) -> None:
         return
     make, forward = ddp.__init__, ddp.forward
     signature = inspect.signature(make)
-    if "bucket_cap_mb" not in signature.parameters or not all(hasattr(ddp, name) for name in NEEDED):
-        raise RuntimeError(f"allranks: {given}: DistributedDataParallel of torch {torch.__version__} takes no hooks")
+    if lacks := lacking(ddp):
+        raise RuntimeError(
+            f"allranks: {given}: DistributedDataParallel of torch {torch.__version__} has no {lacks}; run without"
+        )
     look = torch.compiler.disable(_look_at)  # DDP's own forward pass breaks the graph of torch.compile as well
 
     @functools.wraps(make)
     def make_with_size(*args: Any, **kwargs: Any) -> None:
         bound = signature.bind(*args, **kwargs)
-        size, words = _choose_size(bound.arguments)
+        size, reason = _choose_size(bound.arguments)
         if size is not None:
             bound.arguments["bucket_cap_mb"] = size
         make(*bound.args, **bound.kwargs)
-        _buckets[args[0]] = words
+        _reasons[args[0]] = "" if type(args[0]).__module__.startswith("allranks.") else reason  # s.ddp() says its own
 
     @functools.wraps(forward)
     def forward_with_look(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -113,6 +118,17 @@ def change_classes(given: str) -> None:
         finder.refuse(sys.modules[name])
     sys.meta_path.insert(0, finder)
     atexit.register(_say_if_unused, given)
+
+
+def lacking(ddp: Any) -> str:
+    """Return what this torch's DDP lacks of what is taken here; empty where it has all."""
+    register = getattr(getattr(ddp, "register_comm_hook", None), "__code__", None)
+    names = {
+        "bucket_cap_mb": "bucket_cap_mb" in inspect.signature(ddp.__init__).parameters,
+        "_comm_hooks": register is not None and "_comm_hooks" in register.co_names,
+        "_get_ddp_logging_data": hasattr(ddp, "_get_ddp_logging_data"),
+    }
+    return ", ".join(name for name, has in names.items() if not has)
 
 
 class _ShardingFinder(importlib.abc.MetaPathFinder):
@@ -146,8 +162,8 @@ class _ShardingFinder(importlib.abc.MetaPathFinder):
 
         def refuse(*args: Any, **kwargs: Any) -> None:
             raise RuntimeError(
-                f"allranks: {given} is for DistributedDataParallel, and this script uses {called}, which sends "
-                "gradients by itself; run it without"
+                f"allranks: {given}: only DistributedDataParallel sends gradients so, and this script uses {called}; "
+                "run it without"
             )
 
         with contextlib.suppress(AttributeError):  # another torch; the end of the job then says that no DDP came
@@ -155,7 +171,7 @@ class _ShardingFinder(importlib.abc.MetaPathFinder):
 
 
 def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
-    """Return MiB, None for torch's own or the script's, and what to say of it.
+    """Return MiB, None for torch's own or the script's, and the reason.
 
     Args:
         arguments: those that DDP gets.
@@ -164,9 +180,9 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
     if not wanted:
         return None, ""
     if arguments.get("bucket_cap_mb") is not None or arguments.get("bucket_cap_mb_list"):
-        return None, "buckets as the script has them"
+        return None, "given with bucket_cap_mb"
     if wanted != "auto":
-        return float(wanted), f"buckets of {wanted} MiB"
+        return float(wanted), ""
     torch = sys.modules["torch"]
     dist, is_lazy = torch.distributed, torch.nn.parameter.is_lazy
     parameters = [each for each in arguments["module"].parameters() if each.requires_grad and not is_lazy(each)]
@@ -177,18 +193,20 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
     backend = dist.get_backend(group)
     if backend == "undefined":  # one for each kind of device
         backend = "nccl" if device.type == "cuda" else "gloo"
-    chosen = _load("sizing").choose_by_environment(
+    wire_format = os.environ.get("ALLRANKS_COMPRESS")
+    mb, reason = _load("sizing").choose_by_environment(
         os.environ,
         [each.numel() * each.element_size() for each in reversed(parameters)],
         ranks=dist.get_world_size(group),
         backend=backend,
-        compress=os.environ.get("ALLRANKS_COMPRESS"),
+        compress=wire_format,
     )
+    if wire_format is not None:
+        mb = _load("hooks").preferred_bucket_mb(wire_format) or mb
     # Nodes may have other numbers of interfaces, and all ranks need one size.
-    size = torch.tensor([chosen.mb or 0.0], device=device)
+    size = torch.tensor([0.0 if mb is None else max(mb, LEAST_MB)], device=device)
     dist.broadcast(size, dist.get_global_rank(group, 0), group=group)
-    what = f"buckets of {size.item():g} MiB" if size.item() else "buckets of torch's sizes"
-    return size.item() or None, f"{what}: {chosen.reason}"
+    return size.item() or None, reason
 
 
 def _look_at(ddp: Any) -> None:
@@ -196,21 +214,27 @@ def _look_at(ddp: Any) -> None:
     if ddp in _trained or not ddp.require_backward_grad_sync or not sys.modules["torch"].is_grad_enabled():
         return
     _trained.add(ddp)
-    words = [_buckets.get(ddp, "")]
-    if wanted := os.environ.get("ALLRANKS_COMPRESS"):
-        words.insert(0, _compress(ddp, wanted))
+    wanted, reason = os.environ.get("ALLRANKS_COMPRESS", ""), _reasons.get(ddp, "")
+    words = f"{_compress(ddp, wanted)}, " if wanted else ""
+    words += f"buckets of {ddp.bucket_bytes_cap / 2**20:.3g} MiB{reason and f': {reason}'}"
     size = sum(each.numel() * each.element_size() for each in ddp.module.parameters() if each.requires_grad)
-    _say(f"DDP of {size / 1e6:.3g} MB: {', '.join(filter(None, words))}")
+    _say(f"DDP of {size / 1e6:.3g} MB: {words}")
 
 
 def _compress(ddp: Any, wanted: str) -> str:
     """Give a DDP the hook of a format, and return what there is to say of it."""
     if ddp.process_group.size() == 1:
         return "one rank sends nothing"
-    if own := ddp._get_ddp_logging_data().get("comm_hook", ""):
-        return f"its own hook ({own}), so --compress {wanted} leaves it alone"
+    own = ddp._get_ddp_logging_data().get("comm_hook", "")
+    if own.startswith(OURS):  # of s.ddp()
+        return f"{own.removeprefix(OURS)} on the wire"
+    listed = [hook.__qualname__ for hook, _ in ddp._comm_hooks if not hook.__qualname__.startswith(OURS)]
+    if own or listed:
+        return f"its own hook ({own or listed[0]}), so --compress {wanted} leaves it alone"
+    ddp._comm_hooks.clear()  # it is a copy: its reducer has no hook
     try:
         _load("hooks").attach(ddp, wanted)
+        ddp._comm_hooks.clear()  # a pickle could not have it
     except ValueError as exc:
         raise RuntimeError(f"allranks: --compress {wanted}: {str(exc).partition(': ')[2] or exc}") from None
     return f"{wanted} on the wire"
