@@ -27,6 +27,11 @@ _BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
 COLLECTIVES = tuple(_BUS_FACTORS)
 
 
+def bus_factor(collective: str, ranks: int) -> float:
+    """Return how often each byte of a collective crosses the slowest link, one way, where no algorithm does better."""
+    return _BUS_FACTORS[collective](ranks)
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One collective at one size, as the slowest rank saw it."""
 
@@ -56,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     def busbw_gb_s(self, ranks: int) -> float:
         """What the slowest link carried one way, in gigabytes (1e9) a second: comparable with its advertised speed."""
-        return self.algbw_gb_s() * _BUS_FACTORS[self.collective](ranks)
+        return self.algbw_gb_s() * bus_factor(self.collective, ranks)
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
