@@ -2,12 +2,13 @@
 
     python benchmarks/loss.py --into build/loss                      # every method, three seeds; goes on where it was
     python benchmarks/loss.py --into build/loss --methods int8 --seeds 0
-    python benchmarks/loss.py --into build/loss --report             # docs/evidence/compression_loss.json, .md and .svg
+    python benchmarks/loss_report.py --into build/loss               # docs/evidence/compression_loss.json, .md and .svg
 
-Six ranks train examples/gpt (0.12 M parameters, its data and its AdamW, nothing tuned) on 1,536 tokens a step. All methods
-of one seed begin with the same weights and get the same windows in the same order, so their losses are compared pair by
-pair. A method that ends above plain's last loss trains on until it reaches that loss, or for four times the steps.
-Validation loss is the mean of 256 windows, every 25 steps; the last loss is the mean of the last four values.
+Six ranks train examples/gpt (0.12 M parameters, its data and its AdamW, nothing tuned) on 1,536 tokens a step. All
+methods of one seed begin with the same weights and get the same windows in the same order, so their losses are compared
+pair by pair. Once all runs have made their steps, a method that ended above plain's last loss trains on until it
+reaches that loss, or for four times the steps. Validation loss is the mean of 256 windows, every 25 steps; the last
+loss is the mean of the last four values.
 
 Each method's arithmetic is what its collective does: bf16 rounds after every addition, as Gloo's ring does; int8 is
 the code of comm/hooks.py; PowerSGD is torch's powerSGD_hook with rank 4, error feedback, warm start, and ten
@@ -19,7 +20,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import statistics
 import sys
 import time
@@ -37,6 +37,7 @@ sys.path.insert(0, str(ROOT / "examples" / "gpt"))
 from train import GPT, load_text, take_windows  # noqa: E402  (the example is no package)
 
 from allranks.comm.hooks import BLOCK, SCALE_BYTES, decode, encode  # noqa: E402
+from allranks.comm.noise import LR_RULES  # noqa: E402
 
 RANKS, WINDOWS, CONTEXT = 6, 4, 64  # 1,536 tokens a step
 LR, WARM_UP = 1e-3, 20
@@ -155,7 +156,7 @@ class Method:
     average_every: int = 0
     """0: gradients are averaged in every step."""
     outer: bool = False
-    """DiLoCo: SGD with learning rate 0.9 and Nesterov momentum 0.5 on the averaged weights, after 10 % of plain steps."""
+    """DiLoCo: SGD with learning rate 0.9 and Nesterov 0.5 on the averaged weights, after 10 % of plain steps."""
 
 
 METHODS = (
@@ -172,7 +173,7 @@ METHODS = (
 CURVE = tuple(
     Method(f"accumulate-{k}-{rule}", accumulate=k, lr_scale=scale)
     for k in (2, 4, 8)
-    for rule, scale in (("none", 1.0), ("sqrt", math.sqrt(k)), ("linear", float(k)))
+    for rule, scale in ((rule, LR_RULES[rule](k)) for rule in ("none", "sqrt", "linear"))
     if (k, rule) != (8, "none")  # that is accumulate-8
 )
 """For docs/how-to/scaling.md: what a larger batch needs under each rule of the learning rate."""
@@ -336,10 +337,8 @@ def run(
             trainer.validate(texts[1])
         if trainer.step % 250 == 0:
             save()
-    print(
-        f"{method.name:22s} seed {seed}   step {trainer.step:5d}   loss {last_loss(trainer.losses, steps):.4f}   {time.perf_counter() - began:.0f} s",
-        flush=True,
-    )
+    loss, seconds = last_loss(trainer.losses, steps), time.perf_counter() - began
+    print(f"{method.name:22s} seed {seed}   step {trainer.step:5d}   loss {loss:.4f}   {seconds:.0f} s", flush=True)
     return save()
 
 
