@@ -2,12 +2,13 @@
 
     python benchmarks/loss.py --into build/loss                      # every method, three seeds; goes on where it was
     python benchmarks/loss.py --into build/loss --methods int8 --seeds 0
-    python benchmarks/loss.py --into build/loss --report             # docs/evidence/compression_loss.json, .md and .svg
+    python benchmarks/loss_report.py --into build/loss               # docs/evidence/compression_loss.json, .md and .svg
 
-Six ranks train examples/gpt (0.12 M parameters, its data and its AdamW, nothing tuned) on 1,536 tokens a step. All methods
-of one seed begin with the same weights and get the same windows in the same order, so their losses are compared pair by
-pair. A method that ends above plain's last loss trains on until it reaches that loss, or for four times the steps.
-Validation loss is the mean of 256 windows, every 25 steps; the last loss is the mean of the last four values.
+Six ranks train examples/gpt (0.12 M parameters, its data and its AdamW, nothing tuned) on 1,536 tokens a step. All
+methods of one seed begin with the same weights and get the same windows in the same order, so their losses are compared
+pair by pair. Once all runs have made their steps, a method that ended above plain's last loss trains on until it
+reaches that loss, or for four times the steps. Validation loss is the mean of 256 windows, every 25 steps; the last
+loss is the mean of the last four values.
 
 Each method's arithmetic is what its collective does: bf16 rounds after every addition, as Gloo's ring does; int8 is
 the code of comm/hooks.py; PowerSGD is torch's powerSGD_hook with rank 4, error feedback, warm start, and ten
@@ -19,7 +20,6 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import statistics
 import sys
 import time
@@ -35,6 +35,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "gpt"))
 
 from train import GPT, load_text, take_windows  # noqa: E402  (the example is no package)
+
+from allranks.comm.hooks import BLOCK, SCALE_BYTES, decode, encode  # noqa: E402
+from allranks.comm.noise import LR_RULES  # noqa: E402
 
 RANKS, WINDOWS, CONTEXT = 6, 4, 64  # 1,536 tokens a step
 LR, WARM_UP = 1e-3, 20
@@ -61,31 +64,27 @@ def bf16(grads: list[Tensor]) -> Tensor:
 
 @dataclass
 class Int8:
-    """All-to-all of int8, mean in fp32, all-gather of int8; each rank keeps what its roundings lost."""
+    """As `_Int8` of comm/hooks.py, with its encode and decode: all-to-all, mean in fp32, all-gather."""
 
-    errors: list[Tensor] = field(default_factory=list)
-    mean_error: Tensor | None = None
+    owed: Tensor | None = None
+    """Of each rank, in slices of blocks."""
 
     def __call__(self, grads: list[Tensor]) -> Tensor:
-        self.errors = self.errors or [torch.zeros_like(grad) for grad in grads]
-        if self.mean_error is None:
-            self.mean_error = torch.zeros_like(grads[0])
-        sent = []
-        for rank, grad in enumerate(grads):
-            wanted = grad + self.errors[rank]
-            sent.append(rounded(wanted))
-            self.errors[rank] = wanted - sent[-1]
-        wanted = mean(sent) + self.mean_error
-        result = rounded(wanted)
-        self.mean_error = wanted - result
-        return result
-
-
-def rounded(flat: Tensor, block: int = 256) -> Tensor:
-    """To int8 and back, with one scale for each block."""
-    padded = nn.functional.pad(flat, (0, -len(flat) % block)).view(-1, block)
-    scale = padded.abs().amax(1, keepdim=True).clamp_min(1e-30) / 127
-    return ((padded / scale).round_().clamp_(-127, 127) * scale).flatten()[: len(flat)]
+        length, ranks = len(grads[0]), len(grads)
+        blocks = -(-length // (ranks * BLOCK))
+        if self.owed is None:
+            self.owed = torch.zeros(ranks, ranks * blocks * BLOCK)
+        self.owed[:, :length] += torch.stack(grads)
+        slices = self.owed.view(ranks, ranks, blocks, BLOCK)
+        sent = torch.empty(ranks, ranks, blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8)
+        gathered = torch.empty(ranks, blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8)
+        for rank in range(ranks):
+            encode(slices[rank], sent[rank])
+        for rank in range(ranks):
+            average = decode(sent[:, rank]).mean(0)
+            encode(average, gathered[rank])
+            slices[rank, rank].add_(average, alpha=ranks)
+        return decode(gathered).view(-1)[:length]
 
 
 @dataclass
@@ -157,7 +156,7 @@ class Method:
     average_every: int = 0
     """0: gradients are averaged in every step."""
     outer: bool = False
-    """DiLoCo: SGD with learning rate 0.9 and Nesterov momentum 0.5 on the averaged weights, after 10 % of plain steps."""
+    """DiLoCo: SGD with learning rate 0.9 and Nesterov 0.5 on the averaged weights, after 10 % of plain steps."""
 
 
 METHODS = (
@@ -174,7 +173,7 @@ METHODS = (
 CURVE = tuple(
     Method(f"accumulate-{k}-{rule}", accumulate=k, lr_scale=scale)
     for k in (2, 4, 8)
-    for rule, scale in (("none", 1.0), ("sqrt", math.sqrt(k)), ("linear", float(k)))
+    for rule, scale in ((rule, LR_RULES[rule](k)) for rule in ("none", "sqrt", "linear"))
     if (k, rule) != (8, "none")  # that is accumulate-8
 )
 """For docs/how-to/scaling.md: what a larger batch needs under each rule of the learning rate."""
@@ -338,10 +337,8 @@ def run(
             trainer.validate(texts[1])
         if trainer.step % 250 == 0:
             save()
-    print(
-        f"{method.name:22s} seed {seed}   step {trainer.step:5d}   loss {last_loss(trainer.losses, steps):.4f}   {time.perf_counter() - began:.0f} s",
-        flush=True,
-    )
+    loss, seconds = last_loss(trainer.losses, steps), time.perf_counter() - began
+    print(f"{method.name:22s} seed {seed}   step {trainer.step:5d}   loss {loss:.4f}   {seconds:.0f} s", flush=True)
     return save()
 
 
@@ -358,10 +355,10 @@ def main() -> None:
     names = args.methods.split(",") if args.methods else list(everything)
     seeds = [int(seed) for seed in args.seeds.split(",")]
     texts = load_text(16_000_000)
-    # All to the common last step first, then on to plain's loss; the curve seed by seed.
+    # All to the common last step first; only then on to plain's loss.
     order = [(method, seed, False) for method in METHODS for seed in seeds]
+    order += [(method, seed, False) for seed in seeds for method in CURVE]
     order += [(method, seed, True) for seed in seeds for method in METHODS[1:]]
-    order += [(method, seed, True) for seed in seeds for method in CURVE]
     for method, seed, to_target in order:
         if method.name in names:
             target = last_loss(read(args.into, "plain", seed)["losses"], args.steps) if to_target else None

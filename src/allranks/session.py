@@ -44,7 +44,7 @@ from allranks.model.errors import AllranksError, UsageError
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
 from allranks.preflight.identify import identify
-from allranks.preflight.ranks import job_name, own_gpu
+from allranks.preflight.ranks import demand_gpu, job_name
 from allranks.report.refusal import SessionError as SessionError
 from allranks.report.refusal import refuse, refusing
 from allranks.report.rundir import RunDir, read_shared_members
@@ -341,7 +341,7 @@ def _enter(
     asked = None if wanted == Backend.AUTO else wanted
     chosen = asked or os.environ.get("ALLRANKS_BACKEND") or choose_backend(dist, world.local_world_size)
     node = os.environ.get("ALLRANKS_NODE") or read_facts(os.environ).host
-    device = take_device(chosen, partial(own_gpu, world.local_rank), local_rank=world.local_rank, node=node)
+    device = take_device(chosen, partial(demand_gpu, world.local_rank, node=node))
     seconds = timeout_s or float(os.environ.get("ALLRANKS_TIMEOUT_S") or loaded.cluster.train.timeout_s)
     of_one: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     c10d.init_process_group(

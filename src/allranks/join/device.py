@@ -7,9 +7,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from allranks.model.cluster import Backend
-from allranks.model.errors import SetupError
-
 if TYPE_CHECKING:
     import torch
 
@@ -35,23 +32,16 @@ def leave_cores(on_exit: contextlib.ExitStack, num_threads: int) -> None:
         on_exit.callback(torch.set_num_threads, before)
 
 
-def take_device(backend: str, place: Callable[[int], int | None], *, local_rank: int, node: str) -> torch.device:
+def take_device(backend: str, place: Callable[[int], int]) -> torch.device:
     """Return this rank's GPU, made the current one, where the backend is nccl; else the CPU.
 
     Args:
-        place: returns which of so many GPUs is this rank's; None: there are too few.
-    Raises:
-        SetupError: there is no GPU for this rank.
+        place: returns which of so many GPUs is this rank's, or raises why it has none.
     """
     import torch
 
-    if backend != Backend.NCCL:
+    if backend != "nccl":
         return torch.device("cpu")
-    if (position := place(torch.cuda.device_count())) is None:
-        raise SetupError(
-            f"backend nccl, but PyTorch sees {torch.cuda.device_count()} GPUs on {node} and this is local rank "
-            f"{local_rank}; nvidia-smi and torch.version.cuda say why, or session(backend='gloo')"
-        )
-    device = torch.device("cuda", position)
+    device = torch.device("cuda", place(torch.cuda.device_count()))
     torch.cuda.set_device(device)
     return device

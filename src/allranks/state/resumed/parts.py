@@ -74,6 +74,17 @@ class Parts:
                 state = _rename(state, dict(zip(self._names(part) or keys, keys, strict=True)))
             part.load_state_dict(state)
 
+    def own(self, *, accumulates: bool) -> dict[str, Any]:
+        """Return what only this rank has: state of optimizers that make local steps, and accumulated gradients."""
+        inner = {name: part.own_state_dict() for name, part in self.live.items() if hasattr(part, "own_state_dict")}
+        return ({"inner": inner} if inner else {}) | ({"gradients": self.gradients()} if accumulates else {})
+
+    def load_inner(self, kept: Mapping[str, Any]) -> None:
+        """Put back what `own` returned of optimizers."""
+        for name in kept.keys() & self.live.keys():
+            if hasattr(self.live[name], "load_own_state_dict"):
+                self.live[name].load_own_state_dict(kept[name])
+
     def gradients(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return what has been accumulated on this rank; of sharded parameters, its shards."""
         return {

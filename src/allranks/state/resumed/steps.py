@@ -33,6 +33,7 @@ import torch.distributed as dist
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import one_line, say
 from allranks.state.resumed.sampler import Share
+from allranks.state.saved.reader import Loaded
 
 PROGRESS_EVERY_S = 10.0
 
@@ -70,6 +71,27 @@ def describe_left(step: int, epoch: int, *, total: int | None, epochs: int | Non
     known = {noun: (max(0, whole - done), whole) for noun, (whole, done) in left.items() if whole is not None}
     words = " and ".join(f"{count} of {whole} {noun}" for noun, (count, whole) in known.items())
     return any(count == 0 for count, _ in known.values()), f"{'at most ' * (len(known) > 1)}{words} are left"
+
+
+def describe_resumed(loaded: Loaded, lines: Sequence[str], *, now: int, accumulates: bool) -> list[str]:
+    """Return what to say of a checkpoint that was put back.
+
+    Args:
+        lines: what else was found in it.
+        now: how many ranks go on.
+        accumulates: gradients go on from step to step.
+    """
+    before = loaded.world_size
+    sizes = f"; {before} ranks wrote it, {now} go on" * (before != now)
+    said = [f"resumed at step {loaded.common['step']} from {loaded.directory}{sizes}", *lines]
+    if accumulates and before != now:
+        said += ["accumulated gradients start at 0: each rank has its own, and the number of ranks has changed"]
+    if loaded.inner and now > before:
+        said += [f"ranks {before} to {now - 1} begin their local steps with copies of other ranks' optimizers"]
+    if loaded.inner and now < before:
+        lost = f"rank {now}" if before - now == 1 else f"ranks {now} to {before - 1}"
+        said += [f"the optimizer of {lost} made local steps of its own; its state is dropped"]
+    return said
 
 
 @dataclass(slots=True, kw_only=True)

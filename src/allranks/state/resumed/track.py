@@ -44,6 +44,7 @@ from allranks.state.resumed.steps import (
     Step,
     StepLost,
     describe_left,
+    describe_resumed,
     first_words,
     is_collective_failure,
     sink_of,
@@ -106,7 +107,7 @@ class Tracked:
         self._saved: tuple[int, int] | None = None
         """Step and epochs of the last save."""
         self._is_save_wanted = self._is_stop_wanted = self._is_stopped = False
-        self._is_looping = self._is_leave_wanted = self._is_held = False
+        self._is_looping = self._is_leave_wanted = self._is_held = self._is_save_late = False
         self._feed: Feed | None = None
         self._current: Step | None = None
         self._resumed: experiment.Named | None = None
@@ -143,16 +144,14 @@ class Tracked:
         self.step, self._epochs = self._saved = loaded.common["step"], loaded.common["epochs"]
         self._loaded, is_same_size = (loaded.per_rank, loaded.common["feed"]), loaded.per_rank is not None
         lines += self._wrapped.owe(loaded.per_rank, num_ranks=loaded.world_size)
+        self._parts.load_inner(loaded.inner or {})
         if is_same_size and (gradients := loaded.per_rank.pop("gradients", None)) and self._accumulates:
             self._parts.load_gradients(gradients)
         if is_same_size and torch.get_num_threads() != loaded.common["threads"]:
             torch.set_num_threads(loaded.common["threads"])  # sums are cut into as many pieces as there are threads
         if self._membership.is_leader:
-            sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._membership.world_size} go on"
             self._resumed = named
-            if self._accumulates and not is_same_size:
-                lines += [f"accumulated gradients start at 0: each rank has its own, and {sizes[2:]}"]
-            for line in (f"resumed at step {self.step} from {loaded.directory}{sizes}", *lines):
+            for line in describe_resumed(loaded, lines, now=self._membership.world_size, accumulates=self._accumulates):
                 say(line)
 
     def save_now(self) -> None:
@@ -338,7 +337,9 @@ class Tracked:
         agreed = self._agreement.reach(self.step, wish)
         self._is_stopped |= agreed.stops
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
-        if (agreed.saves or agreed.leaves or is_in_turn) and self._saved != self._place:
+        is_due = agreed.saves or agreed.leaves or is_in_turn or self._is_save_late
+        self._is_save_late = is_due and not agreed.leaves and not self._averaging.is_synchronized
+        if is_due and not self._is_save_late and self._saved != self._place:
             stall = self._save(LEAVING_PATIENCE_S if agreed.leaves else None)
             if self._pace is not None and not agreed.leaves:
                 self._pace.save_done(stall, self.checkpoints.write_s)
@@ -362,10 +363,10 @@ class Tracked:
 
     def _save(self, patience_s: float | None = None) -> Stall:
         self._telling.phase("saving")
+        self._averaging.synchronize()  # who cannot wait for the next time: a call of `save`, an order to leave, the end
         feed = self._feed.state_dict() if self._feed else None
         per_rank: dict[str, Any] = {"rng": rng.capture(), "feed": feed, "owed": self._wrapped.owed()}
-        if self._accumulates:
-            per_rank["gradients"] = self._parts.gradients()
+        per_rank |= self._parts.own(accumulates=self._accumulates)
         common = {
             "step": self.step,
             "epochs": self._epochs,
