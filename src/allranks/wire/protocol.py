@@ -52,7 +52,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 12
+PROTOCOL = 13
 HANDSHAKE_S = 2.0
 NONCE_BYTES = 16
 

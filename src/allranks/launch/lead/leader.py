@@ -431,6 +431,8 @@ class Leader(Reports):
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
         this, terms = self._generation, self._terms
+        for line in self._guard.last_words():
+            self._say(line)
         self.is_to_requeue = self.is_leaving and this.asked is Ending.SAVE_AND_REQUEUE
         if this.decision.again is not None and this.judged is not None and self.interrupted_by is None:
             this.judged = outcome.loop_of(this.judged, this.decision.again)

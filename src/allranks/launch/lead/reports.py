@@ -31,6 +31,9 @@ from allranks.model.past import History, Past
 from allranks.wire import protocol
 from allranks.wire.protocol import Goodbye, Message, Order, Plan, Relay, Stop
 
+FIRST_TRAFFIC_S, TRAFFIC_EVERY_S = 20.0, 300.0
+"""From the start of a generation to its first event `network`, and between two of them: some 0.5 MB a day."""
+
 
 @dataclass(slots=True)
 class Generation:
@@ -189,6 +192,7 @@ class Reports:
         ports |= {position[index]: node.card.agent_port for index, node in self._members.here.items()}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
         self._capacity_until_s, self._kept_s = None, now_s
+        self._next_traffic_s = now_s + FIRST_TRAFFIC_S
         self.steps, self.is_finished = {}, False
         self._handled, self._saving = {}, set()
 
@@ -204,6 +208,7 @@ class Reports:
                     self.steps |= {rank.rank: rank.step for rank in message.node.ranks if rank.step is not None}
                     self._note_checkpoints(*(rank.checkpoint for rank in message.node.ranks))
                     self._note_handlers(index, message.node)
+                    self._note_traffic(now_s)
                     if self._members.note_begun(index):
                         self._confirmed = this.number
             case protocol.Ended() if message.generation != this.number:
@@ -244,6 +249,14 @@ class Reports:
         if is_late:  # with a little room, it is tried
             full = [(node, place) for node, place in full if place.room.is_full]
         return disk.describe_full(full)
+
+    def _note_traffic(self, now_s: float) -> None:
+        """Write down from time to time how much the nodes send, and how long steps wait for that."""
+        if now_s < self._next_traffic_s:
+            return
+        self._next_traffic_s = now_s + TRAFFIC_EVERY_S
+        if (traffic := self._guard.traffic) is not None:
+            self._record("network", **msgspec.to_builtins(traffic))
 
     def _note_lost(self, end: protocol.WorkerEnd, node: str) -> None:
         """Take in that lines of a worker's output could not be written."""
