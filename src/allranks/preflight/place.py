@@ -135,6 +135,7 @@ def _make_plans(called: Called) -> dict[int, Plan]:
         store_port=called.port,
         backend=backend,
         backend_reason=reason,
+        network=called.network,
     )
     return {rank: msgspec.structs.replace(first, node_index=rank) for rank in called.cards}
 
