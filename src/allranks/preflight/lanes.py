@@ -1,10 +1,11 @@
 """What carries gradients on each node, and how fast? From the reports of the nodes and the tests of a roll call.
 
-A lane is one further data interface of every node, all on one network: Gloo can use it beside the first one, which the
-roll call has tested by itself. It must look like the first (kind, speed, MTU, RDMA), carry no host name (management),
-belong to no container, and be on the network that the user named, if there is one; then all nodes try each other there.
-Whoever sets GLOO_SOCKET_IFNAME on any node keeps what is set. Two interfaces in one subnet take ARP settings, too: else
-the kernel answers for either of them with whichever it likes, and everything arrives on one.
+A lane is one further data interface of every node, all on one network, beside the first one, which the roll call has
+tested by itself: one in the same subnet with the same speed and MTU, or one on the `second` network of cluster.toml. No
+other network is taken, however alike it looks: it may be for management or storage. All nodes try each other over it,
+and Gloo uses those lanes that work. Whoever sets GLOO_SOCKET_IFNAME on any node keeps what is set. Two interfaces in
+one subnet take ARP settings: else the kernel answers for either with whichever it likes, and all arrives on one; AR216
+warns of that.
 """
 
 from __future__ import annotations
@@ -17,13 +18,11 @@ from allranks.model.card import Card, Interface
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import LARGE, PairResult
 from allranks.preflight.look import FULL_UP_TO, SPARSE_TESTS_S, TESTS_S, Look
-from allranks.preflight.networks import find_management, find_networks, list_subnets
+from allranks.preflight.networks import find_management, find_networks
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.second_look import merge, plan_confirmation
 from allranks.preflight.symptoms import has_failed, lost_sizes
 
-ARP = (1, 2)
-"""arp_ignore and arp_announce, at least: Documentation/networking/ip-sysctl.rst."""
 FAR_BELOW = 4.0
 """A test sends 48 KiB, on a connection that has just begun: it may show a fourth of what the interface reports."""
 
@@ -72,50 +71,49 @@ Lane = Mapping[int, Way]
 """By node index."""
 
 
-def find_lanes(cards: Mapping[int, Card], first: Mapping[int, str]) -> tuple[list[Lane], str | None]:
-    """Return the lanes beside the first interfaces, and what to say of one that needs other settings.
+def find_lanes(
+    cards: Mapping[int, Card], first: Mapping[int, str], *, second: str | None = None
+) -> tuple[list[Lane], str | None]:
+    """Return the lanes beside the first interfaces, and what to say of one that cannot be used.
 
     Args:
         cards: of all nodes.
         first: the address of each node on the data network.
+        second: subnet of cluster.toml.
     """
     facts = {card.host: card.facts for card in cards.values() if card.facts is not None}
-    nics = {index: nic_of(card, first.get(index)) for index, card in cards.items()}
-    is_set = any("GLOO_SOCKET_IFNAME" in each.environment for each in facts.values())
-    if is_set or len(facts) < 2 or any(card.facts is None or nics[index] is None for index, card in cards.items()):
+    nics = {index: nic for index, card in cards.items() if (nic := nic_of(card, first.get(index))) is not None}
+    is_set = any("GLOO_SOCKET_IFNAME" in node.environment for node in facts.values())
+    if is_set or len(facts) < 2 or nics.keys() != cards.keys():
         return [], None
-    is_named = any(card.data_interface is not None for card in cards.values())
-    management, lanes, why = find_management(facts), list[Lane](), None
-    for network in find_networks(facts)[0]:
-        found: dict[int, list[Way]] = {}
-        is_first_subnet = False
+    networks = {network.subnet: network.nodes for network in find_networks(facts)[0]}
+
+    def ways_in(subnet: str, *, is_alike: bool) -> list[Lane]:
+        nodes, found = networks.get(subnet, {}), dict[int, list[Way]]()
         for index, card in cards.items():
-            nic = nics[index]
-            assert nic is not None
-            ways = network.nodes.get(card.host, ())
-            is_first_subnet |= any(way.address == first[index] for way in ways)
-            own = (nic.kind, nic.speed_mbit_s, nic.mtu, _has_rdma(card, nic))
+            ways = sorted(nodes.get(card.host, ()), key=lambda way: way.nic.name)
             found[index] = [
                 Way(way.nic, way.address)
-                for way in sorted(ways, key=lambda way: way.nic.name)
+                for way in ways
                 if way.nic.is_up
-                and way.nic.name != nic.name
-                and (way.nic.kind, way.nic.speed_mbit_s, way.nic.mtu, way.has_rdma) == own
+                and ":" not in way.nic.name  # a label of another interface's address
+                and way.nic.name != nics[index].name
+                and not (is_alike and (_differs(way.nic, nics[index]) or not way.nic.answers_for_itself))
             ]
-        if not is_first_subnet and (is_named or management in (None, network.subnet)):
-            continue
-        new = [
-            {index: ways[number] for index, ways in found.items()} for number in range(min(map(len, found.values())))
-        ]
-        if new and is_first_subnet and (lacking := _lack_arp(cards, nics)):
-            names = ", ".join(dict.fromkeys(name for way in new[0].values() for name in (way.nic.name,)))
-            why = (
-                f"Gloo does not use {names}, which is in {network.subnet}, too: {fold_hosts(lacking)} would receive "
-                f"everything on one interface; to use both, sysctl -w net.ipv4.conf.all.arp_ignore={ARP[0]} "
-                f"net.ipv4.conf.all.arp_announce={ARP[1]} on all nodes"
-            )
-            continue
-        lanes += new
+        return [{index: own[n] for index, own in found.items()} for n in range(min(map(len, found.values())))]
+
+    lanes, why, host = list[Lane](), None, cards[0].host
+    own = next(
+        (net for net, nodes in networks.items() if first[0] in {way.address for way in nodes.get(host, ())}), None
+    )
+    if own not in (None, find_management(facts)) and all(nic.answers_for_itself for nic in nics.values()):
+        lanes += ways_in(str(own), is_alike=True)
+    if second is not None and second != own:
+        lanes += (more := ways_in(second, is_alike=False))
+        if not more:
+            here = {host for host, ways in networks.get(second, {}).items() if any(way.nic.is_up for way in ways)}
+            absent = fold_hosts(sorted({card.host for card in cards.values()} - here))
+            why = f"Gloo uses one interface a node: {absent} has no interface in {second} (network.second) that is up"
     return lanes, why
 
 
@@ -124,6 +122,7 @@ def prove_lanes(
     first: Mapping[int, str],
     try_pairs: Callable[[Look, Mapping[int, str]], list[PairResult]],
     *,
+    second: str | None = None,
     seed: int,
 ) -> tuple[dict[int, tuple[str, ...]], str | None]:
     """Return all data interfaces of each node if there are several, and why one was left out.
@@ -134,9 +133,10 @@ def prove_lanes(
         cards: of all nodes.
         first: the address of each node on the data network.
         try_pairs: has nodes try each other at these addresses.
+        second: further subnet, of cluster.toml.
         seed: as for `choose_pairs`.
     """
-    lanes, why = find_lanes(cards, first)
+    lanes, why = find_lanes(cards, first, second=second)
     proven = []
     for lane in lanes:
         nodes, addresses = sorted(lane), {index: way.address for index, way in lane.items()}
@@ -177,18 +177,5 @@ def describe_failure(
     return f"Gloo uses one interface a node: {who} did not get through{others}: {reason}"
 
 
-def _has_rdma(card: Card, nic: Interface) -> bool:
-    ports = card.facts.rdma_ports if card.facts else ()
-    return any(port.netdev == nic.name and port.state == "ACTIVE" for port in ports)
-
-
-def _lack_arp(cards: Mapping[int, Card], nics: Mapping[int, Interface | None]) -> list[str]:
-    """Hosts on which one of the interfaces that share the first one's subnet has other ARP settings."""
-    lacking = []
-    for index, card in cards.items():
-        nic = nics[index]
-        subnets = {subnet for subnet, _ in list_subnets(nic)} if nic else set()
-        beside = [each for each in card.facts.interfaces if subnets & {subnet for subnet, _ in list_subnets(each)}]  # type: ignore[union-attr]
-        if any(each.arp is not None and any(a < b for a, b in zip(each.arp, ARP, strict=True)) for each in beside):
-            lacking.append(card.host)
-    return list(dict.fromkeys(lacking))
+def _differs(nic: Interface, other: Interface) -> bool:
+    return (nic.kind, nic.speed_mbit_s, nic.mtu) != (other.kind, other.speed_mbit_s, other.mtu)

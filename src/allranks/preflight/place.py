@@ -81,6 +81,7 @@ def apply_rank(
         endpoint=endpoint,
         guesses=(Hint(world.hosts[0], port, "first node of the step"),) if is_slurm and world.hosts else (),
         data_path=path,
+        second_network=loaded.cluster.network.second,
         wanted_backend=wanted_backend,
         guard=loaded.cluster.guard,
         ignored=SHARED_ON_PURPOSE,

@@ -266,7 +266,8 @@ class RollCall:
             def try_pairs(look: Look, addresses: Mapping[int, str]) -> list[PairResult]:
                 return self._try(selector, look, addresses=addresses)
 
-            self._interfaces, why = prove_lanes(cards, first, try_pairs, seed=self._terms.attempt)
+            second, seed = self._terms.second_network, self._terms.attempt
+            self._interfaces, why = prove_lanes(cards, first, try_pairs, second=second, seed=seed)
             if why is not None:
                 self._on_event("interface_left_out", reason=why)
                 self._say(f"note: {why}")
