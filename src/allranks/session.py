@@ -46,7 +46,7 @@ from allranks.model.world import Launcher, World
 from allranks.preflight.identify import identify
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
-from allranks.report.refusal import refuse
+from allranks.report.refusal import refuse, refusing
 from allranks.report.rundir import RunDir, read_shared_members
 from allranks.report.text import say
 
@@ -113,7 +113,7 @@ class Session:
 
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
-    def ddp(self, module: torch.nn.Module, **arguments: Any) -> PinnedBuckets:
+    def ddp(self, module: torch.nn.Module, *, compress: str | None = None, **arguments: Any) -> PinnedBuckets:
         """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
 
         The size of its buckets fits the network (comm.sizing); it fixes the order of the sums, so `track` takes it from
@@ -121,11 +121,21 @@ class Session:
 
         Args:
             module: on `device` already.
+            compress: as what gradients cross the network: "bf16", "int8", "powersgd" (comm.hooks); None: as they are.
             arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
+        Raises:
+            UsageError: there is no such format, or the module cannot have it.
         """
-        own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
+        own: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
         choose = partial(choose_by_environment, os.environ, ranks=self.world_size, backend=self.backend)
-        return self._wrapped.wrap(module, own | arguments, choose)
+        attach = None
+        if compress is not None:
+            from allranks.comm import hooks  # and torch's, which only who asks for them has to import
+
+            choose, attach = partial(choose, compress=compress), partial(hooks.attach, wire_format=compress)
+            own |= {"bucket_cap_mb": mb} if (mb := hooks.preferred_bucket_mb(compress)) else {}
+        with refusing():
+            return self._wrapped.wrap(module, own | arguments, choose, compress=attach)
 
     def sampler(self, dataset: int | Sized, *, global_batch_size: int, **arguments: Any) -> Sampler:
         """Return a batch sampler for this rank, with the same global batches at any number of ranks.
@@ -198,7 +208,7 @@ class Session:
         from allranks.state.resumed.begin import begin
 
         cell = Cell.inherited()  # None where no agent started this process
-        try:
+        with refusing():
             return begin(
                 parts,
                 checkpoint_dir=checkpoint_dir,
@@ -216,10 +226,6 @@ class Session:
                 wrapped=self._wrapped,
                 on_loss=_say_last_words,
             )
-        except AllranksError as exc:
-            if "ALLRANKS_AGENT_PID" in os.environ:  # its report has the message, and the line of the script
-                raise
-            raise refuse(exc) from exc
 
 
 class Opening(contextlib.AbstractContextManager[Session]):
@@ -322,6 +328,8 @@ def _enter(
     from allranks.state.resumed.buckets import Wrapped
 
     membership = _describe_membership(world, c10d)
+    wrapped = Wrapped(membership, device)
+    on_exit.callback(wrapped.close)
     return Session(
         membership=membership,
         local_rank=world.local_rank,
@@ -330,7 +338,7 @@ def _enter(
         device=device,
         job=job_name(world) if ground is not None else "",
         _on_exit=on_exit,
-        _wrapped=Wrapped(membership, device),
+        _wrapped=wrapped,
     )
 
 

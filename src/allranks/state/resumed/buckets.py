@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from allranks.model.errors import UsageError
 from allranks.model.membership import ALONE, Membership
 from allranks.report.text import say
 
@@ -38,8 +39,26 @@ TORCH_MB = 25
 """Torch's own `bucket_cap_mb`, which makes a first bucket of 1 MiB."""
 
 
+class Compressor(Protocol):
+    """What a communication hook has to do with checkpoints; see comm.hooks."""
+
+    format: str
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank still owes to the sums."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str | None:
+        """Owe that, or nothing, and return why."""
+
+    def close(self) -> None:
+        """End what runs beside this thread."""
+
+
 class PinnedBuckets(DistributedDataParallel):  # type: ignore[misc]
     """torch's DDP, with the buckets of every step made in advance. Takes DDP's arguments."""
+
+    compressor: Compressor | None = None
+    """What its gradients cross the network as, if not as they are."""
 
     def __init__(self, module: torch.nn.Module, **arguments: Any) -> None:
         if not CAN_PIN and not arguments.get("static_graph"):
@@ -65,6 +84,11 @@ class PinnedBuckets(DistributedDataParallel):  # type: ignore[misc]
         for hook, state in self._comm_hooks:
             dist._register_comm_hook(self.reducer, state, hook)
         self._pin()
+
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()
+        state.pop("compressor", None)  # a copy of this module has a reducer without a hook
+        return state
 
     def _pin(self) -> None:
         if CAN_PIN and (self.static_graph or not self.find_unused_parameters):  # else torch never rebuilds them
@@ -92,18 +116,23 @@ class Wrapped:
         self._sizes: list[float | None] = []
         self._open: dict[int, weakref.ref[PinnedBuckets]] = {}
         """Those of which nobody has said the size, by number."""
+        self._compressors: dict[int, Compressor] = {}
+        """By number."""
 
     def wrap(
         self,
         module: torch.nn.Module,
         arguments: Mapping[str, Any],
         choose: Callable[[Sequence[int]], tuple[float | None, str]],
+        *,
+        compress: Callable[[PinnedBuckets], Compressor] | None = None,
     ) -> PinnedBuckets:
         """Return the module in DDP, with buckets of the size that rank 0 chooses where the caller does not.
 
         Args:
             arguments: of DDP.
             choose: returns size and reason, from the bytes of the gradients in the order in which they come.
+            compress: registers a communication hook; None: gradients cross as they are.
         """
         number, mb = len(self._sizes), arguments.get("bucket_cap_mb")
         is_open = CAN_RESIZE and not CHOSEN & arguments.keys()
@@ -115,6 +144,11 @@ class Wrapped:
             if self._own.is_leader and mb is not None:
                 say(f"gradients leave in buckets of {mb:g} MiB: {reason}")
         made = PinnedBuckets(module, **arguments)
+        if compress is not None:
+            try:
+                made.compressor = self._compressors[number] = compress(made)
+            except ValueError as exc:
+                raise UsageError(f"s.ddp(): {exc}") from exc
         self._sizes.append(mb)
         if is_open:
             self._open[number] = weakref.ref(made)
@@ -150,3 +184,27 @@ class Wrapped:
             if self._own.is_leader:
                 size = "torch's sizes" if then is None else f"{then:g} MiB"
                 say(f"gradients leave in buckets of {size}, as before the checkpoint: that keeps the order of the sums")
+
+    def owed(self) -> dict[int, dict[str, Any]]:
+        """Return what this rank still owes to the sums of each, for a checkpoint."""
+        return {number: compressor.state_dict() for number, compressor in self._compressors.items()}
+
+    def owe(self, per_rank: Mapping[str, Any] | None, *, num_ranks: int) -> list[str]:
+        """Owe what `owed` returned, and return a line for each format where that cannot be.
+
+        Args:
+            per_rank: what a checkpoint has of this rank; None: other ranks wrote it.
+            num_ranks: how many wrote it.
+        """
+        lines = list[str | None]()
+        for number, compressor in self._compressors.items():
+            other = {"format": compressor.format, "world_size": num_ranks}
+            lines.append(
+                compressor.load_state_dict(other if per_rank is None else per_rank.get("owed", {}).get(number, {}))
+            )
+        return [line for line in dict.fromkeys(lines) if line]
+
+    def close(self) -> None:
+        """End what runs beside this thread."""
+        for compressor in self._compressors.values():
+            compressor.close()

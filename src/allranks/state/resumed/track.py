@@ -141,8 +141,8 @@ class Tracked:
         self._wrapped.keep(loaded.common.get("buckets"))
         self._parts.load(kept)
         self.step, self._epochs = self._saved = loaded.common["step"], loaded.common["epochs"]
-        self._loaded = loaded.per_rank, loaded.common["feed"]
-        is_same_size = loaded.per_rank is not None
+        self._loaded, is_same_size = (loaded.per_rank, loaded.common["feed"]), loaded.per_rank is not None
+        lines += self._wrapped.owe(loaded.per_rank, num_ranks=loaded.world_size)
         if is_same_size and (gradients := loaded.per_rank.pop("gradients", None)) and self._accumulates:
             self._parts.load_gradients(gradients)
         if is_same_size and torch.get_num_threads() != loaded.common["threads"]:
@@ -150,12 +150,9 @@ class Tracked:
         if self._membership.is_leader:
             sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._membership.world_size} go on"
             self._resumed = named
-            lines = [f"resumed at step {self.step} from {loaded.directory}{sizes}", *lines]
             if self._accumulates and not is_same_size:
-                lines += [
-                    "accumulated gradients start at 0: each rank has its own, and the number of ranks has changed"
-                ]
-            for line in lines:
+                lines += [f"accumulated gradients start at 0: each rank has its own, and {sizes[2:]}"]
+            for line in (f"resumed at step {self.step} from {loaded.directory}{sizes}", *lines):
                 say(line)
 
     def save_now(self) -> None:
@@ -365,7 +362,8 @@ class Tracked:
 
     def _save(self, patience_s: float | None = None) -> Stall:
         self._telling.phase("saving")
-        per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
+        feed = self._feed.state_dict() if self._feed else None
+        per_rank: dict[str, Any] = {"rng": rng.capture(), "feed": feed, "owed": self._wrapped.owed()}
         if self._accumulates:
             per_rank["gradients"] = self._parts.gradients()
         common = {
