@@ -8,9 +8,12 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
+
+import msgspec
 
 from allranks.model.card import Interface
 
@@ -31,9 +34,16 @@ def read_interfaces(*, root: Path = Path("/")) -> list[Interface]:
     import psutil  # 30 ms that the other verbs need not pay
 
     families = (socket.AF_INET, socket.AF_INET6)
-    return [
+    found = [
         _read_interface(name, [(a.address, a.netmask) for a in addresses if a.family in families], root)
         for name, addresses in psutil.net_if_addrs().items()
+    ]
+    shared = Counter(network for nic in found for network in set(nic.networks) if ":" not in network)
+    return [
+        msgspec.structs.replace(nic, arp=_read_arp(nic.name, root))
+        if any(shared[network] > 1 for network in nic.networks)
+        else nic
+        for nic in found
     ]
 
 
@@ -73,6 +83,13 @@ def _kind_of(name: str, flags: int | None, link: Path) -> str:
     if (link / "bridge").is_dir():
         return "bridge"
     return "physical" if (link / "device").exists() else "virtual"
+
+
+def _read_arp(name: str, root: Path) -> tuple[int, int]:
+    """The kernel takes the larger value of `all` and the interface: Documentation/networking/ip-sysctl.rst."""
+    both = [root / "proc/sys/net/ipv4/conf" / where for where in ("all", name.partition(":")[0])]
+    ignore, announce = (max(_number(conf / f"arp_{what}") or 0 for conf in both) for what in ("ignore", "announce"))
+    return ignore, announce
 
 
 def _network_of(address: str, mask: str | None) -> str:

@@ -55,9 +55,12 @@ def node_settings(
     fix, offer = given.fix, given.offer
     fix("WORLD_SIZE", group.world_size, f"{count_of(num_nodes, 'node')}, {count_of(group.world_size, 'rank')}")
     fix("LOCAL_WORLD_SIZE", me.num_workers, "ranks on this node")
-    fix("GROUP_RANK", group.node_index, "index of this node")
+    fix("GROUP_RANK", group.node_index, group.network.ring_reason or "index of this node")
     fix("NODE_RANK", group.node_index, "index of this node, as Lightning and Composer call it")
     fix("GROUP_WORLD_SIZE", num_nodes, "nodes in the job")
+    for name in ("SLURM_PROCID", "SLURM_NODEID"):
+        if plan.is_slurm and env.get(name, "").isdecimal() and env[name] != str(group.node_index):
+            fix(name, group.node_index, "as GROUP_RANK, which a script must not take for another")
     fix("ROLE_NAME", plan.request.role, torchrun)
     fix("ROLE_WORLD_SIZE", group.world_size, torchrun)
     fix("TORCHELASTIC_RUN_ID", plan.job, torchrun)

@@ -146,6 +146,7 @@ def plan_job(
         guesses=_guesses(world, cluster, port),
         rdzv_id=request.rdzv_id,
         data_path=path,
+        second_network=cluster.network.second,
         wanted_backend=wanted_backend,
         guard=msgspec.structs.replace(cluster.guard, hang_s=request.hang_s or cluster.guard.hang_s),
         ignored=frozenset(request.ignored),

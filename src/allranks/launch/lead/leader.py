@@ -364,6 +364,7 @@ class Leader(Reports):
                 wanted_backend=terms.wanted_backend,
                 electors=self._members.electors,
                 past=self._past,
+                network=last.network,
                 attempt=last.attempt,
                 store_address=terms.store_address,
                 store_port=terms.store_port,
