@@ -25,6 +25,7 @@ TENSORS = 4  # of a layer
 PARAMETERS = 13_100_000 // 4  # fp32
 FORWARD_S, BACKWARD_S = 0.050, 0.100
 WARM_UP = 2  # steps: DDP rebuilds its buckets after the first
+WARM_UP_POWERSGD = 12  # the first ten are plain ones
 FORMATS = ("bf16", "int8", "powersgd")
 
 
@@ -69,8 +70,9 @@ def measure(s: allranks.Session, method: str, steps: int) -> None:
     model = nn.Sequential(*(Layer() for _ in range(LAYERS)))
     ddp = wrap(s, model, method)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for number in range(WARM_UP + steps):
-        if number == WARM_UP:
+    warm_up = WARM_UP_POWERSGD if method == "powersgd" else WARM_UP
+    for number in range(warm_up + steps):
+        if number == warm_up:
             s.barrier()
             sent, began_s = count_sent(), time.perf_counter()
         optimizer.zero_grad()
