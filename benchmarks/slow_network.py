@@ -4,7 +4,7 @@
     sudo python benchmarks/slow_network.py --interfaces 2 --rates 500      # two interfaces of 250 against one of them
     sudo python benchmarks/slow_network.py --switches 2 --rates 500        # an uplink of half a link
     sudo python benchmarks/slow_network.py --predict --nodes 2 4 6 --rates 100 500 1000 0   # against allranks advise
-    sudo python benchmarks/slow_network.py --write                  # docs/evidence from the stored figures
+    python benchmarks/slow_network_page.py        # the section in docs/evidence/benchmarks.md, from stored figures
 
 Real jobs through SLURM in the lab, whose links are shaped with tbf (rate 0: not at all). Each job runs all methods, one
 after the other; jobs alternate between the rates. Compute is a sleep (50 ms forward, 100 ms backward), the model has
@@ -67,7 +67,7 @@ def main() -> None:
                 for rate in options.rates if number % 2 == 0 else reversed(options.rates):
                     lab.shape_links(rate / options.interfaces, uplink=rate / 2)
                     records += measure(lab, Path(folder), number, nodes, rate, options)
-                    print_table(records[-len(options.methods) :])
+                    print_records(records[-len(options.methods) :])
     print("\nmedians")
     summarize(records)
     if options.store:
@@ -134,8 +134,10 @@ class Lab:
             set_rate(self.switch, end, uplink)
 
     def run(self, nodes: int, folder: Path, *command: str) -> str:
-        flags = [f"--nodes={nodes}", "--ntasks-per-node=1", f"--chdir={folder}"]
-        return allranks("lab", "exec", "--name", self.name, next(iter(self.interfaces)), "--", "srun", *flags, *command)
+        return self.execute("srun", f"--nodes={nodes}", "--ntasks-per-node=1", *command, cwd=folder)
+
+    def execute(self, *command: str, cwd: Path) -> str:
+        return allranks("lab", "exec", "--name", self.name, next(iter(self.interfaces)), "--", *command, cwd=cwd)
 
 
 def set_rate(pid: int, interface: str, mbit: float) -> None:
@@ -149,68 +151,64 @@ def set_rate(pid: int, interface: str, mbit: float) -> None:
 def measure(
     lab: Lab, folder: Path, number: int, nodes: int, rate: int, options: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """One job; or two where one interface is compared with two."""
-    here = folder / f"{number}-{nodes}-{rate}"
-    here.mkdir()
+    """One job; or two, where one interface is compared with two, or an order of ranks with another."""
+    about = {"round": number, "nodes": nodes, "rate": rate, "floor_ms": floor_ms(nodes, rate) if rate else None}
+    found = []
+    if options.interfaces == 2:
+        found += run_job(lab, folder, options, about | {"interfaces": 1})
+    if options.switches == 2:
+        found += run_job(lab, folder, options, about | {"ring": "listed"})
+    return found + run_job(lab, folder, options, about | {"interfaces": options.interfaces, "ring": "ordered"})
+
+
+def run_job(lab: Lab, folder: Path, options: argparse.Namespace, about: dict[str, Any]) -> list[dict[str, Any]]:
+    here = Path(tempfile.mkdtemp(dir=folder))
     (here / "one_interface.sh").write_text(ONE_INTERFACE)
     predicted: dict[str, float] = {}
+    if options.predict or (options.switches == 2 and about["ring"] == "ordered"):
+        lab.execute("allranks", "bench", "--nodes", str(about["nodes"]), "--cluster", str(CLUSTER), cwd=here)
     if options.predict:
-        predicted = predict(lab, here, nodes)
+        predicted = predict(here)
     job = ["allranks", "run", "--cluster", str(CLUSTER), str(WORKER), "--steps", str(options.steps)]
     job += ["--methods", *options.methods]
-    found = []
-    for interfaces in range(1, options.interfaces + 1):
-        wrapped = ["sh", str(here / "one_interface.sh"), *job] if interfaces < options.interfaces else job
-        printed = lab.run(nodes, here, *wrapped)
-        lines = [line.partition("measured ")[2] for line in printed.splitlines() if "measured {" in line]
-        if len(lines) != len(options.methods):
-            sys.exit(f"{len(lines)} of {len(options.methods)} methods were measured:\n{printed}")
-        for line in lines:
-            record = {"round": number, "nodes": nodes, "rate": rate, "interfaces": interfaces} | json.loads(line)
-            if record["method"] in predicted:
-                record["predicted_ms"] = predicted[record["method"]]
-            found.append(record | {"floor_ms": round(floor_ms(nodes, rate), 1) if rate else None})
-    return found
+    if about.get("interfaces", 1) < options.interfaces:
+        job = ["sh", str(here / "one_interface.sh"), *job]
+    printed = lab.run(about["nodes"], here, *job)
+    lines = [line.partition("measured ")[2] for line in printed.splitlines() if "measured {" in line]
+    if len(lines) != len(options.methods):
+        sys.exit(f"{len(lines)} of {len(options.methods)} methods were measured:\n{printed}")
+    found = [about | json.loads(line) for line in lines]
+    return [
+        each | ({"predicted_ms": predicted[each["method"]]} if each["method"] in predicted else {}) for each in found
+    ]
 
 
 def floor_ms(nodes: int, mbit: float) -> float:
     first_s = BACKWARD_S / LAYERS
-    return (FORWARD_S + first_s + 2 * (nodes - 1) / nodes * PARAMETERS * 32 / mbit / 1e6) * 1e3
+    return round((FORWARD_S + first_s + 2 * (nodes - 1) / nodes * PARAMETERS * 32 / mbit / 1e6) * 1e3, 1)
 
 
-def predict(lab: Lab, here: Path, nodes: int) -> dict[str, float]:
+def predict(here: Path) -> dict[str, float]:
     """Milliseconds of a step as `allranks advise` predicts them from `allranks bench` of the same minute."""
-    flags = ["--cluster", str(CLUSTER)]
-    lab.run(nodes, here, "allranks", "bench", *flags)
-    figures = [
-        "--params",
-        str(PARAMETERS),
-        "--forward-ms",
-        str(FORWARD_S * 1e3),
-        "--backward-ms",
-        str(BACKWARD_S * 1e3),
-    ]
-    told = json.loads(allranks("advise", "--bench", str(here / "runs" / "bench.json"), *figures, "--json"))
+    figures = {"params": PARAMETERS, "forward-ms": FORWARD_S * 1e3, "backward-ms": BACKWARD_S * 1e3}
+    flags = [f"--{name}={value:g}" for name, value in figures.items()]
+    told = json.loads(allranks("advise", "--bench", str(here / "runs" / "bench.json"), *flags, "--json"))
     return {each["name"]: each["step_ms"] for each in told["methods"]}
 
 
-def print_table(records: Sequence[dict[str, Any]]) -> None:
+def print_records(records: Sequence[dict[str, Any]]) -> None:
     for record in records:
         print(" ".join(f"{name}={value}" for name, value in record.items()), flush=True)
 
 
 def summarize(records: Sequence[dict[str, Any]]) -> None:
     """Medians and the spread of ratios, which are taken within one job."""
-    groups = sorted({(each["nodes"], -each["rate"], each["interfaces"]) for each in records})
-    for nodes, minus_rate, interfaces in groups:
-        mine = [
-            each
-            for each in records
-            if (each["nodes"], -each["rate"], each["interfaces"]) == (nodes, minus_rate, interfaces)
-        ]
+    keys = ("nodes", "rate", "interfaces", "ring")
+    for group in dict.fromkeys(tuple(each.get(key) for key in keys) for each in records):
+        mine = [each for each in records if tuple(each.get(key) for key in keys) == group]
         plain = {each["round"]: each["ms"] for each in mine if each["method"] == "equal"}
         floor = mine[0]["floor_ms"]
-        print(f"{nodes} nodes, {-minus_rate} Mbit/s, {interfaces} interface(s); floor {floor} ms")
+        print(f"{group[0]} nodes, {group[1]} Mbit/s, {group[2] or 1} interface(s); floor {floor} ms")
         for method in dict.fromkeys(each["method"] for each in mine):
             some = [each for each in mine if each["method"] == method]
             times = [each["ms"] for each in some]
@@ -235,9 +233,9 @@ def store(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> Non
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")
 
 
-def allranks(*arguments: str) -> str:
+def allranks(*arguments: str, cwd: Path | None = None) -> str:
     command = [sys.executable, "-m", "allranks", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=cwd)
     if done.returncode:
         sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
     return done.stdout
