@@ -191,7 +191,7 @@ def floor_ms(nodes: int, mbit: float) -> float:
 def predict(here: Path) -> dict[str, float]:
     """Milliseconds of a step as `allranks advise` predicts them from `allranks bench` of the same minute."""
     figures = {"params": PARAMETERS, "forward-ms": FORWARD_S * 1e3, "backward-ms": BACKWARD_S * 1e3}
-    flags = [f"--{name}={value:g}" for name, value in figures.items()]
+    flags = [f"--{name}={value:.0f}" for name, value in figures.items()]
     told = json.loads(allranks("advise", "--bench", str(here / "runs" / "bench.json"), *flags, "--json"))
     return {each["name"]: each["step_ms"] for each in told["methods"]}
 
