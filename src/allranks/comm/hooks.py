@@ -75,7 +75,7 @@ def attach(ddp: DistributedDataParallel, wire_format: str) -> Compressor:
     compressor = Compressor(ddp, wire_format)
     if compressor.world_size > 1:
         # DDP refuses wrong annotations, and on Gloo torch's own hook for bf16, by its name.
-        hook = lambda _, bucket: compressor._reducer.reduce(_Bucket(bucket))  # noqa: E731
+        hook = lambda _, bucket: compressor._reducer.reduce(compressor._identify(bucket))  # noqa: E731
         hook.__qualname__ = f"allranks_{wire_format}"  # which DDP logs
         ddp.register_comm_hook(None, hook)
     return compressor
@@ -85,9 +85,7 @@ def _obstacle(ddp: DistributedDataParallel, wire_format: str) -> str:
     embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
     sparse = [name for name, module in ddp.module.named_modules() if isinstance(module, embeddings) and module.sparse]
     if sparse:
-        return (
-            f"gradients of {sparse[0] or 'the module'} are sparse (sparse=True), and only dense ones can be compressed"
-        )
+        return f"gradients of {sparse[0] or 'the module'} are sparse (sparse=True), only dense ones can be compressed"
     if ddp._comm_hooks:
         return "this DistributedDataParallel has a communication hook already, and takes only one"
     if getattr(ddp, "_use_python_reducer", False):
@@ -118,6 +116,14 @@ class Compressor:
         self._owed = _Owed({id(own): name for name, own in ddp.module.named_parameters()})
         formats: Mapping[str, type[_Format]] = {"bf16": _Format, "int8": _Int8, "powersgd": _PowerSGD}
         self._reducer = formats[wire_format](group, self._lane, self._owed)
+        self._ddp, self._unnumbered = ddp, list[Any]()
+
+    def _identify(self, bucket: dist.GradBucket) -> _Bucket:
+        # In the first step of a static graph torch says of each bucket the number and parameters of the first one.
+        if self._ddp is not None and self._ddp.static_graph:
+            self._unnumbered = list(self._ddp.reducer._get_zeros_like_grad_buckets())
+        self._ddp = None
+        return _Bucket(self._unnumbered.pop(0) if self._unnumbered else bucket, bucket.buffer())
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank still owes to the sums, between two steps; empty in bf16. Each rank has its own."""
@@ -133,6 +139,7 @@ class Compressor:
             self._owed.load(state.get("owed", {}))
             self._reducer.load(state)
             return None
+        self._owed.load({})
         why = f"{size} ranks wrote it, {self.world_size} go on"
         if was != self.format:
             why = f"the checkpoint has that of {was}" if was else "the checkpoint has none"
@@ -148,10 +155,10 @@ class Compressor:
 class _Bucket:
     """Gradients that are reduced together, as torch's hooks ask for them; complex ones count as pairs of real ones."""
 
-    def __init__(self, bucket: dist.GradBucket) -> None:
-        self.whole: Tensor = bucket.buffer()
+    def __init__(self, bucket: dist.GradBucket, whole: Tensor) -> None:
+        self.whole = whole
         """Where DDP takes the mean from."""
-        self.values = torch.view_as_real(self.whole).view(-1) if self.whole.is_complex() else self.whole
+        self.values = torch.view_as_real(whole).view(-1) if whole.is_complex() else whole
         """The same numbers, real and flat."""
         self.parameters: Sequence[Tensor] = bucket.parameters()
         self.index, self.is_last = bucket.index, bucket.is_last
