@@ -163,4 +163,4 @@ def test_a_run_with_a_format_resumes_with_the_same_bits_and_tells_of_a_lost_rank
             line,
         ), line
     assert "Traceback" not in result.stderr
-    assert said[-1] == "allranks: error: s.ddp(): compress='fp8': expected 'bf16', 'int8' or 'powersgd'"
+    assert said[-1] == "error: s.ddp(): compress='fp8': expected 'bf16', 'int8' or 'powersgd'"

@@ -117,12 +117,15 @@ class Compressor:
         formats: Mapping[str, type[_Format]] = {"bf16": _Format, "int8": _Int8, "powersgd": _PowerSGD}
         self._reducer = formats[wire_format](group, self._lane, self._owed)
         self._ddp, self._unnumbered = ddp, list[Any]()
+        self.look_at_buckets()
+
+    def look_at_buckets(self) -> None:
+        """Learn which buckets the first step has; called again where they are made again before it."""
+        # In a static graph's first step torch says of each bucket the number and the parameters of the first one. It
+        # holds a lock while it calls the hook, so the reducer has to be asked before.
+        self._unnumbered = list(self._ddp.reducer._get_zeros_like_grad_buckets()) if self._ddp.static_graph else []
 
     def _identify(self, bucket: dist.GradBucket) -> _Bucket:
-        # In the first step of a static graph torch says of each bucket the number and parameters of the first one.
-        if self._ddp is not None and self._ddp.static_graph:
-            self._unnumbered = list(self._ddp.reducer._get_zeros_like_grad_buckets())
-        self._ddp = None
         return _Bucket(self._unnumbered.pop(0) if self._unnumbered else bucket, bucket.buffer())
 
     def state_dict(self) -> dict[str, Any]:
