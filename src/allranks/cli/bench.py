@@ -227,7 +227,9 @@ class _Run:
         if lost := self.group.describe_lost():
             self.notes.append(lost)
         if not self.as_json and self.group.rows:
-            click.echo(_render_rows(self.table) + "\n")
+            from allranks.comm.chart import render_table
+
+            click.echo(render_table(self.table) + "\n")
 
     @property
     def table(self) -> BenchTable:
@@ -301,20 +303,3 @@ class _Run:
             with contextlib.suppress(OSError):
                 draft.unlink()
             say(f"{path} cannot be written: {(exc.strerror or str(exc)).lower()}")
-
-
-def _render_rows(table: BenchTable) -> str:
-    from allranks.report.text import render_rows
-
-    rows = [
-        ("collective", "size", "count", "in flight", "time (us)", "p95 (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
-    ]
-    rows += [
-        (
-            row.collective, str(row.size_bytes), str(row.count), str(row.in_flight), f"{row.time_s * 1e6:.0f}",
-            f"{row.p95_s * 1e6:.0f}", f"{row.algbw_gb_s():.3f}", f"{row.busbw_gb_s(table.ranks):.3f}",
-            "N/A" if row.wrong is None else str(row.wrong),
-        )
-        for row in table.rows
-    ]  # fmt: skip
-    return render_rows(rows)

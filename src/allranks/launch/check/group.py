@@ -27,6 +27,7 @@ from allranks.launch.check.where import Place
 from allranks.launch.srun import send
 from allranks.model.card import Card
 from allranks.model.errors import UsageError
+from allranks.report.text import count_of
 
 LOST_ABOVE = 0.001
 MAX_TOLD = 4
@@ -164,10 +165,16 @@ def run_group(
         queue_s=queue_s,
         next_s=START_S + order.group_s + SLACK_S,
         env=env,
-        tick=show and (lambda: show(f"{len(result.rows)} of {len(order.cases)} collectives timed")),
+        tick=show and (lambda: show(_describe_progress(order, result))),
         is_over=lambda: bool(ends_s) and time.monotonic() > ends_s[0],
     )
     return replace(result, problem=find_problem(reports, silent))
+
+
+def _describe_progress(order: GroupOrder, result: GroupResult) -> str:
+    if not result.rows and not result.skipped:
+        return f"torch starts on {count_of(len(order.names), 'rank')}"
+    return f"{len(result.rows) + len(result.skipped)} of {len(order.cases)} collectives timed"
 
 
 def find_problem(reports: list[RankReport], silent: list[str]) -> str:
