@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
 from allranks.comm.table import Row
-from allranks.launch.check.collective import End, PairOrder, Report, work_of
+from allranks.launch.check.collective import PairOrder, Report, work_of
 from allranks.launch.check.deep import judge_reports, plan_pairs, render_figures
+from allranks.launch.check.members import End
 from allranks.launch.check.outcome import Outcome
 from allranks.launch.check.step import Held, Order
 from allranks.launch.srun import decode, encode

@@ -14,11 +14,6 @@ of its pair. A node that sent nothing has no reports; the reports of its partner
 from __future__ import annotations
 
 import itertools
-import json
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,15 +24,9 @@ import msgspec
 import allranks.comm
 import allranks.join
 from allranks.comm.table import Row
-from allranks.host.node import name_of
-from allranks.host.signals import die_with_parent
-from allranks.launch.check.step import step_of_members
+from allranks.launch.check.members import SLACK_S, End, begin_member, lines_of, run_members
 from allranks.launch.check.where import Place
-from allranks.launch.inbox import SignalInbox
-from allranks.launch.srun import run_steps, send, words_of
-from allranks.model.errors import AllranksError
-from allranks.model.hostlist import fold_hosts
-from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.launch.srun import send
 from allranks.report.text import say
 
 START_S = 40.0
@@ -53,18 +42,6 @@ MEASURE_S = 4.0
 """For all-reduces of all sizes; where the larger one does not fit, the smaller one stands."""
 REPEAT = (3, 4)
 """Fewest and most repetitions."""
-SLACK_S = 10.0
-
-
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How the other nodes reach one node."""
-
-    address: str
-    interface: str
-    num_gpus: int = 0
-    """That torch can use there."""
-    link_mbit_s: int | None = None
-    """Speed that the interface reports; None if it reports none, as virtual interfaces do."""
 
 
 class PairOrder(msgspec.Struct, frozen=True, kw_only=True, tag="pairs"):
@@ -93,7 +70,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     row: Row | None = None
     skipped: dict[str, Any] | None = None
-    """A case that would have taken too long."""
+    """A case that would have taken too long; `why` says how long."""
+    why: str = ""
     status: str = "ok"
     """ok, failed; unknown: something else than the pair failed."""
     what: str = ""
@@ -179,32 +157,19 @@ def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[st
     Raises:
         AllranksError: SLURM started nothing.
     """
-    reports, done, words = list[Report](), set[str](), list[str]()
-
-    def take(node: str, report: Report | None) -> None:
-        if report is None:
-            done.add(node)
-        else:
-            reports.append(msgspec.structs.replace(report, node=node))
-
-    def late() -> list[str]:
-        return sorted(order.ends.keys() - done)
-
-    run_steps(
-        *step_of_members(place, order, env),
-        take,
-        kinds={"pair": Report, "done": None},
-        words=words,
-        is_complete=lambda: not late(),
-        on_wait=lambda s: say(f"still waiting for the collectives on {fold_hosts(late())} after {s:.0f} s"),
-        first_s=queue_s,
+    reports = list[Report]()
+    silent = run_members(
+        place,
+        order,
+        [*order.ends],
+        lambda node, report: reports.append(msgspec.structs.replace(report, node=node)),
+        kinds={"pair": Report},
+        what="the collectives",
+        queue_s=queue_s,
         next_s=order.deadline_s + SLACK_S,
-        check_signals=SignalInbox().check,
+        env=env,
     )
-    if not reports:
-        said = words_of(words) or f"no answer within {queue_s:.0f} s"
-        raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
-    if silent := late():
+    if silent:
         say(f"the collectives did not finish on {', '.join(silent)}")
     return reports
 
@@ -215,24 +180,12 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     Raises:
         AllranksError: this task cannot take part.
     """
-    check_one_agent_per_node(world_from_env(env))
-    node = name_of(env)
+    node = begin_member(env)
     send(node, "pair", Report())  # it is here
-    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "trial.py"), json.dumps(work_of(order, node))]
-    dies_with_us = die_with_parent(signal.SIGKILL)
-    with subprocess.Popen(
-        command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=dies_with_us
-    ) as child:
-        killer = threading.Timer(order.deadline_s, child.kill)
-        killer.start()
-        try:
-            assert child.stdout is not None
-            for line in child.stdout:
-                send(node, "pair", msgspec.Raw(line))
-            send(node, "done")
-        finally:
-            killer.cancel()
-            child.kill()  # and the kernel the process of its pair, which asked for it (PR_SET_PDEATHSIG)
+    program = Path(allranks.join.__path__[0]) / "trial.py"
+    for _, line in lines_of(program, [work_of(order, node)], deadline_s=order.deadline_s, env=env):
+        send(node, "pair", msgspec.Raw(line))
+    send(node, "done")
 
 
 def work_of(order: PairOrder, node: str) -> dict[str, Any]:
