@@ -154,7 +154,12 @@ def test_a_partner_that_never_comes_is_said_at_the_deadline(port: int, rank: int
     ("group_s", "timeout_s", "what"),
     [
         (5.0, 90.0, "not finished within 5 s after all had joined"),
-        (90.0, 5.0, "wait timeout after 5000ms, keys: /gloo0/0//cpu//0/0"),
+        (
+            90.0,
+            5.0,
+            "n1, which holds the store, does not answer after init_process_group: "
+            "wait timeout after 5000ms, keys: /gloo0/0//cpu//0/0",
+        ),
     ],
     ids=["killed", "by its timeout"],
 )
@@ -180,7 +185,7 @@ def test_an_interface_that_is_not_there_is_said(port: int) -> None:
     for process in ends:
         (line,) = said_by(process)
         assert line["status"] == "failed"
-        assert "nope0" in line["what"]
+        assert line["what"] == "init_process_group: n1, n2: Unable to find interface nope0"
 
 
 def test_a_port_in_use_says_nothing_of_the_pair(port: int) -> None:

@@ -177,8 +177,12 @@ def _try(work: Words, arrive_by_s: float, measure: Callable[..., None], timeout_
     try:
         store = _arrive(work, arrive_by_s)
         tell(HERE)
-        _form(work, store, timeout_s=timeout_s)
-        agree = _Agreement(work, store, tell).agree
+        agree, mine, by_s = _Agreement(work, store, tell).agree, Words(), time.monotonic() + timeout_s
+        try:
+            _form(work, store, timeout_s=timeout_s)
+        except Exception as exc:  # the others learn it at once, and by name
+            mine = {"error": str(exc)}
+        agree("init_process_group", mine, by_s, lambda _: {})
         measure(work, agree, tell if work["rank"] == 0 else lambda line: None, timeout_s=timeout_s)
         _leave(work, store)
     except _PortTakenError as exc:
