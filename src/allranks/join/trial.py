@@ -120,7 +120,9 @@ def _tell_of(group: Words, words: Words) -> None:
 def _one_line(error: BaseException | str) -> str:
     """Return the text of an error without the places in torch's source, stacks and advice that follow it."""
     text = re.sub(
-        r"\[/\S+\.cc:\d+\] ", "", re.split(r"\s*Exception raised from| This is typically caused by", str(error))[0]
+        r"\[(enforce fail at )?/\S+\.cc:\d+\] ",
+        "",
+        re.split(r"\s*Exception raised from| This is typically caused by", str(error))[0],
     )
     return " ".join(text.split())[:MAX_TEXT] or type(error).__name__
 
