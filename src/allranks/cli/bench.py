@@ -224,8 +224,7 @@ class _Run:
         )
         self.line.clear()
         self.problem = self.group.problem and f"collectives: {self.group.problem}"
-        if lost := self.group.describe_lost():
-            self.notes.append(lost)
+        self.notes += filter(None, (self.group.describe_lost(), self.group.describe_skipped()))
         if not self.as_json and self.group.rows:
             from allranks.comm.chart import render_table
 
@@ -252,13 +251,13 @@ class _Run:
         from allranks.comm.table import find_table
         from allranks.comm.table import to_json as table_to_json
 
-        table, path = self.table, find_table(log_dir)
+        table, written = self.table, list[str]()
         if table.pairs or table.rows:
-            self._write(path, table_to_json(table))
+            written += self._write(find_table(log_dir), table_to_json(table))
         if plot is not None and table.rows:
             from allranks.comm.chart import draw_svg
 
-            self._write(plot, draw_svg(table).encode())
+            written += self._write(plot, draw_svg(table).encode())
         is_wrong = any(row.wrong for row in table.rows)
         if is_wrong and not self.problem:
             self.problem = "collectives: elements came out wrong: see the column #wrong"
@@ -289,17 +288,22 @@ class _Run:
             where = ", ".join(each.node or "?" for each in self.findings)
             what = count_of(len(self.findings), "slow or lossy place" if self.marks else "problem")
             verdict = f"{what}{'' if self.marks else ' that would stop a job'} ({where})"
-        click.echo(printable(f"{count_of(len(self.names), 'node')}: {verdict}; {elapsed_s:.1f} s"))
+        click.echo(
+            printable(f"{count_of(len(self.names), 'node')}: {verdict}; {'; '.join([f'{elapsed_s:.1f} s', *written])}")
+        )
         return code
 
-    def _write(self, path: Path, data: bytes) -> None:
-        """Write a file, whole or not at all."""
+    def _write(self, path: Path, data: bytes) -> list[str]:
+        """Write a file, whole or not at all; returns its path, if it was written."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(data)
+            with draft.open("xb") as file:
+                file.write(data)
             draft.replace(path)
+            return [str(path)]
         except OSError as exc:
             with contextlib.suppress(OSError):
                 draft.unlink()
             say(f"{path} cannot be written: {(exc.strerror or str(exc)).lower()}")
+            return []

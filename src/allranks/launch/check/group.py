@@ -85,6 +85,14 @@ class GroupResult:
     problem: str = ""
     """Which rank failed, and how; empty: none did."""
 
+    def describe_skipped(self) -> str:
+        """Return how many cases were not measured, and why one of them was not; empty: all were."""
+        return (
+            f"{count_of(len(self.skipped), 'collective')} not measured, such as {self.skipped[0]}"
+            if self.skipped
+            else ""
+        )
+
     def describe_lost(self) -> str:
         """Return which nodes sent segments again during the collectives, the most first; empty: next to none did."""
         shares = {node: each.retransmitted / max(1, each.segments) for node, each in self.counters.items()}
