@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 HOW_TOS = ROOT / "docs/how-to"
 ON_THIS_MACHINE = ("install", "from-torchrun", "launchers", "slurm")
 WITH_TORCH = ("hang", "why", "session", "watch")
-IN_THE_LAB = ("check", "restarts", "lab")
+IN_THE_LAB = ("check", "slow-network", "restarts", "lab")
 
 
 READERS_OWN = """\

@@ -224,10 +224,11 @@ class _Run:
         )
         self.line.clear()
         self.problem = self.group.problem and f"collectives: {self.group.problem}"
-        if lost := self.group.describe_lost():
-            self.notes.append(lost)
+        self.notes += filter(None, (self.group.describe_lost(), self.group.describe_skipped()))
         if not self.as_json and self.group.rows:
-            click.echo(_render_rows(self.table) + "\n")
+            from allranks.comm.chart import render_table
+
+            click.echo(render_table(self.table) + "\n")
 
     @property
     def table(self) -> BenchTable:
@@ -250,13 +251,13 @@ class _Run:
         from allranks.comm.table import find_table
         from allranks.comm.table import to_json as table_to_json
 
-        table, path = self.table, find_table(log_dir)
+        table, written = self.table, list[str]()
         if table.pairs or table.rows:
-            self._write(path, table_to_json(table))
+            written += self._write(find_table(log_dir), table_to_json(table))
         if plot is not None and table.rows:
             from allranks.comm.chart import draw_svg
 
-            self._write(plot, draw_svg(table).encode())
+            written += self._write(plot, draw_svg(table).encode())
         is_wrong = any(row.wrong for row in table.rows)
         if is_wrong and not self.problem:
             self.problem = "collectives: elements came out wrong: see the column #wrong"
@@ -287,34 +288,22 @@ class _Run:
             where = ", ".join(each.node or "?" for each in self.findings)
             what = count_of(len(self.findings), "slow or lossy place" if self.marks else "problem")
             verdict = f"{what}{'' if self.marks else ' that would stop a job'} ({where})"
-        click.echo(printable(f"{count_of(len(self.names), 'node')}: {verdict}; {elapsed_s:.1f} s"))
+        click.echo(
+            printable(f"{count_of(len(self.names), 'node')}: {verdict}; {'; '.join([f'{elapsed_s:.1f} s', *written])}")
+        )
         return code
 
-    def _write(self, path: Path, data: bytes) -> None:
-        """Write a file, whole or not at all."""
+    def _write(self, path: Path, data: bytes) -> list[str]:
+        """Write a file, whole or not at all; returns its path, if it was written."""
         draft = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draft.write_bytes(data)
+            with draft.open("xb") as file:
+                file.write(data)
             draft.replace(path)
+            return [str(path)]
         except OSError as exc:
             with contextlib.suppress(OSError):
                 draft.unlink()
             say(f"{path} cannot be written: {(exc.strerror or str(exc)).lower()}")
-
-
-def _render_rows(table: BenchTable) -> str:
-    from allranks.report.text import render_rows
-
-    rows = [
-        ("collective", "size", "count", "in flight", "time (us)", "p95 (us)", "algbw (GB/s)", "busbw (GB/s)", "#wrong")
-    ]
-    rows += [
-        (
-            row.collective, str(row.size_bytes), str(row.count), str(row.in_flight), f"{row.time_s * 1e6:.0f}",
-            f"{row.p95_s * 1e6:.0f}", f"{row.algbw_gb_s():.3f}", f"{row.busbw_gb_s(table.ranks):.3f}",
-            "N/A" if row.wrong is None else str(row.wrong),
-        )
-        for row in table.rows
-    ]  # fmt: skip
-    return render_rows(rows)
+            return []

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -142,7 +143,10 @@ def run_streams(plan: Plan, node: str, tell: Callable[[RoundReport], None]) -> N
     """
     with contextlib.ExitStack() as left:
         end = _End(plan, node, left)
-        absent = end.meet()
+        try:
+            absent = end.meet()
+        except (OSError, ValueError) as exc:
+            absent = {node: _reason(exc)}
         began_s = time.monotonic()
         for number, pairs in enumerate(plan.rounds):
             pair = next((each for each in pairs if node in each), None)
@@ -160,7 +164,9 @@ def run_streams(plan: Plan, node: str, tell: Callable[[RoundReport], None]) -> N
 
 
 def _reason(exc: Exception) -> str:
-    return (getattr(exc, "strerror", None) or str(exc) or type(exc).__name__).lower()
+    """Return what went wrong, in the kernel's words where they are its, else in ours."""
+    number = getattr(exc, "errno", None)
+    return os.strerror(number).lower() if number else str(exc) or type(exc).__name__
 
 
 class _End:
@@ -181,7 +187,7 @@ class _End:
         by_s = time.monotonic() + START_S
         if self._node != first:
             with self._connect(-1, first, by_s=by_s, said=self._problem) as sock:
-                sock.settimeout(START_S)
+                sock.settimeout(START_S + LATE_S)
                 return dict(json.loads(_read_line(sock)))
         absent, here = dict[str, str](), dict[str, socket.socket]()
         for name in others if not self._problem else ():
@@ -201,8 +207,10 @@ class _End:
         sock = self._connect(number, peer, by_s=by_s) if is_second else self._accept(number, peer, by_s=by_s)[0]
         with sock:
             if is_second:
-                sent = self._send(sock)
-                return msgspec.structs.replace(sent, got_by_others_mbit_s=self._receive(sock))
+                sent, others = self._send(sock), 0.0
+                with contextlib.suppress(OSError):  # the peer, whose stream it is, says why
+                    others = self._receive(sock)
+                return msgspec.structs.replace(sent, got_by_others_mbit_s=others)
             others = self._receive(sock)
             return msgspec.structs.replace(self._send(sock), got_by_others_mbit_s=others)
 

@@ -27,6 +27,7 @@ from allranks.launch.check.where import Place
 from allranks.launch.srun import send
 from allranks.model.card import Card
 from allranks.model.errors import UsageError
+from allranks.report.text import count_of
 
 LOST_ABOVE = 0.001
 MAX_TOLD = 4
@@ -83,6 +84,14 @@ class GroupResult:
     counters: dict[str, Counters] = field(default_factory=dict)
     problem: str = ""
     """Which rank failed, and how; empty: none did."""
+
+    def describe_skipped(self) -> str:
+        """Return how many cases were not measured, and why one of them was not; empty: all were."""
+        return (
+            f"{count_of(len(self.skipped), 'collective')} not measured, such as {self.skipped[0]}"
+            if self.skipped
+            else ""
+        )
 
     def describe_lost(self) -> str:
         """Return which nodes sent segments again during the collectives, the most first; empty: next to none did."""
@@ -164,10 +173,16 @@ def run_group(
         queue_s=queue_s,
         next_s=START_S + order.group_s + SLACK_S,
         env=env,
-        tick=show and (lambda: show(f"{len(result.rows)} of {len(order.cases)} collectives timed")),
+        tick=show and (lambda: show(_describe_progress(order, result))),
         is_over=lambda: bool(ends_s) and time.monotonic() > ends_s[0],
     )
     return replace(result, problem=find_problem(reports, silent))
+
+
+def _describe_progress(order: GroupOrder, result: GroupResult) -> str:
+    if not result.rows and not result.skipped:
+        return f"torch starts on {count_of(len(order.names), 'rank')}"
+    return f"{len(result.rows) + len(result.skipped)} of {len(order.cases)} collectives timed"
 
 
 def find_problem(reports: list[RankReport], silent: list[str]) -> str:
