@@ -84,6 +84,7 @@ MISTAKES = """
 --params many --step-ms 10 | 'many': expected a positive number, for example 13100000, 13.1M or 7B
 --params 0 --step-ms 10 | '0': expected a positive number, for example 13100000, 13.1M or 7B
 --params nan --step-ms 10 | 'nan': expected a positive number, for example 13100000, 13.1M or 7B
+--params 13M --step-ms nan | --step-ms, --forward-ms, --backward-ms: expected milliseconds, for example 150
 --params 13M --step-ms 0 | 0.0 is not in the range
 --params 13M --step-ms 10 --nodes 0 | 0 is not in the range
 --measure | --measure: expected a script, for example allranks advise --measure train.py

@@ -10,7 +10,8 @@ from allranks.comm import methods
 from allranks.comm.advise import MIB, Advice, Model, Step, advise, end_s
 from allranks.comm.curves import Curve, Network
 from allranks.comm.methods import Method
-from allranks.comm.table import BenchTable, Row, bus_factor
+from allranks.comm.table import BenchTable, Row
+from comm.tables import EXCHANGE_S, bench_of
 
 MEASURED = """
 ms a step at 500 Mbit/s, at 100                 to equal loss at 500, at 100
@@ -38,37 +39,6 @@ AS_MEASURED = {
     "DiLoCo every 25": methods.LOCAL[2],
 }
 STEP = Step(tensor_bytes=(640 * 640 * 4,) * 8, forward_s=0.050, backward_s=0.100, other_s=0.005)
-TCP = 0.945
-"""Payload in what a link carries."""
-ALONE = 1.1
-"""A ring beside which no other one is under way leaves gaps."""
-SMALL_S = {100: 0.016, 500: 0.0105, 1000: 0.009}
-"""An all-reduce of a few KB, by the link's rate: 8 to 20 ms on two cores that serve six ranks."""
-EXCHANGE_S = 0.005
-"""Of all-to-all and all-gather, beside their bytes."""
-
-
-def bench_of(mbit: int, ranks: int = 6) -> BenchTable:
-    """A table as `allranks bench` writes it of links of this rate."""
-
-    def row(collective: str, size: int, overhead_s: float, in_flight: int = 1, gaps: float = 1.0) -> Row:
-        wire_s = bus_factor(collective, ranks) * size * 8e-6 / (mbit * TCP)
-        time_s = gaps * wire_s + overhead_s
-        return Row(
-            collective=collective, size_bytes=size, count=size // 4, in_flight=in_flight, time_s=time_s, p95_s=time_s
-        )
-
-    buckets = [MIB // 2 << power for power in range(7)]
-    rows = [row("all_reduce", size, 0.0005, in_flight=8) for size in buckets]
-    rows += [row("all_reduce", size, 0.002, gaps=ALONE) for size in buckets]
-    rows += [row("all_reduce", size, SMALL_S[mbit]) for size in (4 << 10, 64 << 10)]
-    rows += [
-        row(name, size, EXCHANGE_S)
-        for name in ("all_to_all", "all_gather")
-        for size in (4 << 10, 64 << 10, MIB, 16 * MIB)
-    ]
-    nodes = tuple(f"node{number + 1:02}" for number in range(ranks))
-    return BenchTable(backend="gloo", nodes=nodes, ranks=ranks, rows=tuple(rows))
 
 
 def measured(mbit: int) -> dict[str, tuple[float, float]]:
@@ -234,6 +204,17 @@ def test_a_table_of_six_nodes_is_scaled_to_what_other_numbers_would_measure(rank
         assert scaled.time_s("all_reduce", size, in_flight=8) == pytest.approx(
             truth.time_s("all_reduce", size, in_flight=8), rel=0.03
         )
+
+
+@pytest.mark.parametrize(("ranks", "time_s"), [(2, 0.002 + 0.008), (6, 0.010 + 0.0133333), (11, 0.020 + 0.0145454)])
+def test_hops_and_bytes_of_a_ring_are_scaled_each_by_its_own_number(ranks: int, time_s: float) -> None:
+    """A hop takes 1 ms, and 8 MB take 8 ms over a link; six ranks measured."""
+    rows = [
+        Row(collective="all_reduce", size_bytes=size, count=1, time_s=10e-3 + 10 / 6 * size / 1e9, p95_s=1)
+        for size in (1_000_000, 4_000_000, 16_000_000)
+    ]
+    network = Network.of(BenchTable(backend="gloo", nodes=("a",) * 6, ranks=6, rows=tuple(rows)))
+    assert network.among(ranks).time_s("all_reduce", 8_000_000) == pytest.approx(time_s, rel=1e-4)
 
 
 def test_one_node_sends_nothing_and_other_numbers_are_said_to_be_scaled() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -55,7 +56,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 
 
 def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Callable[[Any], Any]:
-    kind = kind or click.FloatRange(min=0, min_open=True, max=1e9)
+    kind = kind or click.FloatRange(min=0, min_open=True)
     return click.option(flag, type=kind, metavar=metavar, help=help_text)
 
 
@@ -65,10 +66,10 @@ def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Call
 @_positive("--step-ms", "MS", "Milliseconds that a step takes on one rank alone; 1/3 of it is the forward pass.")
 @_positive("--forward-ms", "MS", "Milliseconds of the forward pass. [default: see --step-ms]")
 @_positive("--backward-ms", "MS", "Milliseconds of the backward pass, with the loss. [default: see --step-ms]")
-@_positive("--batch", "B", "Samples of one rank in a step, to print samples per second.", click.IntRange(1, 10**9))
+@_positive("--batch", "B", "Samples of one rank in a step, to print samples per second.", click.IntRange(min=1))
 @_positive("--steps", "N", "Steps that the run still has; without it, fewer synchronizations are not offered.", Count())
 @_positive("--noise-scale", "X", "Gradient noise scale, as a multiple of the whole batch, to judge a larger batch.")
-@_positive("--nodes", "N", "Largest number of nodes of a prediction. [default: as measured]", click.IntRange(1, 16384))
+@_positive("--nodes", "N", "Largest number of nodes of a prediction. [default: as measured]", click.IntRange(min=1))
 @click.option(
     "--bench",
     "bench_file",
@@ -202,6 +203,8 @@ def guess_step(params: int | None, step_ms: float | None, forward_ms: float | No
     """
     from allranks.comm.advise import Step
 
+    if any(not math.isfinite(ms) for ms in (step_ms, forward_ms, backward_ms) if ms is not None):
+        raise UsageError("advise: --step-ms, --forward-ms, --backward-ms: expected milliseconds, for example 150")
     if params is None:
         raise UsageError("advise: expected --measure with a script, or --params with --step-ms")
     if forward_ms is None or backward_ms is None:
