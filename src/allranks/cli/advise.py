@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ from allranks.cli import complete
 from allranks.cli.options import json_option, log_dir_option, note_misplaced, timeout_option
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import expand_hosts, fold_hosts
-from allranks.report.text import Style, count_of, describe_size, printable
+from allranks.report.text import Style, count_of, describe_size, one_line, say
 
 if TYPE_CHECKING:
     from allranks.comm.advise import Advice, Prediction, Step
@@ -55,7 +56,7 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 
 
 def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Callable[[Any], Any]:
-    kind = kind or click.FloatRange(min=0, min_open=True, max=1e9)
+    kind = kind or click.FloatRange(min=0, min_open=True)
     return click.option(flag, type=kind, metavar=metavar, help=help_text)
 
 
@@ -63,12 +64,12 @@ def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Call
 @click.option("--measure", "is_measured", is_flag=True, help="Start SCRIPT for a few steps, and measure them.")
 @_positive("--params", "N", "Parameters of the model, each with a gradient of 4 bytes: 13100000, 125M or 7B.", Count())
 @_positive("--step-ms", "MS", "Milliseconds that a step takes on one rank alone; 1/3 of it is the forward pass.")
-@_positive("--forward-ms", "MS", "Milliseconds of the forward pass, with the loss. [default: see --step-ms]")
-@_positive("--backward-ms", "MS", "Milliseconds of the backward pass. [default: see --step-ms]")
-@_positive("--batch", "B", "Samples of one rank in a step, to print samples per second.", click.IntRange(1, 10**9))
+@_positive("--forward-ms", "MS", "Milliseconds of the forward pass. [default: see --step-ms]")
+@_positive("--backward-ms", "MS", "Milliseconds of the backward pass, with the loss. [default: see --step-ms]")
+@_positive("--batch", "B", "Samples of one rank in a step, to print samples per second.", click.IntRange(min=1))
 @_positive("--steps", "N", "Steps that the run still has; without it, fewer synchronizations are not offered.", Count())
 @_positive("--noise-scale", "X", "Gradient noise scale, as a multiple of the whole batch, to judge a larger batch.")
-@_positive("--nodes", "N", "Largest number of nodes of a prediction. [default: as measured]", click.IntRange(1, 16384))
+@_positive("--nodes", "N", "Largest number of nodes of a prediction. [default: as measured]", click.IntRange(min=1))
 @click.option(
     "--bench",
     "bench_file",
@@ -79,7 +80,9 @@ def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Call
 @click.option(
     "--nproc-per-node", metavar="N|auto|gpu|cpu", help="With --measure: number of ranks, as for `allranks run`."
 )
-@timeout_option("--timeout", "limit_s", waits_for="with --measure for the script's steps", default=600.0, at_least=1.0)
+@timeout_option(
+    "--timeout", "limit_s", waits_for="for the steps of a script with --measure", default=600.0, at_least=1.0
+)
 @log_dir_option
 @json_option
 @click.argument("script", required=False, shell_complete=complete.paths)
@@ -137,6 +140,8 @@ def advise(
         found = measure_script(words, place=place, flags=flags, log_dir=log_dir, env=os.environ, limit_s=limit_s)
         step, ranks = found.to_step(), found.modules[0].ranks
         measured_s = found.step_s if ranks == table.ranks else None
+        if hook := next((module.hook for module in found.modules if module.hook), ""):
+            say(f"{script} has a communication hook of its own ({hook}); what is predicted for now is without it")
         step = replace(
             step,
             forward_s=step.forward_s if forward_ms is None else forward_ms / 1e3,
@@ -154,7 +159,7 @@ def advise(
         click.echo(to_json(describe(found_advice, table, batch=batch, measured_s=measured_s)))
     else:
         style = Style.of(sys.stdout)
-        click.echo(printable(render(found_advice, table, path, style, batch=batch, measured_s=measured_s)))
+        click.echo(render(found_advice, table, path, style, batch=batch, measured_s=measured_s))
 
 
 def read_table(given: Path | None, log_dir: Path) -> tuple[Path, BenchTable]:
@@ -198,6 +203,8 @@ def guess_step(params: int | None, step_ms: float | None, forward_ms: float | No
     """
     from allranks.comm.advise import Step
 
+    if any(not math.isfinite(ms) for ms in (step_ms, forward_ms, backward_ms) if ms is not None):
+        raise UsageError("advise: --step-ms, --forward-ms, --backward-ms: expected milliseconds, for example 150")
     if params is None:
         raise UsageError("advise: expected --measure with a script, or --params with --step-ms")
     if forward_ms is None or backward_ms is None:
@@ -229,8 +236,9 @@ def render(
     began = time.strftime("%Y-%m-%d %H:%M", time.localtime(table.began_s)) if table.began_s else "at an unknown time"
     slowest = table.slowest_mbit_s()
     link = f"; the slowest link carries {slowest:.4g} Mbit/s" if slowest else ""
+    network = f"{fold_hosts(table.nodes)}, {count_of(table.ranks, 'rank')}, {table.backend}{link} ({path}, {began})"
     lines = [
-        f"network  {fold_hosts(table.nodes)}, {count_of(table.ranks, 'rank')}, {table.backend}{link} ({path}, {began})",
+        f"network  {one_line(network)}",
         f"step     computes {_ms(step.compute_s)} ms (forward {_ms(step.forward_s)}, backward {_ms(step.backward_s)}, "
         f"other {_ms(step.other_s)}); {describe_size(step.gradient_bytes)} of gradients",
         f"now      {_ms(now.step_s)} ms a step, predicted"
@@ -242,9 +250,9 @@ def render(
         lines.append("no way to reduce gradients gains more than 2 % here")
     for number, one in enumerate(advice.offered, start=1):
         lines += _lines_of(number, one, step, style)
-    if advice.refused:
+    if refused := [one for one in advice.refused if one.method.name != "torch" or step.bucket_bytes]:
         lines += ["", "not offered:"]
-        lines += [f"   {one.method.name:<{WIDTH}} {_ms(one.step_s):>6} ms  {one.refusal}" for one in advice.refused]
+        lines += [f"   {one.method.name:<{WIDTH}} {_ms(one.step_s):>6} ms  {one.refusal}" for one in refused]
     lines += ["", *_table_of_nodes(advice, batch), ""]
     from allranks.comm.methods import LOSS_SOURCE
 
@@ -270,10 +278,10 @@ def costs_of(one: Prediction, step: Step) -> list[str]:
     """Return what a method costs, each as a phrase."""
     method = one.method
     costs = ["changes the result"] if method.changes_result else []
-    if method.loss_percent is None:
-        costs.append(f"needs {method.samples:.1f} x the samples by the noise scale, which is the least")
-    elif method.loss_percent:
-        costs.append(f"validation loss {method.loss_percent:+g} % after as many samples")
+    if method.loss.percent is None:
+        costs.append(f"needs {method.loss.samples:.1f} x the samples by the noise scale, which is the least")
+    elif method.loss.percent:
+        costs.append(f"validation loss {method.loss.percent:+g} % after as many samples")
     for what, times in (("memory on each rank", method.memory), ("for each rank in a checkpoint", method.checkpoint)):
         if times:
             costs.append(f"{describe_size(round(times * step.gradient_bytes))} more {what}")
@@ -327,7 +335,7 @@ def describe(advice: Advice, table: BenchTable, *, batch: int | None, measured_s
                 "sent_bytes": round(one.sent_bytes),
                 "gain": round(one.gain, 3),
                 "to_equal_loss": round(one.to_equal_loss, 3),
-                "loss_percent": one.method.loss_percent,
+                "loss_percent": one.method.loss.percent,
                 "changes_result": one.method.changes_result,
                 "memory_bytes": round(one.method.memory * step.gradient_bytes),
                 "checkpoint_bytes": round(one.method.checkpoint * step.gradient_bytes),

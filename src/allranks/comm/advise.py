@@ -39,6 +39,8 @@ LOW_RANK = 1 / 44
 CODE_S: Mapping[str, float] = {"bf16": 0.25e-9, "int8": 4e-9, "powersgd": 2.2e-9}
 """Seconds of one core for each byte of gradients that a format packs and unpacks, with Gloo (torch 2.13, x86-64); on a
 GPU, nothing."""
+MAX_NUMBERS = 8
+"""Columns of numbers of nodes that fit into a terminal."""
 NOISE_FACTORS = (2, 4, 8, 16)
 """Micro-batches a step that are tried where the noise scale is known."""
 
@@ -136,15 +138,13 @@ def advise(
     model = Model(step, measured, table)
     now, plain = model.predict(methods.TORCH, as_now=True), model.predict(methods.EQUAL)
     found = []
-    for method in _methods(step, noise_scale):
-        one = model.predict(method)
-        gain = now.step_s / one.step_s
-        one = replace(one, gain=gain, to_equal_loss=gain / method.samples)
-        over_plain = plain.step_s / one.step_s / method.samples
+    for one in map(model.predict, _methods(model, noise_scale, steps_left)):
+        gain, over_plain = now.step_s / one.step_s, plain.step_s / one.step_s / one.method.loss.samples
+        one = replace(one, gain=gain, to_equal_loss=gain / one.method.loss.samples)
         found.append(replace(one, refusal=_refuse(one, over_plain, steps_left)))
     found.sort(key=lambda one: -one.to_equal_loss)
     by_nodes = []
-    for nodes in range(1, (max_nodes or num_nodes) + 1):
+    for nodes in _numbers(num_nodes, max_nodes or num_nodes):
         ranks = round(per_node * nodes)
         if nodes == 1 < num_nodes and ranks > 1:  # nobody measured inside a node
             continue
@@ -162,11 +162,23 @@ def advise(
     )
 
 
-def _methods(step: Step, noise_scale: float | None) -> Iterator[Method]:
+def _numbers(measured: int, largest: int) -> list[int]:
+    """Return the numbers of nodes that are shown: all up to MAX_NUMBERS, else powers of two."""
+    if largest <= MAX_NUMBERS:
+        return list(range(1, largest + 1))
+    doubled = {1 << power for power in range(largest.bit_length()) if 1 << power <= largest}
+    return sorted(doubled | {largest} | ({measured} if measured < largest else set()))
+
+
+def _methods(model: Model, noise_scale: float | None, steps_left: int | None) -> Iterator[Method]:
+    plain_steps = "STEPS / 10" if steps_left is None else f"{methods.WARM_UP * steps_left:.0f}"
     for method in methods.METHODS:
         if method is methods.ACCUMULATE and noise_scale is not None:
-            yield from (methods.accumulate(every, noise_scale) for every in NOISE_FACTORS)
-        elif method is not methods.BF16 or step.element_bytes > 2:
+            tried = (methods.accumulate(every, noise_scale) for every in NOISE_FACTORS)
+            yield min(tried, key=lambda each: model.predict(each).step_s * each.loss.samples)
+        elif method.has_warm_up:
+            yield replace(method, line=method.line.format(plain_steps=plain_steps))
+        elif method is not methods.BF16 or model.step.element_bytes > 2:
             yield method
 
 
@@ -174,7 +186,7 @@ def _refuse(one: Prediction, over_plain: float, steps_left: int | None) -> str |
     """Return why a method is not offered; None if it is."""
     method = one.method
     if method is methods.ACCUMULATE:
-        return "only the gradient noise scale can tell whether a larger batch pays: give --noise-scale"
+        return "only the gradient noise scale tells whether a larger batch pays: give --noise-scale"
     if method.is_local:
         if over_plain < methods.MIN_GAIN:
             return f"it changes the result, and gains {over_plain:.1f} x to equal loss over plain DDP, not 2 x"
@@ -184,7 +196,8 @@ def _refuse(one: Prediction, over_plain: float, steps_left: int | None) -> str |
         if steps_left < needed:
             return f"it changes the result, and pays only if at least {needed} steps are left, not {steps_left}"
     if one.to_equal_loss < NO_GAIN and one.gain >= NO_GAIN:
-        return f"its steps are {one.gain:.1f} x as fast, but it needs {method.samples:.1f} x the samples to equal loss"
+        needs = f"{method.loss.samples:.1f} x the samples to equal loss"
+        return f"its steps are {one.gain:.1f} x as fast, but it needs {needs}"
     return None if one.to_equal_loss >= NO_GAIN else "it gains nothing here"
 
 

@@ -6,8 +6,9 @@ Rank 0 writes OUT, a JSON object, and all ranks end, inside the forward pass aft
 no say in it, and prints no traceback. Without any DistributedDataParallel, OUT says so when the script has ended, or
 after a number of optimizer steps. Runs in the script's Python: standard library and torch only.
 
-torch fills its log in the first ten steps: forward pass (up to the first gradient), backward pass (up to the last one),
-communication, and how much of that the backward pass hides. Source: torch 2.13, logger.cpp of c10d.
+torch fills its log in the first ten steps: forward pass of the module, backward pass (from then on up to the last
+gradient, so with the loss), communication, and how much of that the backward pass hides. Source: torch 2.13, logger.cpp
+of c10d.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ def main() -> None:
     register_optimizer_step_post_hook(watch.count_step)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).absolute().parent)
-    runpy.run_path(script, run_name="__main__")
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as exc:
+        if not exc.code:
+            watch.write()
+        raise
     watch.write()
 
 

@@ -27,8 +27,8 @@ from allranks.join import measure
 from allranks.launch.check.where import Place
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import end_srun, step_env
-from allranks.model.errors import AllranksError, Exit, UsageError
-from allranks.report.text import count_of, one_line, print_error, say
+from allranks.model.errors import AllranksError, Exit, StoppedBySignal, UsageError
+from allranks.report.text import count_of, print_error, printable, say
 
 MAX_BYTES = 8 << 20
 """Of a measurement: 100,000 parameters need less than 2 MB."""
@@ -122,27 +122,27 @@ def measure_script(
     if place is not None:
         command, env = [*_srun(place), *command], step_env(env)
     say(f"measuring {script}: its first {measure.SKIPPED + measure.STEPS + 2} steps, then it is ended")
-    status = _run(command, env, here / "report", limit_s=limit_s)
+    try:
+        status = _run(command, env, here / "report", limit_s=limit_s)
+    except StoppedBySignal:
+        shutil.rmtree(here, ignore_errors=True)
+        raise
     found = read_measurement(out)
+    if found is None and status is None:
+        raise ScriptError(f"advise: {script}: not measured within {limit_s:g} s (--timeout); its output is in {here}")
     if found is None:
         for line in (here / "report").read_text(errors="replace").splitlines()[-WORDS:]:
-            print_error(one_line(line))
-        if status is None:
-            why = f"it was ended after {limit_s:g} s without a measurement (--timeout)"
-        else:
-            why = f"it ended with exit code {status} before its steps were measured"
+            print_error(printable(line))
+        why = f"it ended with exit code {status} before its steps were measured"
         raise ScriptError(f"advise: {script}: {why}; its output is in {here}")
     shutil.rmtree(here, ignore_errors=True)
     if found.modules:
         return found
     if found.num_modules:
-        why = f"its DistributedDataParallel ended after too few steps; {measure.SKIPPED + 3} are needed at least"
+        why = f"its DistributedDataParallel made too few steps; {measure.SKIPPED + 3} are needed at least"
     else:
-        made = f"in {count_of(found.optimizer_steps, 'optimizer step')}"
-        why = (
-            f"it made no DistributedDataParallel {made}, and advise knows no other way to train; give --params instead"
-        )
-    raise UsageError(f"advise: {script}: {why}")
+        why = f"it made no DistributedDataParallel in {count_of(found.optimizer_steps, 'optimizer step')}"
+    raise UsageError(f"advise: {script}: {why}; without a measurement, give --params and --step-ms")
 
 
 def read_measurement(path: Path) -> Measurement | None:
