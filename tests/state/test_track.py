@@ -10,10 +10,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from allranks.model.errors import UsageError
+from allranks.model.membership import ALONE
 from allranks.state.resumed import rng
+from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.sampler import Sampler
 from allranks.state.resumed.steps import StepLost
 from allranks.state.resumed.track import Tracked
@@ -347,6 +350,17 @@ def test_checkpoints_wait_for_a_synchronization_and_what_cannot_wait_makes_one(t
     assert saved == [8, 10, 13]  # asked for at 5 and at 8, by save(), by the order
     assert local.early == [10, 13]
     assert local.samples[:4] == [6, 6, 6, 2]
+
+
+def test_local_steps_are_tracked_whole_and_without_a_scaler(tmp_path: Path):
+    checkpoints, ddp = Checkpointer(tmp_path), object.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(ddp)
+    ddp.local_optimizer = Local()
+    with pytest.raises(UsageError, match="track the optimizer that local_sgd"):
+        Averaging({"model": ddp}, ALONE)
+    with pytest.raises(UsageError, match="a GradScaler skips steps of single ranks"):
+        Tracked({"local": Local(), "scaler": torch.amp.GradScaler("cpu")}, checkpoints=checkpoints)
+    checkpoints.close()
 
 
 def test_generators_go_back_to_where_they_were():
