@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import types
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 from allranks.comm.local import LocalSGD
 from allranks.model.errors import UsageError
+from allranks.state.resumed.parts import Parts
 from test_session_track import run_ranks
 
 pytestmark = pytest.mark.torch
@@ -149,10 +151,24 @@ def test_a_killed_training_resumes_at_a_synchronization_to_the_same_bits_and_ano
         ({"every": 8, "outer_lr": 0.9, "outer_momentum": 1.0}, "outer_momentum from 0 to below 1"),
     ],
 )
-def test_numbers_out_of_range_and_a_module_outside_of_ddp_are_refused(arguments, why, monkeypatch):
+def test_numbers_out_of_range_and_a_module_outside_of_ddp_are_refused(arguments, why):
     net = torch.nn.Linear(1, 1)
     with pytest.raises(UsageError, match="expected the module that"):
         LocalSGD(net, torch.optim.SGD(net.parameters()), **arguments)
     ddp = object.__new__(torch.nn.parallel.DistributedDataParallel)
     with pytest.raises(UsageError, match=why):
         LocalSGD(ddp, torch.optim.SGD(net.parameters()), **arguments)
+
+
+def test_a_checkpoint_of_the_other_kind_of_optimizer_is_refused():
+    net = torch.nn.Linear(1, 1)
+    parts = Parts({"model": net, "optimizer": torch.optim.AdamW(net.parameters())})
+    with pytest.raises(UsageError, match=r"optimizer made local steps in the checkpoint, and does not here"):
+        parts.load({"optimizer": {"step": 8, "outer": None}})
+    local = object.__new__(LocalSGD)
+    local.averager = types.SimpleNamespace(outer=None)
+    for state in ({"state": {}, "param_groups": []}, {"step": 8, "outer": {"state": {}, "param_groups": []}}):
+        with pytest.raises(
+            UsageError, match="the checkpoint was made without it, or outer_lr is set here or there only"
+        ):
+            local.load_state_dict(state)

@@ -182,8 +182,8 @@ class LocalSGD(PostLocalSGDOptimizer):  # type: ignore[misc]
         outer = self.averager.outer
         if "step" not in state or (state["outer"] is None) != (outer is None):
             raise UsageError(
-                "local_sgd: the checkpoint was made without this kind of optimizer, or outer_lr was set in one of the "
-                "two only; set it back, or begin with an empty checkpoint directory"
+                "local_sgd: the checkpoint was made without it, or outer_lr is set here or there only; set it back, or "
+                "begin with an empty checkpoint directory"
             )
         self.averager.step = state["step"]
         if outer is not None:
