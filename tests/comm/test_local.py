@@ -168,7 +168,5 @@ def test_a_checkpoint_of_the_other_kind_of_optimizer_is_refused():
     local = object.__new__(LocalSGD)
     local.averager = types.SimpleNamespace(outer=None)
     for state in ({"state": {}, "param_groups": []}, {"step": 8, "outer": {"state": {}, "param_groups": []}}):
-        with pytest.raises(
-            UsageError, match="the checkpoint was made without it, or outer_lr is set here or there only"
-        ):
+        with pytest.raises(UsageError, match="the checkpoint was made without it, or outer_lr is set here or"):
             local.load_state_dict(state)

@@ -65,8 +65,8 @@ class Parts:
             elif keys := _keys(part, part.state_dict()):
                 if "param_groups" not in state:
                     raise UsageError(
-                        f"{name} made local steps in the checkpoint, and does not here: wrap it in local_sgd(), or begin "
-                        f"with an empty checkpoint directory"
+                        f"{name} made local steps in the checkpoint, and does not here: wrap it in local_sgd(), or "
+                        f"begin with an empty checkpoint directory"
                     )
                 here = self._state_of(part)["param_groups"]
                 for at, (old, new) in enumerate(zip(state["param_groups"], here, strict=False)):
