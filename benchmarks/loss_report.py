@@ -225,7 +225,10 @@ def plot(summary: dict[str, Any]) -> str:
         out.append(f'<text x="52" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:.1f}</text>')
     for part in (0.1, 0.4, 0.7, 1.0):
         at = x((part - 0.1) / 0.9 * (len(curves["plain"]) - 1))
-        out.append(f'<text x="{at:.0f}" y="380" text-anchor="middle">{part * steps * tokens / 1e6:.2f} M tokens</text>')
+        anchor = "end" if part == 1.0 else "middle"
+        out.append(
+            f'<text x="{at:.0f}" y="380" text-anchor="{anchor}">{part * steps * tokens / 1e6:.2f} M tokens</text>'
+        )
     out.append('<text x="60" y="408">validation loss, nats per byte</text>')
     last = sorted(names, key=lambda name: curves[name][-1], reverse=True)
     spots: list[float] = []
@@ -233,7 +236,7 @@ def plot(summary: dict[str, Any]) -> str:
         spots.append(max(y(curves[name][-1]) + 4, spots[-1] + 16 if spots else 0))
     over = max(0.0, spots[-1] - 372)
     for name, color in zip(names, COLORS, strict=False):
-        points = " ".join(f"{x(i):.1f},{y(loss):.1f}" for i, loss in enumerate(curves[name]))
+        points = " ".join(f"{x(i):.1f},{y(loss):.1f}" for i, loss in enumerate(curves[name]) if loss <= high)
         out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.6"/>')
         height, words = spots[last.index(name)] - over, "plain" if name == "plain" else WORDS[name]
         out.append(f'<text x="588" y="{height:.0f}" fill="{color}">{words}</text>')
