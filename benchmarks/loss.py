@@ -309,7 +309,8 @@ def run(
     method: Method, seed: int, *, steps: int, target: float | None, into: Path, texts: tuple[Tensor, Tensor]
 ) -> dict[str, Any]:
     """Trains, or trains on, up to `steps`, or beyond it to the target; saves as it goes. Returns what it saved."""
-    out, saved = into / f"{method.name}-{seed}.json", into / f"{method.name}-{seed}.pt"
+    out = path_of(into, method.name, seed)
+    saved = out.with_suffix(".pt")
     trainer = torch.load(saved, weights_only=False) if saved.exists() else Trainer(method, seed, steps)
     dice = torch.Generator().manual_seed(seed * 1_000_003)
     starts = torch.randint(len(texts[0]) - CONTEXT, (4 * steps, RANKS, WINDOWS), generator=dice)
@@ -365,8 +366,12 @@ def main() -> None:
             run(method, seed, steps=args.steps, target=target, into=args.into, texts=texts)
 
 
+def path_of(folder: Path, name: str, seed: int) -> Path:
+    return folder / f"{name}-{seed}.json"
+
+
 def read(folder: Path, name: str, seed: int) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads((folder / f"{name}-{seed}.json").read_text())
+    record: dict[str, Any] = json.loads(path_of(folder, name, seed).read_text())
     return record
 
 

@@ -2,7 +2,7 @@
 
     python benchmarks/loss_report.py --into build/loss       # docs/evidence/compression_loss.json, .md and .svg
 
-Methods that have not made all their steps with all seeds are left out.
+A method that has not made all its steps with all seeds is left out; a larger batch needs one seed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from loss import (
     WINDOWS,
     first_step_at,
     last_loss,
+    path_of,
     read,
 )
 
@@ -79,8 +80,8 @@ Batches of 2, 4 and 8 times {tokens_per_step:,} tokens, with as many tokens in a
 grows with the square root of the factor (sqrt), or with the factor (linear); [Scaling](../how-to/scaling.md) says what
 follows from it.
 
-| batch | learning rate | against plain, % | samples to equal loss |
-|---|---|---|---|
+| batch | learning rate | seeds | against plain, % | samples to equal loss |
+|---|---|---|---|---|
 {batches}
 
 The gradient noise scale of the plain runs, as `s.ddp(noise_scale=True)` measures it, over all seeds:
@@ -96,15 +97,15 @@ def summarize(folder: Path, seeds: Sequence[int], steps: int) -> dict[str, Any]:
     plain = {seed: read(folder, "plain", seed) for seed in seeds}
     methods = {}
     for method in METHODS + CURVE:
-        if not all((folder / f"{method.name}-{seed}.json").exists() for seed in seeds):
+        runs = {seed: read(folder, method.name, seed) for seed in seeds if path_of(folder, method.name, seed).exists()}
+        runs = {seed: run for seed, run in runs.items() if run["step"] >= steps}
+        if not runs or (len(runs) < len(seeds) and method in METHODS):
             continue
-        runs = [read(folder, method.name, seed) for seed in seeds]
-        if any(run["step"] < steps for run in runs):
-            continue
-        pairs = [(run["losses"], plain[seed]["losses"]) for seed, run in zip(seeds, runs, strict=True)]
+        pairs = [(run["losses"], plain[seed]["losses"]) for seed, run in runs.items()]
         last = [last_loss(own, steps) for own, _ in pairs]
         base = [last_loss(other, steps) for _, other in pairs]
         methods[method.name] = {
+            "seeds": list(runs),
             "last_loss": [round(loss, 4) for loss in last],
             "difference_percent": spread([100 * (a / b - 1) for a, b in zip(last, base, strict=True)]),
             "samples_to_equal_loss": spread([samples_to_equal_loss(own, other, steps) for own, other in pairs]),
@@ -164,7 +165,8 @@ def table(summary: dict[str, Any]) -> str:
         for rule in ("none", "sqrt", "linear"):
             name = "accumulate-8" if (k, rule) == (8, "none") else f"accumulate-{k}-{rule}"
             if name in found:
-                batches.append(f"| {k} x | {rule}, x {LR_RULES[rule](k):.3g} | {figures(found[name], 1)} |")
+                rate = f"{rule}, x {LR_RULES[rule](k):.3g}"
+                batches.append(f"| {k} x | {rate} | {len(found[name]['seeds'])} | {figures(found[name], 1)} |")
     scales = []
     for row in summary["noise_scale"]:
         first, low, high = row["first_step"], min(row["tokens"]), max(row["tokens"])
@@ -223,7 +225,10 @@ def plot(summary: dict[str, Any]) -> str:
         out.append(f'<text x="52" y="{y(loss) + 4:.1f}" text-anchor="end">{loss:.1f}</text>')
     for part in (0.1, 0.4, 0.7, 1.0):
         at = x((part - 0.1) / 0.9 * (len(curves["plain"]) - 1))
-        out.append(f'<text x="{at:.0f}" y="380" text-anchor="middle">{part * steps * tokens / 1e6:.2f} M tokens</text>')
+        anchor = "end" if part == 1.0 else "middle"
+        out.append(
+            f'<text x="{at:.0f}" y="380" text-anchor="{anchor}">{part * steps * tokens / 1e6:.2f} M tokens</text>'
+        )
     out.append('<text x="60" y="408">validation loss, nats per byte</text>')
     last = sorted(names, key=lambda name: curves[name][-1], reverse=True)
     spots: list[float] = []
@@ -231,7 +236,7 @@ def plot(summary: dict[str, Any]) -> str:
         spots.append(max(y(curves[name][-1]) + 4, spots[-1] + 16 if spots else 0))
     over = max(0.0, spots[-1] - 372)
     for name, color in zip(names, COLORS, strict=False):
-        points = " ".join(f"{x(i):.1f},{y(loss):.1f}" for i, loss in enumerate(curves[name]))
+        points = " ".join(f"{x(i):.1f},{y(loss):.1f}" for i, loss in enumerate(curves[name]) if loss <= high)
         out.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="1.6"/>')
         height, words = spots[last.index(name)] - over, "plain" if name == "plain" else WORDS[name]
         out.append(f'<text x="588" y="{height:.0f}" fill="{color}">{words}</text>')

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from allranks.comm.noise import LR_RULES, NoiseMeter, describe, noise_scale, steps_saved
-
-torch = pytest.importorskip("torch")
+from test_session_track import run_ranks
 
 pytestmark = pytest.mark.torch
 
@@ -130,8 +130,6 @@ TRAIN = """
 
 
 def test_three_ranks_sum_to_the_same_bits_with_it_and_a_lost_rank_is_told_as_without(tmp_path: Path):
-    from test_session_track import run_ranks
-
     result = run_ranks(tmp_path, "3", TRAIN)
     assert result.stdout.count("same bits True\n") == 3, result.stderr
     assert result.stderr.count("gradient noise scale over steps 1 to 100 of this process: ") == 1

@@ -18,7 +18,7 @@ from docs.consoles import Terminal, Typed, find_missing, read_examples
 ROOT = Path(__file__).parents[2]
 HOW_TOS = ROOT / "docs/how-to"
 ON_THIS_MACHINE = ("advise", "install", "from-torchrun", "launchers", "slurm")
-WITH_TORCH = ("hang", "why", "session", "watch")
+WITH_TORCH = ("hang", "why", "session", "watch", "scaling")
 IN_THE_LAB = ("check", "slow-network", "restarts", "lab")
 
 

@@ -11,7 +11,8 @@ DiLoCo (Douillard et al. 2023). Buffers of floating point are averaged, too; the
 
 The result differs from plain DDP's: docs/evidence/compression_loss.md has the losses. Between two synchronizations
 the ranks have different weights, so a checkpoint is taken only at one: state.resumed.track waits for the next, or calls
-`synchronize` where it cannot wait. Limits: all parameters on one device, in DDP, not in FSDP2.
+`synchronize` where it cannot wait. Limits: all parameters on one device, in DDP, not in FSDP2; no GradScaler, which
+would skip steps of single ranks.
 """
 
 from __future__ import annotations
@@ -137,6 +138,7 @@ class LocalSGD(PostLocalSGDOptimizer):  # type: ignore[misc]
         outer = None if outer_lr is None else (outer_lr, outer_momentum)
         super().__init__(optimizer, _Averager(ddp, every, plain_steps, outer))
         self._ddp = ddp
+        ddp.local_optimizer = self  # for state.resumed.averaging, which refuses to track the module without it
         self._counted: int | None = None
         self._sync_gradients()
 
@@ -180,8 +182,8 @@ class LocalSGD(PostLocalSGDOptimizer):  # type: ignore[misc]
         outer = self.averager.outer
         if "step" not in state or (state["outer"] is None) != (outer is None):
             raise UsageError(
-                "local_sgd: the checkpoint was made without this kind of optimizer, or outer_lr was set in one of the "
-                "two only; set it back, or begin with an empty checkpoint directory"
+                "local_sgd: the checkpoint was made without it, or outer_lr is set here or there only; set it back, or "
+                "begin with an empty checkpoint directory"
             )
         self.averager.step = state["step"]
         if outer is not None:

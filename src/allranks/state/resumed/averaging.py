@@ -51,6 +51,8 @@ class Averaging:
 
     Args:
         parts: that are tracked, by name. DDP and FSDP2 are found inside of them, also of a compiled module.
+    Raises:
+        UsageError: local steps would not be counted alike on all ranks, or not saved.
     """
 
     def __init__(self, parts: Mapping[str, Any], membership: Membership) -> None:
@@ -60,6 +62,13 @@ class Averaging:
         self._local = [part for part in parts.values() if isinstance(part, Local)]
         self._ddp = [part for part in inside if isinstance(part, DistributedDataParallel)]
         self._sharded: list[Any] = [part for part in inside if hasattr(part, "set_gradient_divide_factor")]
+        if any(getattr(part, "local_optimizer", None) not in (None, *self._local) for part in self._ddp):
+            raise UsageError("track(): the module makes local steps, so track the optimizer that local_sgd() returned")
+        if self._local and any(isinstance(part, torch.amp.GradScaler) for part in parts.values()):
+            raise UsageError(
+                "track(): a GradScaler skips steps of single ranks, but all ranks must make the same number of local "
+                "steps: use bfloat16, which needs no scaler"
+            )
         in_ddp, sharded = _parameters(*self._ddp), _parameters(*self._sharded)
         weighed = in_ddp if membership.world_size > 1 else _parameters(*modules.values())
         self._weight = GradientWeight(own for key, own in weighed.items() if key not in sharded)

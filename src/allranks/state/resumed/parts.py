@@ -63,6 +63,11 @@ class Parts:
                 own = {_plain(part, key): key for key in part.state_dict()}
                 state = {own.get(key, key): value for key, value in state.items()}
             elif keys := _keys(part, part.state_dict()):
+                if "param_groups" not in state:
+                    raise UsageError(
+                        f"{name} made local steps in the checkpoint, and does not here: wrap it in local_sgd(), or "
+                        f"begin with an empty checkpoint directory"
+                    )
                 here = self._state_of(part)["param_groups"]
                 for at, (old, new) in enumerate(zip(state["param_groups"], here, strict=False)):
                     if odd := sorted(map(str, {*old["params"]} ^ {*new["params"]})):

@@ -86,11 +86,14 @@ def describe_resumed(loaded: Loaded, lines: Sequence[str], *, now: int, accumula
     said = [f"resumed at step {loaded.common['step']} from {loaded.directory}{sizes}", *lines]
     if accumulates and before != now:
         said += ["accumulated gradients start at 0: each rank has its own, and the number of ranks has changed"]
-    if loaded.inner and now > before:
-        said += [f"ranks {before} to {now - 1} begin their local steps with copies of other ranks' optimizers"]
-    if loaded.inner and now < before:
-        lost = f"rank {now}" if before - now == 1 else f"ranks {now} to {before - 1}"
-        said += [f"the optimizer of {lost} made local steps of its own; its state is dropped"]
+    if loaded.inner and now != before:
+        few, many = sorted((before, now))
+        which = f"rank {few}" if many - few == 1 else f"each of ranks {few} to {many - 1}"
+        said += [
+            f"{which} goes on with a copy of another rank's optimizer, which made local steps"
+            if now > before
+            else f"the optimizer of {which} made local steps of its own; its state is dropped"
+        ]
     return said
 
 
