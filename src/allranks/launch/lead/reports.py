@@ -31,7 +31,7 @@ from allranks.model.past import History, Past
 from allranks.wire import protocol
 from allranks.wire.protocol import Goodbye, Message, Order, Plan, Relay, Stop
 
-FIRST_TRAFFIC_S, TRAFFIC_EVERY_S = 20.0, 300.0
+FIRST_TRAFFIC_S, TRAFFIC_EVERY_S = 12.0, 300.0
 """From the start of a generation to its first event `network`, and between two of them: some 0.5 MB a day."""
 
 
