@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from allranks.guard.verdict import Guard
+from allranks.launch.batch.follow import report_job
 from allranks.launch.events import Due, Effect, Heard, Record, Say
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.group import make_group
@@ -17,8 +18,10 @@ from allranks.model.beat import DdpSeen, InterfaceSeen, NodeBeat, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.past import History, Past
+from allranks.report.machine import to_json
 from allranks.report.readback import parse_events
 from allranks.report.rundir import RunDir, event_line
+from allranks.report.runs import read_run
 from allranks.wire.protocol import Beat, Ended, Stopped, WorkerEnd
 from conftest import Allranks
 
@@ -104,7 +107,7 @@ def test_status_shows_the_newest_of_it_and_prints_it_as_json(allranks: Allranks,
         "623 of 62300 segments sent again (1 %)"
     )
     assert words in ended.stdout.splitlines()
-    (told,) = json.loads(allranks("status", "--json", "latest").stdout)
+    (told,) = json.loads(to_json(report_job(read_run(run_dir.path), log_dir=tmp_path)))
     assert told["network"]["nodes"][0]["interfaces"][0]["busy_share"] == 0.77
     assert told["network"]["least_wait_share"] == 0.63
 
