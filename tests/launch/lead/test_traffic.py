@@ -50,13 +50,15 @@ def lead() -> Leader:
     )
 
 
-def live(leader: Leader, *, for_s: int) -> list[tuple[float, Effect]]:
+def live(leader: Leader, *, for_s: int, steps_from_s: float = 0.0) -> list[tuple[float, Effect]]:
     """Beats of all nodes, twice a second, and the end."""
     effects: list[tuple[float, Effect]] = []
     for half in range(1, 2 * for_s):
         now_s = half / 2
         for node in range(3):
-            told = RankBeat(rank=node, ddp=STEPS, segments=100 * half, retransmits=half)
+            told = RankBeat(
+                rank=node, ddp=STEPS if now_s >= steps_from_s else None, segments=100 * half, retransmits=half
+            )
             beat = NodeBeat(node_index=node, generation=0, ranks=(told,), interfaces=(FULL,))
             effects += [(now_s, each) for each in leader.step(Heard(now_s=now_s, node=node, message=Beat(node=beat)))]
         effects += [(now_s, each) for each in leader.step(Due(now_s=now_s))]
@@ -81,6 +83,12 @@ def test_a_slow_network_is_said_once_and_at_the_end_and_written_down_rarely() ->
     told = [(at, each.fields) for at, each in effects if isinstance(each, Record) and each.event == "network"]
     assert [at for at, _ in told] == [12.0, 312.0, 612.0]
     assert told[0][1]["wait_share"] == 0.63
+
+
+def test_what_steps_wait_is_written_down_as_soon_as_it_is_known() -> None:
+    effects = live(lead(), for_s=360, steps_from_s=40.0)
+    told = [(at, each.fields.get("wait_share")) for at, each in effects if isinstance(each, Record)]
+    assert [each for each in told if each[0] < 360] == [(12.0, None), (48.0, 0.63), (348.0, 0.63)]
 
 
 def test_a_job_that_tells_of_neither_ddp_nor_network_writes_nothing_of_it() -> None:
