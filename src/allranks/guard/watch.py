@@ -45,6 +45,7 @@ class Watch:
 
     Args:
         data_address: of this node on the network that carries gradients.
+        further: names of its other interfaces that do.
         control_address: where the leader reaches this node's agent, or comes from; equal where there is one network.
         see_room: returns what is known of the run directory's room; it never waits.
         see_full: returns which directories were full when a worker failed; it never waits.
@@ -56,6 +57,7 @@ class Watch:
         *,
         data_address: str,
         control_address: str,
+        further: Sequence[str] = (),
         see_room: Callable[[], Room | None] = lambda: None,
         see_full: Callable[[], tuple[FullPlace, ...]] = tuple,
     ) -> None:
@@ -68,14 +70,23 @@ class Watch:
         self._workers: Sequence[WatchedWorker] = ()
         self._next_s = 0.0
         data, control = plain_address(data_address), plain_address(control_address)
-        self._addresses = _all_of_interface(data)
+        more = {
+            plain_address(address): network
+            for nic in (read_interfaces() if further else ())
+            if nic.name in further
+            for address, network in zip(nic.addresses, nic.networks, strict=False)
+        }
+        self._addresses = (*_all_of_interface(data), *more)
         self._tried_at = data, control
         self._listeners: dict[str, Listener] = {}
         """By address; none where that is not this machine's, and nobody can try it."""
         for address in dict.fromkeys(self._tried_at):
             with contextlib.suppress(OSError):
                 self._listeners[address] = Listener(address)
-        self._tries = Tries(own_data_address=data)
+        for address in more if data in self._listeners else ():
+            with contextlib.suppress(OSError):
+                self._listeners.setdefault(address, Listener(address, port=self._listeners[data].port))
+        self._tries = Tries(own_data_address=data, further=more)
         self._sockets = SocketWatch()
         self._traffic = Traffic(data)
         self._oom_watch = OomWatch()

@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from allranks.comm.ring import order_by_rates, order_by_topology, parse_topology
-from allranks.comm.table import BenchTable, find_table, from_json
+from allranks.comm.table import FILE, BenchTable, find_table, from_json
 from allranks.files.regular import find_regular
 from allranks.host.slurm_command import run_slurm
 from allranks.model.data_network import DataNetwork
@@ -42,27 +42,26 @@ def describe_network(
         can_order: whether nobody said which node has which rank.
     """
     names, indices = list(nodes.values()), list(nodes)
-    rates = {}
+    rates: dict[tuple[str, str], float] = {}
     if table is not None and all(interfaces.get(name) in table.interfaces.get(name, ()) for name in names):
         own = set(names)
         rates = {
-            (pair.source, pair.target): pair.mbit_s
-            for pair in table.pairs
-            if {pair.source, pair.target} <= own and pair.mbit_s
+            (pair.source, pair.target): pair.mbit_s or 0 for pair in table.pairs if {pair.source, pair.target} <= own
         }
-    if rates:
-        (source, target), rate = min(rates.items(), key=lambda each: each[1])
-        reason = f"the slowest stream that allranks bench measured, {source} to {target}"
-        found = replace(found, link_mbit_s=rate, link_reason=reason, link_source="bench.json")
-    if not can_order:
+    order, why = None, ""
+    if can_order and (order := order_by_topology(names, parse_topology(topology))):
+        why = "nodes of one switch follow one another, by scontrol show topology"
+    elif can_order and (order := order_by_rates(names, rates)):
+        why = "the fastest ring, by allranks bench"
+    if order:
+        found = replace(found, ring=tuple(indices[place] for place in order), ring_reason=why)
+    ring = [names[place] for place in order or range(len(names))]
+    hops = {pair: rates[pair] for pair in zip(ring, [*ring[1:], ring[0]], strict=True) if rates.get(pair)}
+    if not hops:
         return found
-    if order := order_by_topology(names, parse_topology(topology)):
-        why = "nodes of one switch follow one another, as scontrol show topology has them"
-    elif order := order_by_rates(names, rates):
-        why = "the order in which allranks bench measured the fastest ring"
-    else:
-        return found
-    return replace(found, ring=tuple(indices[place] for place in order), ring_reason=why)
+    (source, target), rate = min(hops.items(), key=lambda hop: hop[1])
+    reason = f"{source} to {target}, the slowest hop of the ring, in the last allranks bench"
+    return replace(found, link_mbit_s=rate, link_reason=reason, link_source=FILE)
 
 
 def read_bench(run_root: Path) -> BenchTable | None:
