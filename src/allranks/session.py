@@ -117,15 +117,13 @@ class Session:
     def ddp(
         self, module: torch.nn.Module, *, compress: str | None = None, noise_scale: bool = False, **arguments: Any
     ) -> PinnedBuckets:
-        """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
+        """Wrap a module in DistributedDataParallel whose sums come out the same after a restart; all ranks together.
 
-        The size of its buckets fits the network (comm.sizing); it fixes the order of the sums, so `track` takes it from
-        the checkpoint. All ranks call it together.
+        Its buckets fit the network (comm.sizing). They fix the order of the sums: `track` takes them from a checkpoint.
 
         Args:
             module: on `device` already.
-            compress: as what gradients cross the network: "bf16", "int8", "powersgd" (comm.hooks). None: what
-                `allranks run --compress` says, else as they are.
+            compress: "bf16", "int8", "powersgd" (comm.hooks). None: what `allranks run --compress` says, else fp32.
             noise_scale: say every 100 steps how many steps a larger batch would save; see comm.noise.
             arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
         Raises:
@@ -138,27 +136,19 @@ class Session:
             from allranks.comm import hooks  # and torch's, which only who asks for them has to import
 
             choose, attach = partial(choose, compress=compress), partial(hooks.attach, wire_format=compress)
-            own |= {"bucket_cap_mb": mb} if (mb := hooks.preferred_bucket_mb(compress)) else {}
-        if (size := os.environ.get("ALLRANKS_BUCKET_MB", "auto")) != "auto":
-            own["bucket_cap_mb"] = float(size)
-        measure: Callable[[PinnedBuckets], PinnedBuckets] | None = None
+            own |= {"bucket_cap_mb": size} if (size := hooks.preferred_bucket_mb(compress)) else {}
+        own |= {"bucket_cap_mb": float(mb)} if (mb := os.environ.get("ALLRANKS_BUCKET_MB", "auto")) != "auto" else {}
         if noise_scale:
             from allranks.comm import noise
 
-            measure = partial(noise.measure, ranks=self.world_size, say=say if self.is_leader else None)
+            attach = noise.around(attach, ranks=self.world_size, say=say if self.is_leader else None)
         with refusing():
-            made = self._wrapped.wrap(module, own | arguments, choose, compress=attach, measure=measure)
-        if measure and not attach:
-            made.register_comm_hook(None, noise.all_reduce)
-        return made
+            return self._wrapped.wrap(module, own | arguments, choose, attach=attach)
 
     def local_sgd(self, ddp: PinnedBuckets, optimizer: torch.optim.Optimizer, **arguments: Any) -> LocalSGD:
         """Return an optimizer that steps on this rank's gradients, and brings weights together every few steps.
 
-        Args:
-            ddp: of `ddp()`.
-            optimizer: of its parameters.
-            arguments: every, plain_steps, outer_lr, outer_momentum; see comm.local. It changes the result.
+        It changes the result. `optimizer` has the parameters of `ddp`; the other arguments are those of comm.local.
         """
         from allranks.comm.local import LocalSGD
 
@@ -354,8 +344,7 @@ def _enter(
     on_exit.push(partial(leave, dist))
     from allranks.state.resumed.buckets import Wrapped
 
-    membership = _describe_membership(world, c10d)
-    wrapped = Wrapped(membership, device)
+    wrapped = Wrapped(membership := _describe_membership(world, c10d), device)
     on_exit.callback(wrapped.close)
     return Session(
         membership=membership,

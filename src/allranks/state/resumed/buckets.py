@@ -129,16 +129,14 @@ class Wrapped:
         arguments: Mapping[str, Any],
         choose: Callable[[Sequence[int]], tuple[float | None, str]],
         *,
-        compress: Callable[[PinnedBuckets], Compressor] | None = None,
-        measure: Callable[[PinnedBuckets], PinnedBuckets] | None = None,
+        attach: Callable[[PinnedBuckets], Compressor | None] | None = None,
     ) -> PinnedBuckets:
         """Return the module in DDP, with buckets of the size that rank 0 chooses where the caller does not.
 
         Args:
             arguments: of DDP.
             choose: returns size and reason, from the bytes of the gradients in the order in which they come.
-            compress: registers a communication hook; None: gradients cross as they are.
-            measure: has the module measure around the hook that it is going to get.
+            attach: registers a communication hook; None: DDP's own all-reduce.
         """
         number, mb = len(self._sizes), arguments.get("bucket_cap_mb")
         is_open = CAN_RESIZE and not CHOSEN & arguments.keys()
@@ -150,13 +148,12 @@ class Wrapped:
             if self._own.is_leader and mb is not None:
                 say(f"gradients leave in buckets of {mb:g} MiB: {reason}")
         made = PinnedBuckets(module, **arguments)
-        if measure is not None:
-            measure(made)
-        if compress is not None:
+        if attach is not None:
             try:
-                made.compressor = compress(made)
+                made.compressor = attach(made)
             except ValueError as exc:
                 raise UsageError(f"s.ddp(): {exc}") from exc
+        if made.compressor is not None:
             self._compressors.append(made.compressor)
         self._sizes.append(mb)
         if is_open:

@@ -363,10 +363,9 @@ class Tracked:
 
     def _save(self, patience_s: float | None = None) -> Stall:
         self._telling.phase("saving")
-        self._averaging.synchronize()  # who cannot wait for the next time: a call of `save`, an order to leave, the end
-        feed = self._feed.state_dict() if self._feed else None
-        per_rank: dict[str, Any] = {"rng": rng.capture(), "feed": feed, "owed": self._compressors.state()}
-        per_rank |= self._parts.own(accumulates=self._accumulates)
+        self._averaging.synchronize()  # for a save that cannot wait: a call of `save`, an order to leave, the end
+        per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
+        per_rank |= {"owed": self._compressors.state()} | self._parts.own(accumulates=self._accumulates)
         common = {
             "step": self.step,
             "epochs": self._epochs,
