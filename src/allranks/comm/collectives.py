@@ -180,6 +180,8 @@ def find_obstacle(case: Case, num_ranks: int) -> str:
 
 def _count(case: Case, num_ranks: int) -> int:
     """Elements, as nccl-tests counts them: of a rank's share, where ranks share the size."""
+    if case["collective"] == "barrier":
+        return 0
     return int(case["size_bytes"]) // ITEM_BYTES // (num_ranks if case["collective"] in _SHARED else 1)
 
 

@@ -120,7 +120,9 @@ def _tell_of(group: Words, words: Words) -> None:
 def _one_line(error: BaseException | str) -> str:
     """Return the text of an error without the places in torch's source, stacks and advice that follow it."""
     text = re.sub(
-        r"\[/\S+\.cc:\d+\] ", "", re.split(r"\s*Exception raised from| This is typically caused by", str(error))[0]
+        r"\[(enforce fail at )?/\S+\.cc:\d+\] ",
+        "",
+        re.split(r"\s*Exception raised from| This is typically caused by", str(error))[0],
     )
     return " ".join(text.split())[:MAX_TEXT] or type(error).__name__
 
@@ -177,8 +179,12 @@ def _try(work: Words, arrive_by_s: float, measure: Callable[..., None], timeout_
     try:
         store = _arrive(work, arrive_by_s)
         tell(HERE)
-        _form(work, store, timeout_s=timeout_s)
-        agree = _Agreement(work, store, tell).agree
+        agree, mine, by_s = _Agreement(work, store, tell).agree, Words(), time.monotonic() + timeout_s
+        try:
+            _form(work, store, timeout_s=timeout_s)
+        except Exception as exc:  # the others learn it at once, and by name
+            mine = {"error": str(exc)}
+        agree("init_process_group", mine, by_s, lambda _: {})
         measure(work, agree, tell if work["rank"] == 0 else lambda line: None, timeout_s=timeout_s)
         _leave(work, store)
     except _PortTakenError as exc:
