@@ -59,8 +59,8 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> N
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git checkout")
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
-        "run", "horovod", "check", "bench", "init", "render", "submit", "status", "logs", "cancel", "list", "clean", "stack",
-        "why", "export", "env", "explain", "config", "lab", "completion",
+        "run", "horovod", "check", "bench", "init", "render", "submit", "status", "logs", "cancel", "list", "clean",
+        "stack", "why", "export", "env", "explain", "config", "lab", "completion",
     ]  # fmt: skip
 
 
