@@ -37,6 +37,8 @@ BUDGET_S = 30.0
 """For all collectives: the network and the collectives of a few nodes take about a minute."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MAX_BYTES = 4 << 30
+_BARS = Path("-")
+"""As a plot: on the terminal."""
 
 
 class Sizes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
@@ -77,7 +79,10 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 )
 @click.option("--network-only", is_flag=True, help="Only the TCP streams between nodes; needs no torch.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also draw the collectives, as SVG."
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also draw the collectives, as SVG; - prints bars.",
 )
 @log_dir_option
 @cluster_option
@@ -113,6 +118,8 @@ def bench(
     world = world_from_env(os.environ, given=Given(is_alone=True))
     if world.launcher is Launcher.SLURM and not asked.is_any:
         raise UsageError("bench starts its own job steps: run it in the allocation, without srun")
+    if plot == _BARS and as_json:
+        raise UsageError("--plot - prints bars, and --json only JSON: name a file for the plot, such as bench.svg")
     if plot is not None and not plot.parent.is_dir():
         raise UsageError(f"--plot {plot}: no such directory: {plot.parent}")
     cluster = load_cluster(cluster_file).cluster
@@ -254,7 +261,12 @@ class _Run:
         table, written = self.table, list[str]()
         if table.pairs or table.rows:
             written += self._write(find_table(log_dir), table_to_json(table))
-        if plot is not None and table.rows:
+        if plot == _BARS and table.rows:
+            from allranks.comm.chart import draw_bars
+
+            style = Style.of(sys.stdout)
+            click.echo(draw_bars(table, width=min(style.width, 120), is_unicode=style.is_unicode) + "\n")
+        elif plot is not None and table.rows:
             from allranks.comm.chart import draw_svg
 
             written += self._write(plot, draw_svg(table).encode())

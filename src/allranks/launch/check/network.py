@@ -15,7 +15,7 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause, Symptom, failed
 from allranks.comm.bench import Marks, confirm, describe, describe_rates, join_reports, lost_percent, mark
-from allranks.comm.streams import BUDGET_S, LATE_S, SLOT_S, START_S, Plan, RoundReport, run_streams
+from allranks.comm.streams import BUDGET_S, SLOT_S, Plan, RoundReport, run_streams
 from allranks.comm.table import Pair
 from allranks.launch.check.members import SLACK_S, End, begin_member, run_members
 from allranks.launch.check.where import Place
@@ -25,6 +25,7 @@ from allranks.model.finding import Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.matchings import matchings
+from allranks.wire.rounds import LATE_S, START_S
 
 Show = Callable[[str], None] | None
 """Shows a line about the progress; None: nobody looks."""
