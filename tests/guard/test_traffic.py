@@ -14,7 +14,7 @@ OWN, OTHER = "192.168.20.11", "192.168.20.12"
 NICS = [
     Interface("lo", ("127.0.0.1",), is_up=True, kind="loopback"),
     Interface("eth0", (OWN,), is_up=True, speed_mbit_s=1000),
-    Interface("eth1", ("192.168.21.11",), is_up=True),
+    Interface("eth1", ("192.168.21.11",), is_up=True, networks=("192.168.21.0/24",)),
 ]
 
 
@@ -126,7 +126,9 @@ def test_the_interfaces_are_those_that_ranks_have_connections_on(machine: Machin
     for number in range(12):
         at, acked = 10.0 + 2 * number, number << 20
         traffic.turn(at)
-        traffic.look(at, [connection(7, own="192.168.21.11", acked=acked, delivery_bytes_s=62_500_000)], {3: 4711})
+        moving = {"own": "192.168.21.11", "acked": acked, "delivery_bytes_s": 62_500_000}
+        traffic.look(at, [connection(7, peer="192.0.2.80" if number < 2 else "192.168.21.12", **moving)], {3: 4711})
+        assert len(traffic._watched) == 1 + (number >= 2)  # a server elsewhere is no neighbor
     assert [(each.name, each.limit_mbit_s, each.is_measured) for each in traffic.interfaces] == [
         ("eth0", 1000.0, False),
         ("eth1", 500.0, True),
