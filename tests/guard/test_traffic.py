@@ -140,8 +140,18 @@ def test_the_interfaces_are_those_that_ranks_have_connections_on(machine: Machin
     assert alone.interfaces == ()
 
 
-def test_an_interface_that_goes_away_is_told_as_long_as_it_was_there(machine: Machine) -> None:
-    traffic = Traffic("192.0.2.1", interfaces=NICS, root=machine.root)  # of no interface here
-    traffic.turn(1.0)
-    traffic.look(1.0, [], {3: 4711})
+def test_an_interface_that_is_gone_or_of_another_machine_is_not_told(machine: Machine) -> None:
+    traffic = Traffic(OWN, interfaces=NICS, root=machine.root)
+    for turn in range(5):
+        traffic.turn(1.0 + turn)
+    traffic.look(6.0, [], {})
+    assert [each.name for each in traffic.interfaces] == ["eth0"]
+    (machine.root / "sys/class/net/eth0/statistics/rx_bytes").write_text("")
+    traffic.turn(7.0)
+    traffic.look(8.0, [], {3: 4711})
     assert (traffic.interfaces, traffic.sent) == ((), {})
+    traffic.close()
+    other = Traffic("192.0.2.1", interfaces=NICS, root=machine.root)
+    other.turn(1.0)
+    other.look(1.0, [], {3: 4711})
+    assert other.interfaces == ()

@@ -72,8 +72,12 @@ class _Watched:
         self.rates_mbit_s: deque[float] = deque(maxlen=NUM_RATES)
 
     def read(self, now_s: float) -> None:
-        before, told = self.before, self.counter.read()
-        if told is None or (before is not None and now_s - before[0] < SLICE_S):
+        before = self.before
+        if before is not None and now_s - before[0] < SLICE_S:
+            return
+        if (told := self.counter.read()) is None:  # it is gone
+            self.before, self.duration_s = None, 0.0
+            self.slices.clear()
             return
         self.before = now_s, *told
         if before is None or told[0] < before[1] or told[1] < before[2]:
