@@ -117,6 +117,8 @@ def advise(
     """
     from allranks.comm.advise import advise as predict
 
+    if os.environ.get("SLURM_PROCID", "0") != "0":  # srun started it once for each node: the first one speaks for all
+        return
     if is_measured and script is None:
         raise UsageError("advise: --measure: expected a script, for example allranks advise --measure train.py")
     if script is not None and not is_measured:
