@@ -19,7 +19,10 @@ Shapes: N patients, M = 10 measurements, P weights.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
+import itertools
+import math
 import os
 import socket
 import statistics
@@ -38,9 +41,10 @@ from torch.nn.utils import parameters_to_vector
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 NUM_TRAIN = 354  # of 442; the other 88 are held out
+LR_RULES = {"linear": lambda factor: factor, "sqrt": math.sqrt, "none": lambda factor: 1.0}
 
 
 # --- The process group -----------------------------------------------------------------------------------------------
@@ -156,12 +160,34 @@ class SimpleModel(nn.Module):
         return self.out(F.relu(self.hidden(x)))
 
 
-def make_optimizer(model: nn.Module, args: argparse.Namespace, world_size: int) -> torch.optim.Optimizer:
-    """SGD whose learning rate grows with the patients in a step: twice the ranks, half the steps, each twice as long.
+def effective_batch(args: argparse.Namespace, world_size: int) -> int:
+    """Patients whose gradients make one step of the optimizer, on all ranks."""
+    return args.batch_size * world_size * args.accumulate
 
-    Source: Goyal et al. 2017, "Accurate, Large Minibatch SGD", the linear scaling rule.
+
+def learning_rate(args: argparse.Namespace, world_size: int) -> float:
+    """--lr is for 64 patients in a step; with more, --lr-rule says by what it grows.
+
+    Linear for SGD: twice the ranks, half the steps, each twice as long (Goyal et al. 2017, "Accurate, Large Minibatch
+    SGD"). Square root for Adam and its kind (Malladi et al. 2022, "On the SDEs and Scaling Rules for Adaptive Gradient
+    Algorithms"). Both hold up to the batch at which the gradient's noise is no longer what limits a step.
     """
-    return torch.optim.SGD(model.parameters(), lr=args.lr * args.batch_size * world_size / 64, momentum=0.9)
+    return args.lr * LR_RULES[args.lr_rule](effective_batch(args, world_size) / 64)
+
+
+def make_optimizer(model: nn.Module, args: argparse.Namespace, world_size: int) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=learning_rate(args, world_size), momentum=0.9)
+
+
+def windows(loader: Iterable[tuple[Tensor, Tensor]], size: int) -> Iterator[list[tuple[Tensor, Tensor, float]]]:
+    """For each step of the optimizer its batches, each with its share of the window's patients.
+
+    The shares add up to 1 in the last window of an epoch, too, which may have fewer batches, and a shorter one.
+    """
+    batches = iter(loader)
+    while window := list(itertools.islice(batches, size)):
+        total = sum(len(y_N) for _, y_N in window)
+        yield [(x_NM, y_N, len(y_N) / total) for x_NM, y_N in window]
 
 
 @torch.no_grad()
@@ -187,12 +213,14 @@ def train(args: argparse.Namespace, rank: int, world_size: int, device: torch.de
     for epoch in range(1, args.epochs + 1):
         sampler.set_epoch(epoch)  # without it, every epoch has the order of the first
         loss_sum = torch.zeros((), device=device)
-        for x_NM, y_N in loader:
-            loss = F.cross_entropy(model(x_NM.to(device)), y_N.to(device))
+        for window in windows(loader, args.accumulate):
             optimizer.zero_grad()
-            loss.backward()  # DDP averages the gradients over the ranks in here
+            for i, (x_NM, y_N, share) in enumerate(window, start=1):
+                with contextlib.nullcontext() if i == len(window) else model.no_sync():
+                    loss = F.cross_entropy(model(x_NM.to(device)), y_N.to(device))
+                    (loss * share).backward()  # in the window's last one DDP averages the gradients over the ranks
+                loss_sum += loss.detach()
             optimizer.step()
-            loss_sum += loss.detach()
         dist.all_reduce(loss_sum)
         if rank == 0 and (epoch == args.epochs or epoch % max(args.epochs // 10, 1) == 0):
             mean_loss = loss_sum.item() / (world_size * len(loader))
@@ -236,7 +264,9 @@ def check(
         if rank == 0:
             for sampler in samplers:
                 sampler.set_epoch(epoch)
-            for batches in zip(*(DataLoader(train_set, args.batch_size, sampler=s) for s in samplers), strict=True):
+            # Without micro batches: what a rank accumulates is one batch here.
+            size = args.batch_size * args.accumulate
+            for batches in zip(*(DataLoader(train_set, size, sampler=s) for s in samplers), strict=True):
                 # As DDP does: the mean over the ranks of each rank's mean, whatever the sizes of their batches.
                 losses = [F.cross_entropy(model(x_NM.to(device)), y_N.to(device)) for x_NM, y_N in batches]
                 optimizer.zero_grad()
@@ -257,8 +287,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--backend", choices=["auto", "nccl", "gloo"], default="auto", help="auto: nccl on GPUs")
     parser.add_argument("--batch-size", type=int, default=64, help="patients per rank and step (default: 64)")
+    parser.add_argument("--accumulate", type=int, default=1, help="batches of a rank in one step (default: 1)")
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate at 64 patients per step (default: 0.02)")
+    parser.add_argument(
+        "--lr-rule", choices=LR_RULES, default="linear", help="how --lr grows with the patients of a step"
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of the first weights and the order of the patients")
     parser.add_argument("--check", action="store_true", help="compare the result with a training in one process")
     parser.add_argument("--data", type=Path, default=Path(__file__).with_name("diabetes.csv"))
@@ -266,6 +300,8 @@ def main() -> None:
     parser.add_argument("--master-port", type=int, default=os.environ.get("MASTER_PORT"), help="default: $MASTER_PORT")
     parser.add_argument("--init-timeout", type=float, default=120, help="timeout of collectives, in seconds")
     args = parser.parse_args()
+    if args.batch_size < 1 or args.accumulate < 1:
+        parser.error(f"--batch-size {args.batch_size} --accumulate {args.accumulate}: expected 1 or more of each")
 
     rank, world_size, local_rank, ranks_per_node = find_rank(os.environ)
     if world_size == 1 and args.master_addr is None:
@@ -285,6 +321,9 @@ def main() -> None:
         if rank == 0:
             unused = f" ({num_gpus} GPUs here are not used)" if backend == "gloo" and num_gpus else ""
             print(f"world size {world_size}, {backend} on {device.type}{unused}, batches of {args.batch_size} per rank")
+            product = f"{args.batch_size} x {world_size}{f' x {args.accumulate}' * (args.accumulate > 1)}"
+            lr = f"{learning_rate(args, world_size):g} ({args.lr_rule} rule from {args.lr:g} at 64)"
+            print(f"effective batch {product} = {effective_batch(args, world_size)} patients, learning rate {lr}")
         train(args, rank, world_size, device)
     finally:
         cleanup()

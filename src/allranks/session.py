@@ -33,27 +33,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from allranks.comm.sizing import choose_by_environment
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
-from allranks.join.device import choose_backend, leave_cores
+from allranks.join.device import choose_backend, leave_cores, take_device
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
-from allranks.model.errors import AllranksError, SetupError, UsageError
+from allranks.model.errors import AllranksError, UsageError
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
 from allranks.preflight.identify import identify
-from allranks.preflight.ranks import job_name, own_gpu
+from allranks.preflight.ranks import demand_gpu, job_name
 from allranks.report.refusal import SessionError as SessionError
-from allranks.report.refusal import refuse
+from allranks.report.refusal import refuse, refusing
 from allranks.report.rundir import RunDir, read_shared_members
 from allranks.report.text import say
 
 if TYPE_CHECKING:
     import torch
 
+    from allranks.comm.local import LocalSGD
     from allranks.preflight.ground import Ground
-    from allranks.state.resumed.buckets import PinnedBuckets
+    from allranks.state.resumed.buckets import PinnedBuckets, Wrapped
     from allranks.state.resumed.sampler import Sampler, SeededDataset
     from allranks.state.resumed.track import Tracked
 
@@ -80,6 +82,7 @@ class Session:
     job: str = ""
     """Name of the job, the same in all its attempts; empty where nobody gave it one."""
     _on_exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
+    _wrapped: Wrapped = field(repr=False, compare=False)
 
     @property
     def rank(self) -> int:
@@ -111,17 +114,55 @@ class Session:
 
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
-    def ddp(self, module: torch.nn.Module, **arguments: Any) -> PinnedBuckets:
+    def ddp(
+        self, module: torch.nn.Module, *, compress: str | None = None, noise_scale: bool = False, **arguments: Any
+    ) -> PinnedBuckets:
         """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
+
+        The size of its buckets fits the network (comm.sizing); it fixes the order of the sums, so `track` takes it from
+        the checkpoint. All ranks call it together.
 
         Args:
             module: on `device` already.
-            arguments: of DistributedDataParallel.
+            compress: as what gradients cross the network: "bf16", "int8", "powersgd" (comm.hooks). None: what
+                `allranks run --compress` says, else as they are.
+            noise_scale: say every 100 steps how many steps a larger batch would save; see comm.noise.
+            arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
+        Raises:
+            UsageError: there is no such format, or the module cannot have it.
         """
-        from allranks.state.resumed.buckets import PinnedBuckets
+        own: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
+        choose = partial(choose_by_environment, os.environ, ranks=self.world_size, backend=self.backend)
+        attach: Callable[[PinnedBuckets], Any] | None = None
+        if compress := compress or os.environ.get("ALLRANKS_COMPRESS"):
+            from allranks.comm import hooks  # and torch's, which only who asks for them has to import
 
-        own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
-        return PinnedBuckets(module, **own | arguments)
+            choose, attach = partial(choose, compress=compress), partial(hooks.attach, wire_format=compress)
+            own |= {"bucket_cap_mb": mb} if (mb := hooks.preferred_bucket_mb(compress)) else {}
+        if (size := os.environ.get("ALLRANKS_BUCKET_MB", "auto")) != "auto":
+            own["bucket_cap_mb"] = float(size)
+        measure: Callable[[PinnedBuckets], PinnedBuckets] | None = None
+        if noise_scale:
+            from allranks.comm import noise
+
+            measure = partial(noise.measure, ranks=self.world_size, say=say if self.is_leader else None)
+        with refusing():
+            made = self._wrapped.wrap(module, own | arguments, choose, compress=attach, measure=measure)
+        if measure and not attach:
+            made.register_comm_hook(None, noise.all_reduce)
+        return made
+
+    def local_sgd(self, ddp: PinnedBuckets, optimizer: torch.optim.Optimizer, **arguments: Any) -> LocalSGD:
+        """Return an optimizer that steps on this rank's gradients, and brings weights together every few steps.
+
+        Args:
+            ddp: of `ddp()`.
+            optimizer: of its parameters.
+            arguments: every, plain_steps, outer_lr, outer_momentum; see comm.local. It changes the result.
+        """
+        from allranks.comm.local import LocalSGD
+
+        return LocalSGD(ddp, optimizer, **arguments)
 
     def sampler(self, dataset: int | Sized, *, global_batch_size: int, **arguments: Any) -> Sampler:
         """Return a batch sampler for this rank, with the same global batches at any number of ranks.
@@ -194,7 +235,7 @@ class Session:
         from allranks.state.resumed.begin import begin
 
         cell = Cell.inherited()  # None where no agent started this process
-        try:
+        with refusing():
             return begin(
                 parts,
                 checkpoint_dir=checkpoint_dir,
@@ -209,12 +250,9 @@ class Session:
                 log=log,
                 cell=cell if cell and cell.claim() else None,
                 on_exit=self._on_exit,
+                wrapped=self._wrapped,
                 on_loss=_say_last_words,
             )
-        except AllranksError as exc:
-            if "ALLRANKS_AGENT_PID" in os.environ:  # its report has the message, and the line of the script
-                raise
-            raise refuse(exc) from exc
 
 
 class Opening(contextlib.AbstractContextManager[Session]):
@@ -303,7 +341,7 @@ def _enter(
     asked = None if wanted == Backend.AUTO else wanted
     chosen = asked or os.environ.get("ALLRANKS_BACKEND") or choose_backend(dist, world.local_world_size)
     node = os.environ.get("ALLRANKS_NODE") or read_facts(os.environ).host
-    device = _take_device(chosen, world, node=node)
+    device = take_device(chosen, partial(demand_gpu, world.local_rank, node=node))
     seconds = timeout_s or float(os.environ.get("ALLRANKS_TIMEOUT_S") or loaded.cluster.train.timeout_s)
     of_one: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     c10d.init_process_group(
@@ -314,14 +352,20 @@ def _enter(
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
     on_exit.push(partial(leave, dist))
+    from allranks.state.resumed.buckets import Wrapped
+
+    membership = _describe_membership(world, c10d)
+    wrapped = Wrapped(membership, device)
+    on_exit.callback(wrapped.close)
     return Session(
-        membership=_describe_membership(world, c10d),
+        membership=membership,
         local_rank=world.local_rank,
         node=node,
         backend=chosen,
         device=device,
         job=job_name(world) if ground is not None else "",
         _on_exit=on_exit,
+        _wrapped=wrapped,
     )
 
 
@@ -375,22 +419,6 @@ def _describe_membership(world: World, c10d: Any) -> Membership:
         store_prefix=f"allranks/{epoch}",
         groups=tuple(GroupId(name, backend, number) for backend in sorted(backends)),
     )
-
-
-def _take_device(backend: str, world: World, *, node: str) -> torch.device:
-    import torch
-
-    if backend != Backend.NCCL:
-        return torch.device("cpu")
-    position = own_gpu(world.local_rank, torch.cuda.device_count())
-    if position is None:
-        raise SetupError(
-            f"backend nccl, but PyTorch sees {torch.cuda.device_count()} GPUs on {node} and this is local rank "
-            f"{world.local_rank}; nvidia-smi and torch.version.cuda say why, or session(backend='gloo')"
-        )
-    device = torch.device("cuda", position)
-    torch.cuda.set_device(device)
-    return device
 
 
 class _CallableModule(ModuleType):

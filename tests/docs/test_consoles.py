@@ -18,8 +18,8 @@ from docs.consoles import Terminal, Typed, find_missing, read_examples
 ROOT = Path(__file__).parents[2]
 HOW_TOS = ROOT / "docs/how-to"
 ON_THIS_MACHINE = ("advise", "install", "from-torchrun", "launchers", "slurm")
-WITH_TORCH = ("hang", "why", "session", "watch")
-IN_THE_LAB = ("check", "restarts", "lab")
+WITH_TORCH = ("hang", "why", "session", "watch", "scaling")
+IN_THE_LAB = ("check", "slow-network", "restarts", "lab")
 
 
 READERS_OWN = """\

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import hashlib
 import inspect
@@ -91,12 +92,26 @@ def test_it_learns_alone():
     assert read_difference(result.stdout) <= 1e-5
 
 
-def test_three_ranks_with_unequal_last_batches_equal_one_process():
-    result = torchrun(3, PY_EXE, "--batch-size", 7, "--check")  # 118 patients a rank: 16 batches of 7, one of 6
+def test_three_ranks_with_accumulated_batches_and_a_last_partial_window_equal_one_process():
+    # 118 patients a rank: 16 batches of 7 and one of 6, so four windows of four batches, and one of the batch of 6.
+    command = [PY_EXE, "--batch-size", 7, "--accumulate", 4, "--lr-rule", "sqrt", "--epochs", 30, "--check"]
+    result = torchrun(3, *command)
     assert result.returncode == 0, result.stderr
+    line = "effective batch 7 x 3 x 4 = 84 patients, learning rate 0.0229129 (sqrt rule from 0.02 at 64)\n"
+    assert line in result.stdout
     assert read_accuracy(result.stdout) >= 0.70
     assert "\nsame weights on every rank\n" in result.stdout
     assert read_difference(result.stdout) <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("rule", "accumulate", "lr"), [("linear", 1, 0.12), ("linear", 2, 0.24), ("sqrt", 1, 0.048990), ("none", 8, 0.02)]
+)
+def test_the_learning_rate_follows_the_patients_of_a_step(rule, accumulate, lr):
+    names = runpy.run_path(str(PY_EXE), run_name="py_exe")
+    args = argparse.Namespace(batch_size=64, accumulate=accumulate, lr=0.02, lr_rule=rule)
+    assert names["effective_batch"](args, 6) == 384 * accumulate
+    assert names["learning_rate"](args, 6) == pytest.approx(lr, rel=1e-4)
 
 
 def test_plain_srun_forms_the_group_from_slurm_variables():
@@ -136,15 +151,17 @@ def test_plain_srun_forms_the_group_from_slurm_variables():
             "F.cross_entropy(model.module(x_NM",
             "weights differ from rank 0's on ranks [1]",
         ),
+        ("(loss * share)", "(loss / args.accumulate)", "the weights differ from a training in one process"),
     ],
-    ids=["every rank trains on the same patients", "gradients are not averaged"],
+    ids=["every rank trains on the same patients", "gradients are not averaged", "a partial window counts as a whole"],
 )
 def test_the_check_sees_a_broken_training_loop(tmp_path, right, wrong, message):
     source = PY_EXE.read_text()
     assert right in source
     broken = tmp_path / "py_exe.py"
     broken.write_text(source.replace(right, wrong, 1))
-    result = torchrun(2, broken, "--epochs", 2, "--check", "--data", SIX_NODE / "diabetes.csv")
+    command = ["--epochs", 2, "--accumulate", 2, "--check", "--data", SIX_NODE / "diabetes.csv"]
+    result = torchrun(2, broken, *command)
     assert result.returncode != 0
     assert message in result.stderr
 

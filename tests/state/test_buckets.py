@@ -77,3 +77,82 @@ def test_a_resumed_run_has_the_same_bits_for_all_kinds_of_ddp_at_three_ranks(tmp
         "another torch True",
         "codes [0, 0, 0]",
     ], result.stderr
+
+
+KEPT = """
+import hashlib
+import os
+import sys
+import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+import allranks
+from allranks.state.saved.checkpoint import Checkpointer
+
+kind, directory, link, until = sys.argv[1:][int(os.environ["EXACT_LIFE"])].split(",")
+os.environ |= {"ALLRANKS_LINK_MBIT": link} if link else {}
+if kind == "old":
+    save = Checkpointer.save
+    Checkpointer.save = lambda own, step, common, *rest, **more: save(
+        own, step, {name: value for name, value in common.items() if name != "buckets"}, *rest, **more
+    )
+hooked = []
+with allranks.session(timeout_s=60) as s:
+    if s.rank:
+        os.environ["ALLRANKS_LINK_MBIT"] = "1"  # rank 0 chooses for all
+    torch.manual_seed(0)
+    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(300, 300), torch.nn.ReLU())]
+    model = s.ddp(torch.nn.Sequential(*layers, torch.nn.Linear(300, 1)), static_graph=kind == "static")
+    second = s.ddp(torch.nn.Linear(2, 2), bucket_cap_mb=3)
+    if kind == "hooked":
+        model.register_comm_hook(None, lambda state, bucket: hooked.append(1) or allreduce_hook(None, bucket))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    state = s.track(model=model, second=second, optimizer=optimizer, checkpoint_dir=directory)
+    begins = state.step
+    for step in state.steps(torch.utils.data.DataLoader(torch.zeros(99)), total=int(until)):
+        with step:
+            inputs = torch.randn(8, 300, generator=torch.Generator().manual_seed(10 * state.step + s.rank))
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"].split(",")
+    bits = b"".join(each.detach().numpy().tobytes() for each in model.parameters())
+    if s.is_leader:
+        calls = f" {len(hooked)} calls" if hooked else ""
+        shown = " ".join(f"{int(size) / 2**20:.1f}" for size in sizes)
+        print(f"{kind} {begins}-{until}: {shown}{calls}", hashlib.md5(bits).hexdigest())
+"""
+
+
+def test_a_checkpoint_keeps_the_size_of_the_buckets(tmp_path: Path):
+    (tmp_path / "kept.py").write_text(KEPT)
+    lives = ["whole,a,500,6", "cut,b,500,3", "again,b,,6", "hooked,b,500,8", "old,c,,3", "old,c,500,5"]
+    lives += ["static,d,500,2", "static,d,,4"]
+    result = subprocess.run(
+        [sys.executable, SCRIPTS / "fork_ranks.py", "3,3,3,2,3,3,3,3", "kept.py", *lives],
+        env=clean_env(os.environ),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    lines = [line.rpartition(" ") for line in result.stdout.splitlines() if not line.startswith("codes")]
+    assert [said for said, _, _ in lines] == [
+        "whole 0-6: 0.7 0.7 0.7 0.7",
+        "cut 0-3: 0.7 0.7 0.7 0.7",
+        "again 3-6: 0.7 0.7 0.7 0.7",
+        "hooked 6-8: 0.7 0.7 0.7 0.7 8 calls",
+        "old 0-3: 1.0 1.7",
+        "old 3-5: 1.0 1.7",
+        "static 0-2: 0.7 0.7 0.7 0.7",
+        "static 2-4: 0.7 0.7 0.7 0.7",
+    ], result.stderr
+    assert lines[0][2] == lines[2][2]  # the same bits
+    said = [line for line in result.stderr.splitlines() if "in buckets of" in line]
+    assert said[0] == (
+        "allranks: gradients leave in buckets of 0.5 MiB: 2.89 MB of gradients take 0.0617 s over 500 Mbit/s, and "
+        "torch's 1 and then 25 MiB would leave late"
+    )
+    kept = "as before the checkpoint: that keeps the order of the sums"
+    assert said[2] == f"allranks: gradients leave in buckets of 0.5 MiB, {kept}"
+    assert f"allranks: gradients leave in buckets of torch's sizes, {kept}" in said

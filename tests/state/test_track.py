@@ -10,10 +10,13 @@ from typing import Any
 import numpy
 import pytest
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 from allranks.model.errors import UsageError
+from allranks.model.membership import ALONE
 from allranks.state.resumed import rng
+from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.sampler import Sampler
 from allranks.state.resumed.steps import StepLost
 from allranks.state.resumed.track import Tracked
@@ -292,6 +295,72 @@ def test_save_now_saves_at_the_next_boundary(tmp_path: Path):
         if step.number == 1:
             assert training.checkpoints.last_complete == 1
     training.checkpoints.close()
+
+
+class Local:
+    """An optimizer that makes local steps and synchronizes after every fourth."""
+
+    is_apart = True
+
+    def __init__(self) -> None:
+        self.steps, self.since, self.early, self.samples = 0, 0, list[int](), list[int]()
+
+    @property
+    def is_synchronized(self) -> bool:
+        return self.since == 0
+
+    def count(self, samples: int) -> None:
+        self.samples.append(samples)
+
+    def step(self) -> None:
+        self.steps += 1
+        self.since = self.steps % 4
+
+    def synchronize(self) -> None:
+        if self.since:
+            self.early.append(self.steps)
+        self.since = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def test_checkpoints_wait_for_a_synchronization_and_what_cannot_wait_makes_one(tmp_path: Path):
+    cell = Ordered().cell
+    local, sampler, checkpoints = Local(), Sampler(20, global_batch_size=6), Checkpointer(tmp_path, keep=9)
+    state = Tracked({"local": local, "sampler": sampler}, checkpoints=checkpoints, cell=cell)
+
+    def train() -> None:
+        for step in state.steps(DataLoader(torch.arange(20.0), batch_sampler=sampler), total=99):
+            with step:
+                local.step()
+            if state.step in (5, 8):
+                state.save_now()
+            if state.step == 10:
+                state.save()
+            if state.step == 13:
+                cell.give_order(0, "the time limit is near", leaves=True)
+
+    with pytest.raises(SystemExit):
+        train()
+    checkpoints.close()
+    saved = sorted(int(path.name.removeprefix("step_")) for path in tmp_path.glob("step_*"))
+    assert saved == [8, 10, 13]  # asked for at 5 and at 8, by save(), by the order
+    assert local.early == [10, 13]
+    assert local.samples[:4] == [6, 6, 6, 2]
+
+
+def test_local_steps_are_tracked_whole_and_without_a_scaler(tmp_path: Path):
+    checkpoints, ddp = Checkpointer(tmp_path), object.__new__(DistributedDataParallel)
+    torch.nn.Module.__init__(ddp)
+    ddp.local_optimizer = Local()
+    with pytest.raises(UsageError, match="track the optimizer that local_sgd"):
+        Averaging({"model": ddp}, ALONE)
+    with pytest.raises(UsageError, match="a GradScaler skips steps of single ranks"):
+        Tracked({"local": Local(), "scaler": torch.amp.GradScaler("cpu")}, checkpoints=checkpoints)
+    checkpoints.close()
 
 
 def test_generators_go_back_to_where_they_were():

@@ -29,6 +29,11 @@ VERBS = {
         "Run elastic Horovod in a SLURM job, and explain its pauses.",
     ),
     "check": ("allranks.cli.check", "check", "Check nodes and the network between them before a job needs them."),
+    "bench": (
+        "allranks.cli.bench",
+        "bench",
+        "Measure the network between nodes and collectives over it; name the slow link.",
+    ),
     "advise": (
         "allranks.cli.advise",
         "advise",

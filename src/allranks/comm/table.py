@@ -49,6 +49,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     """Median over repetitions."""
     p95_s: float
+    best_s: float = 0.0
+    """Of the fastest repetition."""
+    repetitions: int = 0
     wrong: int | None = None
     """Elements that came out wrong, over all ranks; None: not checked."""
 
@@ -72,6 +75,12 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Segments that the source's kernel sent again during the stream."""
     segments: int = 0
     """Segments that it sent."""
+    lost_at: float = 0.0
+    """Fraction of the stream's tenths in which segments were sent again."""
+    peak_mbit_s: float = 0.0
+    """What the target's kernel acknowledged in its fastest tenth: much more than mbit_s on machines that are busy."""
+    others_mbit_s: float = 0.0
+    """What else used the two interfaces in this direction: at the end where it was more."""
     why: str = ""
 
 

@@ -61,6 +61,21 @@ def own_gpu(local_rank: int, num_gpus: int) -> int | None:
     return local_rank if local_rank < num_gpus else 0 if num_gpus == 1 else None
 
 
+def demand_gpu(local_rank: int, num_gpus: int, *, node: str) -> int:
+    """Return the GPU that a rank of nccl takes among those that PyTorch sees.
+
+    Raises:
+        SetupError: there is none for it.
+    """
+    position = own_gpu(local_rank, num_gpus)
+    if position is None:
+        raise SetupError(
+            f"backend nccl, but PyTorch sees {num_gpus} GPUs on {node} and this is local rank {local_rank}; nvidia-smi "
+            f"and torch.version.cuda say why, or session(backend='gloo')"
+        )
+    return position
+
+
 def choose_backend(wanted: str, cards: Mapping[int, Card]) -> tuple[str, str]:
     """Choose nccl where every rank has a GPU that no other rank takes, else gloo; returns it with the reason.
 

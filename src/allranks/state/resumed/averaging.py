@@ -10,12 +10,15 @@ FSDP2 divides the sum over ranks by one number that is the same on all of them. 
 of ranks that share a step evenly. A module that no optimizer steps (an EMA, a teacher) has no gradients to weigh.
 
 The learning rate belongs to the global batch, which stays, and not to the number of ranks that are alive.
+
+Between two synchronizations of an optimizer that makes local steps (`Local`), a rank's gradient is the mean over its
+own samples, and the optimizer weighs the ranks' weights by what it is told of their samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -27,19 +30,45 @@ from allranks.model.membership import Membership
 from allranks.state.resumed.sampler import Sampler, Share
 
 
+@runtime_checkable
+class Local(Protocol):
+    """An optimizer whose ranks have different weights between two synchronizations: comm.local has one."""
+
+    is_apart: bool
+    """The next step is a local one."""
+    is_synchronized: bool
+    """All ranks have the same weights."""
+
+    def count(self, samples: int) -> None:
+        """Hear how many samples of this rank the next step has."""
+
+    def synchronize(self) -> None:
+        """Bring the ranks together now, if they are apart; all ranks call it."""
+
+
 class Averaging:
     """The gradients of all tracked modules.
 
     Args:
         parts: that are tracked, by name. DDP and FSDP2 are found inside of them, also of a compiled module.
+    Raises:
+        UsageError: local steps would not be counted alike on all ranks, or not saved.
     """
 
     def __init__(self, parts: Mapping[str, Any], membership: Membership) -> None:
         modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
         inside = [part for module in modules.values() for part in module.modules()]
         self._membership = membership
+        self._local = [part for part in parts.values() if isinstance(part, Local)]
         self._ddp = [part for part in inside if isinstance(part, DistributedDataParallel)]
         self._sharded: list[Any] = [part for part in inside if hasattr(part, "set_gradient_divide_factor")]
+        if any(getattr(part, "local_optimizer", None) not in (None, *self._local) for part in self._ddp):
+            raise UsageError("track(): the module makes local steps, so track the optimizer that local_sgd() returned")
+        if self._local and any(isinstance(part, torch.amp.GradScaler) for part in parts.values()):
+            raise UsageError(
+                "track(): a GradScaler skips steps of single ranks, but all ranks must make the same number of local "
+                "steps: use bfloat16, which needs no scaler"
+            )
         in_ddp, sharded = _parameters(*self._ddp), _parameters(*self._sharded)
         weighed = in_ddp if membership.world_size > 1 else _parameters(*modules.values())
         self._weight = GradientWeight(own for key, own in weighed.items() if key not in sharded)
@@ -79,8 +108,12 @@ class Averaging:
             part: place of the micro batch in the step.
             is_last: it is the step's last one, in which DDP brings the ranks together.
         """
+        is_apart = any(local.is_apart for local in self._local)
         if share is not None:
-            self._weight.set(gradient_factor(share.parts[part], share.total, self._membership.world_size))
+            for local in self._local:
+                local.count(len(share.own))
+            ranks, total = (1, max(len(share.own), 1)) if is_apart else (self._membership.world_size, share.total)
+            self._weight.set(gradient_factor(share.parts[part], total, ranks))
             divisor = share.total / max(share.parts[part], 1)
             if divisor != self._divisor:
                 self._divisor = divisor
@@ -88,7 +121,17 @@ class Averaging:
                     module.set_force_sum_reduction_for_comms(True)  # Gloo cannot multiply before it adds up
                     module.set_gradient_divide_factor(divisor)
         for module in self._ddp:
-            module.require_backward_grad_sync = is_last
+            module.require_backward_grad_sync = is_last and not is_apart
+
+    @property
+    def is_synchronized(self) -> bool:
+        """Whether all ranks have the same weights, so that rank 0's are those of the training."""
+        return all(local.is_synchronized for local in self._local)
+
+    def synchronize(self) -> None:
+        """Bring ranks together that are apart; all ranks call it."""
+        for local in self._local:
+            local.synchronize()
 
 
 def gradient_factor(samples: int, total: int, world_size: int) -> float:

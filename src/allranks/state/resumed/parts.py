@@ -63,6 +63,11 @@ class Parts:
                 own = {_plain(part, key): key for key in part.state_dict()}
                 state = {own.get(key, key): value for key, value in state.items()}
             elif keys := _keys(part, part.state_dict()):
+                if "param_groups" not in state:
+                    raise UsageError(
+                        f"{name} made local steps in the checkpoint, and does not here: wrap it in local_sgd(), or "
+                        f"begin with an empty checkpoint directory"
+                    )
                 here = self._state_of(part)["param_groups"]
                 for at, (old, new) in enumerate(zip(state["param_groups"], here, strict=False)):
                     if odd := sorted(map(str, {*old["params"]} ^ {*new["params"]})):
@@ -73,6 +78,17 @@ class Parts:
                     old["params"] = new["params"]  # torch goes by their order
                 state = _rename(state, dict(zip(self._names(part) or keys, keys, strict=True)))
             part.load_state_dict(state)
+
+    def own(self, *, accumulates: bool) -> dict[str, Any]:
+        """Return what only this rank has: state of optimizers that make local steps, and accumulated gradients."""
+        inner = {name: part.own_state_dict() for name, part in self.live.items() if hasattr(part, "own_state_dict")}
+        return ({"inner": inner} if inner else {}) | ({"gradients": self.gradients()} if accumulates else {})
+
+    def load_inner(self, kept: Mapping[str, Any]) -> None:
+        """Put back what `own` returned of optimizers."""
+        for name in kept.keys() & self.live.keys():
+            if hasattr(self.live[name], "load_own_state_dict"):
+                self.live[name].load_own_state_dict(kept[name])
 
     def gradients(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return what has been accumulated on this rank; of sharded parameters, its shards."""

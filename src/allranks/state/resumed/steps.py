@@ -33,12 +33,15 @@ import torch.distributed as dist
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import one_line, say
 from allranks.state.resumed.sampler import Share
+from allranks.state.saved.reader import Loaded
 
 PROGRESS_EVERY_S = 10.0
 
 _LOST = re.compile(r"/gloo/|^(?:Connection reset by peer|Broken pipe)$|NCCL (?:error|communicator)|ncclRemoteError")
 """What torch says in a plain RuntimeError when a collective failed; a client of the script's own names more than the
 lost connection. Source: torch 2.13 with Gloo, measured."""
+_CALLBACK = re.compile(r"^(?:Got the following error when running the callback: \w+: )+")
+"""Before the error of a communication hook, once for each callback."""
 
 
 class StepLost(AllranksError, SystemExit):
@@ -54,8 +57,8 @@ def is_collective_failure(error: BaseException) -> bool:
 
 
 def first_words(error: BaseException) -> str:
-    """What a failed collective says, without Gloo's advice."""
-    return one_line(str(error)).partition(". This is typically caused by")[0]
+    """What a failed collective says, without Gloo's advice and what torch puts before it where a hook waited."""
+    return one_line(_CALLBACK.sub("", str(error))).partition(". This is typically caused by")[0]
 
 
 def describe_left(step: int, epoch: int, *, total: int | None, epochs: int | None) -> tuple[bool, str]:
@@ -68,6 +71,30 @@ def describe_left(step: int, epoch: int, *, total: int | None, epochs: int | Non
     known = {noun: (max(0, whole - done), whole) for noun, (whole, done) in left.items() if whole is not None}
     words = " and ".join(f"{count} of {whole} {noun}" for noun, (count, whole) in known.items())
     return any(count == 0 for count, _ in known.values()), f"{'at most ' * (len(known) > 1)}{words} are left"
+
+
+def describe_resumed(loaded: Loaded, lines: Sequence[str], *, now: int, accumulates: bool) -> list[str]:
+    """Return what to say of a checkpoint that was put back.
+
+    Args:
+        lines: what else was found in it.
+        now: how many ranks go on.
+        accumulates: gradients go on from step to step.
+    """
+    before = loaded.world_size
+    sizes = f"; {before} ranks wrote it, {now} go on" * (before != now)
+    said = [f"resumed at step {loaded.common['step']} from {loaded.directory}{sizes}", *lines]
+    if accumulates and before != now:
+        said += ["accumulated gradients start at 0: each rank has its own, and the number of ranks has changed"]
+    if loaded.inner and now != before:
+        few, many = sorted((before, now))
+        which = f"rank {few}" if many - few == 1 else f"each of ranks {few} to {many - 1}"
+        said += [
+            f"{which} goes on with a copy of another rank's optimizer, which made local steps"
+            if now > before
+            else f"the optimizer of {which} made local steps of its own; its state is dropped"
+        ]
+    return said
 
 
 @dataclass(slots=True, kw_only=True)

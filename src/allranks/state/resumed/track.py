@@ -34,6 +34,7 @@ from allranks.state.resumed import experiment, rng
 from allranks.state.resumed.agree import Agreement, Wish
 from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.best import Best
+from allranks.state.resumed.buckets import Compressors, Wrapped
 from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.parts import Parts
@@ -43,6 +44,7 @@ from allranks.state.resumed.steps import (
     Step,
     StepLost,
     describe_left,
+    describe_resumed,
     first_words,
     is_collective_failure,
     sink_of,
@@ -65,6 +67,7 @@ class Tracked:
         device: where the default process group takes tensors from.
         on_loss: called before this process ends because another rank was lost.
         pace: when a checkpoint is due; None: this rank does not say.
+        wrapped: modules in DDP, whose buckets stay as they are in the checkpoint.
     Raises:
         UsageError: a part has no state, or one that no checkpoint can hold.
     """
@@ -82,6 +85,7 @@ class Tracked:
         device: torch.device | None = None,
         on_loss: Callable[[], None] | None = None,
         pace: Pace | None = None,
+        wrapped: Wrapped | None = None,
     ) -> None:
         self.step = 0
         """How many steps are done, over all restarts. A step is done when its `with` block ends."""
@@ -96,14 +100,14 @@ class Tracked:
         self._telling = Telling(cell)
         self._agreement = Agreement(membership, device=device or torch.device("cpu"))
         self._on_loss = on_loss
-        self._pace = pace
-        self._averaging = Averaging(parts, membership)
+        self._pace, self._wrapped = pace, wrapped or Wrapped()
+        self._averaging, self._compressors = Averaging(parts, membership), Compressors(parts)
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
         self._saved: tuple[int, int] | None = None
         """Step and epochs of the last save."""
         self._is_save_wanted = self._is_stop_wanted = self._is_stopped = False
-        self._is_looping = self._is_leave_wanted = self._is_held = False
+        self._is_looping = self._is_leave_wanted = self._is_held = self._is_save_late = False
         self._feed: Feed | None = None
         self._current: Step | None = None
         self._resumed: experiment.Named | None = None
@@ -135,24 +139,20 @@ class Tracked:
             )
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
+        self._wrapped.keep(loaded.common.get("buckets"))
         self._parts.load(kept)
         self.step, self._epochs = self._saved = loaded.common["step"], loaded.common["epochs"]
-        self._loaded = loaded.per_rank, loaded.common["feed"]
-        is_same_size = loaded.per_rank is not None
+        self._loaded, is_same_size = (loaded.per_rank, loaded.common["feed"]), loaded.per_rank is not None
+        lines += self._compressors.load(loaded.per_rank, num_ranks=loaded.world_size)
+        self._parts.load_inner(loaded.inner or {})
         if is_same_size and (gradients := loaded.per_rank.pop("gradients", None)) and self._accumulates:
             self._parts.load_gradients(gradients)
         if is_same_size and torch.get_num_threads() != loaded.common["threads"]:
             torch.set_num_threads(loaded.common["threads"])  # sums are cut into as many pieces as there are threads
         if self._membership.is_leader:
-            sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._membership.world_size} go on"
             self._resumed = named
-            say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
-            for line in lines:
+            for line in describe_resumed(loaded, lines, now=self._membership.world_size, accumulates=self._accumulates):
                 say(line)
-            if self._accumulates and not is_same_size:
-                say(
-                    "accumulated gradients start at 0: they are kept for each rank, and the number of ranks has changed"
-                )
 
     def save_now(self) -> None:
         """Ask for a checkpoint: all ranks save at their next common boundary, whoever of them asked."""
@@ -337,7 +337,9 @@ class Tracked:
         agreed = self._agreement.reach(self.step, wish)
         self._is_stopped |= agreed.stops
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
-        if (agreed.saves or agreed.leaves or is_in_turn) and self._saved != self._place:
+        is_due = agreed.saves or agreed.leaves or is_in_turn or self._is_save_late
+        self._is_save_late = is_due and not agreed.leaves and not self._averaging.is_synchronized
+        if is_due and not self._is_save_late and self._saved != self._place:
             stall = self._save(LEAVING_PATIENCE_S if agreed.leaves else None)
             if self._pace is not None and not agreed.leaves:
                 self._pace.save_done(stall, self.checkpoints.write_s)
@@ -361,9 +363,10 @@ class Tracked:
 
     def _save(self, patience_s: float | None = None) -> Stall:
         self._telling.phase("saving")
-        per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-        if self._accumulates:
-            per_rank["gradients"] = self._parts.gradients()
+        self._averaging.synchronize()  # who cannot wait for the next time: a call of `save`, an order to leave, the end
+        feed = self._feed.state_dict() if self._feed else None
+        per_rank: dict[str, Any] = {"rng": rng.capture(), "feed": feed, "owed": self._compressors.state()}
+        per_rank |= self._parts.own(accumulates=self._accumulates)
         common = {
             "step": self.step,
             "epochs": self._epochs,
@@ -371,6 +374,7 @@ class Tracked:
             "experiment": self._experiment,
             "feed": {"epoch": self._feed.epoch if self._feed else 0},
             "parts": self._parts.state(),
+            "buckets": self._wrapped.state(),
         }
         agree = self._agreement.can_all
         stall = self.checkpoints.save(self.step, common, per_rank, agree=agree, patience_s=patience_s)

@@ -38,6 +38,8 @@ class Loaded:
     """This rank's own; None where another number of ranks wrote it."""
     world_size: int
     """How many ranks wrote it."""
+    inner: Any = None
+    """What the rank of this number has of `per_rank["inner"]`, or one of a lower number where there were fewer."""
 
 
 class CheckpointReader(ExitStack):
@@ -98,12 +100,14 @@ def read_checkpoint(
         first.is_read = rank == 0 or not is_read_once
         common = first.unpack(first.tree["common"])
         to_send = list(first.loaded.values()) if is_read_once else []
-        manifest, own = checkpoint.manifest, None
-        if manifest.world_size == world_size:
-            own = checkpoint.part(rank).unpack(checkpoint.part(rank).tree["own"])
+        manifest = checkpoint.manifest
+        part = checkpoint.part(rank % manifest.world_size)
+        own = part.unpack(part.tree["own"])
+        inner = own.pop("inner", None) if isinstance(own, dict) else None
         for index in range(rank, manifest.world_size, world_size):
             checkpoint.part(index).reader.verify_rest()
-        return Loaded(manifest.step, directory, common, own, manifest.world_size), to_send
+        own = own if manifest.world_size == world_size else None
+        return Loaded(manifest.step, directory, common, own, manifest.world_size, inner), to_send
 
 
 def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, str]]:
