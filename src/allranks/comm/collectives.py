@@ -54,17 +54,18 @@ ITEM_BYTES = 4
 
 def list_cases(
     *,
-    bucket_sizes: Iterable[int] = BUCKET_SIZES,
+    bucket_sizes: Sequence[int] = BUCKET_SIZES,
     collectives: Iterable[str] = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"),
-    sizes: Iterable[int] = SIZES,
+    sizes: Sequence[int] = SIZES,
 ) -> list[Case]:
     """Return the cases of a whole measurement: all-reduce as DDP uses it, then the others, smallest first. Pure.
 
     Args:
         bucket_sizes: bytes of the all-reduces, which run alone and eight at a time.
-        sizes: bytes of each of the other collectives.
+        sizes: bytes of each of the other collectives, and of small all-reduces, as PowerSGD uses them.
     """
-    cases = [_case("all_reduce", size, count) for count in IN_FLIGHT for size in sorted(bucket_sizes)]
+    cases = [_case("all_reduce", size) for size in sorted(sizes) if size < min(bucket_sizes, default=0)]
+    cases += [_case("all_reduce", size, count) for count in IN_FLIGHT for size in sorted(bucket_sizes)]
     cases += [_case(collective, size) for collective in collectives for size in sorted(sizes)]
     return [*cases, _case("barrier", 0)]
 
