@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.check import find_place, look_at, node_options, with_join
+from allranks.cli.check import find_place, look_at, node_options, say_network, with_join
 from allranks.cli.context import load_cluster
 from allranks.cli.options import cluster_option, json_option, log_dir_option
 from allranks.cli.progress import SHOW_AFTER_S, ProgressLine
@@ -129,7 +129,9 @@ def bench(
     wanted = str(cluster.train.backend) if backend == "auto" else backend
     run = _Run(place=place, queue_s=queue_s, as_json=as_json)
     try:
-        if run.begin(look_at(place, with_join(cluster, join_s), queue_s=queue_s)):
+        held = look_at(place, with_join(cluster, join_s), queue_s=queue_s)
+        if run.begin(held):
+            say_network(held, cluster)
             run.measure_network()
             if not network_only:
                 run.measure_collectives(wanted=wanted, ranks_per_node=ranks_per_node, sizes=sizes)
