@@ -7,17 +7,10 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from allranks.comm.bench import (
-    NO_TIME,
-    confirm,
-    describe_busy,
-    describe_untested,
-    join_reports,
-    mark,
-    render_streams,
-)  # fmt: skip
+from allranks.comm.bench import NO_TIME, confirm, join_reports, mark
 from allranks.comm.streams import RoundReport, read_spread
-from allranks.comm.table import Pair
+from allranks.comm.table import BenchTable, Pair
+from allranks.launch.check.matrix import describe_busy, describe_untested, render_streams
 from allranks.launch.check.members import End
 from allranks.launch.check.network import judge_network, plan_again, plan_streams
 from allranks.model.finding import Confidence
@@ -102,6 +95,14 @@ def test_machines_that_are_busy_are_said_and_no_link_is_blamed() -> None:
 def test_other_traffic_is_said_where_no_stream_was_slow_too() -> None:
     marks = mark(streams(lambda a, b: {"others_mbit_s": 300.0, "mbit_s": 640.0}))
     assert describe_busy(marks) == ("the network is busy: node01 -> node02 met 300 Mbit/s of other traffic",)
+
+
+def test_the_slowest_stream_of_a_table_is_no_stream_that_waited_for_a_core() -> None:
+    starved = streams(lambda a, b: {"mbit_s": 60.0, "peak_mbit_s": 3000.0} if a == "node02" else {})
+    assert BenchTable(backend="", nodes=NODES, ranks=6, pairs=tuple(starved)).slowest_mbit_s() == 950
+    slow = streams(lambda a, b: SLOW if a == "node02" else {})
+    assert BenchTable(backend="", nodes=NODES, ranks=6, pairs=tuple(slow)).slowest_mbit_s() == 99
+    assert BenchTable(backend="", nodes=NODES, ranks=6).slowest_mbit_s() is None
 
 
 def test_a_second_look_has_the_odd_pairs_and_no_node_twice_in_a_round() -> None:

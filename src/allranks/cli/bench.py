@@ -194,7 +194,7 @@ class _Run:
 
     def measure_network(self) -> None:
         """Run the TCP streams, and print them."""
-        from allranks.comm.bench import describe_busy, describe_untested, render_streams
+        from allranks.launch.check.matrix import describe_busy, describe_untested, render_streams
         from allranks.launch.check.network import judge_network, look_at_network, plan_streams
 
         if self.place is None or len(self.ends) < 2:
