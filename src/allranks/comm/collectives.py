@@ -78,7 +78,7 @@ def measure(work: dict[str, Any], agree: Agree, tell: Callable[[Answer], None], 
 
     Args:
         work: one entry of the order of join/trial.py.
-        agree: its Ranks.agree.
+        agree: all ranks say something, and learn what rank 0 decides.
         tell: gets the answers.
     """
     import torch
@@ -243,14 +243,15 @@ class _Run:
         self.case, self.timeout_s = case, timeout_s
         self.place = _Place(work["rank"], len(work["names"]), _count(case, len(work["names"])), _device(work))
         self.operations: list[_Operation] = []
-        self.began_s, self.first_s = time.monotonic(), 0.0
+        self.began_s = time.monotonic()
+        self.first_s = 0.0  # of the first run, once it has ended
 
     def guard(self, step: Callable[[], Answer]) -> tuple[Answer, float]:
         """Return what the step says, or its error, and until when the other ranks may be as far."""
         try:
             return step(), time.monotonic() + self.timeout_s
         except Exception as exc:  # torch has one type for what Gloo reports, and another for NCCL
-            kind = "unsupported" if "support" in str(exc) else "error"
+            kind = "unsupported" if not self.first_s and "support" in str(exc) else "error"
             return {kind: str(exc) or type(exc).__name__}, self.began_s + self.timeout_s
 
     def try_it(self) -> Answer:
