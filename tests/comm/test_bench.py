@@ -12,7 +12,8 @@ from allranks.comm.streams import RoundReport, read_spread
 from allranks.comm.table import BenchTable, Pair
 from allranks.launch.check.matrix import describe_busy, describe_untested, render_streams
 from allranks.launch.check.members import End
-from allranks.launch.check.network import judge_network, plan_again, plan_streams
+from allranks.launch.check.network import StreamOrder, judge_network, plan_again, plan_streams
+from allranks.launch.srun import decode, encode
 from allranks.model.finding import Confidence
 from allranks.preflight.matchings import matchings
 
@@ -136,6 +137,16 @@ def test_all_pairs_of_71_nodes_fit_into_a_minute_and_the_rest_is_called_untested
     assert (len(untested), {pair.why for pair in untested}) == (72, {NO_TIME})
     assert describe_untested(pairs) == ""
     assert "72 of 5112 not tested, for lack of time" in render_streams([*nodes], pairs, mark(pairs))
+
+
+def test_the_order_of_a_thousand_nodes_fits_into_a_variable() -> None:
+    nodes = {f"gpu-b{i:04}": End(address=f"10.{i >> 8}.{i & 255}.17", interface="ens1f0np0") for i in range(1024)}
+    plan = plan_streams(nodes, port=29500)
+    order = encode(StreamOrder.of(plan))
+    assert len(order) < 128 << 10
+    assert decode(order, StreamOrder).full_plan() == plan
+    again = plan_again(plan, mark(streams(PLANTED["a slow node"][0])))
+    assert decode(encode(StreamOrder.of(again)), StreamOrder).full_plan() == again
 
 
 def test_a_stream_that_failed_is_told_with_its_reason() -> None:

@@ -120,6 +120,8 @@ def bench(
         raise UsageError("bench starts its own job steps: run it in the allocation, without srun")
     if plot == _BARS and as_json:
         raise UsageError("--plot - prints bars, and --json only JSON: name a file for the plot, such as bench.svg")
+    if plot == _BARS and as_json:
+        raise UsageError("--plot - prints bars, and --json prints JSON only: name a file, or remove one of them")
     if plot is not None and not plot.parent.is_dir():
         raise UsageError(f"--plot {plot}: no such directory: {plot.parent}")
     cluster = load_cluster(cluster_file).cluster
@@ -261,7 +263,9 @@ class _Run:
         from allranks.comm.table import to_json as table_to_json
 
         table, written = self.table, list[str]()
-        if table.pairs or table.rows:
+        if not self.problem and any(row.wrong for row in table.rows):
+            self.problem = "collectives: elements came out wrong: see the column #wrong"
+        if not self.problem:  # half a table would mislead those who read it
             written += self._write(find_table(log_dir), table_to_json(table))
         if plot == _BARS and table.rows:
             from allranks.comm.chart import draw_bars
@@ -272,9 +276,6 @@ class _Run:
             from allranks.comm.chart import draw_svg
 
             written += self._write(plot, draw_svg(table).encode())
-        is_wrong = any(row.wrong for row in table.rows)
-        if is_wrong and not self.problem:
-            self.problem = "collectives: elements came out wrong: see the column #wrong"
         is_untold = bool(self.marks and self.marks.unjudged)
         code = Exit.USER_CODE if self.findings or self.problem else Exit.UNKNOWN if is_untold else Exit.OK
         elapsed_s = time.time() - self.began_s
