@@ -120,8 +120,6 @@ def bench(
         raise UsageError("bench starts its own job steps: run it in the allocation, without srun")
     if plot == _BARS and as_json:
         raise UsageError("--plot - prints bars, and --json only JSON: name a file for the plot, such as bench.svg")
-    if plot == _BARS and as_json:
-        raise UsageError("--plot - prints bars, and --json prints JSON only: name a file, or remove one of them")
     if plot is not None and not plot.parent.is_dir():
         raise UsageError(f"--plot {plot}: no such directory: {plot.parent}")
     cluster = load_cluster(cluster_file).cluster
@@ -259,6 +257,7 @@ class _Run:
 
     def finish(self, log_dir: Path, plot: Path | None) -> int:
         """Write the files, print the rest, and return the exit code."""
+        from allranks.comm.bench import count_untested
         from allranks.comm.table import find_table
         from allranks.comm.table import to_json as table_to_json
 
@@ -283,6 +282,7 @@ class _Run:
             document = {
                 "nodes": self.names,
                 "table": table,
+                "untested": count_untested(table.nodes, table.pairs) if table.pairs else 0,
                 "findings": self.findings,
                 "retransmitted": self.group.counters if self.group else {},
                 "notes": [*self.notes, *(self.group.skipped if self.group else ())],

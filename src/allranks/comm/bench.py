@@ -26,7 +26,6 @@ LOST_AT = 0.8
 HEAVY_LOSS = 0.06
 MIN_LOST = 5
 BUSY_ABOVE = 0.1
-NO_TIME = "not among the rounds that fit into the time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +52,7 @@ class Marks:
 def join_reports(
     nodes: Sequence[str], rounds: Sequence[Sequence[tuple[str, str]]], reports: Iterable[RoundReport]
 ) -> tuple[Pair, ...]:
-    """Return a stream for each two nodes, each way; one that no round had, or nobody told of, is not tested.
+    """Return each stream of the rounds, also those that failed or of which nobody told.
 
     Args:
         nodes: in the order of their ranks.
@@ -61,12 +60,13 @@ def join_reports(
         reports: of both ends of each pair.
     """
     said = {(each.node, each.peer): each for each in reports}
+    places = {node: place for place, node in enumerate(nodes)}
     planned = {way for pairs in rounds for a, b in pairs for way in ((a, b), (b, a))}
     found = []
-    for way in ((a, b) for a in nodes for b in nodes if a != b):
+    for way in sorted(planned, key=lambda way: (places[way[0]], places[way[1]])):
         own, other = said.get(way), said.get(way[::-1])
         if own is None or own.mbit_s is None:
-            why = own.why if own else f"{way[0]} did not say" if way in planned else NO_TIME
+            why = own.why if own else f"{way[0]} did not say"
             found.append(Pair(source=way[0], target=way[1], why=why))
             continue
         others = max(own.sent_by_others_mbit_s, other.got_by_others_mbit_s if other else 0.0)
@@ -83,6 +83,11 @@ def join_reports(
             )
         )
     return tuple(found)
+
+
+def count_untested(nodes: Sequence[str], pairs: Sequence[Pair]) -> int:
+    """Return how many streams between the nodes were in no round, for lack of time."""
+    return len(nodes) * (len(nodes) - 1) - len(pairs)
 
 
 def mark(pairs: Iterable[Pair]) -> Marks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from allranks.comm.bench import NO_TIME, Marks, describe, lost_percent, rate_of
+from allranks.comm.bench import Marks, count_untested, describe, lost_percent, rate_of
 from allranks.comm.table import Pair
 from allranks.report.text import count_of
 
@@ -35,7 +35,7 @@ def describe_busy(marks: Marks) -> tuple[str, ...]:
 
 def describe_untested(pairs: Sequence[Pair]) -> str:
     """Return why streams failed, for one of them; empty: all were measured for which there was time."""
-    failed = [pair for pair in pairs if pair.mbit_s is None and pair.why != NO_TIME]
+    failed = [pair for pair in pairs if pair.mbit_s is None]
     if not failed:
         return ""
     first = failed[0]
@@ -50,8 +50,8 @@ def render_streams(nodes: Sequence[str], pairs: Sequence[Pair], marks: Marks) ->
     slowest = tested[0]
     total = f"streams: median {marks.usual_mbit_s:.0f} Mbit/s, slowest {slowest.source} -> {slowest.target}"
     total += f" {describe(slowest)}; {lost_percent(tested)} % of all segments were sent again"
-    if left := sum(pair.why == NO_TIME for pair in pairs):
-        total += f"; {left} of {len(pairs)} not tested, for lack of time"
+    if left := count_untested(nodes, pairs):
+        total += f"; {left} of {left + len(pairs)} not tested, for lack of time"
     if len(nodes) > MAX_NODES:
         listed = [f"{pair.source} -> {pair.target}: {describe(pair)}" for pair in tested[:MAX_LISTED]]
         return "\n".join(["slowest streams", *listed, total])

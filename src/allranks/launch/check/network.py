@@ -59,7 +59,7 @@ class StreamOrder(msgspec.Struct, frozen=True, kw_only=True, tag="streams"):
 
 
 def plan_streams(ends: Mapping[str, End], *, port: int) -> Plan:
-    """Return the rounds that fit into BUDGET_S: all pairs of up to 71 nodes, each way. Pure."""
+    """Return the rounds that fit into BUDGET_S: all pairs of up to 70 nodes, each way. Pure."""
     return Plan(
         rounds=matchings([*ends], int(BUDGET_S / SLOT_S)),
         addresses={name: end.address for name, end in ends.items()},
