@@ -210,3 +210,4 @@ def test_what_ends_it_is_one_line_and_leaves_nothing(signum: signal.Signals, tmp
             line for line in err.splitlines() if line.startswith("allranks: collectives: rank ")
         ]
     wait_until(lambda: not ranks(), "the ranks are gone")
+    assert not (tmp_path / "runs").exists()  # no half of a table

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.check import find_place, look_at, node_options, with_join
+from allranks.cli.check import find_place, look_at, node_options, say_network, with_join
 from allranks.cli.context import load_cluster
 from allranks.cli.options import cluster_option, json_option, log_dir_option
 from allranks.cli.progress import SHOW_AFTER_S, ProgressLine
@@ -129,7 +129,9 @@ def bench(
     wanted = str(cluster.train.backend) if backend == "auto" else backend
     run = _Run(place=place, queue_s=queue_s, as_json=as_json)
     try:
-        if run.begin(look_at(place, with_join(cluster, join_s), queue_s=queue_s)):
+        held = look_at(place, with_join(cluster, join_s), queue_s=queue_s)
+        if run.begin(held):
+            say_network(held, cluster)
             run.measure_network()
             if not network_only:
                 run.measure_collectives(wanted=wanted, ranks_per_node=ranks_per_node, sizes=sizes)
@@ -192,7 +194,7 @@ class _Run:
 
     def measure_network(self) -> None:
         """Run the TCP streams, and print them."""
-        from allranks.comm.bench import describe_busy, describe_untested, render_streams
+        from allranks.launch.check.matrix import describe_busy, describe_untested, render_streams
         from allranks.launch.check.network import judge_network, look_at_network, plan_streams
 
         if self.place is None or len(self.ends) < 2:
@@ -255,11 +257,14 @@ class _Run:
 
     def finish(self, log_dir: Path, plot: Path | None) -> int:
         """Write the files, print the rest, and return the exit code."""
+        from allranks.comm.bench import count_untested
         from allranks.comm.table import find_table
         from allranks.comm.table import to_json as table_to_json
 
         table, written = self.table, list[str]()
-        if table.pairs or table.rows:
+        if not self.problem and any(row.wrong for row in table.rows):
+            self.problem = "collectives: elements came out wrong: see the column #wrong"
+        if not self.problem:  # half a table would mislead those who read it
             written += self._write(find_table(log_dir), table_to_json(table))
         if plot == _BARS and table.rows:
             from allranks.comm.chart import draw_bars
@@ -270,9 +275,6 @@ class _Run:
             from allranks.comm.chart import draw_svg
 
             written += self._write(plot, draw_svg(table).encode())
-        is_wrong = any(row.wrong for row in table.rows)
-        if is_wrong and not self.problem:
-            self.problem = "collectives: elements came out wrong: see the column #wrong"
         is_untold = bool(self.marks and self.marks.unjudged)
         code = Exit.USER_CODE if self.findings or self.problem else Exit.UNKNOWN if is_untold else Exit.OK
         elapsed_s = time.time() - self.began_s
@@ -280,6 +282,7 @@ class _Run:
             document = {
                 "nodes": self.names,
                 "table": table,
+                "untested": count_untested(table.nodes, table.pairs) if table.pairs else 0,
                 "findings": self.findings,
                 "retransmitted": self.group.counters if self.group else {},
                 "notes": [*self.notes, *(self.group.skipped if self.group else ())],

@@ -30,7 +30,7 @@ WARM_S, MEASURE_S = 0.12, 0.27
 SLOT_S = 2 * (WARM_S + MEASURE_S) + 0.07
 """A round, with its handshakes."""
 BUDGET_S = 60.0
-"""For all rounds: 70 of them, so that every pair of 71 nodes is tested."""
+"""For all rounds: 70 of them, so that every pair of 70 nodes is tested."""
 DRAIN_S = 2.0
 """For what is on its way when a stream ends."""
 CHUNK = bytes(1 << 17)
