@@ -22,6 +22,7 @@ Standard library and torch only: it is loaded by path into scripts that know not
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -44,19 +45,16 @@ SCALE_BYTES = 4
 POWERSGD_RANK = 4
 POWERSGD_PLAIN_STEPS = 10
 """Summed as they are: the first gradients change most. torch needs at least 2, since it rebuilds buckets after 1."""
-CLOSE_S = 5.0
+CLOSE_S = 1.0
 """How long `close` waits for the thread: it may hang in a collective whose other ranks are gone."""
-_BUCKET_MB = {"powersgd": 25.0}
+_Begin = Callable[[Any], Future[Any]]
 # Its name before torch 2.13 is all_gather_into_tensor.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def preferred_bucket_mb(wire_format: str) -> float | None:
-    """Return the size that DDP's buckets need in this format; None: what fits the network.
-
-    PowerSGD makes three small collectives of each bucket, so few large buckets are the fastest.
-    """
-    return _BUCKET_MB.get(wire_format)
+    """Return the MiB of DDP's buckets in this format, three small collectives each; None: what fits the network."""
+    return 25.0 if wire_format == "powersgd" else None
 
 
 def attach(ddp: DistributedDataParallel, wire_format: str) -> Compressor:
@@ -68,71 +66,69 @@ def attach(ddp: DistributedDataParallel, wire_format: str) -> Compressor:
         ValueError: there is no such format, or this module cannot have it; in one line.
     """
     if wire_format not in FORMATS:
-        names = f"{', '.join(map(repr, FORMATS[:-1]))} or {FORMATS[-1]!r}"
-        raise ValueError(f"compress={wire_format!r}: expected {names}")
-    if why := _obstacle(ddp, wire_format):
-        raise ValueError(f"compress={wire_format!r}: {why}")
-    compressor = Compressor(ddp, wire_format)
+        raise ValueError(f"compress={wire_format!r}: expected {', '.join(map(repr, FORMATS[:-1]))} or {FORMATS[-1]!r}")
+    device = next(own.device for own in ddp.module.parameters() if own.requires_grad)
+    backend: Any = ddp.process_group._get_backend(device)
+    embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
+    sparse = [name for name, module in ddp.module.named_modules() if isinstance(module, embeddings) and module.sparse]
+    for is_so, why in (
+        (sparse, f"gradients of {' '.join(sparse) or 'the module'} are sparse, only dense ones can be compressed"),
+        (ddp._comm_hooks, "this DistributedDataParallel has a communication hook already, and takes only one"),
+        (getattr(ddp, "_use_python_reducer", False), "torch.compile's optimize_ddp='python_reducer' has no buckets"),
+        (backend.name() == "gloo" and device.type != "cpu", "gradients on a GPU need a process group of nccl"),
+        (wire_format == "powersgd" and find_spec("numpy") is None, "torch's PowerSGD needs NumPy"),
+    ):
+        if is_so:
+            raise ValueError(f"compress={wire_format!r}: {why}")
+    compressor = Compressor(ddp, wire_format, backend, is_on_cpu=device.type == "cpu")
     if compressor.world_size > 1:
         # DDP refuses wrong annotations, and on Gloo torch's own hook for bf16, by its name.
-        hook = lambda _, bucket: compressor._reducer.reduce(_Bucket(bucket))  # noqa: E731
+        hook = lambda _, bucket: compressor.reduce(bucket)  # noqa: E731
         hook.__qualname__ = f"allranks_{wire_format}"  # which DDP logs
         ddp.register_comm_hook(None, hook)
     return compressor
 
 
-def _obstacle(ddp: DistributedDataParallel, wire_format: str) -> str:
-    embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
-    sparse = [name for name, module in ddp.module.named_modules() if isinstance(module, embeddings) and module.sparse]
-    if sparse:
-        return (
-            f"gradients of {sparse[0] or 'the module'} are sparse (sparse=True), and only dense ones can be compressed"
-        )
-    if ddp._comm_hooks:
-        return "this DistributedDataParallel has a communication hook already, and takes only one"
-    if getattr(ddp, "_use_python_reducer", False):
-        return "torch._dynamo.config.optimize_ddp = 'python_reducer' has no buckets"
-    _, backend, is_on_cpu = _group_of(ddp)
-    if backend.name() == "gloo" and not is_on_cpu:
-        return "its gradients are on a GPU and its process group is Gloo's: use nccl"
-    if wire_format == "powersgd" and find_spec("numpy") is None:
-        return "torch's PowerSGD needs NumPy, which is not installed"
-    return ""
-
-
-def _group_of(ddp: DistributedDataParallel) -> tuple[Any, Any, bool]:
-    """Return its process group, the backend that its gradients take, and whether they are on the CPU."""
-    group: Any = ddp.process_group
-    device = next(own.device for own in ddp.module.parameters() if own.requires_grad)
-    return group, group._get_backend(device), device.type == "cpu"
-
-
 class Compressor:
     """What one DDP module sends, and what this rank still owes to the sums."""
 
-    def __init__(self, ddp: DistributedDataParallel, wire_format: str) -> None:
-        group, backend, is_on_cpu = _group_of(ddp)
+    def __init__(self, ddp: DistributedDataParallel, wire_format: str, backend: Any, *, is_on_cpu: bool) -> None:
+        group: Any = ddp.process_group
         self.format, self.world_size = wire_format, int(group.size())
         is_threaded = is_on_cpu and self.world_size > 1 and wire_format != "bf16"
         self._lane = _Lane.beside(group, backend) if is_threaded else None
         self._owed = _Owed({id(own): name for name, own in ddp.module.named_parameters()})
         formats: Mapping[str, type[_Format]] = {"bf16": _Format, "int8": _Int8, "powersgd": _PowerSGD}
-        self._reducer = formats[wire_format](group, self._lane, self._owed)
+        self._rule = formats[wire_format](group, self._lane, self._owed)
+        self._ddp, self._unnumbered = ddp, list[Any]()
+        self.look_at_buckets()
+
+    def look_at_buckets(self) -> None:
+        """Learn which buckets the first step has: in a static graph torch says of each that it is the first one.
+
+        It holds a lock while it calls the hook, so this is asked before, and again where buckets are made again.
+        """
+        self._unnumbered = list(self._ddp.reducer._get_zeros_like_grad_buckets()) if self._ddp.static_graph else []
+
+    def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Begin to bring the mean over all ranks into a bucket; what DDP calls."""
+        return self._rule.reduce(_Bucket(self._unnumbered.pop(0) if self._unnumbered else bucket, bucket.buffer()))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what this rank still owes to the sums, between two steps; empty in bf16. Each rank has its own."""
         if self.format == "bf16":
             return {}
         told = {"format": self.format, "world_size": self.world_size}
-        return told | {"owed": self._owed.state()} | self._reducer.state()
+        return told | {"owed": self._owed.state()} | self._rule.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str | None:
         """Go on from what `state_dict` returned; where that cannot be, owe nothing, and return why in a line."""
         was, size = state.get("format"), state.get("world_size")
         if self.format == "bf16" or (was, size) == (self.format, self.world_size):
             self._owed.load(state.get("owed", {}))
-            self._reducer.load(state)
+            self._rule.load(state)
             return None
+        self._owed.load({})
         why = f"{size} ranks wrote it, {self.world_size} go on"
         if was != self.format:
             why = f"the checkpoint has that of {was}" if was else "the checkpoint has none"
@@ -148,25 +144,20 @@ class Compressor:
 class _Bucket:
     """Gradients that are reduced together, as torch's hooks ask for them; complex ones count as pairs of real ones."""
 
-    def __init__(self, bucket: dist.GradBucket) -> None:
-        self.whole: Tensor = bucket.buffer()
-        """Where DDP takes the mean from."""
-        self.values = torch.view_as_real(self.whole).view(-1) if self.whole.is_complex() else self.whole
-        """The same numbers, real and flat."""
+    def __init__(self, bucket: dist.GradBucket, whole: Tensor) -> None:
+        self.whole = whole  # where DDP takes the mean from
+        self.values = self.real = torch.view_as_real(whole).view(-1) if whole.is_complex() else whole
         self.parameters: Sequence[Tensor] = bucket.parameters()
         self.index, self.is_last = bucket.index, bucket.is_last
 
     def buffer(self) -> Tensor:
-        """Return its values."""
         return self.values
 
     def gradients(self) -> list[Tensor]:
-        """Return its values as a matrix for each parameter."""
         parts = zip(self.parameters, self.values.split(self.sizes()), strict=True)
         return [part.view(own.shape[0] if own.dim() else 1, -1) for own, part in parts if part.numel()]
 
     def sizes(self) -> list[int]:
-        """Return how many values each parameter has."""
         return [own.numel() * (1 + own.is_complex()) for own in self.parameters]
 
 
@@ -177,17 +168,12 @@ class _Owed:
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        self.flat: dict[int, Tensor] = {}
-        """By the bucket's index."""
-        self._names = names
-        """By the parameter's identity."""
-        self._layouts: dict[int, tuple[tuple[int, ...], list[int]]] = {}
-        """By the bucket's index: identities and sizes of its parameters."""
-        self._waiting: dict[str, Tensor] = {}
-        """By the parameter's name: what was loaded, or was in another bucket before."""
+        self._names = names  # by the parameter's identity
+        self.flat: dict[int, Tensor] = {}  # by the bucket's index, as the next one
+        self._layouts: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # identities and sizes of its parameters
+        self._waiting: dict[str, Tensor] = {}  # by name: what was loaded, or was in another bucket before
 
     def names(self, index: int) -> tuple[str, ...]:
-        """Return the names of a bucket's parameters, in its order."""
         return tuple(self._names.get(key, "") for key in self._layouts[index][0])
 
     def lay_out(self, bucket: _Bucket, length: int, dtype: torch.dtype) -> bool:
@@ -208,19 +194,16 @@ class _Owed:
         return True
 
     def drop(self, index: int) -> None:
-        """Have a bucket owe nothing."""
         self.flat.pop(index, None)
         self._layouts.pop(index, None)
 
     def state(self) -> dict[str, Tensor]:
-        """Return what is owed by the parameter's name."""
         state = dict(self._waiting)
         for index in self._layouts:
             state |= self._split(index)
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Owe this instead of all that is owed."""
         self.flat.clear()
         self._layouts.clear()
         self._waiting = dict(state)
@@ -247,7 +230,7 @@ class _Lane:
             backend=backend.name(),
             use_local_synchronization=len(ranks) < dist.get_world_size(),
         )
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[_Begin, Callable[[Future[Any]], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @classmethod
@@ -259,7 +242,7 @@ class _Lane:
         lane._num_users += 1
         return lane
 
-    def run(self, begin: Callable[[Any], Future[Any]], end: Callable[[Future[Any]], Tensor]) -> Future[Tensor]:
+    def run(self, begin: _Begin, end: Callable[[Future[Any]], Tensor]) -> Future[Tensor]:
         """Have the thread call collectives after all those that it was told of before.
 
         Args:
@@ -268,38 +251,46 @@ class _Lane:
         """
         done: Future[Any] = Future()
 
-        def attempt(step: Callable[[], Any]) -> Any:
+        def finish(begun: Future[Any]) -> None:
             try:
-                step()
+                done.set_result(end(begun))
             except Exception as exc:
                 done.set_result(exc)  # set_exception would come out as "Unable to cast ... to Tensor"
-
-        def finish(begun: Future[Any]) -> None:
-            attempt(lambda: done.set_result(end(begun)))
 
         def take(_: Future[Any]) -> Tensor:
             if isinstance(result := done.value(), Exception):
                 raise result
             return result
 
-        self._jobs.put(lambda: attempt(lambda: begin(self.group).add_done_callback(finish)))
+        self._jobs.put((begin, finish))
         if self._thread is None:  # not before: a thread computes with as many cores as were set when it began
             self._thread = threading.Thread(target=self._work, name="allranks-compress", daemon=True)
             self._thread.start()
+            atexit.register(self._end)
         return done.then(take)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
-            job()
+            begin, finish = job
+            try:
+                begun = begin(self.group)
+            except Exception as exc:
+                begun = Future()
+                begun.set_exception(exc)
+            begun.add_done_callback(finish)
 
     def leave(self) -> None:
         """End the thread with its last user."""
         self._num_users -= 1
         if not self._num_users:
             self._all.remove(self)
-            self._jobs.put(None)
-            if self._thread is not None:
-                self._thread.join(CLOSE_S)
+            self._end()
+
+    def _end(self) -> None:
+        atexit.unregister(self._end)  # there, too, since a thread that the interpreter ends inside C++ would abort it
+        self._jobs.put(None)
+        if self._thread is not None:
+            self._thread.join(CLOSE_S)
 
 
 class _Format:
@@ -314,12 +305,11 @@ class _Format:
         reduced: Future[Any] = hook(self._group, bucket)
         return reduced.then(lambda done: (done.value(), bucket.whole)[1]) if bucket.whole.is_complex() else reduced
 
-    def state(self) -> dict[str, Any]:
-        """Return what goes into a checkpoint beside what is owed."""
+    def state(self) -> dict[str, Any]:  # what goes into a checkpoint beside what is owed
         return {}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
+        pass
 
 
 class _Int8(_Format):
@@ -331,8 +321,7 @@ class _Int8(_Format):
     def __init__(self, group: Any, lane: _Lane | None, owed: _Owed) -> None:
         super().__init__(group, lane, owed)
         self._rank, self._ranks = group.rank(), group.size()
-        self._wires: dict[int, tuple[Tensor, Tensor]] = {}
-        """By the bucket's index: what is sent and what is received, uint8, a row for each rank."""
+        self._wires: dict[int, tuple[Tensor, Tensor]] = {}  # by bucket: sent and received, uint8, a row for each rank
 
     def reduce(self, bucket: _Bucket) -> Future[Tensor]:
         blocks = -(-bucket.values.numel() // (self._ranks * BLOCK))
@@ -370,46 +359,36 @@ class _PowerSGD(_Format):
         self._state = PowerSGDState(lane.group if lane else group, POWERSGD_RANK, POWERSGD_PLAIN_STEPS)
         self._state.error_dict = owed.flat
         self._p, self._q = self._state.p_memory_dict, self._state.q_memory_dict
-        self._loaded: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
-        """By names of a bucket's parameters: P and Q of a checkpoint, until the bucket comes."""
+        self._loaded: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # P and Q by names of a bucket's parameters
 
     def reduce(self, bucket: _Bucket) -> Future[Tensor]:
-        if self._lane is None:
-            return self._begin(bucket).then(partial(self._end, bucket))
+        begin, end = partial(self._begin, bucket), partial(self._end, bucket)
+        return self._lane.run(begin, end) if self._lane else begin(self._group).then(end)
 
-        def begin(_: Any) -> Future[Any]:
-            begun = self._begin(bucket)
-            begun.wait()  # torch's callbacks call collectives, which must come before those of the next bucket
-            return begun
-
-        return self._lane.run(begin, partial(self._end, bucket))
-
-    def _begin(self, bucket: _Bucket) -> Future[Any]:
+    def _begin(self, bucket: _Bucket, _: Any) -> Future[Any]:
         if bucket.values.element_size() == 2:
             bucket.values = bucket.values.float()
         state, index, values = self._state, bucket.index(), bucket.values
-        is_plain = state.iter < state.start_powerSGD_iter
-        if not is_plain and self._owed.lay_out(bucket, values.numel(), values.dtype):
-            self._drop_factors(index)
+        if state.iter >= state.start_powerSGD_iter and self._owed.lay_out(bucket, values.numel(), values.dtype):
+            self._p.pop(index, None)
+            self._q.pop(index, None)
             if factors := self._loaded.pop(self._owed.names(index), None):
                 self._p[index], self._q[index] = (own.to(values.device) for own in factors)
-        return powerSGD_hook(state, bucket)
+        begun: Future[Any] = powerSGD_hook(state, bucket)
+        if self._lane is not None:
+            begun.wait()  # torch's callbacks call collectives, which must come before those of the next bucket
+        return begun
 
     def _end(self, bucket: _Bucket, begun: Future[Any]) -> Tensor:
         values = begun.value()
         if not values.sum().isfinite():  # on all ranks alike
             self._owed.drop(bucket.index())
-            self._drop_factors(bucket.index())
-        if bucket.whole.element_size() == 2:
-            bucket.whole.copy_(values)
+        if bucket.values is not bucket.real:
+            bucket.real.copy_(values)
         return bucket.whole
 
-    def _drop_factors(self, index: int) -> None:
-        self._p.pop(index, None)
-        self._q.pop(index, None)
-
     def state(self) -> dict[str, Any]:
-        factors = {self._owed.names(index): (p, self._q[index]) for index, p in self._p.items()}
+        factors = {self._owed.names(index): (self._p[index], self._q[index]) for index in self._owed.flat}
         return {"iter": self._state.iter, "rng": self._state.rng.get_state(), "factors": self._loaded | factors}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -420,12 +399,7 @@ class _PowerSGD(_Format):
 
 
 def encode(blocks: Tensor, wire: Tensor) -> None:
-    """Write numbers as int8 with a scale for each block, and leave in their place what rounding has lost.
-
-    Args:
-        blocks: fp32, shape (..., blocks, BLOCK).
-        wire: uint8, shape (..., blocks * (BLOCK + SCALE_BYTES)).
-    """
+    """Write numbers, fp32 (..., blocks, BLOCK), as uint8 (..., bytes), and leave in their place what rounding loses."""
     codes, scales = _parts(wire)
     # The scale of a block with an inf or nan is none, and so the whole block comes out as inf and nan.
     torch.div(blocks.abs().amax(-1, keepdim=True), 127, out=scales).clamp_min_(torch.finfo(torch.float32).tiny)
@@ -435,7 +409,7 @@ def encode(blocks: Tensor, wire: Tensor) -> None:
 
 
 def decode(wire: Tensor) -> Tensor:
-    """Return the numbers, fp32, shape (..., blocks, BLOCK)."""
+    """Return the numbers, fp32 (..., blocks, BLOCK)."""
     codes, scales = _parts(wire)
     return codes.float().mul_(scales)
 

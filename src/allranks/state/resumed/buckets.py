@@ -50,6 +50,9 @@ class Compressor(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> str | None:
         """Owe that, or nothing, and return why."""
 
+    def look_at_buckets(self) -> None:
+        """Learn which buckets there are now."""
+
     def close(self) -> None:
         """End what runs beside this thread."""
 
@@ -82,8 +85,11 @@ class PinnedBuckets(DistributedDataParallel):  # type: ignore[misc]
             self.reducer._set_static_graph()
             self.logger._set_static_graph()
         for hook, state in self._comm_hooks:
+            self.logger._set_comm_hook_name(hook.__qualname__)
             dist._register_comm_hook(self.reducer, state, hook)
         self._pin()
+        if self.compressor is not None:
+            self.compressor.look_at_buckets()
 
     def __getstate__(self) -> Any:
         state = super().__getstate__()
@@ -116,8 +122,7 @@ class Wrapped:
         self._sizes: list[float | None] = []
         self._open: dict[int, weakref.ref[PinnedBuckets]] = {}
         """Those of which nobody has said the size, by number."""
-        self._compressors: dict[int, Compressor] = {}
-        """By number."""
+        self._compressors: list[Compressor] = []
 
     def wrap(
         self,
@@ -146,9 +151,10 @@ class Wrapped:
         made = PinnedBuckets(module, **arguments)
         if compress is not None:
             try:
-                made.compressor = self._compressors[number] = compress(made)
+                made.compressor = compress(made)
             except ValueError as exc:
                 raise UsageError(f"s.ddp(): {exc}") from exc
+            self._compressors.append(made.compressor)
         self._sizes.append(mb)
         if is_open:
             self._open[number] = weakref.ref(made)
@@ -185,26 +191,38 @@ class Wrapped:
                 size = "torch's sizes" if then is None else f"{then:g} MiB"
                 say(f"gradients leave in buckets of {size}, as before the checkpoint: that keeps the order of the sums")
 
-    def owed(self) -> dict[int, dict[str, Any]]:
-        """Return what this rank still owes to the sums of each, for a checkpoint."""
-        return {number: compressor.state_dict() for number, compressor in self._compressors.items()}
+    def close(self) -> None:
+        """End what runs beside this thread."""
+        for compressor in self._compressors:
+            compressor.close()
 
-    def owe(self, per_rank: Mapping[str, Any] | None, *, num_ranks: int) -> list[str]:
-        """Owe what `owed` returned, and return a line for each format where that cannot be.
+
+class Compressors:
+    """Those of the DDP modules in these parts, by the name of the part."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        modules = {name: part.modules() for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+        found = {
+            name: [own.compressor for own in inside if isinstance(own, PinnedBuckets)]
+            for name, inside in modules.items()
+        }
+        self._named: dict[str, Compressor] = {
+            f"{name}{number or ''}": own for name, each in found.items() for number, own in enumerate(each) if own
+        }
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return what this rank still owes to the sums, for a checkpoint."""
+        return {name: compressor.state_dict() for name, compressor in self._named.items()}
+
+    def load(self, per_rank: Mapping[str, Any] | None, *, num_ranks: int) -> list[str]:
+        """Owe what `state` returned, and return a line for each kind of error feedback where that cannot be.
 
         Args:
             per_rank: what a checkpoint has of this rank; None: other ranks wrote it.
             num_ranks: how many wrote it.
         """
         lines = list[str | None]()
-        for number, compressor in self._compressors.items():
-            other = {"format": compressor.format, "world_size": num_ranks}
-            lines.append(
-                compressor.load_state_dict(other if per_rank is None else per_rank.get("owed", {}).get(number, {}))
-            )
+        for name, own in self._named.items():
+            other = {"format": own.format, "world_size": num_ranks}
+            lines.append(own.load_state_dict(other if per_rank is None else per_rank.get("owed", {}).get(name, {})))
         return [line for line in dict.fromkeys(lines) if line]
-
-    def close(self) -> None:
-        """End what runs beside this thread."""
-        for compressor in self._compressors.values():
-            compressor.close()
