@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +118,10 @@ def main() -> None:
     train("plain", first)
     train("copied", copy.deepcopy(first))
     train("pickled", pickle.loads(pickle.dumps(first)))
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None, "a DDP with a hook is never freed"
     train("own bucket", DistributedDataParallel(net(), bucket_cap_mb=2))
     hooked = DistributedDataParallel(net())
     hooked.register_comm_hook(None, allreduce_hook)
