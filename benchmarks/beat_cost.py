@@ -2,6 +2,7 @@
 
 python benchmarks/beat_cost.py [--pairs 20] [--device cuda]
 python benchmarks/beat_cost.py --group 2 [--rounds 7] [--steps 2000]      what all of allranks costs a group of ranks
+python benchmarks/beat_cost.py --network                                 what a look at the network costs a node
 
 One rank trains in steps of 10 ms (DDP on a small model, and a collective from Python). Blocks of 2 s with and without
 the guard alternate, in random order within each pair. The ratio of their median steps has a 95 % confidence interval
@@ -11,6 +12,9 @@ With --group, jobs of `allranks run` and of torchrun alternate, in random order 
 model with Gloo, and each step multiplies matrices for 10 ms. Below `allranks run` the script uses a session: agent,
 heartbeats, agreement between the ranks, `s.ddp`, and four checkpoints in the measured steps. Below torchrun it uses
 torch's DDP and saves nothing. Processor time is the kernel's (/proc/PID/stat), from the same step to the same step.
+
+With --network, one process does what an agent does for its interface and for the connections of its ranks, and what
+the threads of its ranks do with DDP's log; processor time of each, and of a node with 1 and with 8 ranks.
 """
 
 from __future__ import annotations
@@ -39,6 +43,8 @@ from allranks.guard.inside.cell import Cell
 SITE = Path(allranks.__file__).parent / "join" / "site"
 STEP_S = 0.010
 BLOCK_S = 2.0
+TURN_S = 0.05
+"""Of an agent's loop, at most."""
 WARM_UP_STEPS = 2500
 """More than the recorder keeps: its dumps are then as long as they get."""
 KINDS = {"-m allranks.state.saved.writer": "writers", "--train": "workers"}
@@ -53,8 +59,12 @@ def main() -> None:
     parser.add_argument("--group", type=int, metavar="RANKS", help="measure everything that allranks costs a group")
     parser.add_argument("--rounds", type=int, default=7, help="of --group: one job of each launcher a round")
     parser.add_argument("--steps", type=int, default=2000, help="of --group: those measured of each job")
+    parser.add_argument("--network", action="store_true", help="measure only what looks at the network cost")
     parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.network:
+        measure_network()
+        return
     if arguments.inside:
         measure(arguments.pairs, arguments.device)
         return
@@ -167,6 +177,74 @@ def cost_of_a_call(dist: object, tensor: object, teller: object, cell: object) -
         dist.all_reduce(tensor)  # type: ignore[attr-defined]
         times[is_on].append(time.perf_counter_ns() - began_ns)
     return statistics.median(times[True]) - statistics.median(times[False])
+
+
+# The cost of looking at the network
+
+
+def measure_network() -> None:
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from allranks.guard.inside import steps
+    from allranks.guard.traffic import LOOK_EVERY_S, Traffic
+    from allranks.host.net import read_interfaces
+
+    interface = next((each for each in read_interfaces() if each.kind != "loopback" and each.addresses), None)
+    if interface is None:
+        sys.exit("this machine has no interface but loopback")
+    traffic = Traffic(interface.addresses[0])
+    number = itertools.count()
+    turn_us = cost_us(lambda: traffic.turn(next(number) * TURN_S), 4000)
+    look_us = {num_ranks: cost_of_looks(interface.addresses[0], num_ranks) for num_ranks in (1, 8)}
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo")
+    model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(50))))
+    for _ in range(12):
+        model(torch.ones(8, 64)).sum().backward()
+    read_us = cost_us(lambda: steps.read_timed(model.logger._get_ddp_logging_data().ints_map), 4000)
+    print(f"interface {interface.name}; a turn every {TURN_S} s, a look every {LOOK_EVERY_S:g} s")
+    print(f"  agent, one turn               {turn_us:6.1f} us")
+    for num_ranks, one_us in look_us.items():
+        print(f"  agent, one look, {num_ranks} ranks      {one_us:6.1f} us, 16 connections a rank, all new")
+    print(f"  worker, one read of the log   {read_us:6.1f} us, every {steps.EVERY_S:g} s, later {steps.LATER_S:g} s")
+    for num_ranks, one_us in look_us.items():
+        spent_us = turn_us / TURN_S + one_us / LOOK_EVERY_S
+        first, later = ((spent_us + num_ranks * read_us / each) / 1e4 for each in (steps.EVERY_S, steps.LATER_S))
+        print(f"  a node with {num_ranks} ranks           {first:6.3f} % of a core at first, {later:.3f} % later")
+
+
+def cost_of_looks(address: str, num_ranks: int) -> float:
+    """At worst: each look finds sockets that it does not know, and looks for them among all files of all ranks."""
+    from allranks.guard.traffic import LOOK_EVERY_S, WINDOW_S, Traffic
+    from allranks.host.sockets import Connection
+
+    connections = [
+        Connection(
+            own_address=address, own_port=port, peer_address="192.0.2.1", peer_port=port, unacked_bytes=0,
+            is_pending=False, retransmits=0, acked_bytes=port << 20, inode=port, segments=port,
+            delivery_bytes_s=10**8,
+        )
+        for port in range(1, 1 + 16 * num_ranks)
+    ]  # fmt: skip
+    traffic, number, ranks = Traffic(address), itertools.count(1), dict.fromkeys(range(num_ranks), os.getpid())
+    for turn in range(round(WINDOW_S / TURN_S)):  # its window is full
+        traffic.turn(turn * TURN_S)
+
+    def look() -> None:
+        traffic._owners.clear()
+        traffic.look(next(number) * LOOK_EVERY_S, connections, ranks)
+
+    return cost_us(look, 300)
+
+
+def cost_us(do: Callable[[], object], times: int) -> float:
+    """Processor time of one call, in microseconds."""
+    began_s = time.process_time()
+    for _ in range(times):
+        do()
+    return 1e6 * (time.process_time() - began_s) / times
 
 
 # The cost of everything, in a group

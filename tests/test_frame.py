@@ -59,8 +59,8 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> N
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git checkout")
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
-        "run", "horovod", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "clean", "stack",
-        "why", "export", "env", "explain", "config", "lab", "completion",
+        "run", "horovod", "check", "bench", "advise", "init", "render", "submit", "status", "logs", "cancel", "list",
+        "clean", "stack", "why", "export", "env", "explain", "config", "lab", "completion",
     ]  # fmt: skip
 
 
@@ -73,7 +73,7 @@ def test_the_flags_of_run_are_these() -> None:
         "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
         "--local-ranks-filter", "--cluster", "--dry-run", "--container", "--container-runtime", "--ignore",
         "--max-restarts", "--restart-on-error", "--standby", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir",
-        "--checkpoint-every", "--shutdown-timeout",
+        "--checkpoint-every", "--shutdown-timeout", "--compress", "--bucket-mb",
     }  # fmt: skip
 
 

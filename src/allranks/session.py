@@ -46,7 +46,7 @@ from allranks.model.world import Launcher, World
 from allranks.preflight.identify import identify
 from allranks.preflight.ranks import demand_gpu, job_name
 from allranks.report.refusal import SessionError as SessionError
-from allranks.report.refusal import refuse
+from allranks.report.refusal import refuse, refusing
 from allranks.report.rundir import RunDir, read_shared_members
 from allranks.report.text import say
 
@@ -114,34 +114,41 @@ class Session:
 
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
 
-    def ddp(self, module: torch.nn.Module, *, noise_scale: bool = False, **arguments: Any) -> PinnedBuckets:
-        """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
+    def ddp(
+        self, module: torch.nn.Module, *, compress: str | None = None, noise_scale: bool = False, **arguments: Any
+    ) -> PinnedBuckets:
+        """Wrap a module in DistributedDataParallel whose sums come out the same after a restart; all ranks together.
 
-        The size of its buckets fits the network (comm.sizing); it fixes the order of the sums, so `track` takes it from
-        the checkpoint. All ranks call it together.
+        Its buckets fit the network (comm.sizing). They fix the order of the sums: `track` takes them from a checkpoint.
 
         Args:
             module: on `device` already.
+            compress: "bf16", "int8", "powersgd" (comm.hooks). None: what `allranks run --compress` says, else fp32.
             noise_scale: say every 100 steps how many steps a larger batch would save; see comm.noise.
             arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
+        Raises:
+            UsageError: there is no such format, or the module cannot have it.
         """
-        own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
+        own: dict[str, Any] = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
         choose = partial(choose_by_environment, os.environ, ranks=self.world_size, backend=self.backend)
-        made = self._wrapped.wrap(module, own | arguments, choose)
+        attach: Callable[[PinnedBuckets], Any] | None = None
+        if compress := compress or os.environ.get("ALLRANKS_COMPRESS"):
+            from allranks.comm import hooks  # and torch's, which only who asks for them has to import
+
+            choose, attach = partial(choose, compress=compress), partial(hooks.attach, wire_format=compress)
+            own |= {"bucket_cap_mb": size} if (size := hooks.preferred_bucket_mb(compress)) else {}
+        own |= {"bucket_cap_mb": float(mb)} if (mb := os.environ.get("ALLRANKS_BUCKET_MB", "auto")) != "auto" else {}
         if noise_scale:
             from allranks.comm import noise
 
-            noise.measure(made, ranks=self.world_size, say=say if self.is_leader else None)
-            made.register_comm_hook(None, noise.all_reduce)
-        return made
+            attach = noise.around(attach, ranks=self.world_size, say=say if self.is_leader else None)
+        with refusing():
+            return self._wrapped.wrap(module, own | arguments, choose, attach=attach)
 
     def local_sgd(self, ddp: PinnedBuckets, optimizer: torch.optim.Optimizer, **arguments: Any) -> LocalSGD:
         """Return an optimizer that steps on this rank's gradients, and brings weights together every few steps.
 
-        Args:
-            ddp: of `ddp()`.
-            optimizer: of its parameters.
-            arguments: every, plain_steps, outer_lr, outer_momentum; see comm.local. It changes the result.
+        It changes the result. `optimizer` has the parameters of `ddp`; the other arguments are those of comm.local.
         """
         from allranks.comm.local import LocalSGD
 
@@ -218,7 +225,7 @@ class Session:
         from allranks.state.resumed.begin import begin
 
         cell = Cell.inherited()  # None where no agent started this process
-        try:
+        with refusing():
             return begin(
                 parts,
                 checkpoint_dir=checkpoint_dir,
@@ -236,10 +243,6 @@ class Session:
                 wrapped=self._wrapped,
                 on_loss=_say_last_words,
             )
-        except AllranksError as exc:
-            if "ALLRANKS_AGENT_PID" in os.environ:  # its report has the message, and the line of the script
-                raise
-            raise refuse(exc) from exc
 
 
 class Opening(contextlib.AbstractContextManager[Session]):
@@ -341,7 +344,8 @@ def _enter(
     on_exit.push(partial(leave, dist))
     from allranks.state.resumed.buckets import Wrapped
 
-    membership = _describe_membership(world, c10d)
+    wrapped = Wrapped(membership := _describe_membership(world, c10d), device)
+    on_exit.callback(wrapped.close)
     return Session(
         membership=membership,
         local_rank=world.local_rank,
@@ -350,7 +354,7 @@ def _enter(
         device=device,
         job=job_name(world) if ground is not None else "",
         _on_exit=on_exit,
-        _wrapped=Wrapped(membership, device),
+        _wrapped=wrapped,
     )
 
 

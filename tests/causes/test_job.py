@@ -55,6 +55,8 @@ def test_configuration_files_of_nccl_count_as_environment() -> None:
         ("NCCL_CROSS_NIC", Severity.FAIL),
         ("GLOO_DEVICE_TRANSPORT", Severity.FAIL),
         ("NCCL configuration files", Severity.FAIL),
+        ("--compress", Severity.FAIL),
+        ("--bucket-mb", Severity.FAIL),
         ("NCCL_IB_HCA", Severity.WARN),
         ("NCCL_IB_GID_INDEX", Severity.WARN),
         ("LD_LIBRARY_PATH", Severity.WARN),

@@ -509,6 +509,13 @@ def test_a_second_interface_in_the_data_subnet_warns() -> None:
     )
 
 
+def test_two_interfaces_that_answer_for_themselves_do_not_warn() -> None:
+    first, second = data(1, arp=(1, 2)), data(101, name="eno2", arp=(1, 2))
+    assert DuplicateSubnet.probe(node(1, nic=first, more=(second,))).status is Status.PASS
+    second = data(101, name="eno2", arp=(1, 1))
+    assert DuplicateSubnet.probe(node(1, nic=first, more=(second,))).status is Status.WARN
+
+
 @pytest.mark.parametrize(
     "other",
     [

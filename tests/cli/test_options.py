@@ -35,7 +35,7 @@ def test_every_waiting_time_is_called_timeout_and_read_and_explained_alike() -> 
         ("check", "--timeout"), ("check", "--queue-timeout"), ("init", "--timeout"), ("init", "--queue-timeout"),
         ("stack", "--timeout"), ("horovod", "--elastic-timeout"), ("run", "--shutdown-timeout"),
         ("render", "--shutdown-timeout"), ("submit", "--shutdown-timeout"), ("lab up", "--kill-wait"),
-        ("lab up", "--grace-time"),
+        ("lab up", "--grace-time"), ("advise", "--timeout"),
     }  # fmt: skip
     for _, each in waits:
         assert (each.help or "").startswith("How long to wait for ")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.cli.request import hidden_streams, make_request, parse_endpoint
+from allranks.cli.request import hidden_streams, make_request, parse_bucket_mb, parse_endpoint
 from allranks.cli.request import parse_nnodes as nodes_of
 from allranks.cli.run import UNUSED_WITH_VALUE, UNUSED_WITHOUT_VALUE, run
 from allranks.launch.plan import Request
@@ -220,6 +220,7 @@ TORCHRUN_SWITCHES = {
 OUR_FLAGS = {
     "--backend", "--cluster", "--container", "--container-runtime", "--dry-run", "--plan", "--ignore", "--standby",
     "--restart-on-error", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
+    "--compress", "--bucket-mb",
 }  # fmt: skip
 
 
@@ -266,6 +267,30 @@ def test_the_list_of_flags_is_that_of_the_torch_that_is_here():
     theirs = {spelling: is_switch for spelling, is_switch in theirs.items() if spelling not in ("-h", "--help")}
     assert set(theirs) <= set(our_options())
     assert {spelling for spelling in theirs if theirs[spelling]} == TORCHRUN_SWITCHES & set(theirs)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("auto", "auto"), ("4", "4"), ("4.0", "4"), ("025", "25"), ("1024.125", "1024.125")],
+)
+def test_the_size_of_a_bucket_is_spelled_alike_on_all_nodes(text: str, size: str):
+    assert parse_bucket_mb(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "0.5", "-1", "4MB", "Auto", "1e3", "nan", "4097", "1,5", "4\n"])
+def test_the_size_of_a_bucket_that_makes_no_sense_is_refused(text: str):
+    assert (
+        refusal(parse_bucket_mb, text) == f"--bucket-mb {text!r}: expected auto, or MiB from 1 to 4096, for example 4"
+    )
+
+
+def test_what_needs_the_hook_is_refused_without_it(tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "train.py").touch()
+    monkeypatch.setenv("ALLRANKS_HOOK", "0")
+    told = dry_run(tell, "--compress", "bf16", "train.py")
+    assert (told.code, told.err) == (
+        2, "error: --compress and --bucket-mb need the hook in the workers; unset ALLRANKS_HOOK\n"
+    )  # fmt: skip
 
 
 def dry_run(tell: Tell, *words: str) -> Told:

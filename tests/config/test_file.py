@@ -91,8 +91,10 @@ REFUSED = {
     "[network]\nprot = 29500\n": '[network] prot = 29500: unknown key, did you mean "port"?',
     "[network]\ntimeout_s = 1\n": "[network] timeout_s = 1: unknown key, did you mean [train] timeout_s?",
     "[network]\ngpus = 1\n": "[network] gpus = 1: unknown key, did you mean [[node]] gpus?",
-    "[network]\nxyz = 1\n": "[network] xyz = 1: unknown key, expected one of data, port, infiniband",
-    '[network]\n"a\\u001b" = 1\n': '[network] "a\\x1b" = 1: unknown key, expected one of data, port, infiniband',
+    "[network]\nxyz = 1\n": "[network] xyz = 1: unknown key, expected one of data, second, port, infiniband",
+    '[network]\n"a\\u001b" = 1\n': (
+        '[network] "a\\x1b" = 1: unknown key, expected one of data, second, port, infiniband'
+    ),
     NODE + "gpu = 1\n": '[[node]] n1 gpu = 1: unknown key, did you mean "gpus"?',
     # [cluster]
     "[cluster]\nname = 5\n": f"[cluster] name = 5: {NAME}",
@@ -258,6 +260,7 @@ def test_without_a_file_all_is_default() -> None:
     assert [(s.name, s.value, s.source) for s in loaded.settings()] == [
         ("cluster.name", "not set", "default"),
         ("network.data", "not set", "default"),
+        ("network.second", "not set", "default"),
         ("network.port", "29500", "default"),
         ("network.infiniband", "not set", "default"),
         ("train.backend", "auto", "default"),

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from allranks.comm.table import to_json
+from comm.tables import bench_of
 from conftest import is_alive
 from docs import picture
 from docs.consoles import Terminal, Typed, find_missing, read_examples
 
 ROOT = Path(__file__).parents[2]
 HOW_TOS = ROOT / "docs/how-to"
-ON_THIS_MACHINE = ("install", "from-torchrun", "launchers", "slurm")
+ON_THIS_MACHINE = ("advise", "install", "from-torchrun", "launchers", "slurm")
 WITH_TORCH = ("hang", "why", "session", "watch", "scaling")
-IN_THE_LAB = ("check", "restarts", "lab")
+IN_THE_LAB = ("check", "slow-network", "restarts", "lab")
 
 
 READERS_OWN = """\
@@ -77,6 +79,9 @@ def test_every_console_of_the_how_tos_is_run() -> None:
 @pytest.mark.timeout(600)
 def test_a_how_to_prints_what_it_shows(name: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()  # the reader's own script
+    if name == "advise":
+        (tmp_path / "runs").mkdir()
+        (tmp_path / "runs" / "bench.json").write_bytes(to_json(bench_of(100)))  # what `allranks bench` measured
     try_examples((HOW_TOS / f"{name}.md").read_text(), Terminal(tmp_path), tmp_path)
 
 

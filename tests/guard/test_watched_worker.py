@@ -169,6 +169,29 @@ def test_what_makes_no_sense_costs_itself_alone(cell: Cell, tmp_path: Path):
     assert (beat.main_at, beat.phase) == (r"evil\x1b[2J.py:1 in f", r"\x1b[2J")
 
 
+@pytest.mark.parametrize(
+    ("told", "wait_share"),
+    [
+        ('{"iteration": 10, "step_s": 0.4, "communication_s": 0.3, "overlap_s": 0.1}', 0.5),
+        ('{"iteration": 10, "step_s": 0.4, "communication_s": 9.0}', 1.0),
+        ('{"iteration": 10, "step_s": 0.4, "communication_s": 0.1, "overlap_s": 0.3}', 0.0),
+        ('{"iteration": 10}', None),
+        ('{"iteration": 10, "step_s": -0.4}', None),
+        ('{"iteration": 10, "step_s": 1e999, "communication_s": NaN}', None),
+        ('{"iteration": 1e30, "step_s": 0.4}', None),
+        ("[]", None),
+        ("{no json", None),
+    ],
+)
+def test_how_long_steps_wait_is_told_or_makes_no_sense(cell: Cell, tmp_path: Path, told: str, wait_share: float | None):
+    assert watched(cell, tmp_path).look().ddp is None
+    cell.claim()
+    assert cell.ddp(told.encode())
+    beat = watched(cell, tmp_path).look()
+    assert (beat.ddp and beat.ddp.wait_share) == (wait_share and pytest.approx(wait_share))
+    encode_frame(Beat(node=NodeBeat(node_index=0, generation=0, ranks=(beat,))))
+
+
 def test_a_flood_of_calls_is_as_long_as_the_cell(cell: Cell, tmp_path: Path):
     calls = [{"group": "0", "seq": seq, "op": "x"} for seq in range(9000)]
     assert not cell.tell(json.dumps({"calls": calls}).encode())

@@ -56,7 +56,7 @@ def test_a_connection_is_stuck_since_its_acknowledged_bytes_stand_still():
         connection(own_address="10.0.0.5"),
         connection(peer_address="192.168.20.11"),
         connection(is_pending=False),
-        connection(is_held=False),
+        connection(inode=0),
     ],
 )
 def test_other_networks_itself_what_waits_to_be_sent_and_what_nobody_holds_do_not_count(other):
@@ -76,7 +76,7 @@ def test_without_a_count_of_acknowledged_bytes_a_timeout_must_have_come():
 
 def test_a_line_of_proc_is_read():
     seen = parse_proc_line(PROC_LINE)
-    assert seen == connection(acked_bytes=None, retransmits=3)
+    assert seen == connection(acked_bytes=None, retransmits=3, inode=71234)
 
 
 @pytest.mark.parametrize("line", ["", "sl local_address", PROC_LINE.replace(" 01 ", " 0A ", 1), "1: a:b c:d 01 x y z"])

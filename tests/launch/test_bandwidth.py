@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from allranks.comm.table import Row
 from allranks.launch.check.collective import End, Meeting, PairOrder, Report, list_meetings
 from allranks.launch.check.deep import compare, describe_speed, find_slow
 from allranks.model.finding import Confidence, Severity
@@ -77,7 +78,7 @@ def test_a_pair_is_held_against_the_smaller_of_link_and_median() -> None:
     assert list(shares.values()) == pytest.approx([1.0] * 6)
 
 
-def test_the_slower_end_counts_and_both_must_have_come_to_the_end() -> None:
+def test_the_fastest_run_counts_and_both_ends_must_have_come_to_the_end() -> None:
     order = PairOrder(
         ends={
             "n1": End(address="10.0.0.1", interface="eth0", link_mbit_s=1000),
@@ -87,17 +88,23 @@ def test_the_slower_end_counts_and_both_must_have_come_to_the_end() -> None:
         backends=("gloo",),
         port=29500,
     )
-    one = Report(node="n1", peer="n2", backend="gloo", payload_bytes=16 << 20, payload_s=0.14)
-    two = Report(node="n2", peer="n1", backend="gloo", payload_bytes=16 << 20, payload_s=0.15)
-    (speed,) = compare(list_meetings(order, [one, two]))
+    row = Row(collective="all_reduce", size_bytes=16 << 20, count=4 << 20, time_s=0.16, p95_s=0.2, best_s=0.15)
+    measured, one, two = (
+        Report(node=node, backend="gloo", row=each) for node, each in (("n1", row), ("n1", None), ("n2", None))
+    )
+    (speed,) = compare(list_meetings(order, [measured, one, two]))
     assert (speed.time_s, speed.link_gb_s) == (0.15, 0.125)
     assert describe_speed(speed) == "16 MiB in 150 ms, busbw 0.112 GB/s, 89 % of the link"
-    assert compare(list_meetings(order, [one])) == {}
+    assert compare(list_meetings(order, [measured, one])) == {}
 
 
 @pytest.mark.parametrize("link", [None, -1, 0])
 def test_a_link_that_says_nothing_is_none(link: int | None) -> None:
     ends = {name: End(address="10.0.0.1", interface="eth0", link_mbit_s=link) for name in ("n1", "n2")}
     order = PairOrder(ends=ends, rounds=((("n1", "n2"),),), backends=("gloo",), port=29500)
-    reports = [Report(node=node, backend="gloo", payload_bytes=16 << 20, payload_s=0.1) for node in ("n1", "n2")]
+    row = Row(collective="all_reduce", size_bytes=16 << 20, count=4 << 20, time_s=0.1, p95_s=0.1, best_s=0.1)
+    reports = [
+        Report(node="n1", backend="gloo", row=row),
+        *(Report(node=node, backend="gloo") for node in ("n1", "n2")),
+    ]
     assert [each.link_gb_s for each in compare(list_meetings(order, reports))] == [None]

@@ -66,6 +66,7 @@ def test_the_hook_is_mounted_and_enters(allranks: Allranks, tmp_path: Path, fake
     result = allranks("run", "--container", "my image.sif", "show.py", env={"PATH": fake_path})
     assert result.stdout.startswith("True "), result.stderr
     assert "/allranks/join:" in result.stdout
+    assert "/allranks/comm:" in result.stdout
 
 
 @pytest.mark.torch

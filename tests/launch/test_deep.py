@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
-from allranks.launch.check.collective import End, PairOrder, Report, work_of
+from allranks.comm.table import Row
+from allranks.launch.check.collective import PairOrder, Report, work_of
 from allranks.launch.check.deep import judge_reports, plan_pairs, render_figures
+from allranks.launch.check.members import End
 from allranks.launch.check.outcome import Outcome
 from allranks.launch.check.step import Held, Order
 from allranks.launch.srun import decode, encode
@@ -41,20 +44,42 @@ def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gl
                 is_bad = backend == bad_backend and bool({a, b} & set(bad))
                 for node, peer in ((a, b), (b, a)):
                     fields = {"status": "failed", "what": f"no word from {peer}", **of_bad} if is_bad else {}
-                    seconds = None if is_bad else 0.004194304
-                    reports.append(
-                        Report(node=node, peer=peer, backend=backend, round=number, seconds=seconds, **fields)
-                    )
+                    if node == a and not is_bad:
+                        reports.append(reduced(4, 0.004194304, node=a, backend=backend, round=number))
+                    reports.append(Report(node=node, backend=backend, round=number, **fields))
     return reports
+
+
+def reduced(mib: int, time_s: float, **pair: Any) -> Report:
+    """What the first node of a pair reports about one size."""
+    row = Row(
+        collective="all_reduce", size_bytes=mib << 20, count=mib << 18, time_s=time_s, p95_s=time_s, best_s=time_s
+    )
+    return Report(row=row, **pair)
 
 
 def measured(order: PairOrder, seconds: dict[str, float], *, backend: str = "gloo") -> list[Report]:
     """Every pair reduces 16 MiB in 0.1 s, with these nodes in so many seconds."""
+    pairs = [(number, pair) for number, pairs in enumerate(order.rounds) for pair in pairs]
+    return told_by(order) + [
+        reduced(16, max(seconds.get(node, 0.1) for node in pair), node=pair[0], backend=backend, round=number)
+        for number, pair in pairs
+    ]
+
+
+def failing(order: PairOrder, told: list[Report], *pairs: tuple[str, str]) -> list[Report]:
+    """The same reports, but these pairs failed at both ends, with nothing measured."""
+    bad = {
+        (number, node)
+        for number, of_round in enumerate(order.rounds)
+        for pair in of_round
+        if pair in pairs
+        for node in pair
+    }
     return [
-        replace(r, payload_bytes=16 << 20, payload_s=max(seconds.get(r.node, 0.1), seconds.get(r.peer, 0.1)))
-        if r.backend == backend
-        else r
-        for r in told_by(order)
+        replace(r, status="failed", what="timed out") if (r.round, r.node) in bad else r
+        for r in told
+        if r.row is None or (r.round, r.node) not in bad
     ]
 
 
@@ -79,7 +104,7 @@ def test_good_pairs_pass_and_their_seconds_are_figures() -> None:
     assert {each.note for each in deep.results if each.cause.startswith("AR416")} == {"no NVIDIA GPU"}
     assert len(figures(deep)) == 4
     assert render_figures(figures(deep)).splitlines()[0] == (
-        "gloo, round 1: node01 <-> node04: 4 MiB in 0.004194304 s, 1000.0 MB/s"
+        "gloo, round 1: node01 <-> node04: 4 MiB in 0.004194 s, 1000.0 MB/s; 4 MiB in 4.19 ms, busbw 1 GB/s"
     )
 
 
@@ -100,15 +125,19 @@ def test_of_two_nodes_nobody_can_be_told() -> None:
     assert (found.confidence, found.node) == (Confidence.UNDECIDED, "node01 or node02")
 
 
+def test_a_wrong_sum_fails_its_pair() -> None:
+    order = order_of(2)
+    told = [replace(r, row=replace(r.row, wrong=3)) if r.row else r for r in told_by(order)]
+    (found,) = judged(order, told).findings
+    assert "the sum of an all-reduce of 4 MiB is wrong in 3 of 1048576" in "\n".join(
+        each.seen for each in found.evidence
+    )
+
+
 def test_one_bad_link_is_not_a_bad_node() -> None:
     order = order_of(6)
     told = told_by(order)
-    told = [
-        Report(node=r.node, peer=r.peer, backend="gloo", round=r.round, status="failed", what="timed out")
-        if {r.node, r.peer} == {"node03", "node04"}
-        else r
-        for r in told
-    ]
+    told = failing(order, told, ("node03", "node04"), ("node04", "node03"))
     assert [each.node for each in judged(order, told).findings] == ["node03 <-> node04"]
 
 
@@ -122,7 +151,7 @@ def test_nccl_has_a_cause_of_its_own() -> None:
 def test_a_child_without_a_last_word_is_the_one() -> None:
     order = order_of(6)
     told = told_by(order, ["node02"])
-    told = [each for each in told if each.node != "node02" or not each.peer]
+    told = [each for each in told if each.node != "node02" or not each.backend]
     (found,) = judged(order, told).findings
     assert found.node == "node02"
     assert "node02 with node05: it did not finish the collective" in [each.seen for each in found.evidence]
@@ -161,7 +190,7 @@ def test_a_node_whose_pairs_are_slow_is_named_and_the_figures_say_what_they_carr
         "node02 <-> node03: 16 MiB in 300 ms, busbw 0.0559 GB/s",
     ]
     assert render_figures(figures(deep)).splitlines()[0] == (
-        "gloo, round 1: node01 <-> node06: 4 MiB in 0.004194304 s, 1000.0 MB/s; 16 MiB in 100 ms, busbw 0.168 GB/s"
+        "gloo, round 1: node01 <-> node06: 4 MiB in 0.004194 s, 1000.0 MB/s; 16 MiB in 100 ms, busbw 0.168 GB/s"
     )
     assert figures(deep)[0].items() >= {"ms": 100.0, "busbw_gb_s": 0.1678, "of_yardstick": 1.0, "of_link": None}.items()
     assert statuses(deep, "AR417") == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.FAIL}
@@ -179,12 +208,7 @@ def test_a_warning_of_a_deep_look_is_one_in_the_table_and_stops_nothing() -> Non
 def test_what_failed_is_not_held_against_what_it_would_have_carried() -> None:
     order = order_of(6)
     told = measured(order, {})
-    told = [
-        Report(node=r.node, peer=r.peer, backend="gloo", round=r.round, status="failed", what="timed out")
-        if "node03" in (r.node, r.peer)
-        else r
-        for r in told
-    ]
+    told = failing(order, told, *(pair for pairs in order.rounds for pair in pairs if "node03" in pair))
     deep = judged(order, told)
     assert [each.cause for each in deep.findings] == ["AR403 gloo-timeout"]
     assert statuses(deep, "AR417") == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.SKIP}
@@ -228,7 +252,7 @@ def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> N
     assert decode(encode(order), Order | PairOrder) == order
     (first,) = work_of(order, "node01")["work"]
     (second,) = work_of(order, "node02")["work"]
-    assert (first["rank"], second["rank"], first["peer"]) == (0, 1, "node02")
+    assert (first["rank"], second["rank"], first["names"]) == (0, 1, ("node01", "node02"))
     assert first["address"] == second["address"] == "10.0.1.1"
 
 

@@ -12,6 +12,7 @@ from allranks.launch.environment import HOOK_PATH, node_settings, provisional_gr
 from allranks.launch.plan import JobPlan, Request, plan_job
 from allranks.model.card import Interface
 from allranks.model.cluster import Backend, Cluster, NetworkTable, TrainTable
+from allranks.model.data_network import DataNetwork
 from allranks.model.identity import world_from_env
 from allranks.model.membership import Member
 from allranks.model.setting import Setting
@@ -80,6 +81,15 @@ def values(**how: object) -> dict[str, str]:
 
 def test_a_worker_gets_these_variables_and_no_others():
     assert set(values()) == TORCHRUN | OURS
+
+
+def test_the_wire_format_and_the_bucket_size_say_which_flag_gave_them():
+    (first, second) = (
+        each
+        for each in all_settings(request=Request(compress="int8", bucket_mb="auto"))
+        if each.name in ("ALLRANKS_COMPRESS", "ALLRANKS_BUCKET_MB")
+    )
+    assert (first.value, first.source, second.value, second.source) == ("int8", "--compress", "auto", "--bucket-mb")
 
 
 def test_the_values_of_the_sixth_rank_on_two_nodes():
@@ -282,3 +292,23 @@ def test_workers_learn_whether_somebody_named_the_directory_of_checkpoints() -> 
         num_workers="4", min_nodes=2, max_nodes=2, node_rank=1, endpoint=endpoint, checkpoint_dir="/runs/7/checkpoints"
     )
     assert values(asked)["ALLRANKS_CHECKPOINT_DIR_CHOSEN"] == "1"
+
+
+def test_what_is_known_of_the_data_network_is_handed_on_with_its_reason():
+    network = DataNetwork(
+        link_mbit_s=941.5,
+        link_reason="node01 to node02",
+        link_source="bench.json",
+        interfaces={0: ("ens1f1", "ens2f1"), 1: ("ens1f0", "ens2f0")},
+        ring_reason="by scontrol show topology",
+    )
+    group = replace(GROUP, network=network)
+    found = {setting.name: setting for setting in all_settings(group=group)}
+    link = found["ALLRANKS_LINK_MBIT"]
+    assert (link.value, link.source) == ("941.5", "bench.json")
+    assert link.reason == "what one data interface carries, in Mbit/s: node01 to node02"
+    assert found["GLOO_SOCKET_IFNAME"].value == "ens1f0,ens2f0"
+    assert found["NCCL_SOCKET_IFNAME"].value == "=ens1f1"
+    assert found["GROUP_RANK"].reason == "by scontrol show topology"
+    own = values(group=group, env={"ALLRANKS_LINK_MBIT": "100", "GLOO_SOCKET_IFNAME": "ib0"})
+    assert (own["ALLRANKS_LINK_MBIT"], own["GLOO_SOCKET_IFNAME"]) == ("100", "ib0")

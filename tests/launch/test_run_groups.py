@@ -164,18 +164,22 @@ def test_a_script_that_one_node_lacks_ends_all_with_its_name(start: Start, port:
     assert report(ends[0][2])[-1] == "  waited for it: a"
 
 
-def test_another_version_of_the_script_on_one_node_ends_all_with_its_name(start: Start, port: int, tmp_path: Path):
+def test_another_script_or_wire_format_on_one_node_ends_all_with_its_name(start: Start, port: int, tmp_path: Path):
     """Each agent has a directory of its own here, as on nodes without a shared file system."""
+    given = {"a": ["--compress", "bf16"], "b": ["--compress", "bf16"], "c": ["--bucket-mb", "4"]}
     for name, version in (("a", 1), ("b", 1), ("c", 2)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "train.py").write_text(f"version = {version}\n")
     flags = meeting(port, nodes=3)
-    agents = [start(node, *flags, "--node-rank", index, "train.py") for index, node in enumerate("abc")]
+    agents = [start(node, *flags, "--node-rank", rank, *given[node], "train.py") for rank, node in enumerate("abc")]
     ends = [end(agent) for agent in agents]
     assert {code for code, _, _ in ends} == {75}
-    head, said, *_ = report(ends[0][2])
-    assert re.fullmatch(r"\S AR513 code-differs   c +certain", head)
-    assert re.search(r"the training script differs: 2 of 3 nodes have sha256 [0-9a-f]{12}; c has sha256", said)
+    said = report(ends[0][2])
+    heads = [" ".join(line.split()[1:]) for line in said if line.endswith(" certain")]
+    assert heads == ["AR503 env-drift c certain", "AR503 env-drift c certain", "AR513 code-differs c certain"]
+    assert "  --compress differs: 2 of 3 nodes have bf16; c does not set it" in said
+    assert "  --bucket-mb differs: 2 of 3 nodes do not set it; c has 4" in said
+    assert re.search(r"the training script differs: 2 of 3 nodes have sha256 [0-9a-f]{12}; c has sha256", "".join(said))
 
 
 def test_another_version_of_a_module_beside_it_is_said_and_stops_nobody(start: Start, port: int, tmp_path: Path):

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from .door import SEEDS, assert_harmless
-from .of_workers import CALL
+from .of_workers import CALL, DDP
 
 
 def messages(*kinds: str) -> Callable[[], list[bytes]]:
@@ -28,12 +28,20 @@ def messages(*kinds: str) -> Callable[[], list[bytes]]:
         call = msgspec.convert(CALL, b.CallSeen)
         group = b.GroupSeen(name="0", ranks=(0, 1), enqueued=5, completed=4, waiting_s=2.0)
         rank = b.RankBeat(rank=0, pid=7, silent_s=0.1, groups=(group,), calls=(call,), lags=(("0", 64, 5),), step=3)
+        rank = msgspec.structs.replace(rank, ddp=msgspec.convert(DDP, b.DdpSeen), segments=900, retransmits=3)
+        nic = b.InterfaceSeen(name="e", sent_mbit_s=8.0, received_mbit_s=9.0, limit_mbit_s=10.0, busy_share=0.5)
         link = b.LinkSeen(
             own_address="10.0.0.1", peer_address="10.0.0.2", unacked_bytes=5, stalled_s=2.0, retransmits=3
         )
         tried = b.TrySeen(target=1, network="data", connects=True, carries=False, age_s=1.0)
         node = b.NodeBeat(
-            node_index=0, generation=0, ranks=(rank,), links=(link,), tries=(tried,), addresses=("10.0.0.1",)
+            node_index=0,
+            generation=0,
+            ranks=(rank,),
+            links=(link,),
+            tries=(tried,),
+            addresses=("10.0.0.1",),
+            interfaces=(nic,),
         )
         end = p.WorkerEnd(
             rank=0, node="n0", exit_code=1, time_s=1.8e9, message="ValueError: x", before=("KeyError: 3",)

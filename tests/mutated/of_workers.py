@@ -59,6 +59,7 @@ def cell_memories() -> list[bytes]:
     cell.last_words(msgspec.json.encode({"calls": TOLD["calls"], "failed": "RuntimeError: x"}))
     cell.raised(b'{"message": "ValueError: x", "py_callstack": "T", "time_s": 1.8e9, "threads": ["a"], "before": []}')
     cell.enter_call(msgspec.json.encode(CALL))
+    cell.ddp(msgspec.json.encode(DDP))
     cell.step(12)
     cell.saved(10)
     cell.phase("training")
@@ -70,6 +71,9 @@ def cell_memories() -> list[bytes]:
 CALL = {
     "group": "0", "seq": 5, "op": "all_reduce", "sizes": [[8, 8]], "dtypes": ["Float"], "is_done": False,
     "created_ns": 1_800_000_000_000_000_000, "place": "train.py:12 in step",
+}  # fmt: skip
+DDP = {
+    "iteration": 10, "step_s": 0.4, "forward_s": 0.05, "backward_s": 0.1, "communication_s": 0.35, "overlap_s": 0.09,
 }  # fmt: skip
 TOLD: dict[str, Any] = {
     "at": "train.py:12 in step", "groups": [["0", [0, 1], 5, 4, 1_000_000_000], ["1", [], 3, 3, 0]],
@@ -154,6 +158,6 @@ def beat_feed() -> Callable[[Any], object]:
         (heard,) = decode_frames(bytearray(encode_frame(beat)))
         assert isinstance(heard, Beat)
         guard.hear(heard, now[0])
-        return guard.judge(now[0])
+        return guard.judge(now[0]), guard.lines(now[0]), guard.traffic
 
     return feed

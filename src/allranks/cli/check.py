@@ -335,15 +335,21 @@ def _be_member() -> None:
 
 def _serve() -> None:
     from allranks.launch.check.collective import PairOrder, serve_pairs
+    from allranks.launch.check.group import GroupOrder, serve_group
+    from allranks.launch.check.network import StreamOrder, serve_streams
     from allranks.launch.check.step import ORDER_VARIABLE, Order, serve
     from allranks.launch.srun import decode
 
     try:
-        order = decode(os.environ.pop(ORDER_VARIABLE, ""), Order | PairOrder)
+        order = decode(os.environ.pop(ORDER_VARIABLE, ""), Order | PairOrder | StreamOrder | GroupOrder)
     except ValueError as exc:
         raise UsageError(f"{ORDER_VARIABLE} is not from this version of allranks; unset it") from exc
     if isinstance(order, Order):
         serve(order, os.environ)
+    elif isinstance(order, StreamOrder):
+        serve_streams(order, os.environ)
+    elif isinstance(order, GroupOrder):
+        serve_group(order, os.environ)
     else:
         serve_pairs(order, os.environ)
 

@@ -29,6 +29,16 @@ VERBS = {
         "Run elastic Horovod in a SLURM job, and explain its pauses.",
     ),
     "check": ("allranks.cli.check", "check", "Check nodes and the network between them before a job needs them."),
+    "bench": (
+        "allranks.cli.bench",
+        "bench",
+        "Measure the network between nodes and collectives over it; name the slow link.",
+    ),
+    "advise": (
+        "allranks.cli.advise",
+        "advise",
+        "Predict what makes a training step faster on this network, and what it costs.",
+    ),
     "init": ("allranks.cli.init", "init", "Examine the cluster and write cluster.toml, with a reason for each value."),
     "render": ("allranks.cli.jobs", "render", "Print the batch script that submit would pass to SLURM."),
     "submit": ("allranks.cli.jobs", "submit", "Check a script, submit it to SLURM, and print how to follow it."),

@@ -11,6 +11,8 @@ from allranks.model.errors import UsageError
 from allranks.wire.leader import Hint
 
 DEFAULT_PORT = 29500
+BUCKET_MB = (1, 4096)
+"""Least and most MiB of a bucket: DDP under torch.compile refuses less than its first one, which has 1 MiB."""
 
 REQUEST_FLAGS = (
     "nproc_per_node",
@@ -37,7 +39,11 @@ REQUEST_FLAGS = (
     "shutdown_timeout",
     "checkpoint_dir",
     "checkpoint_every",
+    "compress",
+    "bucket_mb",
 )
+FORMATS = ("bf16", "int8", "powersgd")
+"""Of gradients, as comm/hooks.py has them, which imports torch."""
 
 
 def make_request(
@@ -67,6 +73,8 @@ def make_request(
     shutdown_timeout: float = SHUTDOWN_S,
     checkpoint_dir: str | None = None,
     checkpoint_every: int | None = None,
+    compress: str | None = None,
+    bucket_mb: str | None = None,
 ) -> Request:
     """Read the flags, as torchrun spells them, into one request.
 
@@ -113,6 +121,8 @@ def make_request(
         shutdown_s=shutdown_timeout,
         checkpoint_dir=checkpoint_dir,
         checkpoint_every=checkpoint_every,
+        compress=compress,
+        bucket_mb=parse_bucket_mb(bucket_mb) if bucket_mb is not None else None,
     )
 
 
@@ -132,6 +142,21 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     if not 1 <= low <= high:
         raise UsageError(f"--nnodes {text!r}: expected a number of at least 1, or MIN:MAX, for example 6 or 4:6")
     return low, high
+
+
+def parse_bucket_mb(text: str) -> str:
+    """Return `auto`, or a number of MiB as it is compared among the nodes.
+
+    >>> parse_bucket_mb("auto"), parse_bucket_mb("4.0"), parse_bucket_mb("1.5")
+    ('auto', '4', '1.5')
+    """
+    if text == "auto":
+        return text
+    number = float(text) if re.fullmatch(r"\d{1,4}(\.\d{1,3})?", text) else 0.0
+    if not BUCKET_MB[0] <= number <= BUCKET_MB[1]:
+        low, high = BUCKET_MB
+        raise UsageError(f"--bucket-mb {text!r}: expected auto, or MiB from {low} to {high}, for example 4")
+    return f"{number:.7g}"
 
 
 def parse_endpoint(text: str) -> tuple[str, int | None]:

@@ -13,9 +13,10 @@ import click
 from allranks.cli import complete
 from allranks.cli.context import plan_here
 from allranks.cli.options import AliasedOption, Duration, cluster_option, note_misplaced, timeout_option
-from allranks.cli.request import REQUEST_FLAGS, hidden_streams, make_request
+from allranks.cli.request import FORMATS, REQUEST_FLAGS, hidden_streams, make_request
 from allranks.launch.lead.course import SHUTDOWN_S
 from allranks.launch.plan import refuse_world_of_one
+from allranks.model.errors import UsageError
 
 # Flags of torchrun that have no effect here, with the reason. These take one value; the next ones take none.
 UNUSED_WITH_VALUE = {
@@ -159,6 +160,19 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
     metavar="STEPS",
     help="Steps between checkpoints. [default: computed from the cost of a checkpoint and the failure rate]",
 )
+@click.option(
+    "--compress",
+    type=click.Choice(FORMATS),
+    envvar="ALLRANKS_COMPRESS",
+    help="Format in which DistributedDataParallel sends gradients; it changes the sums. [default: as they are]",
+)
+@click.option(
+    "--bucket-mb",
+    metavar="N|auto",
+    envvar="ALLRANKS_BUCKET_MB",
+    help="Bucket size of DistributedDataParallel in MiB, if the script gives none; auto: by the network's speed. "
+    "[default: torch's, 25]",
+)
 @torchrun_option("--role", default="default", help="Value of ROLE_NAME.", hidden=True)
 @torchrun_option("--module", "-m", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @torchrun_option("--no-python", is_flag=True, help="SCRIPT is an executable, not a Python file.")
@@ -229,6 +243,8 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
         if flags.pop(flag[2:].replace("-", "_")) is not None:
             click.echo(f"allranks: {flag} has no effect: {reason}", err=True)
     note_misplaced(arguments)
+    if os.environ.get("ALLRANKS_HOOK") == "0" and (flags["compress"] or flags["bucket_mb"]):
+        raise UsageError("--compress and --bucket-mb need the hook in the workers; unset ALLRANKS_HOOK")
     request = make_request((script, *arguments), **{name: flags[name] for name in REQUEST_FLAGS})
     plan = plan_here(request, cluster_file=flags["cluster_file"], job=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     refuse_world_of_one(plan)

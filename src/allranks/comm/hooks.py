@@ -2,30 +2,32 @@
 
     compressor = attach(ddp, "int8")             # before the first backward pass, on all ranks
     ...
-    state = compressor.state_dict()              # what this rank still owes to the sum
+    state = compressor.state_dict()              # of this rank: what it still owes to the sums
     why = compressor.load_state_dict(state)      # None, or a line that says why it was dropped
 
-bf16      torch's hook: gradients are summed as bfloat16. Gradients of 2 bytes cross as they are. No state.
-int8      blocks of 256 numbers, each with a scale in fp32: every rank gets its slice of the bucket from all others,
-          adds the slices up in fp32, and gives the mean to all. What rounding loses is added to the next gradients.
-powersgd  torch's hook, rank 4, after 10 plain steps; what the low rank loses is added to the next gradients.
+bf16      torch's hook: gradients are summed as bfloat16; those of 2 bytes cross as they are.
+int8      blocks of 256 numbers, each with a scale in fp32. A rank gets its slice of a bucket from all others, takes the
+          mean in fp32 and gives it to all. What rounding loses is owed, and added to the next gradients.
+powersgd  torch's hook, rank 4, after 10 plain steps. What the low rank loses is owed, too.
 
-A number that is not finite makes its block (int8) or its matrix (powersgd) not finite on all ranks, and what is kept of
-that block or bucket begins at zero again.
+A number that is not finite makes its block (int8) or its matrix (powersgd) not finite on all ranks. Nothing of it is
+owed: that block of its rank (int8) or that bucket of all ranks (powersgd) owes nothing then.
 
-On a GPU all happens in the order of NCCL's streams. On the CPU, collectives that follow other collectives are called by
-one thread, bucket after bucket, on a process group of its own (`_Lane`): on DDP's group they would race with DDP's own
-ones (SIGABRT in Gloo), and torch's callbacks would call them in another order on each rank.
+On a GPU all happens in the order of NCCL's streams. On the CPU one thread calls the collectives that follow others, in
+the order of the buckets, on a process group of its own (`_Lane`). On DDP's group they would race with those of DDP
+(SIGABRT in Gloo); torch's callbacks would call them in another order on each rank.
 
-Uses the standard library and torch only: it is loaded by path into scripts that know nothing of it.
+Standard library and torch only: it is loaded by path into scripts that know nothing of allranks, too.
 """
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from typing import Any, ClassVar
 
 import torch
@@ -38,107 +40,102 @@ from torch.nn.parallel import DistributedDataParallel
 
 FORMATS = ("bf16", "int8", "powersgd")
 BLOCK = 256
-"""Numbers that share a scale: 1.6 % more bytes than none."""
+"""Numbers that share a scale, which makes their bytes 1.6 % more."""
 SCALE_BYTES = 4
 POWERSGD_RANK = 4
 POWERSGD_PLAIN_STEPS = 10
 """Summed as they are: the first gradients change most. torch needs at least 2, since it rebuilds buckets after 1."""
-CLOSE_S = 5.0
+CLOSE_S = 1.0
 """How long `close` waits for the thread: it may hang in a collective whose other ranks are gone."""
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # its name before torch 2.13
-_BUCKET_MB = {"int8": 4.0, "powersgd": 25.0}
+_Begin = Callable[[Any], Future[Any]]
+# Its name before torch 2.13 is all_gather_into_tensor.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 def preferred_bucket_mb(wire_format: str) -> float | None:
-    """Size of DDP's buckets for this format; None: as without compression.
-
-    A bucket takes two collectives in int8 and three in PowerSGD, so many small ones cost more than they hide.
-    """
-    return _BUCKET_MB.get(wire_format)
+    """Return the MiB of DDP's buckets in this format, three small collectives each; None: what fits the network."""
+    return 25.0 if wire_format == "powersgd" else None
 
 
 def attach(ddp: DistributedDataParallel, wire_format: str) -> Compressor:
     """Have the gradients of this module cross the network in a format; all ranks call it together.
 
-    With one rank nothing crosses, and nothing is done.
+    With one rank nothing crosses, and nothing is changed.
 
     Raises:
-        ValueError: there is no such format, or it cannot be had for this module; in one line.
+        ValueError: there is no such format, or this module cannot have it; in one line.
     """
     if wire_format not in FORMATS:
-        names = f"{', '.join(map(repr, FORMATS[:-1]))} or {FORMATS[-1]!r}"
-        raise ValueError(f"compress={wire_format!r}: expected {names}")
-    if why := _obstacle(ddp):
-        raise ValueError(f"compress={wire_format!r}: {why}")
-    compressor = Compressor(ddp, wire_format)
+        raise ValueError(f"compress={wire_format!r}: expected {', '.join(map(repr, FORMATS[:-1]))} or {FORMATS[-1]!r}")
+    device = next(own.device for own in ddp.module.parameters() if own.requires_grad)
+    backend: Any = ddp.process_group._get_backend(device)
+    embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
+    sparse = [name for name, module in ddp.module.named_modules() if isinstance(module, embeddings) and module.sparse]
+    for is_so, why in (
+        (sparse, f"gradients of {' '.join(sparse) or 'the module'} are sparse, only dense ones can be compressed"),
+        (ddp._comm_hooks, "this DistributedDataParallel has a communication hook already, and takes only one"),
+        (getattr(ddp, "_use_python_reducer", False), "torch.compile's optimize_ddp='python_reducer' has no buckets"),
+        (backend.name() == "gloo" and device.type != "cpu", "gradients on a GPU need a process group of nccl"),
+        (wire_format == "powersgd" and find_spec("numpy") is None, "torch's PowerSGD needs NumPy"),
+    ):
+        if is_so:
+            raise ValueError(f"compress={wire_format!r}: {why}")
+    compressor = Compressor(ddp, wire_format, backend, is_on_cpu=device.type == "cpu")
     if compressor.world_size > 1:
-        # A function without annotations, and of a name that DDP does not know: it refuses torch's for bf16 on Gloo.
+        # DDP refuses wrong annotations, and on Gloo torch's own hook for bf16, by its name.
         hook = lambda _, bucket: compressor.reduce(bucket)  # noqa: E731
-        hook.__qualname__ = f"allranks_{wire_format}"
+        hook.__qualname__ = f"allranks_{wire_format}"  # which DDP logs
         ddp.register_comm_hook(None, hook)
     return compressor
 
 
-def _obstacle(ddp: DistributedDataParallel) -> str:
-    embeddings = torch.nn.Embedding | torch.nn.EmbeddingBag
-    sparse = [name for name, module in ddp.module.named_modules() if isinstance(module, embeddings) and module.sparse]
-    if sparse:
-        return f"the gradients of {sparse[0]} are sparse (sparse=True), and only dense ones can be compressed"
-    if ddp._comm_hooks:
-        return "this DistributedDataParallel has a communication hook already, and takes only one"
-    device = _device_of(ddp)
-    if device.type != "cpu" and _backend_of(ddp.process_group, device).name() == "gloo":
-        return f"the gradients are on {device.type} and the process group is Gloo's: use the nccl backend"
-    return ""
-
-
-def _device_of(ddp: DistributedDataParallel) -> torch.device:
-    return next(own.device for own in ddp.module.parameters() if own.requires_grad)
-
-
-def _backend_of(group: Any, device: torch.device) -> Any:
-    return group._get_backend(device)
-
-
 class Compressor:
-    """What one DDP module sends, and what this rank still owes to the sum."""
+    """What one DDP module sends, and what this rank still owes to the sums."""
 
-    def __init__(self, ddp: DistributedDataParallel, wire_format: str) -> None:
+    def __init__(self, ddp: DistributedDataParallel, wire_format: str, backend: Any, *, is_on_cpu: bool) -> None:
         group: Any = ddp.process_group
-        self.format = wire_format
-        self.world_size: int = group.size()
-        device = _device_of(ddp)
-        is_threaded = self.world_size > 1 and device.type == "cpu" and wire_format != "bf16"
-        self._lane = _Lane.beside(group, device) if is_threaded else None
+        self.format, self.world_size = wire_format, int(group.size())
+        is_threaded = is_on_cpu and self.world_size > 1 and wire_format != "bf16"
+        self._lane = _Lane.beside(group, backend) if is_threaded else None
         self._owed = _Owed({id(own): name for name, own in ddp.module.named_parameters()})
-        formats: dict[str, type[_Format]] = {"bf16": _Bf16, "int8": _Int8, "powersgd": _PowerSGD}
-        self._reducer = formats[wire_format](group, self._lane, self._owed)
+        formats: Mapping[str, type[_Format]] = {"bf16": _Format, "int8": _Int8, "powersgd": _PowerSGD}
+        self._rule = formats[wire_format](group, self._lane, self._owed)
+        self._ddp, self._unnumbered = ddp, list[Any]()
+        self.look_at_buckets()
+
+    def look_at_buckets(self) -> None:
+        """Learn which buckets the first step has: in a static graph torch says of each that it is the first one.
+
+        It holds a lock while it calls the hook, so this is asked before, and again where buckets are made again.
+        """
+        self._unnumbered = list(self._ddp.reducer._get_zeros_like_grad_buckets()) if self._ddp.static_graph else []
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
-        """Begin to bring a bucket's mean over all ranks into its buffer; what DDP calls."""
-        return self._reducer.reduce(_Bucket(bucket))
+        """Begin to bring the mean over all ranks into a bucket; what DDP calls."""
+        return self._rule.reduce(_Bucket(self._unnumbered.pop(0) if self._unnumbered else bucket, bucket.buffer()))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank still owes to the sum; between two steps. Each rank has its own."""
-        return {
-            "format": self.format,
-            "world_size": self.world_size,
-            "owed": self._owed.state(),
-            **self._reducer.state(),
-        }
+        """Return what this rank still owes to the sums, between two steps; empty in bf16. Each rank has its own."""
+        if self.format == "bf16":
+            return {}
+        told = {"format": self.format, "world_size": self.world_size}
+        return told | {"owed": self._owed.state()} | self._rule.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str | None:
-        """Go on from what `state_dict` returned; where that cannot be, begin at zero, and return why in a line."""
+        """Go on from what `state_dict` returned; where that cannot be, owe nothing, and return why in a line."""
         was, size = state.get("format"), state.get("world_size")
-        if was != self.format or size != self.world_size:
-            why = f"the checkpoint has {was}'s" if was != self.format else f"{size} ranks wrote it"
-            return f"error feedback of {self.format} starts at 0: {why}, {self.world_size} go on"
-        self._owed.load(state["owed"])
-        self._reducer.load(state)
-        return None
+        if self.format == "bf16" or (was, size) == (self.format, self.world_size):
+            self._owed.load(state.get("owed", {}))
+            self._rule.load(state)
+            return None
+        self._owed.load({})
+        why = f"{size} ranks wrote it, {self.world_size} go on"
+        if was != self.format:
+            why = f"the checkpoint has that of {was}" if was else "the checkpoint has none"
+        return f"error feedback of {self.format} starts at 0: {why}"
 
     def close(self) -> None:
-        """End the thread, where no other module uses it."""
+        """End the thread, if no other module uses it."""
         if self._lane is not None:
             self._lane.leave()
             self._lane = None
@@ -147,98 +144,73 @@ class Compressor:
 class _Bucket:
     """Gradients that are reduced together, as torch's hooks ask for them; complex ones count as pairs of real ones."""
 
-    def __init__(self, bucket: dist.GradBucket) -> None:
-        self.whole: Tensor = bucket.buffer()
-        """Where DDP takes the mean from."""
-        self.values = torch.view_as_real(self.whole).view(-1) if self.whole.is_complex() else self.whole
-        """The same numbers, real and flat."""
+    def __init__(self, bucket: dist.GradBucket, whole: Tensor) -> None:
+        self.whole = whole  # where DDP takes the mean from
+        self.values = self.real = torch.view_as_real(whole).view(-1) if whole.is_complex() else whole
         self.parameters: Sequence[Tensor] = bucket.parameters()
-        self.layout = tuple(map(id, self.parameters))
-        self._index: int = bucket.index()
-        self._is_last: bool = bucket.is_last()
-
-    def index(self) -> int:
-        """Its number."""
-        return self._index
-
-    def is_last(self) -> bool:
-        """Whether no other one comes in this step."""
-        return self._is_last
+        self.index, self.is_last = bucket.index, bucket.is_last
 
     def buffer(self) -> Tensor:
-        """Return its values."""
         return self.values
 
     def gradients(self) -> list[Tensor]:
-        """Return its values as matrices, one for each parameter."""
         parts = zip(self.parameters, self.values.split(self.sizes()), strict=True)
         return [part.view(own.shape[0] if own.dim() else 1, -1) for own, part in parts if part.numel()]
 
     def sizes(self) -> list[int]:
-        """Return how many values each parameter has."""
         return [own.numel() * (1 + own.is_complex()) for own in self.parameters]
 
 
 class _Owed:
     """What could not be sent yet ("error feedback"), one flat tensor a bucket.
 
-    A plain DDP rebuilds its buckets after the first step, so what is kept belongs to parameters.
+    A plain DDP rebuilds its buckets after the first step, so what is owed belongs to parameters.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
-        self.flat: dict[int, Tensor] = {}
-        """By the bucket's index."""
-        self._names = names
-        """By the parameter's identity."""
-        self._layouts: dict[int, tuple[tuple[int, ...], list[int]]] = {}
-        """By the bucket's index: identities and sizes of its parameters."""
-        self._waiting: dict[str, Tensor] = {}
-        """By the parameter's name: what was loaded, or was in another bucket before."""
+        self._names = names  # by the parameter's identity
+        self.flat: dict[int, Tensor] = {}  # by the bucket's index, as the next one
+        self._layouts: dict[int, tuple[tuple[int, ...], list[int]]] = {}  # identities and sizes of its parameters
+        self._waiting: dict[str, Tensor] = {}  # by name: what was loaded, or was in another bucket before
 
-    def has(self, bucket: _Bucket) -> bool:
-        """Whether the bucket has the parameters that it had before."""
-        return bucket.index() in self._layouts and self._layouts[bucket.index()][0] == bucket.layout
+    def names(self, index: int) -> tuple[str, ...]:
+        return tuple(self._names.get(key, "") for key in self._layouts[index][0])
 
-    def names(self, index: int) -> list[str]:
-        """Names of a bucket's parameters, in its order."""
-        return [self._names.get(key, "") for key in self._layouts[index][0]]
-
-    def lay_out(self, bucket: _Bucket, length: int, dtype: torch.dtype) -> None:
-        """Make the flat tensor of a bucket that is new, or has other parameters than before."""
-        for index, (layout, _) in list(self._layouts.items()):
-            if index == bucket.index() or not set(layout).isdisjoint(bucket.layout):
+    def lay_out(self, bucket: _Bucket, length: int, dtype: torch.dtype) -> bool:
+        """Make the flat tensor of a bucket that is new or has other parameters than before; return whether it is."""
+        layout, own = tuple(map(id, bucket.parameters)), bucket.index()
+        if own in self._layouts and self._layouts[own][0] == layout:
+            return False
+        for index, (other, _) in list(self._layouts.items()):
+            if index == own or not set(other).isdisjoint(layout):
                 self._waiting |= self._split(index)
                 self.drop(index)
-        sizes = bucket.sizes()
-        flat = torch.zeros(length, dtype=dtype, device=bucket.whole.device)
-        self.flat[bucket.index()], self._layouts[bucket.index()] = flat, (bucket.layout, sizes)
-        for name, part in self._split(bucket.index()).items():
+        self.flat[own] = torch.zeros(length, dtype=dtype, device=bucket.whole.device)
+        self._layouts[own] = layout, bucket.sizes()
+        for name, part in self._split(own).items():
             kept = self._waiting.pop(name, None)
             if kept is not None and kept.numel() == part.numel():
                 part.copy_(kept)
+        return True
 
     def drop(self, index: int) -> None:
-        """Begin this bucket at zero."""
         self.flat.pop(index, None)
         self._layouts.pop(index, None)
 
     def state(self) -> dict[str, Tensor]:
-        """By the parameter's name."""
         state = dict(self._waiting)
         for index in self._layouts:
             state |= self._split(index)
         return state
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take this in the place of all that is kept."""
         self.flat.clear()
         self._layouts.clear()
         self._waiting = dict(state)
 
     def _split(self, index: int) -> dict[str, Tensor]:
         sizes = self._layouts[index][1]
-        parts = self.flat[index][: sum(sizes)].split(sizes)
-        return dict(zip(self.names(index), parts, strict=True))
+        return dict(zip(self.names(index), self.flat[index][: sum(sizes)].split(sizes), strict=True))
 
 
 class _Lane:
@@ -249,29 +221,28 @@ class _Lane:
 
     _all: ClassVar[list[_Lane]] = []
 
-    def __init__(self, group: Any, device: torch.device) -> None:
-        self._beside = group
-        backend, ranks = _backend_of(group, device), dist.get_process_group_ranks(group)
+    def __init__(self, group: Any, backend: Any) -> None:
+        self._beside, self._num_users = group, 0
+        ranks = dist.get_process_group_ranks(group)
         self.group: Any = dist.new_group(
             ranks,
             timeout=getattr(getattr(backend, "options", None), "_timeout", None),
             backend=backend.name(),
             use_local_synchronization=len(ranks) < dist.get_world_size(),
         )
-        self._num_users = 0
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[_Begin, Callable[[Future[Any]], None]] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     @classmethod
-    def beside(cls, group: Any, device: torch.device) -> _Lane:
+    def beside(cls, group: Any, backend: Any) -> _Lane:
         """Return the lane of a process group; all its ranks call this together."""
         lane = next((lane for lane in cls._all if lane._beside == group), None)
         if lane is None:
-            cls._all.append(lane := cls(group, device))
+            cls._all.append(lane := cls(group, backend))
         lane._num_users += 1
         return lane
 
-    def run(self, begin: Callable[[Any], Future[Any]], end: Callable[[Future[Any]], Tensor]) -> Future[Tensor]:
+    def run(self, begin: _Begin, end: Callable[[Future[Any]], Tensor]) -> Future[Tensor]:
         """Have the thread call collectives after all those that it was told of before.
 
         Args:
@@ -286,65 +257,59 @@ class _Lane:
             except Exception as exc:
                 done.set_result(exc)  # set_exception would come out as "Unable to cast ... to Tensor"
 
-        def work() -> None:
-            try:
-                begin(self.group).add_done_callback(finish)
-            except Exception as exc:
-                done.set_result(exc)
+        def take(_: Future[Any]) -> Tensor:
+            if isinstance(result := done.value(), Exception):
+                raise result
+            return result
 
-        self._jobs.put(work)
+        self._jobs.put((begin, finish))
         if self._thread is None:  # not before: a thread computes with as many cores as were set when it began
             self._thread = threading.Thread(target=self._work, name="allranks-compress", daemon=True)
             self._thread.start()
-        return done.then(_value_of)
+            atexit.register(self._end)
+        return done.then(take)
 
     def _work(self) -> None:
-        while (work := self._jobs.get()) is not None:
-            work()
+        while (job := self._jobs.get()) is not None:
+            begin, finish = job
+            try:
+                begun = begin(self.group)
+            except Exception as exc:
+                begun = Future()
+                begun.set_exception(exc)
+            begun.add_done_callback(finish)
 
     def leave(self) -> None:
         """End the thread with its last user."""
         self._num_users -= 1
-        if self._num_users:
-            return
-        self._all.remove(self)
+        if not self._num_users:
+            self._all.remove(self)
+            self._end()
+
+    def _end(self) -> None:
+        atexit.unregister(self._end)  # there, too, since a thread that the interpreter ends inside C++ would abort it
         self._jobs.put(None)
         if self._thread is not None:
             self._thread.join(CLOSE_S)
 
 
-def _value_of(done: Future[Any]) -> Any:
-    value = done.value()
-    if isinstance(value, Exception):
-        raise value
-    return value
-
-
 class _Format:
-    """How a bucket is reduced."""
+    """How buckets are reduced: as bf16, or as a subclass does it."""
 
     def __init__(self, group: Any, lane: _Lane | None, owed: _Owed) -> None:
         self._group, self._lane, self._owed = group, lane, owed
 
     def reduce(self, bucket: _Bucket) -> Future[Tensor]:
-        """Begin to bring the mean into the bucket's memory."""
-        raise NotImplementedError
-
-    def state(self) -> dict[str, Any]:
-        """Return what goes into a checkpoint beside what is owed."""
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` returned."""
-
-
-class _Bf16(_Format):
-    """torch's hook."""
-
-    def reduce(self, bucket: _Bucket) -> Future[Tensor]:
+        """Begin to bring the mean over all ranks into the bucket's memory."""
         hook: Any = bf16_compress_hook if bucket.values.element_size() > 2 else allreduce_hook
         reduced: Future[Any] = hook(self._group, bucket)
         return reduced.then(lambda done: (done.value(), bucket.whole)[1]) if bucket.whole.is_complex() else reduced
+
+    def state(self) -> dict[str, Any]:  # what goes into a checkpoint beside what is owed
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        pass
 
 
 class _Int8(_Format):
@@ -356,13 +321,11 @@ class _Int8(_Format):
     def __init__(self, group: Any, lane: _Lane | None, owed: _Owed) -> None:
         super().__init__(group, lane, owed)
         self._rank, self._ranks = group.rank(), group.size()
-        self._wires: dict[int, tuple[Tensor, Tensor]] = {}
-        """By the bucket's index: what is sent and what is received, uint8, a row for each rank."""
+        self._wires: dict[int, tuple[Tensor, Tensor]] = {}  # by bucket: sent and received, uint8, a row for each rank
 
     def reduce(self, bucket: _Bucket) -> Future[Tensor]:
         blocks = -(-bucket.values.numel() // (self._ranks * BLOCK))
-        if not self._owed.has(bucket):
-            self._owed.lay_out(bucket, self._ranks * blocks * BLOCK, torch.float32)
+        if self._owed.lay_out(bucket, self._ranks * blocks * BLOCK, torch.float32):
             wires = torch.empty(2, self._ranks, blocks * (BLOCK + SCALE_BYTES), dtype=torch.uint8)
             self._wires[bucket.index()] = tuple(wires.to(bucket.whole.device))
         (sent, received), owed = self._wires[bucket.index()], self._owed.flat[bucket.index()]
@@ -376,9 +339,7 @@ class _Int8(_Format):
             mean, own = decode(received).mean(0), received[self._rank]
             encode(mean, own)
             slices[self._rank].add_(mean, alpha=self._ranks)
-            gathering: Any = _all_gather(sent.view(-1), own, group=group, async_op=True)
-            future: Future[Any] = gathering.get_future()
-            return future
+            return _all_gather(sent.view(-1), own, group=group, async_op=True).get_future()
 
         def write(gathered: Future[Any]) -> Tensor:
             gathered.wait()  # raises what went wrong
@@ -395,75 +356,50 @@ class _PowerSGD(_Format):
 
     def __init__(self, group: Any, lane: _Lane | None, owed: _Owed) -> None:
         super().__init__(group, lane, owed)
-        self._state = PowerSGDState(
-            lane.group if lane else group,
-            matrix_approximation_rank=POWERSGD_RANK,
-            start_powerSGD_iter=POWERSGD_PLAIN_STEPS,
-        )
+        self._state = PowerSGDState(lane.group if lane else group, POWERSGD_RANK, POWERSGD_PLAIN_STEPS)
         self._state.error_dict = owed.flat
-        self._loaded: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}
-        """By names of a bucket's parameters: P and Q of a checkpoint, until the bucket comes."""
+        self._p, self._q = self._state.p_memory_dict, self._state.q_memory_dict
+        self._loaded: dict[tuple[str, ...], tuple[Tensor, Tensor]] = {}  # P and Q by names of a bucket's parameters
 
     def reduce(self, bucket: _Bucket) -> Future[Tensor]:
-        if self._lane is None:
-            return self._begin(bucket).then(partial(self._end, bucket))
+        begin, end = partial(self._begin, bucket), partial(self._end, bucket)
+        return self._lane.run(begin, end) if self._lane else begin(self._group).then(end)
 
-        def begin(group: Any) -> Future[Any]:
-            begun = self._begin(bucket)
-            begun.wait()  # torch's callbacks call collectives, which must not mix with the next bucket's
-            return begun
-
-        return self._lane.run(begin, partial(self._end, bucket))
-
-    def _begin(self, bucket: _Bucket) -> Future[Any]:
+    def _begin(self, bucket: _Bucket, _: Any) -> Future[Any]:
         if bucket.values.element_size() == 2:
             bucket.values = bucket.values.float()
-        state, index = self._state, bucket.index()
-        if state.iter >= state.start_powerSGD_iter and not self._owed.has(bucket):
-            self._owed.lay_out(bucket, bucket.values.numel(), bucket.values.dtype)
-            self._drop_factors(index)
-            if factors := self._loaded.pop(tuple(self._owed.names(index)), None):
-                state.p_memory_dict[index], state.q_memory_dict[index] = (
-                    own.to(bucket.whole.device) for own in factors
-                )
+        state, index, values = self._state, bucket.index(), bucket.values
+        if state.iter >= state.start_powerSGD_iter and self._owed.lay_out(bucket, values.numel(), values.dtype):
+            self._p.pop(index, None)
+            self._q.pop(index, None)
+            if factors := self._loaded.pop(self._owed.names(index), None):
+                self._p[index], self._q[index] = (own.to(values.device) for own in factors)
         begun: Future[Any] = powerSGD_hook(state, bucket)
+        if self._lane is not None:
+            begun.wait()  # torch's callbacks call collectives, which must come before those of the next bucket
         return begun
 
     def _end(self, bucket: _Bucket, begun: Future[Any]) -> Tensor:
         values = begun.value()
         if not values.sum().isfinite():  # on all ranks alike
             self._owed.drop(bucket.index())
-            self._drop_factors(bucket.index())
-        if bucket.whole.element_size() == 2:
-            bucket.whole.copy_(values)
+        if bucket.values is not bucket.real:
+            bucket.real.copy_(values)
         return bucket.whole
 
-    def _drop_factors(self, index: int) -> None:
-        self._state.p_memory_dict.pop(index, None)
-        self._state.q_memory_dict.pop(index, None)
-
     def state(self) -> dict[str, Any]:
-        state = self._state
-        factors = dict(self._loaded)
-        for index, p in state.p_memory_dict.items():
-            factors[tuple(self._owed.names(index))] = p, state.q_memory_dict[index]
-        return {"iter": state.iter, "rng": state.rng.get_state(), "factors": factors}
+        factors = {self._owed.names(index): (self._p[index], self._q[index]) for index in self._owed.flat}
+        return {"iter": self._state.iter, "rng": self._state.rng.get_state(), "factors": self._loaded | factors}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        self._state.iter = state["iter"]
+        self._state.iter, self._loaded = state["iter"], dict(state["factors"])
         self._state.rng.set_state(state["rng"])
-        self._state.p_memory_dict.clear()
-        self._state.q_memory_dict.clear()
-        self._loaded = dict(state["factors"])
+        self._p.clear()
+        self._q.clear()
 
 
 def encode(blocks: Tensor, wire: Tensor) -> None:
-    """Write numbers as int8 with a scale for each block, and leave in their place what rounding has lost.
-
-    Args:
-        blocks: fp32, shape (..., blocks, BLOCK).
-        wire: uint8, shape (..., blocks * (BLOCK + SCALE_BYTES)).
-    """
+    """Write numbers, fp32 (..., blocks, BLOCK), as uint8 (..., bytes), and leave in their place what rounding loses."""
     codes, scales = _parts(wire)
     # The scale of a block with an inf or nan is none, and so the whole block comes out as inf and nan.
     torch.div(blocks.abs().amax(-1, keepdim=True), 127, out=scales).clamp_min_(torch.finfo(torch.float32).tiny)
@@ -473,7 +409,7 @@ def encode(blocks: Tensor, wire: Tensor) -> None:
 
 
 def decode(wire: Tensor) -> Tensor:
-    """Return the numbers, fp32, shape (..., blocks, BLOCK)."""
+    """Return the numbers, fp32 (..., blocks, BLOCK)."""
     codes, scales = _parts(wire)
     return codes.float().mul_(scales)
 

@@ -136,19 +136,27 @@ class NoiseMeter:
             self._steps = []
 
 
-def measure(ddp: Any, *, ranks: int, say: Callable[[str], object] | None) -> None:
-    """Have the module measure around the communication hook that it is going to get, as `NoiseMeter` does.
+def around(
+    attach: Callable[[Any], Any] | None, *, ranks: int, say: Callable[[str], object] | None
+) -> Callable[[Any], Any]:
+    """Return what has a DistributedDataParallel measure around its communication hook, as `NoiseMeter` does.
 
     Args:
-        ddp: a DistributedDataParallel that has no hook yet; without one it measures nothing.
+        attach: registers that hook on the module; None: gradients are summed as they are.
     """
-    meter, register = NoiseMeter(ranks=ranks, say=say), ddp.register_comm_hook
+    meter = NoiseMeter(ranks=ranks, say=say)
 
-    def register_measured(state: Any, hook: Hook) -> None:
-        measured = meter.around(hook)
-        register(state, lambda state, bucket: measured(state, bucket))  # DDP refuses annotations that are not its own
+    def attach_measured(ddp: Any) -> Any:
+        register = ddp.register_comm_hook
 
-    ddp.register_comm_hook = register_measured
+        def register_measured(state: Any, hook: Hook) -> None:
+            measured = meter.around(hook)
+            register(state, lambda state, bucket: measured(state, bucket))  # DDP refuses annotations not its own
+
+        ddp.register_comm_hook = register_measured
+        return attach(ddp) if attach else register_measured(None, all_reduce)
+
+    return attach_measured
 
 
 def all_reduce(state: Any, bucket: Any) -> torch.futures.Future[Any]:

@@ -27,6 +27,11 @@ _BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
 COLLECTIVES = tuple(_BUS_FACTORS)
 
 
+def bus_factor(collective: str, ranks: int) -> float:
+    """Return how often each byte of a collective crosses the slowest link, one way, where no algorithm does better."""
+    return _BUS_FACTORS[collective](ranks)
+
+
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One collective at one size, as the slowest rank saw it."""
 
@@ -44,6 +49,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     time_s: float
     """Median over repetitions."""
     p95_s: float
+    best_s: float = 0.0
+    """Of the fastest repetition."""
+    repetitions: int = 0
     wrong: int | None = None
     """Elements that came out wrong, over all ranks; None: not checked."""
 
@@ -53,7 +61,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     def busbw_gb_s(self, ranks: int) -> float:
         """What the slowest link carried one way, in gigabytes (1e9) a second: comparable with its advertised speed."""
-        return self.algbw_gb_s() * _BUS_FACTORS[self.collective](ranks)
+        return self.algbw_gb_s() * bus_factor(self.collective, ranks)
 
 
 class Pair(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,6 +75,12 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Segments that the source's kernel sent again during the stream."""
     segments: int = 0
     """Segments that it sent."""
+    lost_at: float = 0.0
+    """Fraction of the stream's tenths in which segments were sent again."""
+    peak_mbit_s: float = 0.0
+    """What the target's kernel acknowledged in its fastest tenth: much more than mbit_s on machines that are busy."""
+    others_mbit_s: float = 0.0
+    """What else used the two interfaces in this direction: at the end where it was more."""
     why: str = ""
 
 

@@ -89,6 +89,11 @@ KEYS: dict[str, dict[str, Key]] = {
     },
     "network": {
         "data": Key(_subnet, 'a subnet, for example "192.168.20.0/24"', "subnet that carries gradients"),
+        "second": Key(
+            _subnet,
+            'a subnet, for example "192.168.21.0/24"',
+            "further subnet that carries gradients, if every node has an interface in both; Gloo uses them in turn",
+        ),
         "port": Key(
             _integer(1, 65535), "an integer from 1 to 65535, for example 29500", "TCP port that the leader tries first"
         ),

@@ -95,9 +95,18 @@ def round_s(scene: Scene, num_rounds: int) -> float:
     return longest_s if num_rounds else longest_s / 2
 
 
+def find_stuck_at(scene: Scene, stalled: Sequence[Stalled]) -> dict[int, str]:
+    """Return for each node at which address it is stuck, where that is only on another interface than the first."""
+    seen: dict[int, set[str]] = {}
+    for each in stalled:
+        seen.setdefault(each.own, set()).add(each.link.own_address)
+        seen.setdefault(each.peer, set()).add(each.link.peer_address)
+    return {index: min(at) for index, at in seen.items() if scene.nodes[index].address("data") not in at}
+
+
 def plan_round(scene: Scene, suspects: set[int]) -> dict[int, tuple[TryTarget, ...]]:
-    """Return whom each node is to try on the data network."""
-    targets = [target for index in sorted(suspects) for target in scene.nodes[index].targets()]
+    """Return whom each node is to try on the data network, at the interface where connections are stuck."""
+    targets = [t for index in sorted(suspects) for t in scene.nodes[index].targets(scene.stuck_at.get(index, ""))]
     wanted = [target for target in targets if target.network == "data"]
     plans = {node.index: tuple(each for each in wanted if each.node_index != node.index) for node in scene.nodes}
     return {index: plan for index, plan in plans.items() if plan}

@@ -63,12 +63,13 @@ class Orders:
             del episode.rounds[: -links.MAX_ROUNDS]
             episode.until_s = _NEVER_S
             if not stalled:
-                self.episode = None
+                self.episode, scene.stuck_at = None, {}
         if not stalled or (episode is not None and episode.until_s != _NEVER_S):
             return {}, 0.0
         if episode is None:
             episode = self.episode = links.Episode()
         episode.suspects |= {index for each in stalled for index in (each.own, each.peer)}
+        scene.stuck_at = links.find_stuck_at(scene, stalled)
         within_s = links.round_s(scene, len(episode.rounds))
         episode.ordered_s = now
         episode.until_s = now + within_s + links.ROUND_SLACK_S + 2 * scene.settings.beat_s

@@ -84,7 +84,8 @@ class NodeView:
     began_s: float
     """When the generation began, or its agent came back before its first beat."""
     addresses: Mapping[str, str]
-    """By network, `data` and `control`, where they are known; and the name of its data `interface`."""
+    """By network, `data` and `control`, where they are known; the name of its data `interface`, and by its address that
+    of any other one."""
     agent_port: int = 0
     beat: NodeBeat | None = None
     heard_s: float | None = None
@@ -122,14 +123,18 @@ class NodeView:
         known = self.addresses.get(network, "")
         return known or (self.beat.addresses[0] if network == "data" and self.beat and self.beat.addresses else "")
 
-    def targets(self) -> tuple[TryTarget, ...]:
-        """Return where it can be tried; once where both networks are one."""
+    def targets(self, data: str = "") -> tuple[TryTarget, ...]:
+        """Return where it can be tried; once where both networks are one.
+
+        Args:
+            data: its address on the data network; empty: the first one.
+        """
         networks = ("data",) if self.address("control") == self.address("data") else ("data", "control")
         ports = self.beat.try_ports if self.beat else (self.agent_port, self.agent_port)
         return tuple(
             TryTarget(node_index=self.index, network=network, address=address, port=port)
             for network, port in zip(networks, ports, strict=False)
-            if (address := self.address(network)) and port
+            if (address := (data if network == "data" else "") or self.address(network)) and port
         )
 
 
@@ -163,6 +168,8 @@ class Scene:
             NodeView(i, member, now_s, addresses.get(i, {}), (ports or {}).get(i, 0))
             for i, member in enumerate(membership.members)
         ]
+        self.stuck_at: Mapping[int, str] = {}
+        """By node: its address on another data interface than the first, where connections are stuck."""
         self.slept_s, self.woke_s = 0.0, now_s
         """How long the leader did not run, the last time, and when it went on."""
         self.deaf_s = -math.inf
@@ -259,7 +266,8 @@ class Scene:
 
     def interface(self, *indices: int) -> str:
         """Return the data interface of these nodes, or of all; a word for it if it is not known or not the same."""
-        names = {self.nodes[index].addresses.get("interface") for index in indices or range(len(self.nodes))}
+        nodes = [self.nodes[index] for index in indices or range(len(self.nodes))]
+        names = {node.addresses.get(self.stuck_at.get(node.index, "interface")) for node in nodes}
         return (names.pop() if len(names) == 1 else None) or "<interface>"
 
     def others(self, *ranks: int) -> tuple[int, ...]:

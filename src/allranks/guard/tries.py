@@ -18,7 +18,10 @@ import errno
 import os
 import select
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address, ip_network
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -43,16 +46,18 @@ _UNREACHABLE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT
 class Listener:
     """A listening socket that others try, at one address of this node; nothing that comes is read.
 
+    Args:
+        port: the same one at each address of the data network; 0: a free one.
     Raises:
-        OSError: the address is not of this machine.
+        OSError: the address is not of this machine, or the port is taken there.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, *, port: int = 0) -> None:
         self._sock = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         try:
             # Inherited by what is accepted: the kernel must be able to take all of a try without a reader.
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * PUSHED_BYTES)
-            self._sock.bind((address, 0))
+            self._sock.bind((address, port))
             self._sock.listen(BACKLOG)
         except OSError:
             self._sock.close()
@@ -88,10 +93,15 @@ class _Running:
 
 
 class Tries:
-    """The tries that this agent makes; on the data network from its own address there, so that they take that way."""
+    """The tries that this agent makes; on the data network from its own address there, so that they take that way.
 
-    def __init__(self, *, own_data_address: str = "") -> None:
+    Args:
+        further: own addresses of other interfaces that carry gradients, with their subnets.
+    """
+
+    def __init__(self, *, own_data_address: str = "", further: Mapping[str, str] = MappingProxyType({})) -> None:
         self._own_address = own_data_address
+        self._further = {address: ip_network(subnet, strict=False) for address, subnet in further.items()}
         self._running: dict[tuple[int, str], _Running] = {}
         self._done: dict[tuple[int, str], tuple[float, TrySeen]] = {}
 
@@ -133,10 +143,12 @@ class Tries:
         running = _Running(target, sock, now_s + within_s, within_s)
         self._running[_key(target)] = running
         try:
-            if target.network == "data" and self._own_address and _family(self._own_address) == sock.family:
-                sock.bind((self._own_address, 0))
+            there = ip_address(target.address)
+            own = next((each for each, net in self._further.items() if there in net), self._own_address)
+            if target.network == "data" and own and _family(own) == sock.family:
+                sock.bind((own, 0))
             number = sock.connect_ex((target.address, target.port))
-        except (OSError, OverflowError) as exc:
+        except (OSError, OverflowError, ValueError) as exc:
             self._end(running, now_s, error=str(exc))
             return
         if number not in (0, errno.EINPROGRESS):

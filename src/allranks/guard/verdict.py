@@ -40,6 +40,7 @@ from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
 from allranks.guard.failure import is_killed
 from allranks.guard.judged import Judged
+from allranks.guard.network import NetworkSpeech, see_traffic
 from allranks.guard.orders import Orders
 from allranks.guard.rooms import RoomSpeech
 from allranks.guard.scene import Scene
@@ -50,6 +51,7 @@ from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
 from allranks.model.membership import Membership
 from allranks.model.room import FullPlace
+from allranks.model.traffic import Traffic
 from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 ASLEEP_S = 2.0
@@ -85,6 +87,7 @@ class Guard:
         self._asked_s: float | None = None
         self._slept_s = 0.0
         self._rooms = RoomSpeech()
+        self._network = NetworkSpeech()
         self._start(Scene(settings, Membership(members=()), {}, 0.0, job=job))
 
     def begin(
@@ -234,7 +237,17 @@ class Guard:
         if self._judged is not None or self._scene.is_all_well:
             return []
         rooms = ((node.name, node.beat.room) for node in self._scene.nodes if node.beat and node.beat.room)
-        return [*self._speech.say(now, self._stragglers.named()), *self._rooms.say(now, rooms)]
+        said = [*self._speech.say(now, self._stragglers.named()), *self._rooms.say(now, rooms)]
+        return [*said, *self._network.say(now, self._scene.nodes)]
+
+    def last_words(self) -> list[str]:
+        """Return what to say again when the job has ended."""
+        return [*self._network.last_words()]
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What the nodes send and how long steps wait for that; None: nobody tells of it."""
+        return see_traffic(self._scene.nodes)
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from allranks.files.folder import Folder
+from allranks.guard.traffic import Traffic
 from allranks.guard.tries import Listener, Tries
 from allranks.guard.worker import WatchedWorker
 from allranks.host.glance import Glance, render
@@ -44,6 +45,7 @@ class Watch:
 
     Args:
         data_address: of this node on the network that carries gradients.
+        further: names of its other interfaces that do.
         control_address: where the leader reaches this node's agent, or comes from; equal where there is one network.
         see_room: returns what is known of the run directory's room; it never waits.
         see_full: returns which directories were full when a worker failed; it never waits.
@@ -55,6 +57,7 @@ class Watch:
         *,
         data_address: str,
         control_address: str,
+        further: Sequence[str] = (),
         see_room: Callable[[], Room | None] = lambda: None,
         see_full: Callable[[], tuple[FullPlace, ...]] = tuple,
     ) -> None:
@@ -67,15 +70,25 @@ class Watch:
         self._workers: Sequence[WatchedWorker] = ()
         self._next_s = 0.0
         data, control = plain_address(data_address), plain_address(control_address)
-        self._addresses = _all_of_interface(data)
+        more = {
+            plain_address(address): network
+            for nic in (read_interfaces() if further else ())
+            if nic.name in further
+            for address, network in zip(nic.addresses, nic.networks, strict=False)
+        }
+        self._addresses = (*_all_of_interface(data), *more)
         self._tried_at = data, control
         self._listeners: dict[str, Listener] = {}
         """By address; none where that is not this machine's, and nobody can try it."""
         for address in dict.fromkeys(self._tried_at):
             with contextlib.suppress(OSError):
                 self._listeners[address] = Listener(address)
-        self._tries = Tries(own_data_address=data)
+        for address in more if data in self._listeners else ():
+            with contextlib.suppress(OSError):
+                self._listeners.setdefault(address, Listener(address, port=self._listeners[data].port))
+        self._tries = Tries(own_data_address=data, further=more)
         self._sockets = SocketWatch()
+        self._traffic = Traffic(data)
         self._oom_watch = OomWatch()
         self._ooms = 0
         self._ooms_at_s = 0.0
@@ -99,6 +112,7 @@ class Watch:
         self._everybody = range(num_ranks)
         self._next_s = now_s
         self._last.clear()
+        self._traffic.begin()
 
     def order(self, order: Try, now_s: float) -> None:
         """Begin the tries that the leader asked for; what came of them is in the next beats."""
@@ -109,6 +123,7 @@ class Watch:
         for listener in self._listeners.values():
             listener.turn(now_s)
         self._tries.turn(now_s)
+        self._traffic.turn(now_s)
         self._look_at_shm(now_s)
         if now_s < self._next_s:
             return None
@@ -119,12 +134,18 @@ class Watch:
         """Return how this node is now, due or not: after a worker's end, its last calls are in it."""
         ranks = tuple(worker.look() for worker in self._workers)
         self._last.update((rank.rank, rank) for rank in ranks)
+        links = self._links(now_s)
+        self._traffic.look(now_s, self._sockets.connections, {rank.rank: rank.pid for rank in ranks})
+        sent = self._traffic.sent
         data_port, control_port = (self._listeners[at].port if at in self._listeners else 0 for at in self._tried_at)
         return NodeBeat(
             node_index=self._node_index,
             generation=self._generation,
-            ranks=ranks,
-            links=self._links(now_s),
+            ranks=tuple(
+                msgspec.structs.replace(rank, **sent[rank.rank]._asdict()) if rank.rank in sent else rank
+                for rank in ranks
+            ),
+            links=links,
             tries=self._tries.results(now_s),
             addresses=self._addresses,
             try_ports=(data_port, control_port),
@@ -132,6 +153,7 @@ class Watch:
             shm_used=self._shm[0],
             full=self._see_full(),
             room=self._see_room(),
+            interfaces=self._traffic.interfaces,
             time_ns=time.time_ns(),
         )
 
@@ -166,6 +188,7 @@ class Watch:
     def close(self) -> None:
         """Close the sockets of tries, and let go of the kernel's log."""
         self._oom_watch.close()
+        self._traffic.close()
         self._tries.close()
         for listener in self._listeners.values():
             listener.close()

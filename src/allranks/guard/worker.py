@@ -28,6 +28,7 @@ from allranks.model.beat import (
     MAX_GROUPS,
     POINT_TO_POINT,
     CallSeen,
+    DdpSeen,
     GroupSeen,
     Number,
     Parts,
@@ -67,7 +68,7 @@ _PARTS: Parts = {
         "blind": (Word, MAX_CALLS),
     },
 }
-_Kind = TypeVar("_Kind", _Told, CallSeen)
+_Kind = TypeVar("_Kind", _Told, CallSeen, DdpSeen)
 
 
 class WatchedWorker:
@@ -85,6 +86,7 @@ class WatchedWorker:
         self._since_s = time.monotonic()
         self._told: tuple[int, _Told] = (0, _Told())
         self._told_lags: object = None
+        self._ddp: tuple[int, DdpSeen | None] = (0, None)
         self._spy: Glance | None = None
         self._spied = ""
         """Where py-spy saw the main thread last."""
@@ -128,6 +130,7 @@ class WatchedWorker:
             idle_s=activity.idle_s if activity else 0.0,
             reads_terminal=activity is not None and activity.reads_terminal,
             printed=as_utf8(activity.printed) if activity else "",
+            ddp=self._decode_ddp(read.ddp),
         )
 
     def _handled(self, pid: int) -> frozenset[int]:
@@ -163,6 +166,11 @@ class WatchedWorker:
         if written is not None and written.number != self._told[0]:
             self._told = written.number, _decode(written, _Told) or self._told[1]
         return self._told[1]
+
+    def _decode_ddp(self, written: Written | None) -> DdpSeen | None:
+        if written is not None and written.number != self._ddp[0]:
+            self._ddp = written.number, _decode(written, DdpSeen)
+        return self._ddp[1]
 
     def _new_lags(self, told: _Told) -> tuple[tuple[str, int, int], ...]:
         if told.lags == self._told_lags:

@@ -8,9 +8,12 @@ import socket
 import struct
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from pathlib import Path
+
+import msgspec
 
 from allranks.model.card import Interface
 
@@ -31,9 +34,16 @@ def read_interfaces(*, root: Path = Path("/")) -> list[Interface]:
     import psutil  # 30 ms that the other verbs need not pay
 
     families = (socket.AF_INET, socket.AF_INET6)
-    return [
+    found = [
         _read_interface(name, [(a.address, a.netmask) for a in addresses if a.family in families], root)
         for name, addresses in psutil.net_if_addrs().items()
+    ]
+    shared = Counter(network for nic in found for network in set(nic.networks) if ":" not in network)
+    return [
+        msgspec.structs.replace(nic, arp=_read_arp(nic.name, root))
+        if any(shared[network] > 1 for network in nic.networks)
+        else nic
+        for nic in found
     ]
 
 
@@ -75,6 +85,13 @@ def _kind_of(name: str, flags: int | None, link: Path) -> str:
     return "physical" if (link / "device").exists() else "virtual"
 
 
+def _read_arp(name: str, root: Path) -> tuple[int, int]:
+    """The kernel takes the larger value of `all` and the interface: Documentation/networking/ip-sysctl.rst."""
+    both = [root / "proc/sys/net/ipv4/conf" / where for where in ("all", name.partition(":")[0])]
+    ignore, announce = (max(_number(conf / f"arp_{what}") or 0 for conf in both) for what in ("ignore", "announce"))
+    return ignore, announce
+
+
 def _network_of(address: str, mask: str | None) -> str:
     """`192.168.20.15`, `255.255.255.0` -> `192.168.20.0/24`; without a mask the address alone."""
     try:
@@ -101,6 +118,24 @@ def _number(path: Path) -> int | None:
     except (OSError, ValueError):
         return None
     return number if 0 <= number < 1 << 31 else None
+
+
+def read_traffic(interface: str, *, root: Path = Path("/")) -> tuple[int, int]:
+    """Return how many bytes an interface has received and sent since it came up; 0 where it is gone."""
+    for line in (root / "proc/net/dev").read_text().splitlines()[2:]:
+        name, _, counts = line.partition(":")
+        if name.strip() == interface:
+            words = counts.split()
+            return int(words[0]), int(words[8])
+    return 0, 0
+
+
+def read_tcp_counters(*, root: Path = Path("/")) -> tuple[int, int]:
+    """Return how many TCP segments this machine has sent, and how many of them again, since it came up."""
+    lines = (root / "proc/net/snmp").read_text().splitlines()
+    names, values = (line.split()[1:] for line in lines if line.startswith("Tcp:"))
+    counts = dict(zip(names, map(int, values), strict=True))
+    return counts["OutSegs"], counts["RetransSegs"]
 
 
 def read_port_range(*, root: Path = Path("/")) -> tuple[int, int] | None:

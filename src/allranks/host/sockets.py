@@ -58,8 +58,18 @@ class Connection:
     acked_bytes: int | None = None
     """Since the connection began; None: this kernel, or this way of asking, does not say."""
     mss: int = 0
-    is_held: bool = True
-    """A process has it open; False: it is left over from one that ended, and the kernel still tries to close it."""
+    inode: int = -1
+    """Of the socket; 0: no process has it open any more."""
+    segments: int = 0
+    """Sent since the connection began, `retransmitted` among them."""
+    retransmitted: int = 0
+    delivery_bytes_s: int = 0
+    """How fast the other kernel acknowledged lately, as in host.tcpinfo; 0: not known."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process has it open; else one that ended has left it, and the kernel still tries to close it."""
+        return self.inode != 0
 
     @property
     def key(self) -> tuple[str, int, str, int]:
@@ -87,6 +97,8 @@ class SocketWatch:
         self._root = root
         self._uses_netlink = uses_netlink
         self._since_s: dict[tuple[str, int, str, int], tuple[object, float]] = {}
+        self.connections: list[Connection] = []
+        """All of this machine, as the last look found them."""
 
     def look(self, now_s: float, *, addresses: Collection[str]) -> list[Stuck]:
         """Return the connections that have got nothing across since they were first seen so.
@@ -95,7 +107,8 @@ class SocketWatch:
             now_s: a monotonic clock.
             addresses: own ones that count.
         """
-        return self.weigh(self._read(), now_s, addresses=addresses)
+        self.connections = self._read()
+        return self.weigh(self.connections, now_s, addresses=addresses)
 
     def weigh(self, connections: Collection[Connection], now_s: float, *, addresses: Collection[str]) -> list[Stuck]:
         """Return which of these are stuck, and since when."""
@@ -173,9 +186,10 @@ def _parse_message(body: bytes) -> Connection:
     unacked_bytes, inode = _MESSAGE.unpack_from(body)[12], _MESSAGE.unpack_from(body)[14]
     info = next((value for kind, value in _attributes(body[_MESSAGE.size :]) if kind == _INET_DIAG_INFO), b"")
     window = struct.unpack_from("=I", info, _SND_WND)[0] if len(info) >= _SND_WND + 4 else 0
-    info = info.ljust(192, b"\0") if info else b""
-    mss = struct.unpack_from("=I", info, 16)[0] if info else 0
-    is_sent = bool(struct.unpack_from("=I", info, 24)[0]) if info else timer == _RETRANSMITTING
+    is_told = bool(info)
+    info = info.ljust(192, b"\0")
+    mss = struct.unpack_from("=I", info, 16)[0]
+    is_sent = bool(struct.unpack_from("=I", info, 24)[0]) if is_told else timer == _RETRANSMITTING
     return Connection(
         own_address=_address(family, own),
         own_port=int.from_bytes(own_port, "big"),
@@ -184,9 +198,12 @@ def _parse_message(body: bytes) -> Connection:
         unacked_bytes=unacked_bytes,
         is_pending=is_sent or (unacked_bytes > 0 and window >= mss > 0),
         retransmits=retransmits if timer == _RETRANSMITTING else 0,
-        acked_bytes=struct.unpack_from("=Q", info, 120)[0] if info else None,
+        acked_bytes=struct.unpack_from("=Q", info, 120)[0] if is_told else None,
         mss=mss,
-        is_held=inode != 0,
+        inode=inode,
+        segments=struct.unpack_from("=I", info, 136)[0],
+        retransmitted=struct.unpack_from("=I", info, 100)[0],
+        delivery_bytes_s=struct.unpack_from("=Q", info, 160)[0],
     )
 
 
@@ -242,7 +259,7 @@ def parse_proc_line(line: str) -> Connection | None:
         unacked_bytes=waiting,
         is_pending=timer == _RETRANSMITTING,
         retransmits=retransmits if timer == _RETRANSMITTING else 0,
-        is_held=inode != 0,
+        inode=inode,
     )
 
 

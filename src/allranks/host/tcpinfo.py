@@ -11,8 +11,8 @@ import struct
 import termios
 from dataclasses import dataclass
 
-_ASKED_BYTES = 176
-"""Up to tcpi_busy_time; an older kernel gives less, a newer one would give more."""
+_ASKED_BYTES = 216
+"""Up to tcpi_bytes_retrans; an older kernel gives less, a newer one would give more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +38,20 @@ class TcpInfo:
     delivery_bytes_s: int
     """How fast the other kernel acknowledged, lately: the path's speed, whatever the two processes were busy with, as
     long as the other's receive buffer takes all that is sent."""
+    acked_bytes: int
+    """Payload that the other kernel has acknowledged since the connection began."""
+    data_segments: int
+    """Segments with payload that were sent, those that were sent again included."""
+    sent_bytes: int
+    """Payload that was sent, what was sent again included; 0 before Linux 4.19."""
 
 
 def parse_tcp_info(data: bytes) -> TcpInfo:
     """Read the bytes of struct tcp_info, however many there are."""
     data = data.ljust(_ASKED_BYTES, b"\0")
 
-    def field(offset: int) -> int:
-        return int(struct.unpack_from("=I", data, offset)[0])
+    def field(offset: int, kind: str = "=I") -> int:
+        return int(struct.unpack_from(kind, data, offset)[0])
 
     return TcpInfo(
         state=data[0],
@@ -57,7 +63,10 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         rtt_s=field(68) / 1e6,
         total_retrans=field(100),
         min_rtt_s=field(148) / 1e6,
-        delivery_bytes_s=int(struct.unpack_from("=Q", data, 160)[0]),
+        delivery_bytes_s=field(160, "=Q"),
+        acked_bytes=field(120, "=Q"),
+        data_segments=field(156),
+        sent_bytes=field(200, "=Q"),
     )
 
 

@@ -124,7 +124,7 @@ class _GroupFinder(importlib.abc.MetaPathFinder):
             execute(module)
             try:
                 global _group
-                _group = _load_group()
+                _group = _load("group")
                 _group.wrap(module)
             except Exception as exc:  # a torch whose inside we do not know: the worker goes on as it is
                 print(f"allranks: init_process_group is not watched: {exc!r}", file=sys.stderr)
@@ -133,15 +133,17 @@ class _GroupFinder(importlib.abc.MetaPathFinder):
                     load_inside().arm(module)
                 except Exception as exc:
                     print(f"allranks: this process does not report its state to the guard: {exc!r}", file=sys.stderr)
+            if os.environ.keys() & {"ALLRANKS_COMPRESS", "ALLRANKS_BUCKET_MB"} or "_allranks_standby" in sys.modules:
+                _load("ddp").arm(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
 
 
-def _load_group() -> ModuleType:
-    # By path, see site/sitecustomize.py.
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "group.py")
-    spec = importlib.util.spec_from_file_location("_allranks_group", path)
+def _load(name: str) -> ModuleType:
+    """Return a module beside this one, by path, see site/sitecustomize.py."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"_allranks_{name}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -7,8 +7,9 @@
 
 A node is its process 1: interfaces and mounts are in its namespaces and end with it. Nothing is created in the
 namespaces of the machine itself, so nothing can collide or remain there, and two labs may use the same addresses. The
-other ends of the cables are in the switch, an extra node with the bridges `management` and `data`; the ports of the
-first node are `management0` and `data0` there. `docker0` has a cable, too, so that it is up like one with a container.
+other ends of the cables are in the switch, an extra node with the bridges `management`, `data` and `second`; the
+ports of the first node are `management0` and `data0` there. `docker0` has a cable, too, so that it is up like one with
+a container.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.lab import init
-from allranks.lab.plan import DOCKER_ADDRESS, DOCKER_INTERFACE, MANAGEMENT_INTERFACE, Host
+from allranks.lab.plan import DOCKER_ADDRESS, DOCKER_INTERFACE, MANAGEMENT_INTERFACE, SECOND_INTERFACE, Host
 from allranks.model.errors import SetupError
 
 SWITCH = "@switch"
@@ -235,7 +236,7 @@ def run_for_user(init_pid: int, command: Sequence[str], env: Mapping[str, str]) 
 def make_switch(inits: Mapping[str, int]) -> None:
     """Create the two bridges. They forward at once: no spanning tree, no multicast snooping."""
     lines = ["link set lo up"]
-    for bridge in ("management", "data"):
+    for bridge in ("management", "data", "second"):
         lines += [
             f"link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
             f"link set {bridge} up",
@@ -258,6 +259,8 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
     ends = {"management": MANAGEMENT_INTERFACE, "docker": f"veth{host.index:07x}"}
     if host.data_interface:
         ends["data"] = host.data_interface
+    if host.second_address:
+        ends["second"] = SECOND_INTERFACE
     ports = {name: f"{name}{host.index}" for name in ends}
     for port in ports.values():  # left over from an earlier start of this node; the kernel may not have removed it yet
         run_in(switch, ["ip", "link", "delete", port], must_work=False)
@@ -276,7 +279,8 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
         [
             "link set lo up",
             f"address add {host.management_address} dev {MANAGEMENT_INTERFACE}",
-            *([_data_address(host)] if host.data_interface else []),
+            *([_address(host.data_address, host.data_interface)] if host.data_interface else []),
+            *([_address(host.second_address, SECOND_INTERFACE)] if host.second_address else []),
             # As on any machine with docker: the same address everywhere, and a container that keeps it up.
             f"link add {DOCKER_INTERFACE} type bridge stp_state 0 forward_delay 0",
             f"address add {DOCKER_ADDRESS} dev {DOCKER_INTERFACE}",
@@ -288,13 +292,12 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
         # Packets that are segmented later would count as one in checks of size and rate.
         offload = 'for nic; do ethtool -K "$nic" tso off gso off gro off; done'
         run_in(pid, ["sh", "-ec", offload, "sh", *names.values()])
-        if "data" in names:
-            shape(pid, names["data"], LINK_GBIT_S)
+        for cable in {"data", "second"} & names.keys():
+            shape(pid, names[cable], LINK_GBIT_S)
 
 
-def _data_address(host: Host) -> str:
-    no_detection = "nodad" if ":" in host.data_address else ""
-    return f"address add {host.data_address} dev {host.data_interface} {no_detection}"
+def _address(address: str, interface: str) -> str:
+    return f"address add {address} dev {interface} {'nodad' if ':' in address else ''}"
 
 
 def _mac_address(host: Host, cable: int) -> str:

@@ -22,6 +22,7 @@ MANAGEMENT_INTERFACE = "eno1"
 DOCKER_INTERFACE = "docker0"
 DOCKER_ADDRESS = "172.17.0.1/16"
 DEFAULT_DATA_INTERFACE = "ens1f1"
+SECOND_INTERFACE = "ens2f1"
 LOGIN = "login"
 """Name of the login node."""
 
@@ -39,6 +40,8 @@ class Host:
     """Empty: it is not on the data network."""
     data_address: str
     """With prefix length, 192.168.20.15/24."""
+    second_address: str = ""
+    """On the `second` network of cluster.toml, with the host part of the first address; empty: there is none."""
     gpus: int
 
 
@@ -71,6 +74,7 @@ def plan_hosts(cluster: Cluster) -> tuple[Host, ...]:
                 management_address=_management_address(index),
                 data_interface=interface,
                 data_address=address,
+                second_address=_in_second(address, cluster.network.second),
                 gpus=node.gpus or 0,
             )
         )
@@ -108,6 +112,13 @@ def render_hosts_file(planned: Sequence[Host]) -> str:
 def bare(address: str) -> str:
     """Return an address without its prefix length."""
     return address.partition("/")[0]
+
+
+def _in_second(address: str, second: str | None) -> str:
+    if second is None:
+        return ""
+    first, network = ip_interface(address), ip_network(second)
+    return f"{network[int(first.ip) - int(first.network.network_address)]}/{network.prefixlen}"
 
 
 def _management_address(index: int) -> str:

@@ -46,16 +46,17 @@ def enter(
 ) -> tuple[list[str], dict[str, str]]:
     """Return the command that runs a worker's command in the image, and the environment of that command.
 
-    The hook's directory and the working directory are mounted where they are; `names` are the variables to pass on.
+    The hook, what it loads and the working directory are mounted where they are; `names` are the variables to pass on.
     """
-    hook_root, cwd = HOOK_PATH.parent, Path.cwd()
+    hook_roots, cwd = (HOOK_PATH.parent, HOOK_PATH.parent.parent / "comm"), Path.cwd()
     if runtime == "enroot":
         # NVIDIA's hook of enroot mounts the driver by itself.
         variables = [word for name in names for word in ("--env", name)]
-        mounts = ["--mount", f"{hook_root}:{hook_root}", "--mount", f"{cwd}:{cwd}"]
+        mounts = [word for path in (*hook_roots, cwd) for word in ("--mount", f"{path}:{path}")]
         words = ["enroot", "start", *variables, *mounts, image, "sh", "-c", 'cd "$0" && exec "$@"', str(cwd), *command]
         return words, dict(env)
     gpus = ["--nv"] if has_gpus else []
-    binds = ["--bind", f"{hook_root}:{hook_root}:ro", "--bind", str(cwd), "--pwd", str(cwd)]
+    binds = [word for path in hook_roots for word in ("--bind", f"{path}:{path}:ro")]
+    binds += ["--bind", str(cwd), "--pwd", str(cwd)]
     passed_on = {RUNTIMES[runtime] + name: env[name] for name in names}
     return [runtime, "exec", *gpus, *binds, image, *command], {**env, **passed_on}

@@ -7,8 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from allranks.causes.job.alike import WIRE_FLAGS
 from allranks.launch.lead.group import make_group
-from allranks.launch.plan import JobPlan
+from allranks.launch.plan import JobPlan, Request
 from allranks.model.card import Card
 from allranks.model.cluster import Backend
 from allranks.model.membership import format_members
@@ -54,9 +55,12 @@ def node_settings(
     fix, offer = given.fix, given.offer
     fix("WORLD_SIZE", group.world_size, f"{count_of(num_nodes, 'node')}, {count_of(group.world_size, 'rank')}")
     fix("LOCAL_WORLD_SIZE", me.num_workers, "ranks on this node")
-    fix("GROUP_RANK", group.node_index, "index of this node")
+    fix("GROUP_RANK", group.node_index, group.network.ring_reason or "index of this node")
     fix("NODE_RANK", group.node_index, "index of this node, as Lightning and Composer call it")
     fix("GROUP_WORLD_SIZE", num_nodes, "nodes in the job")
+    for name in ("SLURM_PROCID", "SLURM_NODEID"):
+        if plan.is_slurm and env.get(name, "").isdecimal() and env[name] != str(group.node_index):
+            fix(name, group.node_index, "as GROUP_RANK, which a script must not take for another")
     fix("ROLE_NAME", plan.request.role, torchrun)
     fix("ROLE_WORLD_SIZE", group.world_size, torchrun)
     fix("TORCHELASTIC_RUN_ID", plan.job, torchrun)
@@ -98,6 +102,8 @@ def node_settings(
         fix("ALLRANKS_ATTEMPT_DIR", attempt, "checkpoints of this run are known by it", "run dir")
     if (every := plan.request.checkpoint_every) is not None:
         fix("ALLRANKS_CHECKPOINT_EVERY", every, "steps between checkpoints", "--checkpoint-every")
+    for name, value in wire_variables(plan.request).items():
+        fix(name, value, "how DistributedDataParallel sends gradients", WIRE_FLAGS[name])
     fix("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")
     if has_hook:
         fix("ALLRANKS_STORE_PORT", group.store_port, "init_process_group on this port is watched")
@@ -107,6 +113,12 @@ def node_settings(
         path = f"{HOOK_PATH}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else HOOK_PATH
         fix("PYTHONPATH", path, "loads the hook; ALLRANKS_HOOK=0 disables it")
     return given.settings
+
+
+def wire_variables(request: Request) -> dict[str, str]:
+    """Return what join/ddp.py reads in a worker, and what the roll call compares among the nodes."""
+    given = {"ALLRANKS_COMPRESS": request.compress, "ALLRANKS_BUCKET_MB": request.bucket_mb}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def base_env(env: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, str]:

@@ -31,8 +31,10 @@ from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
+from allranks.launch.environment import wire_variables
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.group import make_group
+from allranks.launch.lead.network import ask_topology, describe_network, read_bench
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
 from allranks.launch.queue.revival import BACK_VARIABLE
@@ -152,7 +154,7 @@ def _run_phases(workers: WorkerGroup) -> int:
     become_subreaper()
     is_script = request.command and not (request.is_module or request.no_python)
     facts = begin_card_facts(
-        plan.cluster.worker_env(env),
+        {**plan.cluster.worker_env(env), **wire_variables(request)},
         names=[*plan.node_names[:1], *([request.endpoint.host] if request.endpoint else [])],
         script_path=Path(request.command[0]) if is_script else None,
     )
@@ -188,6 +190,15 @@ def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable
         raise SetupError(f"{what}; {fix}", finding=msgspec.structs.replace(finding, fix=fix))
     applicant, request = called.applicant, workers.job.request
     max_restarts = request.max_restarts
+    can_order = request.node_rank is None and len(called.cards) > 2
+    network = describe_network(
+        called.network,
+        {index: card.host for index, card in sorted(called.cards.items())},
+        called.interfaces,
+        table=read_bench(workers.run_dir.root),
+        topology=ask_topology() if applicant.plan.is_slurm and can_order else "",
+        can_order=can_order,
+    )
     own = {address for interface in applicant.plan.facts.interfaces for address in interface.addresses}
     address, port = srun_address(applicant.env)
     return make_group(
@@ -195,12 +206,18 @@ def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable
         srun=Srun(node=0, address=address, port=port) if address in own else None,
         addresses=called.addresses,
         wanted_backend=applicant.plan.wanted_backend,
+        network=network,
         past=Past(history=History(restarts_left=max_restarts, retries_errors=request.retries_errors)),
         attempt=applicant.run_dir.attempt,
         store_address=called.store_address,
         store_port=called.port,
         max_restarts=max_restarts,
     )
+
+
+def _describe_ring(group: Plan) -> str | None:
+    why = group.network.ring_reason
+    return f"ranks are in the order {', '.join(member.name for member in group.members)}: {why}" if why else None
 
 
 def _do_not_begin(why: Goodbye | AllranksError, applicant: Applicant) -> int:
@@ -243,7 +260,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
         about = {"job": plan.job, "command": command, "cwd": this_directory(), "pid": os.getpid()}
         about |= {"start_ticks": read_start_ticks(os.getpid()), "boot_id": read_boot_id()}  # a pid is given again
         run_dir.add_event("started", generation=0, members=names, max_restarts=plan.request.max_restarts, **about)
-        for note in (*plan.world.notes, *filter(None, [rendezvous.advice])):
+        for note in (*plan.world.notes, *filter(None, [rendezvous.advice, _describe_ring(group)])):
             say(f"note: {note}")
         # Nodes may call the same network by other names.
         network = interface if plan.num_nodes == 1 else plan.cluster.network.data or interface

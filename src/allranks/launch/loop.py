@@ -83,9 +83,8 @@ class Loop:
         """Where this agent leads."""
         self.driver: LeaderDriver | None = None
         self.began_s = time.monotonic()
-        told = workers.run_dir.read_events() if rendezvous.group.generation else []
+        told = workers.run_dir.read_events() if rendezvous.group.generation else []  # it may be back from a loss
         self.times_lost = len(find_events(told, "node_lost", node=self.name))
-        """Before this agent began: in a later generation it may be back from a loss."""
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
         self.rooms = RoomWatch(workers.run_dir)
         """Goes on after `run`: the last files of a job may need the room that it keeps."""
@@ -93,6 +92,7 @@ class Loop:
             plan.guard,
             data_address=plan.data_path.address if plan.data_path else address,
             control_address=address,
+            further=rendezvous.group.own_interfaces[1:],
             see_room=self.rooms.seen,
             see_full=workers.places.full,
         )

@@ -68,6 +68,10 @@ class Request:
     checkpoint_dir: str | None = None
     checkpoint_every: int | None = None
     """Steps between checkpoints; None: computed from their cost and the failure rate."""
+    compress: str | None = None
+    """Format of gradients on the wire; None: as they are."""
+    bucket_mb: str | None = None
+    """MiB of a bucket of gradients, or auto; None: torch's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,6 +146,7 @@ def plan_job(
         guesses=_guesses(world, cluster, port),
         rdzv_id=request.rdzv_id,
         data_path=path,
+        second_network=cluster.network.second,
         wanted_backend=wanted_backend,
         guard=msgspec.structs.replace(cluster.guard, hang_s=request.hang_s or cluster.guard.hang_s),
         ignored=frozenset(request.ignored),

@@ -24,6 +24,7 @@ from allranks.model.room import FullPlace, Room
 MAX_GROUPS = 512
 MAX_CALLS = 4096
 MAX_PRINTED = 3000
+MAX_INTERFACES = 16
 MAX_SIZES = 64
 """Tensors of one call that are told, and dimensions of each."""
 
@@ -34,6 +35,7 @@ Word = Annotated[str, msgspec.Meta(max_length=300)]
 _MOST = 2**62
 Whole = Annotated[int, msgspec.Meta(ge=-_MOST, le=_MOST)]
 """One that can be sent on: MessagePack has 64 bits, and JSON any number of digits."""
+Amount = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
 Number = Annotated[int, msgspec.Meta(ge=-1, le=_MOST)]
 """Of a collective."""
 Few = msgspec.Meta(max_length=MAX_SIZES)
@@ -113,6 +115,35 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaul
     """How long the first open one has been open; 0: none is."""
 
 
+class DdpSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """Where the time of one rank's steps goes, as torch's DistributedDataParallel has timed some of them."""
+
+    iteration: Whole
+    """The newest step that was timed."""
+    step_s: Age = 0.0
+    """From one forward pass to the next one; 0: not known yet."""
+    forward_s: Age = 0.0
+    backward_s: Age = 0.0
+    """Until the last gradient is computed."""
+    communication_s: Age = 0.0
+    """From the first bucket that is sent until the last one has come back."""
+    overlap_s: Age = 0.0
+    """As much of that as the backward pass takes at the same time."""
+
+    @property
+    def wait_share(self) -> float | None:
+        """Fraction of a step in which this rank only waits for communication; None: not known yet."""
+        return self._share(self.communication_s - self.overlap_s)
+
+    @property
+    def communication_share(self) -> float | None:
+        """Fraction of a step in which communication is under way."""
+        return self._share(self.communication_s)
+
+    def _share(self, seconds: float) -> float | None:
+        return min(max(seconds / self.step_s, 0.0), 1.0) if self.step_s > 0 else None
+
+
 class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One worker, as its agent knows it now."""
 
@@ -152,6 +183,11 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """The traceback that it printed last, where it has made no progress for long since; cut."""
     blind: tuple[Word, ...] = ()
     """What cannot be seen, and why: `no flight recorder in torch 2.8`."""
+    ddp: DdpSeen | None = None
+    """None: its script has no DistributedDataParallel, or none has made a step yet."""
+    segments: Amount = 0
+    """Of TCP, that its connections to other machines have sent since it began; and of those, sent again."""
+    retransmits: Amount = 0
 
 
 class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,6 +200,22 @@ class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Since the other machine last acknowledged anything."""
     retransmits: int
     """Timeouts in a row without an acknowledgement."""
+
+
+class InterfaceSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
+    """One interface that carries the connections of this node's ranks, over the last seconds (guard.traffic)."""
+
+    name: Word
+    sent_mbit_s: Age
+    received_mbit_s: Age
+    limit_mbit_s: Age | None = None
+    """What it can carry one way; None: not known."""
+    is_measured: bool = False
+    """It reports no speed, so the limit is what its connections reached."""
+    busy_share: Age = 0.0
+    """Fraction of the time in which it carried nearly that, one way."""
+    busy_mbit_s: Age = 0.0
+    """What it carried then."""
 
 
 class TrySeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,13 +255,19 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
     """In its run directory; None: not asked yet."""
     full: Annotated[tuple[FullPlace, ...], msgspec.Meta(max_length=8)] = ()
     """Other directories that its workers write to and that were full when one of them failed, until there is room."""
+    interfaces: Annotated[tuple[InterfaceSeen, ...], msgspec.Meta(max_length=MAX_INTERFACES)] = ()
     time_ns: int = 0
     """The node's wall clock when this was sent."""
 
 
 Parts = Mapping[Any, Mapping[str, tuple[Any, int]]]
 NODE_PARTS: Parts = {
-    NodeBeat: {"ranks": (RankBeat, MAX_CALLS), "links": (LinkSeen, MAX_CALLS), "tries": (TrySeen, MAX_CALLS)},
+    NodeBeat: {
+        "ranks": (RankBeat, MAX_CALLS),
+        "links": (LinkSeen, MAX_CALLS),
+        "tries": (TrySeen, MAX_CALLS),
+        "interfaces": (InterfaceSeen, MAX_INTERFACES),
+    },
     RankBeat: {"groups": (GroupSeen, MAX_GROUPS), "calls": (CallSeen, MAX_CALLS)},
 }
 """By type and key, the lists that lose what is unsound: of what, and how many items count, the last ones."""

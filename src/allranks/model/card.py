@@ -37,6 +37,13 @@ class Interface(msgspec.Struct, frozen=True, gc=False):
     """physical, loopback, bridge, or virtual (veth, docker, tun: no device of this machine behind it)."""
     carrier_changes: int | None = None
     """Number of times the link went up or down since boot."""
+    arp: tuple[int, int] | None = None
+    """arp_ignore and arp_announce as they hold here; None where no other interface has an address of its subnets."""
+
+    @property
+    def answers_for_itself(self) -> bool:
+        """Whether ARP tells it from other interfaces in its subnet: arp_ignore from 1, arp_announce 2."""
+        return self.arp is None or (self.arp[0] >= 1 and self.arp[1] >= 2)
 
     def __str__(self) -> str:
         """`ens1f1 192.168.20.15`, and `(down)` where it is."""

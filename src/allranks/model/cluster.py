@@ -41,6 +41,12 @@ class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     Not said by default: it is measured. A wrong one finds no interface, or puts gradients on a slow network.
     """
+    second: str | None = None
+    """Further subnet that carries gradients; Gloo uses both in turn where all nodes reach each other over it.
+
+    Not said by default: a network that looks like the first one may be somebody's storage. One that is slower than the
+    first makes every other bucket late.
+    """
     port: int = 29500
     """Preferred TCP port of the leader, 1 to 65535. The default is torchrun's, the one that firewalls most likely let
     through. Where it is in use the leader takes another one; where a firewall closes it no node reaches the leader."""

@@ -44,6 +44,8 @@ class NodePlan:
     rdzv_id: str | None = None
     data_path: DataPath | None = None
     """None: the path to the leader decides."""
+    second_network: str | None = None
+    """Further subnet for gradients, of cluster.toml."""
     wanted_backend: str = "auto"
     """auto, nccl or gloo, of flag or cluster.toml."""
     guard: GuardTable = field(default_factory=GuardTable)

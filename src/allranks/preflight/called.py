@@ -13,10 +13,12 @@ from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.host.net import find_interface_of
 from allranks.model.card import Card
+from allranks.model.data_network import DataNetwork
 from allranks.model.errors import AllranksError, NodeFaultError
 from allranks.model.finding import Finding, Verdict
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.judge import Judgement, Observations, name_nodes
+from allranks.preflight.lanes import measured_link, nic_of
 from allranks.preflight.networks import advise_network
 from allranks.preflight.rollcall import stop
 from allranks.wire.accept import Acceptor
@@ -94,6 +96,19 @@ class Called:
         return {0: self._own_address or ""} | {index: peer.peer for index, peer in self.peers.items()}
 
     @property
+    def interfaces(self) -> dict[str, str]:
+        """The data interface of each host, as far as it is known."""
+        nics = {card.host: nic_of(card, self._data_addresses.get(index)) for index, card in self.cards.items()}
+        return {host: nic.name for host, nic in nics.items() if nic is not None}
+
+    @property
+    def network(self) -> DataNetwork:
+        """The data network, as far as a roll call can know it."""
+        seen = self.observations
+        mbit_s, reason = measured_link((*seen.results, *seen.quiet), self.cards, self._data_addresses)
+        return DataNetwork(link_mbit_s=mbit_s, link_reason=reason, link_source="roll call", interfaces=seen.interfaces)
+
+    @property
     def verdict(self) -> Verdict:
         """What the roll call came to."""
         attempt, judged = self.applicant.run_dir.attempt, self.judgement
@@ -157,6 +172,10 @@ class Called:
             acceptor=self.acceptor,
             warnings=verdict.findings,
         )
+
+    @property
+    def _data_addresses(self) -> dict[int, str]:
+        return {index: card.data_address or self.addresses.get(index, "") for index, card in self.cards.items()}
 
     @property
     def _own_address(self) -> str | None:

@@ -227,6 +227,7 @@ class Entry:
             join_s=plan.guard.join_s,
             gone_s=plan.guard.gone_s,
             store_port=port,
+            second_network=plan.second_network,
             run_dir_nonce=nonce,
             ignored=plan.ignored,
         )

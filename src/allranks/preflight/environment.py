@@ -82,11 +82,18 @@ class Given:
         self.offer("OMP_NUM_THREADS", max(1, num_cpus // num_local), f"{cores}; more would compete for cores")
         if interface is not None:
             reason = "all ranks are on this machine" if num_nodes == 1 else "this node's data interface"
-            self.offer("GLOO_SOCKET_IFNAME", interface, reason, "data_interface")
+            if len(own := group.own_interfaces) > 1:
+                several = "data interfaces over which all nodes reach each other; Gloo uses them in turn"
+                self.offer("GLOO_SOCKET_IFNAME", ",".join(own), several, "roll call")
+            else:
+                self.offer("GLOO_SOCKET_IFNAME", interface, reason, "data_interface")
             self.offer("NCCL_SOCKET_IFNAME", f"={interface}", f"{reason}; = means exactly this name", "data_interface")
         if infiniband is False:
             reason = "cluster.toml says that NCCL must not use InfiniBand"
             self.offer("NCCL_IB_DISABLE", 1, reason, "network.infiniband")
+        if num_nodes > 1 and (known := group.network).link_mbit_s is not None:
+            link = f"what one data interface carries, in Mbit/s: {known.link_reason}"
+            self.offer("ALLRANKS_LINK_MBIT", f"{known.link_mbit_s:g}", link, known.link_source)
         self.fix("ALLRANKS_BACKEND", group.backend, group.backend_reason)
         self.fix("ALLRANKS_NODE", node, "name of this node in the job")
         self.fix("ALLRANKS_MEMBERS", members, "node=first rank+number of ranks")

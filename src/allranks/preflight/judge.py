@@ -60,6 +60,9 @@ class Observations:
     silent: frozenset[int] = frozenset()
     """Who did not report its pair tests in time."""
     strangers: tuple[Stranger, ...] = ()
+    interfaces: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
+    """The data interfaces of each node, where all have several on the same networks, and all nodes reach each other
+    over each of them."""
 
 
 class JobTerms(Protocol):

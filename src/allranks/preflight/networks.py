@@ -80,7 +80,7 @@ def choose_network(cards: Sequence[Card]) -> Choice:
         cards: one of each node; those without facts are passed over.
     """
     facts = {card.host: card.facts for card in cards if card.facts is not None}
-    networks, passed_over = _find_networks(facts)
+    networks, passed_over = find_networks(facts)
     notes = [f"skipped: {'; '.join(passed_over)}"] if passed_over else []
     if not networks:
         return Choice(network=None, reason="no network is left that could carry gradients", notes=tuple(notes))
@@ -201,8 +201,8 @@ def _speeds(networks: Sequence[Network]) -> str:
     return ", ".join(f"{each.subnet} has {(each.speed_mbit_s or 0) / 1000:g}" for each in networks)
 
 
-def _find_networks(facts: Mapping[str, Facts]) -> tuple[list[Network], list[str]]:
-    """Networks that may carry gradients, in the order of the interfaces, and what was passed over."""
+def find_networks(facts: Mapping[str, Facts]) -> tuple[list[Network], list[str]]:
+    """Return the networks that may carry gradients, in the order of the interfaces, and what was passed over."""
     owners = Counter(a for each in facts.values() for a in {a for nic in each.interfaces for _, a in list_subnets(nic)})
     found: dict[str, dict[str, list[Attachment]]] = {}
     passed: dict[str, None] = {}

@@ -81,6 +81,7 @@ def apply_rank(
         endpoint=endpoint,
         guesses=(Hint(world.hosts[0], port, "first node of the step"),) if is_slurm and world.hosts else (),
         data_path=path,
+        second_network=loaded.cluster.network.second,
         wanted_backend=wanted_backend,
         guard=loaded.cluster.guard,
         ignored=SHARED_ON_PURPOSE,
@@ -135,6 +136,7 @@ def _make_plans(called: Called) -> dict[int, Plan]:
         store_port=called.port,
         backend=backend,
         backend_reason=reason,
+        network=called.network,
     )
     return {rank: msgspec.structs.replace(first, node_index=rank) for rank in called.cards}
 

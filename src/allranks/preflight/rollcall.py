@@ -29,6 +29,7 @@ from allranks.model.errors import AllranksError, WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import PairResult, Target
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
+from allranks.preflight.lanes import prove_lanes
 from allranks.preflight.look import Look, plan_first_look
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.roster import Roster, Terms, mtu_of, with_place
@@ -40,6 +41,7 @@ from allranks.preflight.second_look import (
     plan_quiet_look,
     plan_rate_look,
 )
+from allranks.preflight.symptoms import has_failed
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
 from allranks.wire.accept import Acceptor, Rejection, Rejections, turn_away
 from allranks.wire.connection import Connection, encode_frame
@@ -101,6 +103,7 @@ class RollCall:
         self._reports: dict[int, Tested] = {}
         self._awaited: set[int] = set()
         """Who has not reported yet, and is still here."""
+        self._interfaces: dict[int, tuple[str, ...]] = {}
         self._round = 0
         self._waited_s = 0.0
         self.observations = Observations(cards={})
@@ -125,6 +128,7 @@ class RollCall:
                 self._wait_for_all(selector)
                 if self._mesh is not None and len(self.roster.cards) > 1:
                     self._test_pairs(selector)
+                    self._prove_lanes(selector)
             except AllranksError as exc:
                 dismiss(self.roster.peers, Goodbye(exit_code=exc.exit_code, summary=str(exc)))
                 raise
@@ -141,6 +145,7 @@ class RollCall:
             left=self._left if is_short else {},
             silent=frozenset(self._silent),
             strangers=tuple(self._strangers),
+            interfaces=self._interfaces,
         )
         return judge(self.observations, self._terms)
 
@@ -253,6 +258,20 @@ class RollCall:
         for _ in range(NUM_RATE_LOOKS):
             self._quiet += self._look_again(selector, plan_rate_look(self._of_present(self._quiet)))
 
+    def _prove_lanes(self, selector: selectors.BaseSelector) -> None:
+        """Try the further data interfaces of all nodes, if nothing is wrong with the first ones."""
+        cards, first = self.roster.cards, self._addresses()
+        if first.keys() == cards.keys() and not (self._silent or self._left or any(map(has_failed, self._results))):
+
+            def try_pairs(look: Look, addresses: Mapping[int, str]) -> list[PairResult]:
+                return self._try(selector, look, addresses=addresses)
+
+            second, seed = self._terms.second_network, self._terms.attempt
+            self._interfaces, why = prove_lanes(cards, first, try_pairs, second=second, seed=seed)
+            if why is not None:
+                self._on_event("interface_left_out", reason=why)
+                self._say(f"note: {why}")
+
     def _of_present(self, results: Sequence[PairResult]) -> list[PairResult]:
         """Without the nodes that are known to be silent: to try them again only costs time."""
         absent = self._silent | self._left.keys()
@@ -264,16 +283,27 @@ class RollCall:
         self._on_event("second_look", pairs=len(look.pairs), reason=look.reason)
         return self._try(selector, look)
 
-    def _try(self, selector: selectors.BaseSelector, look: Look, *, asks_all: bool = False) -> list[PairResult]:
-        """Have nodes try each other, and return what they report by the deadline; the silent ones are noted."""
+    def _try(
+        self,
+        selector: selectors.BaseSelector,
+        look: Look,
+        *,
+        asks_all: bool = False,
+        addresses: Mapping[int, str] | None = None,
+    ) -> list[PairResult]:
+        """Have nodes try each other, and return what they report by the deadline; the silent ones are noted.
+
+        Args:
+            addresses: of the nodes, on the network that is tried; None: on the first one.
+        """
         assert self._mesh is not None
-        addresses, token = self._addresses(), self._token
+        is_first, addresses, token = addresses is None, addresses or self._addresses(), self._token
         by_source: dict[int, list[Target]] = {index: [] for index in self.roster.cards} if asks_all else {}
         for source, target in look.pairs:
             # Whoever left since the pairs were chosen is in neither.
             ports = self.roster.cards[target].test_ports if target in addresses and source in addresses else None
             if ports is not None:
-                store = self._terms.store_port if target == 0 else None
+                store = self._terms.store_port if target == 0 and is_first else None
                 probe_bytes = self._common_mtu(source, target) if (source, target) in look.probed else 0
                 found = Target(
                     node_index=target,
@@ -315,7 +345,7 @@ class RollCall:
             next_s = self._mesh.advance(time.monotonic())
             self._turn(selector, min(TICK_S, next_s if next_s is not None else TICK_S))
             unsent = [peer for peer in unsent if _is_unsent(peer)]
-        self._silent |= self._awaited
+        self._silent |= self._awaited if is_first else set()
         tried = {(source, target.node_index) for source, targets in by_source.items() for target in targets}
         results = own_results(self._mesh.results or (), source=0, asked=tried)
         for index, report in self._reports.items():

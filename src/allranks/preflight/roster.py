@@ -30,6 +30,8 @@ class Terms:
     """Deadline of the pair tests; None: what suits nodes that have their cores for themselves."""
     store_port: int | None = None
     """The leader's port, as rank 0's store will have it."""
+    second_network: str | None = None
+    """Further subnet for gradients, of the leader's cluster.toml."""
     run_dir_nonce: str | None = None
     """What every node should find in the run directory."""
     ignored: frozenset[str] = frozenset()

@@ -19,6 +19,7 @@ from msgspec import Meta
 
 from allranks.model.finding import Evidence, Finding, Verdict
 from allranks.model.foreign import Unreadable, decode_json
+from allranks.model.traffic import Traffic
 
 MAX_EVENTS_BYTES = 512 << 20
 """Of events.jsonl: 131,072 ranks that end in 30 generations take 400 MB."""
@@ -148,6 +149,13 @@ class OfNode(Event, frozen=True):
     node: Name
 
 
+class Network(Traffic, frozen=True):
+    """What nodes send and how long steps wait for that."""
+
+    time_s: TimeS | None = None
+
+
+_NETWORK = "network"
 _EVENTS: dict[str, type[Event]] = {
     "started": Started, "took_over": TookOver, "paused": Paused, "restarting": Restarting, "verdict": Judged,
     "agent_ended": AgentEnded, "interrupted": Interrupted, "ended": Ended, "minority": OfLeader, "node_lost": OfNode,
@@ -160,6 +168,8 @@ class Events:
 
     lines: tuple[dict[str, Any], ...] = ()
     """Of the events in `_EVENTS`, with fields of the right types."""
+    network: Network | None = None
+    """The newest one; a long job has thousands."""
     num_damaged: int = 0
     """Lines that are no events, or have impossible fields."""
     num_unknown: int = 0
@@ -174,6 +184,7 @@ def parse_events(data: bytes, *, until: str = "") -> Events:
 def read_events(file: BinaryIO, *, until: str = "") -> Events:
     """Return the events of an open file, as `parse_events`; it is read line by line, since a large job writes much."""
     lines, num_damaged, num_unknown = list[dict[str, Any]](), 0, 0
+    network: Network | None = None
     left = MAX_EVENTS_BYTES
     while left > 0 and num_damaged < MAX_DAMAGED and len(lines) < MAX_EVENTS:
         raw = file.readline(min(left, MAX_LINE_BYTES))
@@ -184,10 +195,13 @@ def read_events(file: BinaryIO, *, until: str = "") -> Events:
             continue
         told = _decode(raw, dict[str, msgspec.Raw]) or {}
         event = _decode(told.get("event", b""), str)
-        if event is not None and event not in _EVENTS:
+        if event == _NETWORK and (traffic := _decode(raw, Network)) is not None:
+            network = traffic
+            continue
+        if event is not None and event not in _EVENTS and event != _NETWORK:
             num_unknown += 1
             continue
-        known = _decode(raw, _EVENTS[event]) if event is not None else None
+        known = _decode(raw, _EVENTS[event]) if event in _EVENTS else None
         if event is None or known is None:
             num_damaged += raw.endswith(b"\n")  # the last line may be half written
             continue
@@ -196,7 +210,7 @@ def read_events(file: BinaryIO, *, until: str = "") -> Events:
         lines.append({"event": event} | fields)
         if event == until:
             break
-    return Events(tuple(lines), num_damaged, num_unknown)
+    return Events(tuple(lines), network, num_damaged, num_unknown)
 
 
 def parse_verdict(data: bytes) -> Verdict | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from allranks.model.errors import AllranksError
 from allranks.model.finding import Finding, Verdict
@@ -61,6 +62,17 @@ def refuse(exc: AllranksError) -> SessionError:
 def as_raised(exc: AllranksError) -> AllranksError:
     """Return what a script raises: the error itself where an agent reports it, else one that has been printed."""
     return exc if "ALLRANKS_AGENT_PID" in os.environ else refuse(exc)
+
+
+@contextlib.contextmanager
+def refusing() -> Iterator[None]:
+    """Raise errors of the block as a script does."""
+    try:
+        yield
+    except AllranksError as exc:
+        if (raised := as_raised(exc)) is exc:
+            raise
+        raise raised from exc
 
 
 def print_findings(findings: Sequence[Finding], *, after: str = "") -> None:

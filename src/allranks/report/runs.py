@@ -26,6 +26,7 @@ from allranks.report.readback import (
     MAX_BYTES,
     MAX_ROLL_CALL_BYTES,
     Events,
+    Network,
     parse_hosts,
     parse_verdict,
     read_events,
@@ -78,6 +79,8 @@ class Run:
     """Who the leader's agent of the first generation was, as the run's files say."""
     num_damaged: int = 0
     """Lines of events.jsonl that are no events."""
+    network: Network | None = None
+    """What its nodes sent and how long its steps waited for that, as its leader told last."""
 
     @property
     def attempt_path(self) -> Path:
@@ -197,6 +200,7 @@ def read_run(path: Path) -> Run:
         verdict=verdict,
         agent=_find_agent(started, attempts[-1] / "events.jsonl"),
         num_damaged=told.num_damaged,
+        network=told.network,
     )
 
 

@@ -47,12 +47,13 @@ import msgspec
 from allranks import __version__
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card, Place
+from allranks.model.data_network import DataNetwork
 from allranks.model.finding import Verdict
 from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 12
+PROTOCOL = 13
 HANDSHAKE_S = 2.0
 NONCE_BYTES = 16
 
@@ -211,6 +212,13 @@ class Plan(Message, frozen=True, kw_only=True):
     srun: Srun | None = None
     """Whoever succeeds a leader on that node must prove that only its agent has ended (launch.succession)."""
     past: Past | None = None
+    network: DataNetwork = DataNetwork()
+
+    @property
+    def own_interfaces(self) -> tuple[str, ...]:
+        """This node's data interfaces, if it has several and all the others have as many."""
+        index = self.nodes[self.node_index] if self.nodes else self.node_index
+        return self.network.interfaces.get(index, ())
 
     @property
     def world_size(self) -> int:

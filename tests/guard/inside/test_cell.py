@@ -79,7 +79,7 @@ def test_what_a_worker_wrote_is_there_after_its_death(cell: Cell):
 
 
 def test_a_fresh_cell_says_nothing(cell: Cell):
-    assert cell.read() == (0, None, None, None, None, None, False, None, None, "")
+    assert cell.read() == (0, None, None, None, None, None, False, None, None, None, "")
     assert cell.lost_lines() == (0, 0)
     assert cell.order() is None
 
@@ -245,7 +245,8 @@ def junk() -> Iterator[tuple[str, bytes]]:
 def test_junk_in_a_cell_reads_as_not_written(cell: Cell, name: str, data: bytes):
     os.pwrite(cell.fd, data, 0)
     read = cell.read()
-    assert (read.told, read.words, read.raised, read.call, read.step, read.saved, read.phase) == (*6 * [None], "")
+    told = read.told, read.words, read.raised, read.call, read.ddp, read.step, read.saved, read.phase
+    assert told == (*7 * [None], "")
     assert all(0 < began_s < 1e10 for began_s in cell.handlers().begun_s.values())
     assert all(0 <= number <= most for number, most in zip(cell.lost_lines(), (10**15, 4095), strict=True))
     cell.give_order(17, "why", leaves=True)

@@ -6,6 +6,7 @@ import pytest
 
 from allranks.launch.lead.group import make_group
 from allranks.model.card import Card
+from allranks.model.data_network import DataNetwork
 from allranks.model.errors import SetupError
 from allranks.model.membership import Member
 from allranks.wire.protocol import Plan
@@ -97,3 +98,28 @@ def test_nccl_without_gpus_names_the_nodes_that_have_too_few():
         "node02: 1 GPU for 2 ranks, although SLURM says 2",
         "node03: 1 GPU for 2 ranks",
     ]
+
+
+@pytest.mark.parametrize(
+    ("leader", "here", "order"),
+    [
+        (0, [0, 1, 2, 3, 4, 5], (0, 2, 4, 1, 3, 5)),
+        (3, [1, 2, 3, 4, 5], (3, 5, 2, 4, 1)),  # another leader: the ring begins with its node
+        (0, [0, 1, 3, 4, 5, 6], (0, 4, 1, 3, 5, 6)),  # a node that the ring does not know comes last
+    ],
+)
+def test_nodes_get_their_ranks_in_the_order_of_the_ring_from_the_leader_on(leader, here, order):
+    network = DataNetwork(ring=(0, 2, 4, 1, 3, 5), interfaces=dict.fromkeys(range(6), ("eth0", "eth1")))
+    plans = make_group(
+        {index: card(index) for index in here},
+        leader=leader,
+        wanted_backend="gloo",
+        network=network,
+        attempt=0,
+        store_address="",
+        store_port=1,
+    )
+    assert plans[leader].nodes == order
+    assert [member.name for member in plans[leader].members] == [f"node{index + 1:02}" for index in order]
+    own = ("eth0", "eth1") if 6 not in here else ()  # one that came later has tried no second interface
+    assert {plan.own_interfaces for plan in plans.values()} == {own}

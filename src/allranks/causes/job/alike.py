@@ -19,8 +19,12 @@ _OWN = re.compile(
 
 _BREAKING = re.compile(
     r"NCCL_(?:ALGO|PROTO|IB_.*|NET|NET_.*|P2P_.*|SHM_DISABLE|CROSS_NIC)|GLOO_DEVICE_TRANSPORT|NCCL configuration files"
+    r"|--compress|--bucket-mb"
 )
 """Variables by which two sides of a connection must agree."""
+
+WIRE_FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
+"""What becomes of these flags of `allranks run` in a worker: its DDP sends other bytes, in other pieces."""
 
 _NODE_BOUND = {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"}
 """Of those, the ones that follow the node's own devices and may differ for a good reason."""
@@ -31,7 +35,8 @@ class EnvDrift(Cause, id="AR503"):
 
     ## What it means
     A variable that configures NCCL, Gloo, CUDA or PyTorch has another value on this node than on most, or is set only
-    on some nodes. The NCCL configuration files (`/etc/nccl.conf`, `~/.nccl.conf`) are compared too.
+    on some nodes. The NCCL configuration files (`/etc/nccl.conf`, `~/.nccl.conf`) are compared too, and so are
+    `--compress` and `--bucket-mb` of `allranks run`.
 
     ## Why it breaks the job
     NCCL does not compare settings between ranks. If two sides choose different algorithms, protocols or transports,
@@ -57,7 +62,10 @@ class EnvDrift(Cause, id="AR503"):
     """  # noqa: E501  (a real line, a command)
 
     message = "{what} differs: {usual}; {odd}"
-    fix = "set {what} once, in the batch script; on {node}, check /etc/environment, /etc/profile.d and /etc/nccl.conf"
+    fix = (
+        "set {what} once for all nodes, in the batch script; on {node}, check the command, /etc/environment, "
+        "/etc/profile.d and /etc/nccl.conf"
+    )
     exit_code = Exit.NODE_FAULT
     told = "the two sides of a connection use different settings: the environment differs between nodes"
     also = ("AR504", "AR410", "AR590")
@@ -84,7 +92,9 @@ class EnvDrift(Cause, id="AR503"):
         if card.facts is None or "environment" in card.facts.unread:
             return None
         values: dict[str, str | None] = {
-            name: value for name, value in card.facts.environment.items() if not _OWN.fullmatch(name)
+            WIRE_FLAGS.get(name, name): value
+            for name, value in card.facts.environment.items()
+            if not _OWN.fullmatch(name)
         }
         if "nccl_conf" in card.facts.unread:
             values["NCCL configuration files"] = None

@@ -247,7 +247,8 @@ class DuplicateSubnet(Cause, id="AR216"):
 
     ## Fix
     Move one of them to another subnet, bond the two, or remove an address with `ip addr del`. If you want several rails
-    in one subnet, give each its own routing table:
+    in one subnet, have each interface answer for its own addresses only (then this check passes, and Gloo uses them in
+    turn), and give each its own routing table:
 
         sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
         ip rule add from 192.168.20.13 table 101; ip route add 192.168.20.0/24 dev ens1f1 table 101
@@ -258,7 +259,10 @@ class DuplicateSubnet(Cause, id="AR216"):
     """
 
     message = "{names} are both in {network}: traffic meant for one may leave through the other"
-    fix = "on {node}: keep only one of {names} in {network}, or bond them; ip -br addr and ip route show both"
+    fix = (
+        "on {node}: keep only one of {names} in {network}, or bond them; for Gloo to use both: "
+        "sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2"
+    )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "the lab gives each node one interface in the data subnet"
 
@@ -270,12 +274,11 @@ class DuplicateSubnet(Cause, id="AR216"):
         own, network = data_interface(card), data_network(card)
         if own is None or network is None:
             return skipped("the network that carries gradients is unknown")
-        others = [
-            nic.name for nic in card.facts.interfaces if nic.name != own.name and nic.is_up and _is_in(network, nic)
-        ]
-        if not others or own.kind == "loopback":
+        others = [nic for nic in card.facts.interfaces if nic.name != own.name and nic.is_up and _is_in(network, nic)]
+        are_apart = own.arp is not None and all(nic.answers_for_itself for nic in (own, *others))
+        if not others or own.kind == "loopback" or are_apart:
             return PASSED
-        return warned(interface=own.name, names=" and ".join([own.name, *others]), network=network)
+        return warned(interface=own.name, names=" and ".join(nic.name for nic in (own, *others)), network=network)
 
 
 def _is_in(network: str, nic: Interface) -> bool:

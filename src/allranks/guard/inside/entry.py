@@ -22,9 +22,11 @@ from .calls import Teller, wrap
 from .cell import Cell
 from .flight import Flight
 from .places import drop_frame
+from .steps import Steps
 
 _teller: Teller | None = None
 _beat: Beat | None = None
+_steps: Steps | None = None
 _failed = (0, "")
 """Number of the last call that raised, and what."""
 
@@ -71,7 +73,7 @@ def arm(c10d: Any) -> None:
 
 def begin() -> None:
     """Claim the cell and start the beat, where there is a cell and no other process has it."""
-    global _beat
+    global _beat, _steps
     if _teller is None or (_teller.cell is not None and _teller.cell.is_mine):
         return
     with contextlib.suppress(Exception):
@@ -85,6 +87,8 @@ def begin() -> None:
         _beat = Beat(cell, _teller.flight)
         _beat.start()
         atexit.register(_leave)
+        _steps = Steps(cell, _teller.flight.note)
+        _steps.watch(sys.modules["torch"]._C._distributed_c10d)
 
 
 def enter(phase: str) -> None:
@@ -127,5 +131,6 @@ def last_words() -> None:
 
 def _leave() -> None:
     enter("leaving")
-    if _beat is not None:
-        _beat.end()
+    for thread in (_steps, _beat):
+        if thread is not None:
+            thread.end()

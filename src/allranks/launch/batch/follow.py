@@ -29,10 +29,12 @@ from allranks.launch.batch.submit import describe_unavailable
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.history import Restart, describe_restarts
+from allranks.report.readback import Network
 from allranks.report.remains import last_alive, last_words
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
 from allranks.report.text import count_of, say
+from allranks.report.traffic import describe_traffic
 
 LOOK_S = 3.0
 """How often to ask the controller."""
@@ -60,6 +62,8 @@ class JobReport:
     """When it was last alive, as its files tell, if it has no verdict."""
     num_damaged: int = 0
     """Lines of its events.jsonl that are no events."""
+    network: Network | None = None
+    """What its nodes sent and how long its steps waited for that, as its leader told last."""
     last_words: tuple[str, ...] = ()
     """If it ended without a verdict: the last lines of its first ranks."""
     no_slurm: str = ""
@@ -155,6 +159,7 @@ def _fill(report: JobReport, run: Run, *, is_lost: bool) -> JobReport:
         worker_restarts=run.restarts,
         max_restarts=run.max_restarts,
         num_damaged=run.num_damaged,
+        network=run.network,
         last_alive=show_time(last_alive(run.attempt_path)) if is_silent else "",
         last_words=tuple(f"rank {word.rank}: {word.text}" for word in words),
     )
@@ -191,6 +196,9 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
     skipped = f"{count_of(report.num_damaged, 'line')} of events.jsonl skipped: no event of allranks"
     rows += [("damaged", skipped if report.num_damaged else "")]
     rows += [("restarts", restarts), *(("said" if at == 0 else "", word) for at, word in enumerate(report.last_words))]
+    if report.network is not None:
+        lines = describe_traffic(report.network, at=show_time(report.network.time_s))
+        rows += [("" if number else "network", line) for number, line in enumerate(lines)]
     return [first, *(f"  {name:<9} {text}" for name, text in rows if text)]
 
 

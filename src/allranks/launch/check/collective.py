@@ -3,7 +3,7 @@
 Phases, each with its own deadline:
 
 1 `srun` gets the same nodes again                                                          queue_s
-2 every node sends a message through SLURM and starts join/pair.py, which imports torch     START_S
+2 every node sends a message through SLURM and starts join/trial.py, which imports torch    START_S
 3 the pairs run in rounds; each node reports each result at once                            at most PAIR_S each
 4 whatever is left of the step is ended
 
@@ -14,28 +14,19 @@ of its pair. A node that sent nothing has no reports; the reports of its partner
 from __future__ import annotations
 
 import itertools
-import json
-import signal
-import subprocess
-import sys
-import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+import allranks.comm
 import allranks.join
-from allranks.host.node import name_of
-from allranks.host.signals import die_with_parent
-from allranks.launch.check.step import step_of_members
+from allranks.comm.table import Row
+from allranks.launch.check.members import SLACK_S, End, begin_member, lines_of, run_members
 from allranks.launch.check.where import Place
-from allranks.launch.inbox import SignalInbox
-from allranks.launch.srun import run_steps, send, words_of
-from allranks.model.errors import AllranksError
-from allranks.model.hostlist import fold_hosts
-from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.launch.srun import send
 from allranks.report.text import say
 
 START_S = 40.0
@@ -44,18 +35,13 @@ PAIR_S = 20.0
 """For one pair, once both nodes are ready."""
 COLLECTIVE_S = 10.0
 """Timeout of Gloo and NCCL themselves; shorter than PAIR_S, so that their error message is received."""
-SLACK_S = 10.0
-
-
-class End(msgspec.Struct, frozen=True, kw_only=True):
-    """How the other nodes reach one node."""
-
-    address: str
-    interface: str
-    num_gpus: int = 0
-    """That torch can use there."""
-    link_mbit_s: int | None = None
-    """Speed that the interface reports; None if it reports none, as virtual interfaces do."""
+SIZES = {"gloo": (4 << 20, 16 << 20), "nccl": (4 << 20, 64 << 20)}
+"""Of the all-reduces: 4 MiB are more than any buffer on the way holds; the larger one measures the bandwidth. 16 MiB
+take 0.14 s at 1 Gbit/s, and a GPU's link needs more to come to speed."""
+MEASURE_S = 4.0
+"""For all-reduces of all sizes; where the larger one does not fit, the smaller one stands."""
+REPEAT = (3, 4)
+"""Fewest and most repetitions."""
 
 
 class PairOrder(msgspec.Struct, frozen=True, kw_only=True, tag="pairs"):
@@ -74,21 +60,21 @@ class PairOrder(msgspec.Struct, frozen=True, kw_only=True, tag="pairs"):
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one end of a pair reports, or why a node cannot take part; an empty one says that the node is there."""
+    """What one end of a pair reports, or why a node cannot take part; an empty one says that the node is there.
+
+    The first node of a pair sends a report with `row` for each all-reduce; both then send one of how the pair ended.
+    """
 
     node: str = ""
-    peer: str = ""
     backend: str = ""
     round: int = 0
+    row: Row | None = None
+    skipped: dict[str, Any] | None = None
+    """A case that would have taken too long; `why` says how long."""
+    why: str = ""
     status: str = "ok"
     """ok, failed; unknown: something else than the pair failed."""
     what: str = ""
-    seconds: float | None = None
-    """Of one all-reduce of 4 MiB, the median of three."""
-    payload_bytes: int = 0
-    """Of the all-reduces that measure the bandwidth."""
-    payload_s: float | None = None
-    """Of the fastest of them, without set-up; None of a pair that failed."""
     no_torch: str = ""
     """Why this node has no working torch."""
     matmul_s: tuple[float, ...] = ()
@@ -109,10 +95,12 @@ class Meeting:
     """The reports of both nodes."""
     link_gb_s: float | None
     """Speed of the slower of the two data interfaces; None if one of them reports no speed."""
-    size_bytes: int
-    """Payload of the all-reduces that measured the bandwidth."""
-    time_s: float
-    """Of one of them, at the slower end; 0 if they were not measured at both ends with the same payload."""
+    seconds: float = 0.0
+    """Of one all-reduce of the smallest size, the median; 0: the pair failed."""
+    size_bytes: int = 0
+    """Of the largest all-reduces that fitted into the time; they measure the bandwidth."""
+    time_s: float = 0.0
+    """Of the fastest of them: a busy moment of a machine makes one slower, and none faster."""
 
     @property
     def busbw_gb_s(self) -> float:
@@ -130,17 +118,37 @@ class Meeting:
 
 def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     """Return every pair that was to meet. Pure."""
-    said = {(each.backend, each.round, each.node): each for each in reports}
+    said, rows = dict[tuple[str, int, str], Report](), dict[tuple[str, int, str], list[Row]]()
+    for each in reports:
+        if each.row:
+            rows.setdefault((each.backend, each.round, each.node), []).append(each.row)
+        elif each.skipped is None:
+            said[each.backend, each.round, each.node] = each
     speeds = {name: max(end.link_mbit_s or 0, 0) / 8000 for name, end in order.ends.items()}
     meetings = []
     for backend, (number, pairs) in itertools.product(order.backends, enumerate(order.rounds)):
         for pair in pairs:
-            ends = tuple(said.get((backend, number, node), NO_REPORT) for node in pair)
-            is_measured = all(each.payload_s for each in ends) and ends[0].payload_bytes == ends[1].payload_bytes
-            time_s = max(each.payload_s or 0.0 for each in ends) if is_measured else 0.0
-            link_gb_s = min(speeds[node] for node in pair) or None
-            meetings.append(Meeting(backend, number, pair, ends, link_gb_s, ends[0].payload_bytes, time_s))
+            measured = rows.get((backend, number, pair[0]), [])
+            ends = tuple(_end_of(said.get((backend, number, node)), measured) for node in pair)
+            meeting = Meeting(backend, number, pair, ends, link_gb_s=min(speeds[node] for node in pair) or None)
+            if measured and all(end.status == "ok" for end in ends):
+                largest = measured[-1]
+                meeting = replace(
+                    meeting, seconds=measured[0].time_s, size_bytes=largest.size_bytes, time_s=largest.best_s
+                )
+            meetings.append(meeting)
     return meetings
+
+
+def _end_of(said: Report | None, rows: Iterable[Row]) -> Report:
+    """Return how one end ended; a wrong sum is a failure, although the collective went through."""
+    if said is None:
+        return NO_REPORT
+    for row in rows:
+        if row.wrong:
+            what = f"the sum of an all-reduce of {row.size_bytes >> 20} MiB is wrong in {row.wrong} of {row.count}"
+            return msgspec.structs.replace(said, status="failed", what=what)
+    return said
 
 
 def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[str, str]) -> list[Report]:
@@ -149,32 +157,19 @@ def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[st
     Raises:
         AllranksError: SLURM started nothing.
     """
-    reports, done, words = list[Report](), set[str](), list[str]()
-
-    def take(node: str, report: Report | None) -> None:
-        if report is None:
-            done.add(node)
-        else:
-            reports.append(msgspec.structs.replace(report, node=node))
-
-    def late() -> list[str]:
-        return sorted(order.ends.keys() - done)
-
-    run_steps(
-        *step_of_members(place, order, env),
-        take,
-        kinds={"pair": Report, "done": None},
-        words=words,
-        is_complete=lambda: not late(),
-        on_wait=lambda s: say(f"still waiting for the collectives on {fold_hosts(late())} after {s:.0f} s"),
-        first_s=queue_s,
+    reports = list[Report]()
+    silent = run_members(
+        place,
+        order,
+        [*order.ends],
+        lambda node, report: reports.append(msgspec.structs.replace(report, node=node)),
+        kinds={"pair": Report},
+        what="the collectives",
+        queue_s=queue_s,
         next_s=order.deadline_s + SLACK_S,
-        check_signals=SignalInbox().check,
+        env=env,
     )
-    if not reports:
-        said = words_of(words) or f"no answer within {queue_s:.0f} s"
-        raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
-    if silent := late():
+    if silent:
         say(f"the collectives did not finish on {', '.join(silent)}")
     return reports
 
@@ -185,41 +180,38 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     Raises:
         AllranksError: this task cannot take part.
     """
-    check_one_agent_per_node(world_from_env(env))
-    node = name_of(env)
+    node = begin_member(env)
     send(node, "pair", Report())  # it is here
-    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py"), json.dumps(work_of(order, node))]
-    dies_with_us = die_with_parent(signal.SIGKILL)
-    with subprocess.Popen(
-        command, env=dict(env), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, preexec_fn=dies_with_us
-    ) as child:
-        killer = threading.Timer(order.deadline_s, child.kill)
-        killer.start()
-        try:
-            assert child.stdout is not None
-            for line in child.stdout:
-                send(node, "pair", msgspec.Raw(line))
-            send(node, "done")
-        finally:
-            killer.cancel()
-            child.kill()  # and the kernel the process of its pair, which asked for it (PR_SET_PDEATHSIG)
+    program = Path(allranks.join.__path__[0]) / "trial.py"
+    for _, line in lines_of(program, [work_of(order, node)], deadline_s=order.deadline_s, env=env):
+        send(node, "pair", msgspec.Raw(line))
+    send(node, "done")
 
 
 def work_of(order: PairOrder, node: str) -> dict[str, Any]:
-    """Return the order of join/pair.py on one node: its pairs, in the order of the rounds. Pure."""
+    """Return the order of join/trial.py on one node: its pairs, in the order of the rounds. Pure."""
     work = [
         {
             "step": order.backends.index(each.backend) * len(order.rounds) + each.round,
             "round": each.round,
             "backend": each.backend,
-            "peer": each.nodes[1 - each.nodes.index(node)],
             "rank": each.nodes.index(node),
+            "names": each.nodes,
             "address": order.ends[each.nodes[0]].address,
             "port": order.port,
             "interface": order.ends[node].interface,
+            "cases": [{"collective": "all_reduce", "size_bytes": size, "in_flight": 1} for size in SIZES[each.backend]],
+            "budget_s": MEASURE_S,
+            "repeat": REPEAT,
         }
         for each in list_meetings(order, ())
         if node in each.nodes
     ]
     num_gpus = order.ends[node].num_gpus if node in order.ends and "nccl" in order.backends else 0
-    return {"work": work, "num_gpus": num_gpus, "start_s": START_S, "pair_s": PAIR_S, "timeout_s": COLLECTIVE_S}
+    times = {"start_s": START_S, "group_s": PAIR_S, "timeout_s": COLLECTIVE_S}
+    return {
+        "measure": str(Path(allranks.comm.__path__[0]) / "collectives.py"),
+        "work": work,
+        **times,
+        "num_gpus": num_gpus,
+    }

@@ -23,14 +23,13 @@ from statistics import median
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause, failed, warned
-from allranks.launch.check.collective import End, Meeting, PairOrder, Report, list_meetings
+from allranks.launch.check.collective import Meeting, PairOrder, Report, list_meetings
+from allranks.launch.check.members import End, find_ends
 from allranks.launch.check.outcome import Outcome, add_more
 from allranks.launch.check.step import Held
-from allranks.model.card import Card, Facts
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
-from allranks.preflight.judge import ALONE, name_nodes
 from allranks.preflight.matchings import matchings
 
 WARN_BELOW = 0.8
@@ -41,7 +40,7 @@ MIN_PAIRS = 4
 OVER_THE_LINK = 1.1
 """Above this fraction of the data interface's speed, the traffic must use another path, for example RDMA."""
 PAYLOAD_MB = (4 << 20) / 1e6
-"""Size of the tensor that join/pair.py reduces."""
+"""Size of the smaller all-reduce."""
 MAX_EVIDENCE = 6
 NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
 _BACKENDS = {"AR403": "gloo", "AR416": "nccl"}
@@ -56,18 +55,7 @@ def plan_pairs(held: Held) -> tuple[PairOrder, dict[str, str]]:
     Args:
         held: result of the ordinary check, which found nothing that would stop a job.
     """
-    cards, ends, skipped = held.seen.cards, dict[str, End](), dict[str, str]()
-    for index, name in name_nodes(cards).items():
-        card, end = cards[index], _end(cards[index], held.addresses.get(index))
-        if card.facts is None or "torch" not in card.facts.packages:
-            skipped[name] = "torch is not installed"
-        elif end is None:
-            skipped[name] = "its data interface is unknown; name it in cluster.toml"
-        else:
-            ends[name] = end
-    if len(ends) < 2:
-        skipped |= dict.fromkeys(ends, ALONE if len(cards) < 2 else "no other node can take part")
-        ends = {}
+    ends, skipped = find_ends(held, needs_torch=True)
     # Without any end: what is skipped says why, whether there are GPUs or not.
     backends = tuple(NAMES) if all(end.num_gpus for end in ends.values()) else ("gloo",)
     return PairOrder(ends=ends, rounds=matchings([*ends]), backends=backends, port=held.store_port or 0), skipped
@@ -204,10 +192,9 @@ def _figures(
 ) -> Iterator[Mapping[str, object]]:
     """Time of the all-reduce of each pair, and the bandwidth that was measured."""
     for each in sorted(meetings, key=lambda one: (one.backend, one.round, one.nodes)):
-        # The slower end waited for the result.
-        if seconds := max((end.seconds for end in each.ends if end.seconds), default=None):
-            figure = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes), "seconds": seconds}
-            figure["mb_s"] = round(PAYLOAD_MB / seconds, 1)
+        if each.seconds:
+            figure = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes)}
+            figure |= {"seconds": round(each.seconds, 6), "mb_s": round(PAYLOAD_MB / each.seconds, 1)}
             if each in shares[each.backend]:
                 figure |= {
                     "measured": describe_speed(each),
@@ -227,13 +214,3 @@ def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
         {"backend": "matmul", "node": node, "gpu": number, "seconds": s, "of_median": round(s / usual, 3)}
         for node, number, s in gpus
     ]
-
-
-def _end(card: Card, met_at: str | None) -> End | None:
-    """Return the end of a node; without a data network, it is where the nodes found each other, as in a job."""
-    address, facts = card.data_address or met_at, card.facts or Facts()
-    nic = next((nic for nic in facts.interfaces if address in nic.addresses), None)
-    if nic is None or address is None:
-        return None
-    num_gpus = card.num_gpus if facts.torch_cuda else 0
-    return End(address=address, interface=nic.name, num_gpus=num_gpus, link_mbit_s=nic.speed_mbit_s)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-import msgspec
+from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.launch.plan import choose_backend, count_of
 from allranks.model.card import Card
+from allranks.model.data_network import DataNetwork
 from allranks.model.errors import SetupError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
@@ -29,6 +30,7 @@ def make_group(
     can_change_leader: bool = True,
     addresses: Mapping[int, str] | None = None,
     wanted_backend: str,
+    network: DataNetwork = DataNetwork(),  # noqa: B008
     **more: Any,
 ) -> dict[int, Plan]:
     """Return the Plan of every node, by node index; if nodes are missing, the ranks have no gaps.
@@ -40,11 +42,12 @@ def make_group(
         can_change_leader: whether another node may lead if this one is lost (Members.may_be_succeeded).
         addresses: where the leader sees each node's agent.
         wanted_backend: auto, nccl or gloo.
+        network: what the roll call found; nodes that have come since have not tried its further interfaces.
         more: other fields of the Plan.
     Raises:
         SetupError: the backend cannot work on these nodes.
     """
-    indices = sorted(cards, key=lambda index: (index != leader, index))
+    indices = _order(cards, network.ring, leader=leader)
     present = [cards[index] for index in indices]
     names = name_hosts([card.host for card in present])  # two agents on a host become `host.0` and `host.1`
     firsts = accumulate((card.num_workers for card in present), initial=0)
@@ -76,9 +79,17 @@ def make_group(
         backend_reason=reason,
         nodes=tuple(indices),
         successors=tuple(contacts),
+        network=network if cards.keys() <= network.interfaces.keys() else replace(network, interfaces={}),
         **more,
     )
-    return {index: msgspec.structs.replace(common, node_index=position) for position, index in enumerate(indices)}
+    return {index: replace(common, node_index=position) for position, index in enumerate(indices)}
+
+
+def _order(indices: Iterable[int], ring: Sequence[int], *, leader: int) -> list[int]:
+    """Return the nodes in the order of their ranks: a ring begins anywhere, so it is turned to the leader's node."""
+    first = ring.index(leader) if leader in ring else 0
+    place = {index: number for number, index in enumerate([*ring[first:], *ring[:first]])}
+    return sorted(indices, key=lambda index: (index != leader, place.get(index, len(place)), index))
 
 
 def _too_few_gpus(members: Sequence[Member], cards: Sequence[Card]) -> Finding:

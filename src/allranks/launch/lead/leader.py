@@ -364,6 +364,7 @@ class Leader(Reports):
                 wanted_backend=terms.wanted_backend,
                 electors=self._members.electors,
                 past=self._past,
+                network=last.network,
                 attempt=last.attempt,
                 store_address=terms.store_address,
                 store_port=terms.store_port,
@@ -431,6 +432,8 @@ class Leader(Reports):
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
         this, terms = self._generation, self._terms
+        for line in self._guard.last_words():
+            self._say(line)
         self.is_to_requeue = self.is_leaving and this.asked is Ending.SAVE_AND_REQUEUE
         if this.decision.again is not None and this.judged is not None and self.interrupted_by is None:
             this.judged = outcome.loop_of(this.judged, this.decision.again)

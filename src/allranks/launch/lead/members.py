@@ -50,8 +50,10 @@ class Node:
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where it can be tried: on the data network, and on the one that its agent speaks over; its data interface."""
-        known = {"data": self.card.data_address or self.address, "control": self.address}
+        """Where it can be tried: on the data network, and on the one that its agent speaks over; and its interfaces."""
+        nics = self.card.facts.interfaces if self.card.facts else ()
+        known = {address: nic.name for nic in nics if nic.is_up for address in nic.addresses}
+        known |= {"data": self.card.data_address or self.address, "control": self.address}
         return known | ({"interface": self.card.data_interface} if self.card.data_interface else {})
 
 

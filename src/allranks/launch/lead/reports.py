@@ -31,6 +31,10 @@ from allranks.model.past import History, Past
 from allranks.wire import protocol
 from allranks.wire.protocol import Goodbye, Message, Order, Plan, Relay, Stop
 
+FIRST_TRAFFIC_S, TRAFFIC_EVERY_S = 12.0, 300.0
+"""From the start of a generation to its first event `network`, and between two of them: some 0.5 MB a day. One more
+comes when a rank has told how long its steps wait."""
+
 
 @dataclass(slots=True)
 class Generation:
@@ -189,6 +193,8 @@ class Reports:
         ports |= {position[index]: node.card.agent_port for index, node in self._members.here.items()}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
         self._capacity_until_s, self._kept_s = None, now_s
+        self._next_traffic_s = self._traffic_due_s = now_s + FIRST_TRAFFIC_S
+        self._are_waits_told = False
         self.steps, self.is_finished = {}, False
         self._handled, self._saving = {}, set()
 
@@ -204,6 +210,7 @@ class Reports:
                     self.steps |= {rank.rank: rank.step for rank in message.node.ranks if rank.step is not None}
                     self._note_checkpoints(*(rank.checkpoint for rank in message.node.ranks))
                     self._note_handlers(index, message.node)
+                    self._note_traffic(now_s)
                     if self._members.note_begun(index):
                         self._confirmed = this.number
             case protocol.Ended() if message.generation != this.number:
@@ -244,6 +251,17 @@ class Reports:
         if is_late:  # with a little room, it is tried
             full = [(node, place) for node, place in full if place.room.is_full]
         return disk.describe_full(full)
+
+    def _note_traffic(self, now_s: float) -> None:
+        """Write down what the nodes send and how long steps wait: as soon as that is known, and from time to time."""
+        if now_s < self._next_traffic_s:
+            return
+        self._next_traffic_s = now_s + FIRST_TRAFFIC_S
+        traffic = self._guard.traffic
+        is_known = traffic is not None and traffic.wait_share is not None
+        if traffic is not None and (now_s >= self._traffic_due_s or (is_known and not self._are_waits_told)):
+            self._traffic_due_s, self._are_waits_told = now_s + TRAFFIC_EVERY_S, is_known
+            self._record("network", **msgspec.to_builtins(traffic))
 
     def _note_lost(self, end: protocol.WorkerEnd, node: str) -> None:
         """Take in that lines of a worker's output could not be written."""

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from allranks.model.errors import UsageError
 from allranks.model.membership import ALONE, Membership
 from allranks.report.text import say
 
@@ -38,8 +39,29 @@ TORCH_MB = 25
 """Torch's own `bucket_cap_mb`, which makes a first bucket of 1 MiB."""
 
 
+class Compressor(Protocol):
+    """What a communication hook has to do with checkpoints; see comm.hooks."""
+
+    format: str
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what this rank still owes to the sums."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> str | None:
+        """Owe that, or nothing, and return why."""
+
+    def look_at_buckets(self) -> None:
+        """Learn which buckets there are now."""
+
+    def close(self) -> None:
+        """End what runs beside this thread."""
+
+
 class PinnedBuckets(DistributedDataParallel):  # type: ignore[misc]
     """torch's DDP, with the buckets of every step made in advance. Takes DDP's arguments."""
+
+    compressor: Compressor | None = None
+    """What its gradients cross the network as, if not as they are."""
 
     def __init__(self, module: torch.nn.Module, **arguments: Any) -> None:
         if not CAN_PIN and not arguments.get("static_graph"):
@@ -65,6 +87,13 @@ class PinnedBuckets(DistributedDataParallel):  # type: ignore[misc]
         for hook, state in self._comm_hooks:
             dist._register_comm_hook(self.reducer, state, hook)
         self._pin()
+        if self.compressor is not None:
+            self.compressor.look_at_buckets()
+
+    def __getstate__(self) -> Any:
+        state = super().__getstate__()
+        state.pop("compressor", None)  # a copy of this module has a reducer without a hook
+        return state
 
     def _pin(self) -> None:
         if CAN_PIN and (self.static_graph or not self.find_unused_parameters):  # else torch never rebuilds them
@@ -92,18 +121,22 @@ class Wrapped:
         self._sizes: list[float | None] = []
         self._open: dict[int, weakref.ref[PinnedBuckets]] = {}
         """Those of which nobody has said the size, by number."""
+        self._compressors: list[Compressor] = []
 
     def wrap(
         self,
         module: torch.nn.Module,
         arguments: Mapping[str, Any],
         choose: Callable[[Sequence[int]], tuple[float | None, str]],
+        *,
+        attach: Callable[[PinnedBuckets], Compressor | None] | None = None,
     ) -> PinnedBuckets:
         """Return the module in DDP, with buckets of the size that rank 0 chooses where the caller does not.
 
         Args:
             arguments: of DDP.
             choose: returns size and reason, from the bytes of the gradients in the order in which they come.
+            attach: registers a communication hook; None: DDP's own all-reduce.
         """
         number, mb = len(self._sizes), arguments.get("bucket_cap_mb")
         is_open = CAN_RESIZE and not CHOSEN & arguments.keys()
@@ -115,6 +148,13 @@ class Wrapped:
             if self._own.is_leader and mb is not None:
                 say(f"gradients leave in buckets of {mb:g} MiB: {reason}")
         made = PinnedBuckets(module, **arguments)
+        if attach is not None:
+            try:
+                made.compressor = attach(made)
+            except ValueError as exc:
+                raise UsageError(f"s.ddp(): {exc}") from exc
+        if made.compressor is not None:
+            self._compressors.append(made.compressor)
         self._sizes.append(mb)
         if is_open:
             self._open[number] = weakref.ref(made)
@@ -150,3 +190,39 @@ class Wrapped:
             if self._own.is_leader:
                 size = "torch's sizes" if then is None else f"{then:g} MiB"
                 say(f"gradients leave in buckets of {size}, as before the checkpoint: that keeps the order of the sums")
+
+    def close(self) -> None:
+        """End what runs beside this thread."""
+        for compressor in self._compressors:
+            compressor.close()
+
+
+class Compressors:
+    """Those of the DDP modules in these parts, by the name of the part."""
+
+    def __init__(self, parts: Mapping[str, Any]) -> None:
+        modules = {name: part.modules() for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+        found = {
+            name: [own.compressor for own in inside if isinstance(own, PinnedBuckets)]
+            for name, inside in modules.items()
+        }
+        self._named: dict[str, Compressor] = {
+            f"{name}{number or ''}": own for name, each in found.items() for number, own in enumerate(each) if own
+        }
+
+    def state(self) -> dict[str, dict[str, Any]]:
+        """Return what this rank still owes to the sums, for a checkpoint."""
+        return {name: compressor.state_dict() for name, compressor in self._named.items()}
+
+    def load(self, per_rank: Mapping[str, Any] | None, *, num_ranks: int) -> list[str]:
+        """Owe what `state` returned, and return a line for each kind of error feedback where that cannot be.
+
+        Args:
+            per_rank: what a checkpoint has of this rank; None: other ranks wrote it.
+            num_ranks: how many wrote it.
+        """
+        lines = list[str | None]()
+        for name, own in self._named.items():
+            other = {"format": own.format, "world_size": num_ranks}
+            lines.append(own.load_state_dict(other if per_rank is None else per_rank.get("owed", {}).get(name, {})))
+        return [line for line in dict.fromkeys(lines) if line]

@@ -40,6 +40,8 @@ PROGRESS_EVERY_S = 10.0
 _LOST = re.compile(r"/gloo/|^(?:Connection reset by peer|Broken pipe)$|NCCL (?:error|communicator)|ncclRemoteError")
 """What torch says in a plain RuntimeError when a collective failed; a client of the script's own names more than the
 lost connection. Source: torch 2.13 with Gloo, measured."""
+_CALLBACK = re.compile(r"^(?:Got the following error when running the callback: \w+: )+")
+"""Before the error of a communication hook, once for each callback."""
 
 
 class StepLost(AllranksError, SystemExit):
@@ -55,8 +57,8 @@ def is_collective_failure(error: BaseException) -> bool:
 
 
 def first_words(error: BaseException) -> str:
-    """What a failed collective says, without Gloo's advice."""
-    return one_line(str(error)).partition(". This is typically caused by")[0]
+    """What a failed collective says, without Gloo's advice and what torch puts before it where a hook waited."""
+    return one_line(_CALLBACK.sub("", str(error))).partition(". This is typically caused by")[0]
 
 
 def describe_left(step: int, epoch: int, *, total: int | None, epochs: int | None) -> tuple[bool, str]:

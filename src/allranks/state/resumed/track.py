@@ -34,7 +34,7 @@ from allranks.state.resumed import experiment, rng
 from allranks.state.resumed.agree import Agreement, Wish
 from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.best import Best
-from allranks.state.resumed.buckets import Wrapped
+from allranks.state.resumed.buckets import Compressors, Wrapped
 from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.parts import Parts
@@ -101,7 +101,7 @@ class Tracked:
         self._agreement = Agreement(membership, device=device or torch.device("cpu"))
         self._on_loss = on_loss
         self._pace, self._wrapped = pace, wrapped or Wrapped()
-        self._averaging = Averaging(parts, membership)
+        self._averaging, self._compressors = Averaging(parts, membership), Compressors(parts)
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
         self._saved: tuple[int, int] | None = None
@@ -142,8 +142,8 @@ class Tracked:
         self._wrapped.keep(loaded.common.get("buckets"))
         self._parts.load(kept)
         self.step, self._epochs = self._saved = loaded.common["step"], loaded.common["epochs"]
-        self._loaded = loaded.per_rank, loaded.common["feed"]
-        is_same_size = loaded.per_rank is not None
+        self._loaded, is_same_size = (loaded.per_rank, loaded.common["feed"]), loaded.per_rank is not None
+        lines += self._compressors.load(loaded.per_rank, num_ranks=loaded.world_size)
         self._parts.load_inner(loaded.inner or {})
         if is_same_size and (gradients := loaded.per_rank.pop("gradients", None)) and self._accumulates:
             self._parts.load_gradients(gradients)
@@ -363,9 +363,9 @@ class Tracked:
 
     def _save(self, patience_s: float | None = None) -> Stall:
         self._telling.phase("saving")
-        self._averaging.synchronize()  # who cannot wait for the next time: a call of `save`, an order to leave, the end
+        self._averaging.synchronize()  # for a save that cannot wait: a call of `save`, an order to leave, the end
         per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-        per_rank |= self._parts.own(accumulates=self._accumulates)
+        per_rank |= {"owed": self._compressors.state()} | self._parts.own(accumulates=self._accumulates)
         common = {
             "step": self.step,
             "epochs": self._epochs,

@@ -1,0 +1,247 @@
+"""How long is a training step on a slow network, with each way to reduce the gradients?
+
+    sudo python benchmarks/slow_network.py                          # six nodes at 500 and 100 Mbit/s, three rounds
+    sudo python benchmarks/slow_network.py --interfaces 2 --rates 500      # two interfaces of 250 against one of them
+    sudo python benchmarks/slow_network.py --switches 2 --rates 500        # an uplink of half a link
+    sudo python benchmarks/slow_network.py --predict --nodes 2 4 6 --rates 100 500 1000 0   # against allranks advise
+    python benchmarks/slow_network_page.py        # the section in docs/evidence/benchmarks.md, from stored figures
+
+Real jobs through SLURM in the lab, whose links are shaped with tbf (rate 0: not at all). Each job runs all methods, one
+after the other; jobs alternate between the rates. Compute is a sleep (50 ms forward, 100 ms backward), the model has
+13.1 MB. `floor` is what no order of sending can beat: forward, the first gradients, then 2 (n - 1) / n of the bytes at
+the link's full rate. Ratios are taken job by job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from slow_network_worker import BACKWARD_S, FORWARD_S, LAYERS, PARAMETERS
+
+from allranks.lab import lab as labs
+from allranks.lab.hosts import SWITCH, find_inits, run_in, shape
+
+ROOT = Path(__file__).parent.parent
+CLUSTER = ROOT / "examples" / "six-node" / "cluster.toml"
+WORKER = Path(__file__).with_name("slow_network_worker.py")
+RESULTS = ROOT / "docs" / "evidence" / "slow_network.json"
+METHODS = ("compute", "torch", "equal", "s.ddp", "bf16", "int8", "powersgd")
+DEADLINE_S = 600
+ONE_INTERFACE = """\
+export GLOO_SOCKET_IFNAME=$(ip -o -4 address show to 192.168.20.0/24 | awk '{print $2; exit}')
+exec "$@"
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, nargs="+", default=[6])
+    parser.add_argument("--rates", type=int, nargs="+", default=[500, 100], help="Mbit/s of a link; 0: as it is")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=8, help="measured for each method in a job")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--interfaces", type=int, choices=[1, 2], default=1, help="of a node; they share the rate")
+    parser.add_argument("--switches", type=int, choices=[1, 2], default=1, help="neighbors in the node list alternate")
+    parser.add_argument("--predict", action="store_true", help="run allranks bench before, and compare allranks advise")
+    parser.add_argument("--store", action="store_true", help=f"keep the figures in {RESULTS.relative_to(ROOT)}")
+    options = parser.parse_args()
+    records: list[dict[str, Any]] = []
+    with Lab() as lab, tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        if options.interfaces == 2:
+            lab.add_interfaces()
+        if options.switches == 2:
+            lab.split_switch()
+        for number in range(options.rounds):
+            for nodes in options.nodes:
+                for rate in options.rates if number % 2 == 0 else reversed(options.rates):
+                    lab.shape_links(rate / options.interfaces, uplink=rate / 2)
+                    records += measure(lab, Path(folder), number, nodes, rate, options)
+                    print_records(records[-len(options.methods) :])
+    print("\nmedians")
+    summarize(records)
+    if options.store:
+        store(records, options)
+
+
+class Lab:
+    """Six nodes of real SLURM, whose links have the rate that is wanted."""
+
+    def __init__(self) -> None:
+        self.name = f"slow-{os.getpid()}"
+        self.uplink: tuple[str, str] | None = None
+        self.second: dict[str, tuple[str, str]] = {}
+
+    def __enter__(self) -> Lab:
+        allranks("lab", "up", "--name", self.name, "--cluster", str(CLUSTER))
+        up = labs.Lab(self.name)
+        self.inits = find_inits(up.dir)
+        self.interfaces = {host.name: host.data_interface for host in up.planned_hosts()}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        allranks("lab", "down", "--name", self.name)
+
+    @property
+    def switch(self) -> int:
+        return self.inits[SWITCH]
+
+    def add_interfaces(self) -> None:
+        """Give each node a second data interface, in a network and a bridge of its own."""
+        run_in(self.switch, ["ip", "link", "add", "data2", "type", "bridge", "stp_state", "0", "forward_delay", "0"])
+        run_in(self.switch, ["ip", "link", "set", "data2", "up"])
+        for index, name in enumerate(self.interfaces):
+            port, end = f"second{index}", "ens2f0"
+            cable = ["ip", "link", "add", port, "netns", str(self.switch), "type", "veth", "peer", "name", end]
+            subprocess.run([*cable, "netns", str(self.inits[name])], check=True, timeout=20)
+            run_in(self.switch, ["ip", "link", "set", port, "master", "data2", "up"])
+            run_in(self.inits[name], ["ip", "address", "add", f"192.168.21.{15 + index}/24", "dev", end])
+            run_in(self.inits[name], ["ip", "link", "set", end, "up"])
+            self.second[name] = port, end
+
+    def split_switch(self) -> None:
+        """Move every second node to another switch."""
+        script = """
+        ip link add dataB type bridge stp_state 0 forward_delay 0
+        ip link add uplinkA type veth peer name uplinkB
+        ip link set uplinkA master data up; ip link set uplinkB master dataB up; ip link set dataB up
+        """
+        moves = "\n".join(f"ip link set data{index} master dataB" for index in range(1, len(self.interfaces), 2))
+        run_in(self.switch, ["sh", "-e"], script=script + moves)
+        self.uplink = "uplinkA", "uplinkB"
+
+    def shape_links(self, mbit: float, *, uplink: float) -> None:
+        for index, (name, interface) in enumerate(self.interfaces.items()):
+            ends = [(self.switch, f"data{index}"), (self.inits[name], interface)]
+            if name in self.second:
+                port, end = self.second[name]
+                ends += [(self.switch, port), (self.inits[name], end)]
+            for pid, end in ends:
+                # Without it, two cores are too slow for the packets of six nodes.
+                run_in(pid, ["ethtool", "-K", end, "tso", "on", "gso", "on", "gro", "on"])
+                set_rate(pid, end, mbit)
+        for end in self.uplink or ():
+            set_rate(self.switch, end, uplink)
+
+    def run(self, nodes: int, folder: Path, *command: str) -> str:
+        return self.execute("srun", f"--nodes={nodes}", "--ntasks-per-node=1", *command, cwd=folder)
+
+    def execute(self, *command: str, cwd: Path) -> str:
+        return allranks("lab", "exec", "--name", self.name, next(iter(self.interfaces)), "--", *command, cwd=cwd)
+
+
+def set_rate(pid: int, interface: str, mbit: float) -> None:
+    if mbit:
+        if not shape(pid, interface, mbit / 1000):
+            sys.exit("this kernel has no tbf")
+    else:
+        run_in(pid, ["tc", "qdisc", "delete", "dev", interface, "root"], must_work=False)
+
+
+def measure(
+    lab: Lab, folder: Path, number: int, nodes: int, rate: int, options: argparse.Namespace
+) -> list[dict[str, Any]]:
+    """One job; or two, where one interface is compared with two, or an order of ranks with another."""
+    about = {"round": number, "nodes": nodes, "rate": rate, "floor_ms": floor_ms(nodes, rate) if rate else None}
+    found = []
+    if options.interfaces == 2:
+        found += run_job(lab, folder, options, about | {"interfaces": 1})
+    if options.switches == 2:
+        found += run_job(lab, folder, options, about | {"ring": "listed"})
+    return found + run_job(lab, folder, options, about | {"interfaces": options.interfaces, "ring": "ordered"})
+
+
+def run_job(lab: Lab, folder: Path, options: argparse.Namespace, about: dict[str, Any]) -> list[dict[str, Any]]:
+    here = Path(tempfile.mkdtemp(dir=folder))
+    (here / "one_interface.sh").write_text(ONE_INTERFACE)
+    predicted: dict[str, float] = {}
+    if options.predict or (options.switches == 2 and about["ring"] == "ordered"):
+        lab.execute("allranks", "bench", "--nodes", str(about["nodes"]), "--cluster", str(CLUSTER), cwd=here)
+    if options.predict:
+        predicted = predict(here)
+    job = ["allranks", "run", "--cluster", str(CLUSTER), str(WORKER), "--steps", str(options.steps)]
+    job += ["--methods", *options.methods]
+    if about.get("interfaces", 1) < options.interfaces:
+        job = ["sh", str(here / "one_interface.sh"), *job]
+    printed = lab.run(about["nodes"], here, *job)
+    lines = [line.partition("measured ")[2] for line in printed.splitlines() if "measured {" in line]
+    if len(lines) != len(options.methods):
+        sys.exit(f"{len(lines)} of {len(options.methods)} methods were measured:\n{printed}")
+    found = [about | json.loads(line) for line in lines]
+    return [
+        each | ({"predicted_ms": predicted[each["method"]]} if each["method"] in predicted else {}) for each in found
+    ]
+
+
+def floor_ms(nodes: int, mbit: float) -> float:
+    first_s = BACKWARD_S / LAYERS
+    return round((FORWARD_S + first_s + 2 * (nodes - 1) / nodes * PARAMETERS * 32 / mbit / 1e6) * 1e3, 1)
+
+
+def predict(here: Path) -> dict[str, float]:
+    """Milliseconds of a step as `allranks advise` predicts them from `allranks bench` of the same minute."""
+    figures = {"params": PARAMETERS, "forward-ms": FORWARD_S * 1e3, "backward-ms": BACKWARD_S * 1e3}
+    flags = [f"--{name}={value:.0f}" for name, value in figures.items()]
+    told = json.loads(allranks("advise", "--bench", str(here / "runs" / "bench.json"), *flags, "--json"))
+    return {each["name"]: each["step_ms"] for each in told["methods"]}
+
+
+def print_records(records: Sequence[dict[str, Any]]) -> None:
+    for record in records:
+        print(" ".join(f"{name}={value}" for name, value in record.items()), flush=True)
+
+
+def summarize(records: Sequence[dict[str, Any]]) -> None:
+    """Medians and the spread of ratios, which are taken within one job."""
+    keys = ("nodes", "rate", "interfaces", "ring")
+    for group in dict.fromkeys(tuple(each.get(key) for key in keys) for each in records):
+        mine = [each for each in records if tuple(each.get(key) for key in keys) == group]
+        plain = {each["round"]: each["ms"] for each in mine if each["method"] == "equal"}
+        floor = mine[0]["floor_ms"]
+        print(f"{group[0]} nodes, {group[1]} Mbit/s, {group[2] or 1} interface(s); floor {floor} ms")
+        for method in dict.fromkeys(each["method"] for each in mine):
+            some = [each for each in mine if each["method"] == method]
+            times = [each["ms"] for each in some]
+            line = f"  {method:<9} {statistics.median(times):7.0f} ms ({min(times):.0f} to {max(times):.0f})"
+            line += f"  {statistics.median(each['sent_mb'] for each in some):5.1f} MB sent"
+            if plain:
+                ratios = [plain[each["round"]] / each["ms"] for each in some]
+                line += f"  {statistics.median(ratios):.2f} x equal ({min(ratios):.2f} to {max(ratios):.2f})"
+            if floor:
+                line += f"  {statistics.median(times) / floor:.2f} x floor"
+            guesses = [each["predicted_ms"] / each["ms"] for each in some if "predicted_ms" in each]
+            if guesses:
+                line += f"  predicted {statistics.median(guesses):.2f} ({min(guesses):.2f} to {max(guesses):.2f})"
+            print(line)
+
+
+def store(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
+    """Put the figures into docs/evidence, in place of those of the same question."""
+    question = f"interfaces {options.interfaces}, switches {options.switches}, predict {options.predict}"
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    known[question] = {"date": datetime.date.today().isoformat(), "records": list(records)}
+    RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def allranks(*arguments: str, cwd: Path | None = None) -> str:
+    command = [sys.executable, "-m", "allranks", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False, cwd=cwd)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    began_s = time.monotonic()
+    main()
+    print(f"{time.monotonic() - began_s:.0f} s")

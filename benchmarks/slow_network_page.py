@@ -1,0 +1,177 @@
+"""Write the section on slow networks in docs/evidence/benchmarks.md, and its plot, from the figures that were stored.
+
+sudo python benchmarks/slow_network.py --store
+python benchmarks/slow_network_page.py
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS / "evidence" / "slow_network.json"
+PAGE = DOCS / "evidence" / "benchmarks.md"
+PLOT = DOCS / "pictures" / "slow_network.svg"
+BEGIN, END = "<!-- slow network: begin -->", "<!-- slow network: end -->"
+NAMES = {
+    "compute": "compute only",
+    "torch": "torch's buckets (1, then 25 MiB)",
+    "equal": "buckets of 1 MiB",
+    "s.ddp": "`s.ddp(model)`",
+    "bf16": '`compress="bf16"`',
+    "int8": '`compress="int8"`',
+    "powersgd": '`compress="powersgd"`',
+}
+Record = Mapping[str, Any]
+
+
+def main() -> None:
+    stored = json.loads(RESULTS.read_text())
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    after = rest.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n\n{render(stored)}\n{END}{after}")
+    if plain := stored.get(key()):
+        PLOT.write_text(draw(plain["records"]))
+
+
+def key(*, interfaces: int = 1, switches: int = 1, predict: bool = False) -> str:
+    """The question that figures answer, as slow_network.py stores them."""
+    return f"interfaces {interfaces}, switches {switches}, predict {predict}"
+
+
+def render(stored: Mapping[str, Any]) -> str:
+    parts = []
+    if found := stored.get(key()):
+        parts.append(methods_table(found["records"], found["date"]))
+    if found := stored.get(key(interfaces=2)):
+        parts.append(interfaces_table(found["records"], found["date"]))
+    if found := stored.get(key(switches=2)):
+        parts.append(switches_table(found["records"], found["date"]))
+    if found := stored.get(key(predict=True)):
+        parts.append(predictions_table(found["records"], found["date"]))
+    return "\n".join(parts)
+
+
+def methods_table(records: Sequence[Record], date: str) -> str:
+    rates = sorted({each["rate"] for each in records}, reverse=True)
+    head = "| | " + " | ".join(f"{rate} Mbit/s: ms a step | to buckets of 1 MiB" for rate in rates) + " | MB sent |"
+    lines = [f"`slow_network.py`, {date}: medians of {rounds(records)} rounds, ratios job by job.", "", head]
+    lines.append("|" + "---|" * (2 + 2 * len(rates)))
+    lines.append("| floor | " + " | ".join(f"{at(records, rate=rate)[0]['floor_ms']:.0f} |" for rate in rates) + " | |")
+    for method in dict.fromkeys(each["method"] for each in records):
+        cells = [NAMES[method]]
+        for rate in rates:
+            own, plain = at(records, rate=rate, method=method), at(records, rate=rate, method="equal")
+            cells += [spread([each["ms"] for each in own], digits=0), ratio(plain, own)]
+        sent = statistics.median(each["sent_mb"] for each in at(records, method=method))
+        lines.append(f"| {' | '.join(cells)} | {sent:.1f} |")
+    return "\n".join([*lines, "", "![Milliseconds of a step](../pictures/slow_network.svg)", ""])
+
+
+def interfaces_table(records: Sequence[Record], date: str) -> str:
+    lines = [f"Two interfaces of half the rate each, both named to Gloo, against one of them ({date}):", ""]
+    lines += ["| | one interface: ms a step | two | one to two |", "|---|---|---|---|"]
+    for rate in sorted({each["rate"] for each in records}, reverse=True):
+        for method in dict.fromkeys(each["method"] for each in records):
+            one = at(records, rate=rate, method=method, interfaces=1)
+            two = at(records, rate=rate, method=method, interfaces=2)
+            cells = [spread([each["ms"] for each in some], digits=0) for some in (one, two)]
+            lines.append(f"| {NAMES[method]}, {rate / 2:g} Mbit/s each | {' | '.join(cells)} | {ratio(one, two)} |")
+    return "\n".join([*lines, ""])
+
+
+def switches_table(records: Sequence[Record], date: str) -> str:
+    lines = [f"Two switches, an uplink of half a link; neighbors in the node list are at different ones ({date}):", ""]
+    lines += ["| | ranks in the order of the node list | by `bench.json` | ratio |", "|---|---|---|---|"]
+    for rate in sorted({each["rate"] for each in records}, reverse=True):
+        for method in dict.fromkeys(each["method"] for each in records):
+            listed = at(records, rate=rate, method=method, ring="listed")
+            ordered = at(records, rate=rate, method=method, ring="ordered")
+            cells = [spread([each["ms"] for each in some], digits=0) for some in (listed, ordered)]
+            lines.append(f"| {NAMES[method]}, {rate} Mbit/s | {' | '.join(cells)} | {ratio(listed, ordered)} |")
+    return "\n".join([*lines, ""])
+
+
+def predictions_table(records: Sequence[Record], date: str) -> str:
+    lines = [
+        f"What `allranks advise` predicts from `allranks bench` of the same minute, to what was measured ({date}):"
+    ]
+    methods = [
+        m
+        for m in dict.fromkeys(each["method"] for each in records)
+        if any("predicted_ms" in each for each in at(records, method=m))
+    ]
+    lines += [
+        "",
+        f"| nodes, link | {' | '.join(NAMES[method] for method in methods)} |",
+        "|---|" + "---|" * len(methods),
+    ]
+    for nodes, rate in sorted({(each["nodes"], each["rate"]) for each in records}):
+        cells = []
+        for method in methods:
+            own = [each for each in at(records, nodes=nodes, rate=rate, method=method) if "predicted_ms" in each]
+            cells.append(spread([each["predicted_ms"] / each["ms"] for each in own], digits=2) if own else "")
+        link = f"{rate} Mbit/s" if rate else "unshaped"
+        lines.append(f"| {nodes}, {link} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def at(records: Sequence[Record], **wanted: Any) -> list[Record]:
+    return [each for each in records if all(each.get(name) == value for name, value in wanted.items())]
+
+
+def rounds(records: Sequence[Record]) -> int:
+    return len({each["round"] for each in records})
+
+
+def ratio(slower: Sequence[Record], faster: Sequence[Record]) -> str:
+    by_round = {each["round"]: each["ms"] for each in faster}
+    return spread([each["ms"] / by_round[each["round"]] for each in slower if each["round"] in by_round], digits=2)
+
+
+def spread(values: Sequence[float], *, digits: int) -> str:
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    return f"{statistics.median(values):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def draw(records: Sequence[Record]) -> str:
+    """Bars of each method's median at each rate, the floor of full precision dashed."""
+    rates = sorted({each["rate"] for each in records}, reverse=True)
+    methods = list(dict.fromkeys(each["method"] for each in records))
+    row, left, width = 22, 240, 560
+    height = sum(50 + row * len(methods) for _ in rates) + 10
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 90} {height}" '
+        'font-family="sans-serif" font-size="13">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    top = 0
+    for rate in rates:
+        medians = {m: statistics.median(each["ms"] for each in at(records, rate=rate, method=m)) for m in methods}
+        floor, scale = at(records, rate=rate)[0]["floor_ms"], width / max(medians.values())
+        parts.append(f'<text x="10" y="{top + 24}" font-weight="bold">{rate} Mbit/s, milliseconds of a step</text>')
+        for number, method in enumerate(methods):
+            y = top + 36 + row * number
+            name = NAMES[method].replace("`", "").replace('"', "&quot;")
+            parts.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{name}</text>')
+            length = medians[method] * scale
+            parts.append(f'<rect x="{left}" y="{y}" width="{length:.1f}" height="{row - 5}" fill="#0072b2"/>')
+            parts.append(f'<text x="{left + length + 6:.1f}" y="{y + 14}">{medians[method]:.0f}</text>')
+        x, bottom = left + floor * scale, top + 36 + row * len(methods)
+        parts.append(
+            f'<line x1="{x:.1f}" y1="{top + 30}" x2="{x:.1f}" y2="{bottom}" stroke="#d55e00" stroke-dasharray="6 4"/>'
+        )
+        parts.append(f'<text x="{x + 4:.1f}" y="{top + 27}" fill="#d55e00">floor of fp32</text>')
+        top = bottom + 14
+    return "\n".join([*parts, "</svg>", ""])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,216 @@
+"""How much do this node's data interfaces carry, and how much do its ranks send again? The agent's half.
+
+    traffic = Traffic("192.168.20.13")
+    traffic.turn(now_s)                               # often (every 50 ms): the slices of time that count
+    traffic.look(now_s, sockets.connections, pids)    # whose connections these are; looks every few seconds
+    traffic.interfaces, traffic.sent[rank]
+
+An interface is busy in slices of time, not on average: between two backward passes it carries nothing. A slice counts
+as busy if it carries BUSY of the limit, one way. The limit is the speed that the interface reports; where it reports
+none (veth, most virtual machines), what its connections reach: the median of the kernel's delivery rates, or the most
+that slices carry, whichever is more. So an interface whose ranks are slow themselves is not busy.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from allranks.host.net import read_interfaces
+from allranks.host.sockets import Connection
+from allranks.host.traffic import ByteCounter, find_sockets
+from allranks.model.beat import MAX_INTERFACES, InterfaceSeen
+from allranks.model.card import Interface
+from allranks.model.text import plain_address
+
+SLICE_S = 0.04
+"""Shortest slice: an agent's loop turns every 50 ms, or sooner."""
+WINDOW_S = 10.0
+LOOK_EVERY_S = 2.0
+BUSY = 0.8
+MOST = 20
+"""The most that slices carry is the mean of one in so many: a single one may have been a burst."""
+NUM_RATES, MIN_RATES = 64, 5
+"""Delivery rates of an interface that count, and how many it needs."""
+MIN_BYTES = 256 << 10
+"""Acknowledged between two looks: the delivery rate of less says little."""
+
+
+class Slice(NamedTuple):
+    """What an interface has carried in some time."""
+
+    duration_s: float
+    sent_bytes: int
+    received_bytes: int
+
+    @property
+    def most_mbit_s(self) -> float:
+        """In the direction that carried more."""
+        return max(self.sent_bytes, self.received_bytes) * 8e-6 / self.duration_s
+
+
+class Sent(NamedTuple):
+    """What one rank has sent to other machines since it began."""
+
+    segments: int = 0
+    retransmits: int = 0
+
+
+class _Watched:
+    """One interface."""
+
+    def __init__(self, interface: Interface, counter: ByteCounter) -> None:
+        self.interface = interface
+        self.counter = counter
+        self.before: tuple[float, int, int] | None = None
+        self.slices: deque[Slice] = deque()
+        self.duration_s = 0.0
+        self.rates_mbit_s: deque[float] = deque(maxlen=NUM_RATES)
+
+    def read(self, now_s: float) -> None:
+        before, told = self.before, self.counter.read()
+        if told is None or (before is not None and now_s - before[0] < SLICE_S):
+            return
+        self.before = now_s, *told
+        if before is None or told[0] < before[1] or told[1] < before[2]:
+            return
+        self.slices.append(Slice(now_s - before[0], told[0] - before[1], told[1] - before[2]))
+        self.duration_s += self.slices[-1].duration_s
+        while self.duration_s > WINDOW_S and len(self.slices) > 1:
+            self.duration_s -= self.slices.popleft().duration_s
+
+
+class Traffic:
+    """The interfaces and connections of one node.
+
+    Args:
+        address: of this node on the network that carries gradients; its interface counts from the beginning, others
+            from when a rank has a connection there. Loopback never does.
+        root: where /sys and /proc are; tests feed a tree.
+    """
+
+    def __init__(self, address: str, *, interfaces: Sequence[Interface] | None = None, root: Path = Path("/")) -> None:
+        self._root = root
+        self._of = {
+            plain_address(address): interface
+            for interface in (read_interfaces() if interfaces is None else interfaces)
+            for address in interface.addresses
+            if interface.kind != "loopback"
+        }
+        self._watched: dict[str, _Watched] = {}
+        self._next_look_s = 0.0
+        self._owners: dict[int, int | None] = {}
+        """By inode of a socket: its rank; None: it is no rank's."""
+        self._acked: dict[tuple[str, int, str, int], int] = {}
+        self._counted: dict[tuple[str, int, str, int], Sent] = {}
+        self.sent: dict[int, Sent] = {}
+        """By rank."""
+        self.interfaces: tuple[InterfaceSeen, ...] = ()
+        """As the last look found them."""
+        self._begin_at(address)
+
+    def begin(self) -> None:
+        """New workers start: what the last ones sent is of the past."""
+        self._owners, self._counted, self.sent = {}, {}, {}
+
+    def turn(self, now_s: float) -> None:
+        """Close a slice of time, if it is long enough."""
+        for watched in self._watched.values():
+            watched.read(now_s)
+
+    def look(self, now_s: float, connections: Collection[Connection], pids: Mapping[int, int]) -> None:
+        """Find out whose connections these are and what they have sent, from time to time.
+
+        Args:
+            pids: of the ranks, by rank.
+        """
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_EVERY_S
+        away = [each for each in connections if each.own_address in self._of and each.peer_address not in self._of]
+        self._find_owners(away, pids)
+        acked = {each.key: each.acked_bytes for each in away if each.acked_bytes is not None}
+        for each in away:
+            if (rank := self._owners.get(each.inode)) is None:
+                continue
+            self._count(rank, each)
+            watched = self._begin_at(each.own_address)
+            is_moving = acked.get(each.key, 0) - self._acked.get(each.key, 0) >= MIN_BYTES
+            if watched is not None and is_moving and each.delivery_bytes_s:
+                watched.rates_mbit_s.append(each.delivery_bytes_s * 8e-6)
+        self._acked = acked
+        alive = {each.key for each in away}
+        self._counted = {key: sent for key, sent in self._counted.items() if key in alive}
+        self.interfaces = tuple(
+            found
+            for name, each in self._watched.items()
+            if (found := summarize(name, each.slices, speed=each.interface.speed_mbit_s, rates=each.rates_mbit_s))
+        )
+
+    def close(self) -> None:
+        """Close the files."""
+        for watched in self._watched.values():
+            watched.counter.close()
+        self._watched = {}
+
+    def _begin_at(self, address: str) -> _Watched | None:
+        """Return what watches the interface of this address; None: there is none, or it cannot be read."""
+        interface = self._of.get(plain_address(address))
+        if interface is None:
+            return None
+        name = interface.name.partition(":")[0]
+        if name not in self._watched and len(self._watched) < MAX_INTERFACES:
+            try:
+                self._watched[name] = _Watched(interface, ByteCounter(name, root=self._root))
+            except OSError:
+                return None
+        return self._watched.get(name)
+
+    def _find_owners(self, connections: Sequence[Connection], pids: Mapping[int, int]) -> None:
+        inodes = {each.inode for each in connections if each.inode > 0}
+        if inodes - self._owners.keys():
+            found = {inode: rank for rank, pid in pids.items() if pid for inode in find_sockets(pid, root=self._root)}
+            self._owners = {inode: found.get(inode) for inode in inodes}
+        else:
+            self._owners = {inode: self._owners[inode] for inode in inodes}
+
+    def _count(self, rank: int, connection: Connection) -> None:
+        now = Sent(connection.segments, connection.retransmitted)
+        before = self._counted.get(connection.key, Sent())
+        if now.segments < before.segments:  # another connection between the same ports
+            before = Sent()
+        self._counted[connection.key] = now
+        known = self.sent.get(rank, Sent())
+        self.sent[rank] = Sent(*(old + new - had for old, new, had in zip(known, now, before, strict=True)))
+
+
+def summarize(
+    name: str, slices: Collection[Slice], *, speed: int | None, rates: Collection[float] = ()
+) -> InterfaceSeen | None:
+    """Return what an interface has carried; None: nothing is known yet.
+
+    Args:
+        speed: that it reports, in Mbit/s; None: none.
+        rates: delivery rates of its connections lately, in Mbit/s.
+    """
+    whole_s = sum(each.duration_s for each in slices)
+    if not whole_s:
+        return None
+    limit = float(speed) if speed else None
+    if limit is None and len(rates) >= MIN_RATES:
+        best = sorted(each.most_mbit_s for each in slices)[-max(1, len(slices) // MOST) :]
+        limit = max(statistics.median(rates), statistics.fmean(best))
+    busy = [each for each in slices if limit is not None and each.most_mbit_s >= BUSY * limit]
+    busy_s = sum(each.duration_s for each in busy)
+    return InterfaceSeen(
+        name=name,
+        sent_mbit_s=round(sum(each.sent_bytes for each in slices) * 8e-6 / whole_s, 1),
+        received_mbit_s=round(sum(each.received_bytes for each in slices) * 8e-6 / whole_s, 1),
+        limit_mbit_s=None if limit is None else round(limit, 1),
+        is_measured=limit is not None and not speed,
+        busy_share=round(busy_s / whole_s, 3),
+        busy_mbit_s=round(sum(each.most_mbit_s * each.duration_s for each in busy) / busy_s, 1) if busy_s else 0.0,
+    )

@@ -1,0 +1,165 @@
+"""TCP streams of several nodes: real sockets on addresses of the loopback interface, a thread for each node."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from allranks.comm import streams
+from allranks.comm.streams import Mark, Plan, RoundReport, read_sent, run_streams
+from allranks.host.net import read_tcp_counters, read_traffic
+from allranks.host.tcpinfo import parse_tcp_info
+from allranks.preflight.matchings import matchings
+from conftest import HANG_S
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = {"WARM_S": 0.005, "MEASURE_S": 0.02, "SLOT_S": 0.06, "START_S": 1.0, "LATE_S": 0.3, "BUSY_S": 0.1}
+    for name, value in times.items():
+        monkeypatch.setattr(streams, name, value)
+
+
+@pytest.fixture
+def plan() -> Plan:
+    nodes = {f"n{i}": f"127.0.0.{i}" for i in range(2, 6)}
+    with socket.create_server(("127.0.0.2", 0)) as listener:
+        port = int(listener.getsockname()[1])
+    return Plan(
+        rounds=matchings([*nodes], 99), addresses=nodes, interfaces=dict.fromkeys(nodes, "lo"), port=port, key="k"
+    )
+
+
+def run(plan: Plan, *names: str) -> dict[tuple[str, str], RoundReport]:
+    """Run these nodes at the same time; returns what each says of each peer."""
+    told: list[RoundReport] = []
+    threads = [threading.Thread(target=run_streams, args=(plan, name, told.append)) for name in names]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(HANG_S)
+        assert not thread.is_alive()
+    return {(each.node, each.peer): each for each in told}
+
+
+def test_every_node_streams_to_every_other_one(plan: Plan) -> None:
+    told = run(plan, *plan.addresses)
+    assert {way for way, each in told.items() if (each.mbit_s or 0) > 1} == {
+        (a, b) for a in plan.addresses for b in plan.addresses if a != b
+    }
+    assert {each.why for each in told.values()} == {""}
+
+
+def test_no_node_is_in_two_streams_at_once(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy, both = set[str](), list[str]()
+
+    @contextmanager
+    def alone(node: str) -> Iterator[None]:
+        both.extend({node} & busy)
+        busy.add(node)
+        yield
+        busy.remove(node)
+
+    play = streams._End.play
+
+    def watched(self: streams._End, number: int, peer: str, *, is_second: bool, by_s: float) -> RoundReport:
+        with alone(self._node):
+            return play(self, number, peer, is_second=is_second, by_s=by_s)
+
+    monkeypatch.setattr(streams._End, "play", watched)
+    assert len(run(plan, *plan.addresses)) == 12
+    assert both == []
+
+
+def test_a_node_that_does_not_start_costs_its_own_pairs_only(plan: Plan) -> None:
+    told = run(plan, "n2", "n3", "n5")
+    assert {way: each.why for way, each in told.items() if each.mbit_s is None} == dict.fromkeys(
+        [("n2", "n4"), ("n3", "n4"), ("n5", "n4")], "n4 did not start"
+    )
+
+
+def test_a_node_whose_port_is_taken_says_so_to_all(plan: Plan) -> None:
+    with socket.create_server(("127.0.0.4", plan.port)):
+        told = run(plan, *plan.addresses)
+    reason = f"n4 cannot listen at port {plan.port}: address already in use"
+    assert {each.why for way, each in told.items() if "n4" in way} == {reason}
+    assert {each.why for way, each in told.items() if "n4" not in way} == {""}
+
+
+def test_a_node_that_ends_between_two_rounds_costs_its_own_pairs_only(plan: Plan) -> None:
+    two = replace(plan, rounds=((("n2", "n3"), ("n4", "n5")), (("n2", "n4"), ("n3", "n5"))))
+    told: list[RoundReport] = []
+
+    def leave(report: RoundReport) -> None:
+        told.append(report)
+        raise SystemExit
+
+    def play_one_round() -> None:
+        with suppress(SystemExit):
+            run_streams(two, "n5", leave)
+
+    leaver = threading.Thread(target=play_one_round)
+    leaver.start()
+    others = run(two, "n2", "n3", "n4")
+    leaver.join(HANG_S)
+    assert others["n2", "n4"].why == ""
+    assert others["n3", "n5"].why in ("n5 did not connect", "n5 has ended")
+
+
+def test_connections_of_strangers_are_dropped(plan: Plan) -> None:
+    stop = threading.Event()
+
+    def knock() -> None:
+        while not stop.is_set():
+            for hello in (b"GET / HTTP/1.0\r\n\r\n", json.dumps(["other key", -1, "n3", ""]).encode() + b"\n"):
+                try:
+                    with socket.create_connection(("127.0.0.2", plan.port), timeout=0.2) as sock:
+                        sock.sendall(hello)
+                except OSError:
+                    time.sleep(0.005)
+
+    stranger = threading.Thread(target=knock)
+    stranger.start()
+    try:
+        told = run(replace(plan, rounds=plan.rounds[:1]), *plan.addresses)
+    finally:
+        stop.set()
+        stranger.join(HANG_S)
+    assert {each.why for each in told.values()} == {""}
+
+
+def test_a_stream_is_what_was_acknowledged_between_two_moments_and_the_rest_is_of_others() -> None:
+    tcp = parse_tcp_info(b"")
+
+    begin = Mark(10.0, tcp, 1_000)
+    later = dataclasses.replace(
+        tcp, acked_bytes=100_000_000, sent_bytes=101_000_000, total_retrans=690, data_segments=69_000
+    )
+    end = Mark(12.0, later, 1_000 + 158_070_000)
+    said = read_sent(begin, end)
+    assert (said.mbit_s, said.retransmitted, said.segments) == (400.0, 690, 69_000)
+    assert said.sent_by_others_mbit_s == 200.0
+
+
+def test_counters_are_read_from_proc(tmp_path: Path) -> None:
+    net = tmp_path / "proc/net"
+    net.mkdir(parents=True)
+    (net / "dev").write_text(
+        "Inter-|   Receive  |  Transmit\n face |bytes packets errs drop fifo frame compressed multicast|bytes packets\n"
+        "    lo:  11 2 0 0 0 0 0 0   11 2 0 0 0 0 0 0\n  eth0: 500 3 0 0 0 0 0 0 70 4 0 0 0 0 0 0\n"
+    )
+    (net / "snmp").write_text(
+        "Ip: Forwarding\nIp: 1\nTcp: RtoAlgorithm RtoMin MaxConn OutSegs RetransSegs\nTcp: 1 200 -1 900 12\n"
+    )
+    assert read_traffic("eth0", root=tmp_path) == (500, 70)
+    assert read_traffic("eth1", root=tmp_path) == (0, 0)
+    assert read_tcp_counters(root=tmp_path) == (900, 12)

@@ -1,0 +1,101 @@
+"""Is a slow network told from a late rank, for a script that imports nothing of ours?"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from .conftest import TestLab
+from .test_run import AGENT, end, srun
+
+TRAIN = """\
+import sys, time
+import torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+FORWARD_S, BACKWARD_S, LATE_S, FOR_S = 0.02, 0.04, float(sys.argv[1]), 14.0
+
+class Slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        time.sleep(FORWARD_S)
+        ctx.shape = weight.shape
+        return x + weight[0]
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(BACKWARD_S)
+        return grad, torch.ones(ctx.shape)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(500_000))  # 2 MB: 214 ms at 100 Mbit/s, for each of three nodes
+    def forward(self, x):
+        return Slow.apply(x, self.weight)
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, model, goes_on, step = dist.get_rank(), DistributedDataParallel(Net()), torch.ones(1), 0
+began_s = float("inf")
+while goes_on[0]:
+    if step == 3:
+        counted_s = time.perf_counter()
+    if rank == 1:
+        time.sleep(LATE_S)
+    model(torch.ones(1)).sum().backward()
+    step += 1
+    if step == 11:
+        step_s = (time.perf_counter() - counted_s) / 8
+        began_s = time.monotonic()  # from here on, an event comes within 12 s
+        print("truth", rank, (step_s - FORWARD_S - BACKWARD_S) / step_s, flush=True)
+    if step % 10 == 0:
+        goes_on[0] = time.monotonic() < began_s + FOR_S
+        dist.broadcast(goes_on, 0)
+dist.destroy_process_group()
+"""
+LINE = re.compile(
+    r"allranks: \d\d % of each step waits for the network \(node01 ens1f1 at \d+ % of the (\d+) Mbit/s that its "
+    r"connections reach\): allranks advise\n"
+)
+
+
+def run(lab: TestLab, folder: Path, *, late_s: float) -> tuple[str, float, dict[str, object]]:
+    """Train on three nodes; returns stderr, what share of a step rank 0 waits in truth, and the event about it."""
+    (folder / "train.py").write_text(TRAIN)
+    three = ("-N3", "-w", "master-node,node01,node02")
+    code, stdout, stderr = end(srun(lab, folder, *AGENT, "--ignore", "AR213", "train.py", str(late_s), flags=three))
+    assert code == 0, stderr
+    truth = dict(re.findall(r"truth (\d) (\S+)", stdout))
+    (events,) = folder.glob("runs/*/attempt_0/events.jsonl")
+    told = [json.loads(line) for line in events.read_text().splitlines() if '"event": "network"' in line]
+    return stderr, float(truth["0"]), next(each for each in told if "wait_share" in each)
+
+
+@pytest.mark.lab
+@pytest.mark.torch
+def test_the_link_that_makes_all_steps_wait_is_named_and_the_share_is_true(six_nodes: TestLab, tmp_path: Path) -> None:
+    six_nodes.run("inject", "slow-link", "--on", "node01")
+    try:
+        stderr, truth, told = run(six_nodes, tmp_path, late_s=0.0)
+    finally:
+        six_nodes.run("heal")
+    line = LINE.search(stderr)
+    assert line, stderr
+    assert 80 < int(line[1]) < 130
+    assert told["wait_share"] == pytest.approx(truth, abs=0.1)
+    assert told["num_nodes"] == 3
+
+
+@pytest.mark.lab
+@pytest.mark.torch
+@pytest.mark.by_hand
+def test_a_late_rank_is_no_slow_network(six_nodes: TestLab, tmp_path: Path) -> None:
+    six_nodes.run("inject", "slow-link", "--on", "node01")
+    try:
+        stderr, truth, told = run(six_nodes, tmp_path, late_s=1.0)
+    finally:
+        six_nodes.run("heal")
+    assert "waits for the network" not in stderr
+    assert told["wait_share"] == pytest.approx(truth, abs=0.1)
