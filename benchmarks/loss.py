@@ -170,13 +170,16 @@ METHODS = (
     Method("diloco-10", average_every=10, outer=True),
     Method("diloco-25", average_every=25, outer=True),
 )
-CURVE = tuple(
-    Method(f"accumulate-{k}-{rule}", accumulate=k, lr_scale=scale)
-    for k in (2, 4, 8)
-    for rule, scale in ((rule, LR_RULES[rule](k)) for rule in ("none", "sqrt", "linear"))
-    if (k, rule) != (8, "none")  # that is accumulate-8
+CURVE = (
+    *(Method(f"accumulate-1-x{scale}", lr_scale=float(scale)) for scale in (2, 4, 8)),
+    *(
+        Method(f"accumulate-{k}-{rule}", accumulate=k, lr_scale=LR_RULES[rule](k))
+        for k in (2, 4, 8)
+        for rule in ("none", "sqrt", "linear")
+        if (k, rule) != (8, "none")  # that is accumulate-8
+    ),
 )
-"""For docs/how-to/scaling.md: what a larger batch needs under each rule of the learning rate."""
+"""For docs/how-to/scaling.md: what a larger batch needs under each rule, and what another learning rate does alone."""
 
 
 class Trainer:

@@ -77,8 +77,8 @@ number times the ratio of the times of a step.
 ## A larger batch
 
 Batches of 2, 4 and 8 times {tokens_per_step:,} tokens, with as many tokens in all. The learning rate stays (none),
-grows with the square root of the factor (sqrt), or with the factor (linear); [Scaling](../how-to/scaling.md) says what
-follows from it.
+grows with the square root of the factor (sqrt), or with the factor (linear). The rows of 1 x are the plain batch with
+another learning rate: what it gains there is no merit of a rule. [Scaling](../how-to/scaling.md) says what follows.
 
 | batch | learning rate | seeds | against plain, % | samples to equal loss |
 |---|---|---|---|---|
@@ -160,13 +160,17 @@ def table(summary: dict[str, Any]) -> str:
         for name, words in WORDS.items()
         if name in found
     ]
-    batches = []
-    for k in (2, 4, 8):
-        for rule in ("none", "sqrt", "linear"):
-            name = "accumulate-8" if (k, rule) == (8, "none") else f"accumulate-{k}-{rule}"
-            if name in found:
-                rate = f"{rule}, x {LR_RULES[rule](k):.3g}"
-                batches.append(f"| {k} x | {rate} | {len(found[name]['seeds'])} | {figures(found[name], 1)} |")
+    batches = [
+        f"| {k} x | {rule}, x {LR_RULES[rule](k):.3g} | {len(found[name]['seeds'])} | {figures(found[name], 1)} |"
+        for k in (2, 4, 8)
+        for rule in ("none", "sqrt", "linear")
+        if (name := "accumulate-8" if (k, rule) == (8, "none") else f"accumulate-{k}-{rule}") in found
+    ]
+    batches += [
+        f"| 1 x | x {scale} | {len(found[name]['seeds'])} | {figures(found[name], 1)} |"
+        for scale in (2, 4, 8)
+        if (name := f"accumulate-1-x{scale}") in found
+    ]
     scales = []
     for row in summary["noise_scale"]:
         first, low, high = row["first_step"], min(row["tokens"]), max(row["tokens"])
@@ -192,11 +196,13 @@ def table(summary: dict[str, Any]) -> str:
 
 def figures(found: dict[str, Any], digits: int) -> str:
     """Two cells: difference in percent and samples."""
-    difference, samples = found["difference_percent"], found["samples_to_equal_loss"]
-    low, high = difference["range"]
-    cell = f"{difference['mean']:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
-    low, high = samples["range"]
-    return f"{cell} | {samples['mean']:.2f} ({low:.2f} to {high:.2f})"
+    return f"{cell_of(found['difference_percent'], f'+.{digits}f')} | {cell_of(found['samples_to_equal_loss'], '.2f')}"
+
+
+def cell_of(values: dict[str, Any], form: str) -> str:
+    """Mean and range; of one seed only the value."""
+    low, high = (f"{value:{form}}" for value in values["range"])
+    return f"{values['mean']:{form}}" + (f" ({low} to {high})" if low != high else "")
 
 
 COLORS = ("#222222", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#d62728", "#ff7f0e", "#17becf", "#e377c2")

@@ -146,13 +146,11 @@ class Session:
             return self._wrapped.wrap(module, own | arguments, choose, attach=attach)
 
     def local_sgd(self, ddp: PinnedBuckets, optimizer: torch.optim.Optimizer, **arguments: Any) -> LocalSGD:
-        """Return an optimizer that steps on this rank's gradients, and brings weights together every few steps.
-
-        It changes the result. `optimizer` has the parameters of `ddp`; the other arguments are those of comm.local.
-        """
+        """Return an optimizer whose ranks step apart, and meet every few steps; for its arguments see comm.local."""
         from allranks.comm.local import LocalSGD
 
-        return LocalSGD(ddp, optimizer, **arguments)
+        with refusing():
+            return LocalSGD(ddp, optimizer, **arguments)
 
     def sampler(self, dataset: int | Sized, *, global_batch_size: int, **arguments: Any) -> Sampler:
         """Return a batch sampler for this rank, with the same global batches at any number of ranks.

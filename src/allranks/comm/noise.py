@@ -10,7 +10,8 @@ products a bucket, and no collective, since rank 0's own share stands for those 
 
 Source: McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1; S / |G|^2 is its simple
 noise scale. Limits: it rises while a model learns; it says how many steps a batch can save at most, and measured runs
-saved less (docs/how-to/scaling.md); shares of the ranks are taken as equal. Standard library and torch only.
+saved that much only with a learning rate that fits (docs/how-to/scaling.md); shares of the ranks are taken as equal;
+under PowerSGD the mean lacks what it leaves out, so the scale comes out lower. Standard library and torch only.
 """
 
 from __future__ import annotations
