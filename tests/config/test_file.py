@@ -92,7 +92,9 @@ REFUSED = {
     "[network]\ntimeout_s = 1\n": "[network] timeout_s = 1: unknown key, did you mean [train] timeout_s?",
     "[network]\ngpus = 1\n": "[network] gpus = 1: unknown key, did you mean [[node]] gpus?",
     "[network]\nxyz = 1\n": "[network] xyz = 1: unknown key, expected one of data, second, port, infiniband",
-    '[network]\n"a\\u001b" = 1\n': '[network] "a\\x1b" = 1: unknown key, expected one of data, second, port, infiniband',
+    '[network]\n"a\\u001b" = 1\n': (
+        '[network] "a\\x1b" = 1: unknown key, expected one of data, second, port, infiniband'
+    ),
     NODE + "gpu = 1\n": '[[node]] n1 gpu = 1: unknown key, did you mean "gpus"?',
     # [cluster]
     "[cluster]\nname = 5\n": f"[cluster] name = 5: {NAME}",
