@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-import allranks.comm
 import allranks.join
-from allranks.comm.collectives import list_cases
+from allranks.join.collectives import list_cases
 from conftest import free_port
 
 from .conftest import Note
@@ -22,7 +21,6 @@ from .job import PATIENCE_S, is_rehearsal, suite_env
 
 BACKEND = "gloo" if is_rehearsal() else "nccl"
 TRIAL = Path(allranks.join.__path__[0]) / "trial.py"
-MEASURE = Path(allranks.comm.__path__[0]) / "collectives.py"
 
 
 def start(cases: list[dict[str, Any]], **more: Any) -> list[subprocess.Popen[str]]:
@@ -34,7 +32,7 @@ def start(cases: list[dict[str, Any]], **more: Any) -> list[subprocess.Popen[str
             "port": port, "interface": "lo", "device": 0, "cases": cases, "budget_s": 15, **more,
         }  # fmt: skip
         times = {"start_s": PATIENCE_S, "group_s": PATIENCE_S, "timeout_s": 5}
-        command = [sys.executable, str(TRIAL), json.dumps({"measure": str(MEASURE), "work": [work], **times})]
+        command = [sys.executable, str(TRIAL), json.dumps({"work": [work], **times})]
         env = suite_env(NCCL_HOSTID=f"host-{rank}")
         ranks.append(subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True))
     return ranks

@@ -14,16 +14,14 @@ from typing import Any
 
 import pytest
 
-import allranks.comm
 import allranks.join
-from allranks.comm.collectives import list_cases
+from allranks.join.collectives import list_cases
 from allranks.join.trial import find_failure, name_ranks
 from conftest import clean_env
 
 pytestmark = pytest.mark.torch
 
 SCRIPT = Path(allranks.join.__path__[0]) / "trial.py"
-MEASURE = str(Path(allranks.comm.__path__[0]) / "collectives.py")
 MIB = 1 << 20
 IMPORT_S = 120.0
 
@@ -38,7 +36,7 @@ def port() -> int:
 def start(*work: dict[str, Any], start_s: float = IMPORT_S, group_s: float = 60.0, timeout_s: float = 30.0, **env: str):  # type: ignore[no-untyped-def]
     times = {"start_s": start_s, "group_s": group_s, "timeout_s": timeout_s}
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), json.dumps({"measure": MEASURE, "work": work, **times})],
+        [sys.executable, str(SCRIPT), json.dumps({"work": work, **times})],
         env=clean_env(os.environ, **env),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -4,15 +4,14 @@
 
 `allranks check --deep` starts this file on each node by path, `allranks bench` for each rank. The order:
 
-    {"measure": "/.../comm/collectives.py",  loaded by path
-     "start_s": 40, "group_s": 20, "timeout_s": 10,
+    {"start_s": 40, "group_s": 20, "timeout_s": 10,
      "num_gpus": 0,                          more than 0: times a matmul on each GPU in the end
      "work": [{"step": 0,                    its turn: every step takes group_s at most
                "round": 0, "backend": "gloo",           repeated in each line about this group
                "rank": 0, "names": ["n01", "n02"],      of all ranks, for messages
                "address": "10.0.0.1", "port": 29500,    where rank 0 opens the store
                "interface": "eth0", "device": 0,        of this node; the GPU of this rank
-               "cases": [...], "budget_s": 4, "repeat": [2, 100]}]}     comm/collectives.py explains them
+               "cases": [...], "budget_s": 4, "repeat": [2, 100]}]}     join/collectives.py explains them
 
 For each group, in a process of its own:
 
@@ -74,7 +73,7 @@ def main() -> None:
         is_absent = isinstance(exc, ModuleNotFoundError) and exc.name == "torch"
         _tell({"no_torch": "torch is not installed" if is_absent else f"torch cannot be imported: {_one_line(exc)}"})
         return
-    measure = _load(order["measure"]).measure
+    measure = _load("collectives").measure
     for work in order["work"]:
         arrive_by_s = began_s + order["start_s"] + work["step"] * order["group_s"]
         group = {"round": work["round"], "backend": work["backend"]}
@@ -90,9 +89,9 @@ def main() -> None:
         _tell({"matmul_s": said.get("matmul_s", []), "what": said.get("what", "")})
 
 
-def _load(path: str) -> Any:
-    """Return the module of a file that this one must not import: another package of the same floor."""
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+def _load(name: str) -> Any:
+    """Return the module beside this one: there is no package around a file that is started by path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

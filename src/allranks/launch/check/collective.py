@@ -21,7 +21,6 @@ from typing import Any
 
 import msgspec
 
-import allranks.comm
 import allranks.join
 from allranks.comm.table import Row
 from allranks.launch.check.members import SLACK_S, End, begin_member, lines_of, run_members
@@ -210,7 +209,6 @@ def work_of(order: PairOrder, node: str) -> dict[str, Any]:
     num_gpus = order.ends[node].num_gpus if node in order.ends and "nccl" in order.backends else 0
     times = {"start_s": START_S, "group_s": PAIR_S, "timeout_s": COLLECTIVE_S}
     return {
-        "measure": str(Path(allranks.comm.__path__[0]) / "collectives.py"),
         "work": work,
         **times,
         "num_gpus": num_gpus,

@@ -15,11 +15,10 @@ from typing import Any
 
 import msgspec
 
-import allranks.comm
 import allranks.join
-from allranks.comm.collectives import list_cases
 from allranks.comm.table import Row
 from allranks.host.net import read_tcp_counters
+from allranks.join.collectives import list_cases
 from allranks.launch.check.collective import COLLECTIVE_S, START_S, Report
 from allranks.launch.check.members import SLACK_S, End, begin_member, lines_of, run_members
 from allranks.launch.check.network import Show
@@ -46,7 +45,7 @@ class GroupOrder(msgspec.Struct, frozen=True, kw_only=True, tag="group"):
     backend: str
     port: int
     cases: tuple[dict[str, Any], ...]
-    """As comm/collectives.py makes them."""
+    """As join/collectives.py makes them."""
     budget_s: float
     """For all cases."""
 
@@ -225,7 +224,6 @@ def works_of(order: GroupOrder, node: str) -> list[dict[str, Any]]:
     first = next(iter(order.ends.values()))
     return [
         {
-            "measure": str(Path(allranks.comm.__path__[0]) / "collectives.py"),
             "start_s": START_S,
             "group_s": order.group_s,
             "timeout_s": TIMEOUT_S,

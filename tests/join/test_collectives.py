@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.comm.collectives import (
+from allranks.comm.table import COLLECTIVES, Row
+from allranks.join.collectives import (
     Limit,
     describe,
     estimate_s,
@@ -17,7 +18,6 @@ from allranks.comm.collectives import (
     to_row,
     weigh,
 )  # fmt: skip
-from allranks.comm.table import COLLECTIVES, Row
 
 MIB = 1 << 20
 

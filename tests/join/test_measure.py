@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allranks.comm.collectives import list_cases, measure
+from allranks.join.collectives import list_cases, measure
 
 pytestmark = pytest.mark.torch
 
