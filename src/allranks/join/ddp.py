@@ -153,13 +153,15 @@ class _ShardingFinder(importlib.abc.MetaPathFinder):
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
-        execute = spec.loader.exec_module
+        loader: Any = spec.loader
+        execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            loader.exec_module = execute  # it may be the loader of other modules, too
             execute(module)
             self.refuse(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        loader.exec_module = exec_module
         return spec
 
     def refuse(self, module: ModuleType) -> None:

@@ -121,6 +121,7 @@ class _GroupFinder(importlib.abc.MetaPathFinder):
         execute = spec.loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
+            spec.loader.exec_module = execute  # type: ignore  # it may be the loader of other modules, too
             execute(module)
             try:
                 global _group
