@@ -32,10 +32,12 @@ def test_every_waiting_time_is_called_timeout_and_read_and_explained_alike() -> 
     assert {(path, each.opts[0]) for path, each in waits} == {
         ("run", "--capacity-timeout"), ("run", "--hang-timeout"), ("render", "--capacity-timeout"),
         ("render", "--hang-timeout"), ("submit", "--capacity-timeout"), ("submit", "--hang-timeout"),
-        ("check", "--timeout"), ("check", "--queue-timeout"), ("init", "--timeout"), ("init", "--queue-timeout"),
+        ("check", "--timeout"), ("check", "--queue-timeout"), ("bench", "--timeout"), ("bench", "--queue-timeout"),
+        ("init", "--timeout"), ("init", "--queue-timeout"),
         ("stack", "--timeout"), ("horovod", "--elastic-timeout"), ("run", "--shutdown-timeout"),
         ("render", "--shutdown-timeout"), ("submit", "--shutdown-timeout"), ("lab up", "--kill-wait"),
-        ("lab up", "--grace-time"), ("advise", "--timeout"),
+        ("lab up", "--grace-time"), ("advise", "--timeout"), ("bench", "--timeout"),
+        ("bench", "--queue-timeout"),
     }  # fmt: skip
     for _, each in waits:
         assert (each.help or "").startswith("How long to wait for ")

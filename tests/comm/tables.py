@@ -9,9 +9,9 @@ TCP = 0.945
 """Payload in what a link carries."""
 ALONE = 1.1
 """A ring beside which no other one is under way leaves gaps."""
-SMALL_S = {100: 0.016, 500: 0.0105, 1000: 0.009}
+SMALL_S = {100: 0.0165, 500: 0.011, 1000: 0.010}
 """An all-reduce of a few KB, by the link's rate: 8 to 20 ms on two cores that serve six ranks."""
-EXCHANGE_S = 0.005
+EXCHANGE_S = 0.0145
 """Of all-to-all and all-gather, beside their bytes."""
 
 

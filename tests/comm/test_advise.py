@@ -15,18 +15,18 @@ from allranks.comm.methods import Method
 from allranks.comm.table import BenchTable, Row
 from comm.tables import EXCHANGE_S, bench_of
 
-EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
+ROOT = Path(__file__).parents[2]
 MEASURED = """
-ms a step at 500 Mbit/s, at 100
-plain, torch's buckets       488     2134
-plain, 1 MB buckets          433     1927
-bf16                         258      980
-int8                         315      694
-PowerSGD rank 4              345      476
-8 micro-batches a step       195      406
-averaged every 8 steps       201      397
-DiLoCo every 10              198      411
-DiLoCo every 25              178      307
+ms a step at                 500 Mbit/s   100 Mbit/s
+plain, torch's buckets       488          2134
+plain, 1 MB buckets          433          1927
+bf16                         258           980
+int8                         315           694
+PowerSGD rank 4              345           476
+8 micro-batches a step       195           406
+averaged every 8 steps       201           397
+DiLoCo every 10              198           411
+DiLoCo every 25              178           307
 """
 """Six nodes whose links were shaped with tbf, Gloo, torch 2.13, buckets of 1 MB where nothing else is said: a model of
 13.1 MB in eight layers, whose computing was a sleep of 50 ms forward and 100 ms backward (2026-11-28)."""
@@ -45,9 +45,9 @@ STEP = Step(tensor_bytes=(640 * 640 * 4,) * 8, forward_s=0.050, backward_s=0.100
 
 
 def measured(mbit: int) -> dict[str, float]:
-    """Of each method, milliseconds a step."""
-    lines = MEASURED.strip().splitlines()[1:]
-    return {line[:24].strip(): float(line.split()[-2 if mbit == 500 else -1]) for line in lines}
+    """Milliseconds a step of each method."""
+    lines = (line.rsplit(None, 2) for line in MEASURED.strip().splitlines()[1:])
+    return {name: float(slow if mbit == 500 else fast) for name, slow, fast in lines}
 
 
 def predicted(mbit: int) -> dict[str, float]:
@@ -72,24 +72,28 @@ def test_methods_that_are_a_tenth_apart_come_in_the_measured_order(mbit: int) ->
     assert [(a, b) for a, b in apart if found[a] >= found[b]] == []
 
 
-def test_the_losses_are_the_means_of_the_evidence() -> None:
-    found = json.loads((EVIDENCE / "compression_loss.json").read_text())["methods"]
-    measured = {name: found[name] for name in methods.LOSSES}
-    percent = {name: one["difference_percent"]["mean"] for name, one in measured.items()}
-    samples = {name: one["samples_to_equal_loss"]["mean"] for name, one in measured.items()}
-    assert {name: loss.percent for name, loss in methods.LOSSES.items()} == pytest.approx(percent, abs=0.051)
-    assert {name: loss.samples for name, loss in methods.LOSSES.items()} == pytest.approx(samples, abs=0.0051)
+def test_losses_are_quoted_from_the_evidence() -> None:
+    told = json.loads((ROOT / "docs/evidence/compression_loss.json").read_text())["methods"]
+    measured = {
+        name: (
+            round(told[name]["difference_percent"]["mean"], 1),
+            round(told[name]["samples_to_equal_loss"]["mean"], 2),
+        )
+        for name in methods.LOSSES
+        if name in told
+    }
+    assert {name: loss[:2] for name, loss in methods.LOSSES.items() if loss.seeds > 1} == measured
 
 
 OFFERS = """
 Mbit/s  ranks  steps left  noise scale   offered beside plain buckets, best first
-   500      6       20000            -   bf16, int8, powersgd
+   500      6       20000            -   int8, bf16, powersgd
    100      6           -            -   powersgd, int8, bf16
    100      6         300            -   powersgd, int8, bf16
    100      6         400            -   powersgd, int8, local SGD 8, bf16
    100      6        1000            -   powersgd, DiLoCo 10, int8, local SGD 8, bf16
    100      6       20000            -   powersgd, DiLoCo 25, DiLoCo 10, int8, local SGD 8, bf16
-   500      6           -          0.1   bf16, int8, powersgd
+   500      6           -          0.1   int8, bf16, powersgd
    100      6           -            5   powersgd, int8, accumulate 8, bf16
   1000      6       20000            -   bf16, int8, powersgd
    100      2         300            -   powersgd, int8, bf16
@@ -145,6 +149,12 @@ def test_gradients_of_two_bytes_gain_nothing_as_bf16() -> None:
 def test_diloco_names_the_steps_of_its_warm_up() -> None:
     found = next(one for one in advice_of(100, steps_left=5000).offered if one.method.name == "DiLoCo 25")
     assert found.method.line == "optimizer = s.local_sgd(model, optimizer, every=25, plain_steps=500, outer_lr=0.9)"
+
+
+def test_a_loss_below_that_of_plain_ddp_is_chance_and_no_gain() -> None:
+    lucky = replace(methods.INT8, loss=methods.Loss(-0.4, 0.98))
+    assert lucky.samples == 1.0
+    assert methods.POWERSGD.samples == methods.POWERSGD.loss.samples > 1
 
 
 def test_now_is_what_the_script_has_and_the_gain_is_over_that() -> None:

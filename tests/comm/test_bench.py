@@ -7,19 +7,13 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from allranks.comm.bench import (
-    NO_TIME,
-    confirm,
-    describe_busy,
-    describe_untested,
-    join_reports,
-    mark,
-    render_streams,
-)  # fmt: skip
+from allranks.comm.bench import confirm, count_untested, join_reports, mark
 from allranks.comm.streams import RoundReport, read_spread
-from allranks.comm.table import Pair
+from allranks.comm.table import BenchTable, Pair
+from allranks.launch.check.matrix import describe_busy, describe_untested, render_streams
 from allranks.launch.check.members import End
-from allranks.launch.check.network import judge_network, plan_again, plan_streams
+from allranks.launch.check.network import StreamOrder, judge_network, plan_again, plan_streams
+from allranks.launch.srun import decode, encode
 from allranks.model.finding import Confidence
 from allranks.preflight.matchings import matchings
 
@@ -104,6 +98,14 @@ def test_other_traffic_is_said_where_no_stream_was_slow_too() -> None:
     assert describe_busy(marks) == ("the network is busy: node01 -> node02 met 300 Mbit/s of other traffic",)
 
 
+def test_the_slowest_stream_of_a_table_is_no_stream_that_waited_for_a_core() -> None:
+    starved = streams(lambda a, b: {"mbit_s": 60.0, "peak_mbit_s": 3000.0} if a == "node02" else {})
+    assert BenchTable(backend="", nodes=NODES, ranks=6, pairs=tuple(starved)).slowest_mbit_s() == 950
+    slow = streams(lambda a, b: SLOW if a == "node02" else {})
+    assert BenchTable(backend="", nodes=NODES, ranks=6, pairs=tuple(slow)).slowest_mbit_s() == 99
+    assert BenchTable(backend="", nodes=NODES, ranks=6).slowest_mbit_s() is None
+
+
 def test_a_second_look_has_the_odd_pairs_and_no_node_twice_in_a_round() -> None:
     plan = plan_streams(ENDS, port=29500)
     again = plan_again(plan, mark(streams(PLANTED["a slow node"][0])))
@@ -122,8 +124,10 @@ def test_what_is_slow_or_lossy_only_once_is_not_blamed() -> None:
     assert confirm(first, []) == tuple(first)
 
 
-def test_all_pairs_of_71_nodes_fit_into_a_minute_and_the_rest_is_called_untested() -> None:
+def test_all_pairs_of_70_nodes_fit_into_a_minute_and_the_rest_is_called_untested() -> None:
     nodes = {f"n{i}": End(address=f"10.0.0.{i}", interface="eth0") for i in range(72)}
+    all_of_70 = plan_streams(dict([*nodes.items()][:70]), port=1)
+    assert sum(map(len, all_of_70.rounds)) == 70 * 69 / 2
     plan = plan_streams(nodes, port=1)
     assert len(plan.rounds) == 70
     assert 59 < plan.expected_s <= 60
@@ -131,10 +135,19 @@ def test_all_pairs_of_71_nodes_fit_into_a_minute_and_the_rest_is_called_untested
         RoundReport(node=a, peer=b, mbit_s=950.0) for pairs in plan.rounds for way in pairs for a, b in (way, way[::-1])
     ]
     pairs = join_reports([*nodes], plan.rounds, told)
-    untested = [pair for pair in pairs if pair.mbit_s is None]
-    assert (len(untested), {pair.why for pair in untested}) == (72, {NO_TIME})
+    assert (len(pairs), count_untested([*nodes], pairs)) == (5040, 72)
     assert describe_untested(pairs) == ""
     assert "72 of 5112 not tested, for lack of time" in render_streams([*nodes], pairs, mark(pairs))
+
+
+def test_the_order_of_a_thousand_nodes_fits_into_a_variable() -> None:
+    nodes = {f"gpu-b{i:04}": End(address=f"10.{i >> 8}.{i & 255}.17", interface="ens1f0np0") for i in range(1024)}
+    plan = plan_streams(nodes, port=29500)
+    order = encode(StreamOrder.of(plan))
+    assert len(order) < 128 << 10
+    assert decode(order, StreamOrder).full_plan() == plan
+    again = plan_again(plan, mark(streams(PLANTED["a slow node"][0])))
+    assert decode(encode(StreamOrder.of(again)), StreamOrder).full_plan() == again
 
 
 def test_a_stream_that_failed_is_told_with_its_reason() -> None:

@@ -53,6 +53,7 @@ def beat(
     *ranks: RankBeat,
     links: Sequence[LinkSeen] = (),
     tries: Sequence[TrySeen] = (),
+    further: Sequence[str] = (),
     **more: Any,
 ) -> NodeBeat:
     return NodeBeat(
@@ -61,7 +62,7 @@ def beat(
         ranks=ranks,
         links=tuple(links),
         tries=tuple(tries),
-        addresses=(address(index),),
+        addresses=(address(index), *further),
         try_ports=(4000, 4001),
         **more,
     )

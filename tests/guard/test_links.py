@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from allranks.guard.links import Episode, find_stalled, judge_links, plan_round, round_s
+from allranks.guard.links import Episode, find_stalled, find_stuck_at, judge_links, plan_round, round_s
 from allranks.guard.scene import Tried
 from allranks.model.beat import LinkSeen, TrySeen
 from allranks.model.finding import Confidence
@@ -168,6 +168,24 @@ def test_every_node_tries_the_suspects():
         ("data", "192.168.20.2"),
         ("data", "192.168.20.3"),
     }
+
+
+def second(index: int) -> str:
+    return f"192.168.21.{index + 1}"
+
+
+def test_connections_that_are_stuck_on_a_further_interface_are_tried_there():
+    stuck = [link(1, 2, addresses=(second(1), second(2)))]
+    made = scene([beat(i, away(i, num=NUM), links=stuck if i == 1 else [], further=(second(i),)) for i in range(NUM)])
+    for node in made.nodes:
+        node.addresses = {**node.addresses, "interface": "ens1f1", second(node.index): "ens2f1"}
+    stalled = find_stalled(made, NOW_S)
+    assert find_stuck_at(made, stalled) == {1: second(1), 2: second(2)}
+    made.stuck_at = find_stuck_at(made, stalled)
+    assert [target.address for target in plan_round(made, {1, 2})[0]] == [second(1), second(2)]
+    assert (made.interface(2), made.interface(0)) == ("ens2f1", "ens1f1")
+    both = [*stalled, *find_stalled(picture((1, 2)), NOW_S)]
+    assert find_stuck_at(made, both) == {}  # the whole node, or all of its interfaces
 
 
 def test_the_first_round_is_short():

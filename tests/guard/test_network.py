@@ -109,18 +109,19 @@ def test_a_line_needs_ranks_that_all_wait_and_an_interface_that_is_full(what: st
 
 
 def live(*shares: float) -> tuple[list[str], list[str]]:
-    """Ten seconds of each of these; returns the beginnings of the lines, and of the last words."""
+    """Forty seconds of each of these; returns the beginnings of the lines, and of the last words."""
     speech, lines = NetworkSpeech(), list[str]()
     for number, share in enumerate(shares):
-        for second in range(10):
-            lines += speech.say(NOW_S + 10 * number + second, nodes(*[(steps(share), (link(),))] * 3))
+        for second in range(40):
+            lines += speech.say(NOW_S + 40 * number + second, nodes(*[(steps(share), (link(),))] * 3))
     return [line[:8] for line in lines], [line.partition("(")[0] for line in speech.last_words()]
 
 
 @pytest.mark.parametrize(
     ("shares", "said", "last"),
     [
-        ([0.5], ["50 % of "], "50 % of each step waited for the network "),
+        ([0.5], ["50 % of "], None),  # it has just been said
+        ([0.5, 0.5], ["50 % of "], "50 % of each step waited for the network "),
         ([0.5, 0.69, 0.5, 0.31, 0.5], ["50 % of "], "50 % of each step waited for the network "),
         ([0.5, 0.71, 0.75], ["50 % of ", "71 % of "], "75 % of each step waited for the network "),
         ([0.9, 0.5, 0.5], ["90 % of ", "50 % of "], "50 % of each step waited for the network "),

@@ -14,7 +14,7 @@ OWN, OTHER = "192.168.20.11", "192.168.20.12"
 NICS = [
     Interface("lo", ("127.0.0.1",), is_up=True, kind="loopback"),
     Interface("eth0", (OWN,), is_up=True, speed_mbit_s=1000),
-    Interface("eth1", ("192.168.21.11",), is_up=True),
+    Interface("eth1", ("192.168.21.11",), is_up=True, networks=("192.168.21.0/24",)),
 ]
 
 
@@ -126,7 +126,9 @@ def test_the_interfaces_are_those_that_ranks_have_connections_on(machine: Machin
     for number in range(12):
         at, acked = 10.0 + 2 * number, number << 20
         traffic.turn(at)
-        traffic.look(at, [connection(7, own="192.168.21.11", acked=acked, delivery_bytes_s=62_500_000)], {3: 4711})
+        moving = {"own": "192.168.21.11", "acked": acked, "delivery_bytes_s": 62_500_000}
+        traffic.look(at, [connection(7, peer="192.0.2.80" if number < 2 else "192.168.21.12", **moving)], {3: 4711})
+        assert len(traffic._watched) == 1 + (number >= 2)  # a server elsewhere is no neighbor
     assert [(each.name, each.limit_mbit_s, each.is_measured) for each in traffic.interfaces] == [
         ("eth0", 1000.0, False),
         ("eth1", 500.0, True),
@@ -138,8 +140,18 @@ def test_the_interfaces_are_those_that_ranks_have_connections_on(machine: Machin
     assert alone.interfaces == ()
 
 
-def test_an_interface_that_goes_away_is_told_as_long_as_it_was_there(machine: Machine) -> None:
-    traffic = Traffic("192.0.2.1", interfaces=NICS, root=machine.root)  # of no interface here
-    traffic.turn(1.0)
-    traffic.look(1.0, [], {3: 4711})
+def test_an_interface_that_is_gone_or_of_another_machine_is_not_told(machine: Machine) -> None:
+    traffic = Traffic(OWN, interfaces=NICS, root=machine.root)
+    for turn in range(5):
+        traffic.turn(1.0 + turn)
+    traffic.look(6.0, [], {})
+    assert [each.name for each in traffic.interfaces] == ["eth0"]
+    (machine.root / "sys/class/net/eth0/statistics/rx_bytes").write_text("")
+    traffic.turn(7.0)
+    traffic.look(8.0, [], {3: 4711})
     assert (traffic.interfaces, traffic.sent) == ((), {})
+    traffic.close()
+    other = Traffic("192.0.2.1", interfaces=NICS, root=machine.root)
+    other.turn(1.0)
+    other.look(1.0, [], {3: 4711})
+    assert other.interfaces == ()

@@ -53,6 +53,19 @@ def test_a_listener_lets_go_of_what_came(listener):
     assert listener._held == []
 
 
+def test_a_try_of_another_subnet_leaves_from_the_own_address_there(listener):
+    tries = Tries(own_data_address="127.0.0.1", further={"127.1.0.9": "127.1.0.0/24"})
+    other = Listener("127.1.0.1", port=listener.port)
+    try:
+        for address, own in (("127.1.0.1", "127.1.0.9"), ("127.0.0.1", "127.0.0.1")):
+            target = TryTarget(node_index=1, network="data", address=address, port=listener.port)
+            tries.begin(Try(targets=(target,), within_s=1.0), 0.0)
+            assert [each.sock.getsockname()[0] for each in tries._running.values()] == [own]
+    finally:
+        tries.close()
+        other.close()
+
+
 def test_nobody_listens_is_an_answer():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))

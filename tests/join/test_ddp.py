@@ -89,7 +89,9 @@ def around(monkeypatch: pytest.MonkeyPatch) -> Surroundings:
 
 NET = SimpleNamespace(
     parameters=lambda: [
-        SimpleNamespace(requires_grad=True, numel=lambda: 3_000_000, element_size=lambda: 4),
+        SimpleNamespace(
+            requires_grad=True, numel=lambda: 3_000_000, element_size=lambda: 4, device=SimpleNamespace(type="cpu")
+        ),
         SimpleNamespace(requires_grad=False, numel=lambda: 9_000_000, element_size=lambda: 4),
     ]
 )
@@ -115,6 +117,58 @@ def test_a_ddp_has_the_size_of_its_script_or_else_of_the_flag(
         made = around.kind(NET, **arguments)
         assert (made.bucket_bytes_cap, made.forward(1), made._comm_hooks) == (mb * 2**20, 2, [])
     assert capsys.readouterr().err == f"allranks: {said}\n"
+
+
+class Word(SimpleNamespace):
+    """A tensor of one number."""
+
+    value: float
+
+    def item(self) -> float:
+        return self.value
+
+
+@pytest.mark.parametrize(
+    ("chosen", "leaders", "wire_format", "mb", "reason"),
+    [
+        (4.0, None, None, 4, "the link is slow"),
+        (None, None, None, 25, "the link is slow"),
+        (4.0, 2.0, None, 2, "the link is slow"),  # the leader has fewer interfaces
+        (0.5, None, "int8", 1, "the link is slow"),  # torch.compile takes no less
+        (None, None, "powersgd", 16, "the link is slow"),
+    ],
+)
+def test_auto_is_what_the_leader_of_the_group_chooses(
+    chosen: float | None, leaders: float | None, wire_format: str | None, mb: float, reason: str, around: Surroundings,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    asked: list[Any] = []
+
+    def broadcast(word: Word, source: int, *, group: str) -> None:
+        asked.append((source, group))
+        word.value = leaders or word.value
+
+    def choose(env: object, gradients: list[int], **more: Any) -> tuple[float | None, str]:
+        asked.append((gradients, more))
+        return chosen, reason
+
+    around.torch.tensor = lambda values, device: Word(value=values[0])
+    around.torch.nn.parameter = SimpleNamespace(is_lazy=lambda own: False)
+    around.torch.distributed = SimpleNamespace(
+        group=SimpleNamespace(WORLD="world"), get_backend=lambda group: "undefined", get_world_size=lambda group: 6,
+        get_global_rank=lambda group, rank: rank, broadcast=broadcast,
+    )  # fmt: skip
+    parts = {"choose_by_environment": choose, "preferred_bucket_mb": {"powersgd": 16.0}.get, "attach": lambda *_: None}
+    monkeypatch.setattr(around.ddp, "_load", lambda name: SimpleNamespace(**parts))
+    monkeypatch.setenv("ALLRANKS_BUCKET_MB", "auto")
+    if wire_format:
+        monkeypatch.setenv("ALLRANKS_COMPRESS", wire_format)
+    around.ddp.change_classes("--bucket-mb auto")
+    made = around.kind(NET)
+    made.forward(1)
+    assert made.bucket_bytes_cap == mb * 2**20
+    assert asked == [([12_000_000], {"ranks": 6, "backend": "gloo", "compress": wire_format}), (0, "world")]
+    assert capsys.readouterr().err.endswith(f"buckets of {mb:g} MiB: {reason}\n")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +205,7 @@ def test_a_ddp_gets_a_hook_unless_it_has_one(
 
 
 def test_a_pass_without_a_synchronized_backward_pass_comes_too_early(
-    around: Surroundings, monkeypatch: pytest.MonkeyPatch
+    around: Surroundings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One rank may do it alone, to try its model."""
     monkeypatch.setenv("ALLRANKS_COMPRESS", "int8")
@@ -162,9 +216,15 @@ def test_a_pass_without_a_synchronized_backward_pass_comes_too_early(
     around.torch.is_grad_enabled, made.require_backward_grad_sync = (lambda: True), False  # no_sync()
     made.forward(1)
     assert around.attached == []
+    around.ddp._say_if_unused("--compress int8")
     made.require_backward_grad_sync = True
     made.forward(1)
     assert around.attached == ["int8"]
+    del made
+    around.ddp._say_if_unused("--compress int8 and no DDP is left")
+    unused = "--compress int8 changed nothing: no DistributedDataParallel of this script computed gradients"
+    said = "DDP of 12 MB: int8 on the wire, buckets of 25 MiB"
+    assert capsys.readouterr().err == f"allranks: {unused}\nallranks: {said}\n"
 
 
 def test_what_cannot_be_had_is_said_in_the_words_of_the_flag(
@@ -241,8 +301,9 @@ def test_every_kind_of_ddp_of_an_unmodified_script(allranks: Allranks) -> None:
         f"plain: {ours}", f"copied: {ours}", f"pickled: {ours}", "own bucket: allranks_int8, 2 MiB, near",
         f"own hook: allreduce_hook, {alone}", f"copy of it: none, {alone}",
         f"built-in hook: BuiltinCommHookType.ALLREDUCE, {alone}", f"subclass: {ours}", f"unused: {ours}",
-        f"static: {ours}", f"collectives of its own: {ours}", f"compiled: {ours}",
+        f"static: {ours}", f"collectives of its own: {ours}", f"two at once: {ours}", f"compiled: {ours}",
     ]  # fmt: skip
+    assert "changed nothing" not in done.stderr
     said = [line.partition("allranks: DDP of ")[2] for line in done.stderr.splitlines() if "allranks: DDP of " in line]
     leaves = "so --compress int8 leaves it alone, buckets of 1 MiB"
     assert said == [

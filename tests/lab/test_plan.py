@@ -25,6 +25,12 @@ def test_addresses_take_the_prefix_of_the_data_network() -> None:
     assert host.management_address == "10.77.0.1/24"
 
 
+def test_a_second_address_has_the_host_part_of_the_first_one() -> None:
+    network = NetworkTable(data="192.168.20.0/24", second="192.168.32.0/20")
+    (host,) = plan_hosts(Cluster(network=network, node=(node("a", "192.168.20.15"),)))
+    assert host.second_address == "192.168.32.15/20"
+
+
 def test_ipv6_addresses_have_64_bits_of_network() -> None:
     (host,) = plan_hosts(Cluster(node=(node("a", "fd00::5"),)))
     assert host.data_address == "fd00::5/64"

@@ -17,8 +17,9 @@ import pytest
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed, warned
+from allranks.cli.bench import _Run
 from allranks.cli.main import cli
-from allranks.comm.table import from_json
+from allranks.comm.table import Row, from_json
 from allranks.launch.check.group import (
     Counters,
     GroupResult,
@@ -146,6 +147,7 @@ def bench(*flags: str, cwd: Path) -> subprocess.Popen[str]:
         (("--sizes", "3Q"), "'3Q': expected sizes from 4 bytes to 4G, for example 4K,1M,16M"),
         (("--plot", "no/such/plot.svg"), "--plot no/such/plot.svg: no such directory: no/such"),
         (("--network-only",), "--network-only: one node has no network to others"),
+        (("--plot", "-", "--json"), "--plot - prints bars, and --json only JSON"),
     ],
 )
 def test_wrong_flags_are_refused(
@@ -156,6 +158,15 @@ def test_wrong_flags_are_refused(
         monkeypatch.delenv(name)
     with pytest.raises((UsageError, click.UsageError), match=re.escape(said)):
         cli.main(["bench", *flags], standalone_mode=False)
+
+
+def test_bars_are_a_plot_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = _Run(place=None, queue_s=1.0, as_json=False)
+    row = Row(collective="broadcast", size_bytes=1 << 20, count=1 << 18, root=0, time_s=0.01, p95_s=0.01, wrong=0)
+    run.ends, run.group = {"n1": End(address="127.0.0.1", interface="lo")}, GroupResult(rows=[row])
+    assert run.finish(tmp_path, Path("-")) == 0
+    assert re.search(r"^broadcast\n +1 MiB  [\u2588#]+ +0\.105 GB/s$", capsys.readouterr().out, re.MULTILINE)
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 
 @pytest.mark.torch
@@ -199,3 +210,4 @@ def test_what_ends_it_is_one_line_and_leaves_nothing(signum: signal.Signals, tmp
             line for line in err.splitlines() if line.startswith("allranks: collectives: rank ")
         ]
     wait_until(lambda: not ranks(), "the ranks are gone")
+    assert not (tmp_path / "runs").exists()  # no half of a table

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import msgspec
 import pytest
 
@@ -48,7 +50,11 @@ def found(cards, *, second=None):
 
 
 def test_a_second_network_is_taken_only_if_cluster_toml_names_it():
-    assert found(cluster(in_second)) == ([], None)
+    said = (
+        f'Gloo uses one interface a node; if {SECOND} is for gradients, too, write second = "{SECOND}" under [network]'
+    )
+    assert found(cluster(in_second)) == ([], f"{said} in cluster.toml")
+    assert found(cluster(lambda number: in_second(number, speed_mbit_s=100))) == ([], None)
     assert found(cluster(in_second), second=SECOND) == ([["ens2f1"] * 3], None)
 
 
@@ -127,7 +133,7 @@ def test_a_lane_that_fails_is_left_out_on_all_nodes_and_named(fail, said):
 
 
 def pair(a, b, rate):
-    return PairResult(source=a, target=b, delivery_mbit_s=rate)
+    return PairResult(source=a, target=b, delivery_mbit_s=rate, large_sent=48 << 10, large_s=0.001)
 
 
 def link(rates, **more):
@@ -149,3 +155,11 @@ def test_the_speed_that_interfaces_report_counts_unless_much_less_comes_through(
     assert link(slow) == (94.0, said)
     assert link(ALIKE, speed_mbit_s=None) == (602.0, "delivery rate of the slowest node, node01, in the roll call")
     assert link({}) == (None, "")
+
+
+def test_neither_small_payloads_nor_ranks_of_one_machine_tell_the_speed():
+    cards = {index: node(1 + index // 2) for index in range(4)}
+    results = [pair(a, b, 9000.0 if a // 2 == b // 2 else 90.0) for a, b in itertools.permutations(range(4), 2)]
+    assert measured_link(results, cards, first_of(cards))[0] == 90.0
+    sparse = [msgspec.structs.replace(result, large_sent=1024) for result in results]
+    assert measured_link(sparse, cards, first_of(cards)) == (None, "")

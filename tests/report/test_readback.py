@@ -41,13 +41,19 @@ TOLD = (
     {"time_s": 10.0, "event": "ended", "exit_code": 75, "leader": "node02", "is_cut_off": False},
 )
 
+NETWORK = {
+    "time_s": 11.0, "event": "network", "iteration": 100, "step_s": 0.4, "wait_share": 0.63, "least_wait_share": 0.6,
+    "num_nodes": 2, "nodes": [{"node": "node01", "wait_share": 0.6, "segments": 1000, "retransmits": 3}],
+}  # fmt: skip
+
 
 def lines(*told: object) -> bytes:
     return b"".join(json.dumps(each).encode() + b"\n" for each in told)
 
 
 def test_what_agents_write_is_read_back_as_it_was_written() -> None:
-    found = parse_events(lines(*TOLD))
+    found = parse_events(lines({**NETWORK, "wait_share": 0.1}, *TOLD, NETWORK))
+    assert json.loads(msgspec.json.encode(found.network)) | {"event": "network"} == NETWORK
     assert [json.loads(json.dumps(each)) for each in found.lines] == list(TOLD)
     assert (found.num_damaged, found.num_unknown) == (0, 0)
 
@@ -265,7 +271,7 @@ def test_a_run_is_read_whatever_stands_in_the_place_of_its_files(kind: str, tmp_
 
 def test_the_types_of_events_and_those_who_write_them_agree() -> None:
     """A name in the table without a field of the writer would skip each of its events silently."""
-    assert {each["event"] for each in TOLD} == readback._EVENTS.keys()
-    for told in TOLD:
+    assert {each["event"] for each in (*TOLD, NETWORK)} == readback._EVENTS.keys()
+    for told in (*TOLD, NETWORK):
         fields = {field.name for field in msgspec.structs.fields(readback._EVENTS[str(told["event"])])}
         assert told.keys() - {"event"} <= fields

@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 def train() -> None:
     torch.manual_seed(dist.get_rank())  # other weights and data on every rank; DDP makes the weights one
     model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    for function in (DistributedDataParallel.__init__, DistributedDataParallel.forward):
+        assert function.__code__.co_filename == torch.nn.parallel.distributed.__file__, "torch's class was changed"
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import pickle
 import sys
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 512
 """A layer fills a bucket of 1 MiB."""
+AS_IT_IS = torch.nn.Identity()
 
 
 class Branches(torch.nn.Module):
@@ -78,19 +81,19 @@ def gradients(model: torch.nn.Module) -> torch.Tensor:
     return torch.cat([own.flatten() * 0 if own.grad is None else own.grad.flatten() for own in model.parameters()])
 
 
-def train(name: str, ddp: Any, *, call: Callable[[Any], Any] | None = None, steps: int = 3) -> None:
-    """Take steps, and hold the gradients of each against the exact mean of those that the ranks compute alone."""
+def train(name: str, ddp: Any, *, call: Callable[[Any], Any] | None = None, behind: torch.nn.Module = AS_IT_IS) -> None:
+    """Take steps, and hold the gradients against the exact mean of those that the ranks compute alone."""
     call = ddp if call is None else call
     alone, rank = copy.deepcopy(ddp.module), dist.get_rank()
     worst = 0.0
-    for step in range(steps):
+    for step in range(3):
         torch.manual_seed(100 * step + rank)
         x = torch.randn(8, WIDTH)
         for model in (ddp, alone):
             model.zero_grad()
         with ddp.no_sync() if step == 1 else contextlib.nullcontext():  # a micro-batch that is only added
             call(x).square().mean().backward()
-        alone(x).square().mean().backward()
+        behind(alone(x)).square().mean().backward()
         if step == 1:
             continue
         got, exact = gradients(ddp.module), gradients(alone)
@@ -115,6 +118,10 @@ def main() -> None:
     train("plain", first)
     train("copied", copy.deepcopy(first))
     train("pickled", pickle.loads(pickle.dumps(first)))
+    gone = weakref.ref(first)
+    del first
+    gc.collect()
+    assert gone() is None, "a DDP with a hook is never freed"
     train("own bucket", DistributedDataParallel(net(), bucket_cap_mb=2))
     hooked = DistributedDataParallel(net())
     hooked.register_comm_hook(None, allreduce_hook)
@@ -127,6 +134,8 @@ def main() -> None:
     train("unused", DistributedDataParallel(Branches(), find_unused_parameters=True))
     train("static", DistributedDataParallel(net(), static_graph=True))
     train("collectives of its own", DistributedDataParallel(Normed()))
+    both = DistributedDataParallel(net()), DistributedDataParallel(net())
+    train("two at once", both[0], call=lambda x: both[1](both[0](x)), behind=copy.deepcopy(both[1].module))
     compiled = DistributedDataParallel(net())
     train("compiled", compiled, call=torch.compile(compiled, backend="eager"))
     dist.barrier()

@@ -17,6 +17,7 @@ FEATURES = {
     "pinned buckets": "state/resumed/buckets.py, CAN_PIN",
     "checkpoints": "state/saved/sharded.py",
     "standbys": "join/standby.py",
+    "wire formats": "join/ddp.py, lacking",
 }
 """What allranks takes from torch beyond its documented interface, or adds to it, and its door: where it is looked for,
 below src/allranks. This file is read by a Python that may not have allranks."""

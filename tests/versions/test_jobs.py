@@ -121,6 +121,24 @@ def test_bring_up(allranks: Allranks, tmp_path: Path, note: Note):
     assert "was not tested with allranks" not in ended.stderr
 
 
+def test_a_wire_format(allranks: Allranks, tmp_path: Path, note: Note):
+    write(
+        tmp_path / "train.py",
+        """
+        import torch, torch.distributed as dist
+        dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(300, 4))
+        for _ in range(3):
+            model(torch.ones(2, 300)).sum().backward()
+        dist.barrier()
+        """,
+    )
+    ended = allranks("run", *FLAGS, "--nproc-per-node", "2", "--compress", "int8", "train.py")
+    note("wire formats", "yes" if "MB: int8 on the wire" in ended.stderr and not ended.returncode else "no")
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "allranks: DDP of 0.00482 MB: int8 on the wire, buckets of 25 MiB" in ended.stderr
+
+
 def test_what_it_lacks_is_said_in_advance(allranks: Allranks):
     said = allranks("env", "--explain").stdout
     (line,) = [line for line in said.splitlines() if line.startswith("torch ")]

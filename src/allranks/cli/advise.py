@@ -117,6 +117,8 @@ def advise(
     """
     from allranks.comm.advise import advise as predict
 
+    if os.environ.get("SLURM_PROCID", "0") != "0":  # srun started it once for each node: the first one speaks for all
+        return
     if is_measured and script is None:
         raise UsageError("advise: --measure: expected a script, for example allranks advise --measure train.py")
     if script is not None and not is_measured:
@@ -279,9 +281,10 @@ def costs_of(one: Prediction, step: Step) -> list[str]:
     method = one.method
     costs = ["changes the result"] if method.changes_result else []
     if method.loss.percent is None:
-        costs.append(f"needs {method.loss.samples:.1f} x the samples by the noise scale, which is the least")
-    elif method.loss.percent:
-        costs.append(f"validation loss {method.loss.percent:+g} % after as many samples")
+        costs.append(f"needs {method.samples:.1f} x the samples by the noise scale, which is the least")
+    elif method.wire or method.changes_result:
+        few = "" if method.loss.seeds > 1 else " (one run)"
+        costs.append(f"validation loss {method.loss.percent:+g} % after as many samples{few}")
     for what, times in (("memory on each rank", method.memory), ("for each rank in a checkpoint", method.checkpoint)):
         if times:
             costs.append(f"{describe_size(round(times * step.gradient_bytes))} more {what}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.check import find_place, look_at, node_options, with_join
+from allranks.cli.check import find_place, look_at, node_options, say_network, with_join
 from allranks.cli.context import load_cluster
 from allranks.cli.options import cluster_option, json_option, log_dir_option
 from allranks.cli.progress import SHOW_AFTER_S, ProgressLine
@@ -37,6 +37,8 @@ BUDGET_S = 30.0
 """For all collectives: the network and the collectives of a few nodes take about a minute."""
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 MAX_BYTES = 4 << 30
+_BARS = Path("-")
+"""As a plot: on the terminal."""
 
 
 class Sizes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
@@ -77,7 +79,10 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
 )
 @click.option("--network-only", is_flag=True, help="Only the TCP streams between nodes; needs no torch.")
 @click.option(
-    "--plot", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Also draw the collectives, as SVG."
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also draw the collectives, as SVG; - prints bars.",
 )
 @log_dir_option
 @cluster_option
@@ -113,6 +118,8 @@ def bench(
     world = world_from_env(os.environ, given=Given(is_alone=True))
     if world.launcher is Launcher.SLURM and not asked.is_any:
         raise UsageError("bench starts its own job steps: run it in the allocation, without srun")
+    if plot == _BARS and as_json:
+        raise UsageError("--plot - prints bars, and --json only JSON: name a file for the plot, such as bench.svg")
     if plot is not None and not plot.parent.is_dir():
         raise UsageError(f"--plot {plot}: no such directory: {plot.parent}")
     cluster = load_cluster(cluster_file).cluster
@@ -122,7 +129,9 @@ def bench(
     wanted = str(cluster.train.backend) if backend == "auto" else backend
     run = _Run(place=place, queue_s=queue_s, as_json=as_json)
     try:
-        if run.begin(look_at(place, with_join(cluster, join_s), queue_s=queue_s)):
+        held = look_at(place, with_join(cluster, join_s), queue_s=queue_s)
+        if run.begin(held):
+            say_network(held, cluster)
             run.measure_network()
             if not network_only:
                 run.measure_collectives(wanted=wanted, ranks_per_node=ranks_per_node, sizes=sizes)
@@ -185,7 +194,7 @@ class _Run:
 
     def measure_network(self) -> None:
         """Run the TCP streams, and print them."""
-        from allranks.comm.bench import describe_busy, describe_untested, render_streams
+        from allranks.launch.check.matrix import describe_busy, describe_untested, render_streams
         from allranks.launch.check.network import judge_network, look_at_network, plan_streams
 
         if self.place is None or len(self.ends) < 2:
@@ -248,19 +257,24 @@ class _Run:
 
     def finish(self, log_dir: Path, plot: Path | None) -> int:
         """Write the files, print the rest, and return the exit code."""
+        from allranks.comm.bench import count_untested
         from allranks.comm.table import find_table
         from allranks.comm.table import to_json as table_to_json
 
         table, written = self.table, list[str]()
-        if table.pairs or table.rows:
+        if not self.problem and any(row.wrong for row in table.rows):
+            self.problem = "collectives: elements came out wrong: see the column #wrong"
+        if not self.problem:  # half a table would mislead those who read it
             written += self._write(find_table(log_dir), table_to_json(table))
-        if plot is not None and table.rows:
+        if plot == _BARS and table.rows:
+            from allranks.comm.chart import draw_bars
+
+            style = Style.of(sys.stdout)
+            click.echo(draw_bars(table, width=min(style.width, 120), is_unicode=style.is_unicode) + "\n")
+        elif plot is not None and table.rows:
             from allranks.comm.chart import draw_svg
 
             written += self._write(plot, draw_svg(table).encode())
-        is_wrong = any(row.wrong for row in table.rows)
-        if is_wrong and not self.problem:
-            self.problem = "collectives: elements came out wrong: see the column #wrong"
         is_untold = bool(self.marks and self.marks.unjudged)
         code = Exit.USER_CODE if self.findings or self.problem else Exit.UNKNOWN if is_untold else Exit.OK
         elapsed_s = time.time() - self.began_s
@@ -268,6 +282,7 @@ class _Run:
             document = {
                 "nodes": self.names,
                 "table": table,
+                "untested": count_untested(table.nodes, table.pairs) if table.pairs else 0,
                 "findings": self.findings,
                 "retransmitted": self.group.counters if self.group else {},
                 "notes": [*self.notes, *(self.group.skipped if self.group else ())],

@@ -130,7 +130,7 @@ def check(
         is_exclude_list=is_exclude_list,
         is_verbose=verbose,
         as_json=as_json,
-        data=loaded.cluster.network.data or ("cluster.toml" if loaded.cluster.node else ""),
+        cluster=loaded.cluster,
         began_s=time.monotonic(),
     )
     cluster = with_join(loaded.cluster, join_s)
@@ -217,7 +217,7 @@ class _View:
     is_exclude_list: bool
     is_verbose: bool
     as_json: bool
-    data: str
+    cluster: Cluster
     began_s: float
 
     def judge(self, held: Held, *, skipped: dict[str, str]) -> Outcome:
@@ -247,14 +247,20 @@ class _View:
             from allranks.launch.check.deep import render_figures
 
             parts.insert(1, printable(render_figures(outcome.figures)))
-        if held.num_nodes > 1 and not self.data:
-            from allranks.preflight.networks import advise_network
-
-            path = "the test used the network over which the nodes found each other"
-            say(f"cluster.toml does not name the data network: {path}; allranks init writes cluster.toml")
-            if advice := advise_network([*held.seen.cards.values()], held.addresses.get(0)):
-                say(f"note: {advice}")
+        say_network(held, self.cluster)
         click.echo("\n\n".join(filter(None, [*parts, summarise(outcome, elapsed_s=elapsed_s)])))
+
+
+def say_network(held: Held, cluster: Cluster) -> None:
+    """Say which network nodes used for their data, where cluster.toml does not say it."""
+    if held.num_nodes == 1 or cluster.network.data or cluster.node:
+        return
+    from allranks.preflight.networks import advise_network
+
+    path = "the test used the network over which the nodes found each other"
+    say(f"cluster.toml does not name the data network: {path}; allranks init writes cluster.toml")
+    if advice := advise_network([*held.seen.cards.values()], held.addresses.get(0)):
+        say(f"note: {advice}")
 
 
 def summarise(outcome: Outcome, *, elapsed_s: float) -> str:

@@ -8,7 +8,7 @@ what the table has for its size: eight in flight if another one is ready before 
 adds what its code takes, and its collectives are those of comm/hooks.py:
 
     bf16       one all-reduce of half the bytes
-    int8       all-to-all and all-gather of a quarter, one after the other
+    int8       all-to-all and all-gather of a quarter; the next bucket's all-to-all hides the hops of one of them
     powersgd   three small all-reduces: what has no matrix form, P and Q
 
 Methods are ranked by time to equal loss: the gain in time per sample, divided by the samples that a method needs more
@@ -36,11 +36,12 @@ NO_GAIN = 1.02
 """A gain that no measurement would confirm."""
 LOW_RANK = 1 / 44
 """What PowerSGD sends of a byte of gradients, where nobody told the shapes: of a model of 13 MB, with rank 4."""
-CODE_S: Mapping[str, float] = {"bf16": 0.25e-9, "int8": 4e-9, "powersgd": 2.2e-9}
+CODE_S: Mapping[str, float] = {"bf16": 0.1e-9, "int8": 0.4e-9, "powersgd": 1e-9}
 """Seconds of one core for each byte of gradients that a format packs and unpacks, with Gloo (torch 2.13, x86-64); on a
 GPU, nothing."""
 MAX_NUMBERS = 8
 """Columns of numbers of nodes that fit into a terminal."""
+INT8 = ("all_to_all", "all_gather")
 NOISE_FACTORS = (2, 4, 8, 16)
 """Micro-batches a step that are tried where the noise scale is known."""
 
@@ -139,8 +140,8 @@ def advise(
     now, plain = model.predict(methods.TORCH, as_now=True), model.predict(methods.EQUAL)
     found = []
     for one in map(model.predict, _methods(model, noise_scale, steps_left)):
-        gain, over_plain = now.step_s / one.step_s, plain.step_s / one.step_s / one.method.loss.samples
-        one = replace(one, gain=gain, to_equal_loss=gain / one.method.loss.samples)
+        gain, over_plain = now.step_s / one.step_s, plain.step_s / one.step_s / one.method.samples
+        one = replace(one, gain=gain, to_equal_loss=gain / one.method.samples)
         found.append(replace(one, refusal=_refuse(one, over_plain, steps_left)))
     found.sort(key=lambda one: -one.to_equal_loss)
     by_nodes = []
@@ -175,7 +176,7 @@ def _methods(model: Model, noise_scale: float | None, steps_left: int | None) ->
     for method in methods.METHODS:
         if method is methods.ACCUMULATE and noise_scale is not None:
             tried = (methods.accumulate(every, noise_scale) for every in NOISE_FACTORS)
-            yield min(tried, key=lambda each: model.predict(each).step_s * each.loss.samples)
+            yield min(tried, key=lambda each: model.predict(each).step_s * each.samples)
         elif method.has_warm_up:
             yield replace(method, line=method.line.format(plain_steps=plain_steps))
         elif method is not methods.BF16 or model.step.element_bytes > 2:
@@ -196,7 +197,7 @@ def _refuse(one: Prediction, over_plain: float, steps_left: int | None) -> str |
         if steps_left < needed:
             return f"it changes the result, and pays only if at least {needed} steps are left, not {steps_left}"
     if one.to_equal_loss < NO_GAIN and one.gain >= NO_GAIN:
-        needs = f"{method.loss.samples:.1f} x the samples to equal loss"
+        needs = f"{method.samples:.1f} x the samples to equal loss"
         return f"its steps are {one.gain:.1f} x as fast, but it needs {needs}"
     return None if one.to_equal_loss >= NO_GAIN else "it gains nothing here"
 
@@ -263,7 +264,8 @@ class Model:
         sent, time_s = self._share(method) * size, self.network.time_s
         code_s = size * CODE_S[method.wire] if method.wire and self.table.backend == "gloo" else 0.0
         if method.wire == "int8":
-            return code_s + time_s("all_to_all", sent) + time_s("all_gather", sent)
+            hidden_s = min(time_s(each, 0) for each in INT8) if in_flight > 1 else 0.0
+            return code_s + sum(time_s(each, sent) for each in INT8) - hidden_s
         if method.wire == "powersgd":
             return code_s + time_s("all_reduce", 0) + 2 * time_s("all_reduce", sent / 2)
         return code_s + time_s("all_reduce", sent, in_flight=in_flight)

@@ -1,16 +1,16 @@
-"""What do the streams between nodes say of the network: which are slow, lossy, or met other traffic? Pure.
+"""Which streams between nodes are slow, lossy, or met other traffic? Pure.
 
 usual     the median of all streams
 slow      below SLOW_BELOW of the usual, in its fastest moments, too: a busy machine makes a stream slow on average,
           and a slow link makes it slow at all times
-lossy     segments were sent again, at least LOSSY_ABOVE of them, and LOSSY_TIMES as many as in the median stream
-busy      what others sent at the same time is more than BUSY_ABOVE of the usual: the stream says nothing of the
-          links, neither good nor bad, unless it was fast all the same
+lossy     segments were sent again, at least LOSSY_ABOVE of them, LOSSY_TIMES as many as in the median stream, and in
+          LOST_AT of the stream's tenths: where a queue is full, TCP loses many in few moments, by itself
+busy      what others sent at the same time is more than BUSY_ABOVE of the usual: such a stream is held against nobody
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from allranks.comm.streams import RoundReport
 from allranks.comm.table import Pair
-from allranks.report.text import count_of
 
 SLOW_BELOW = 0.5
 LOSSY_ABOVE = 0.004
@@ -27,10 +26,6 @@ LOST_AT = 0.8
 HEAVY_LOSS = 0.06
 MIN_LOST = 5
 BUSY_ABOVE = 0.1
-MAX_NODES = 16
-"""Of a matrix; between more nodes, the slowest streams are listed."""
-MAX_LISTED = 8
-NO_TIME = "not among the rounds that fit into the time"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +52,7 @@ class Marks:
 def join_reports(
     nodes: Sequence[str], rounds: Sequence[Sequence[tuple[str, str]]], reports: Iterable[RoundReport]
 ) -> tuple[Pair, ...]:
-    """Return a stream for each two nodes, each way; one that no round had, or nobody told of, is not tested.
+    """Return each stream of the rounds, also those that failed or of which nobody told.
 
     Args:
         nodes: in the order of their ranks.
@@ -65,12 +60,13 @@ def join_reports(
         reports: of both ends of each pair.
     """
     said = {(each.node, each.peer): each for each in reports}
+    places = {node: place for place, node in enumerate(nodes)}
     planned = {way for pairs in rounds for a, b in pairs for way in ((a, b), (b, a))}
     found = []
-    for way in ((a, b) for a in nodes for b in nodes if a != b):
+    for way in sorted(planned, key=lambda way: (places[way[0]], places[way[1]])):
         own, other = said.get(way), said.get(way[::-1])
         if own is None or own.mbit_s is None:
-            why = own.why if own else f"{way[0]} did not say" if way in planned else NO_TIME
+            why = own.why if own else f"{way[0]} did not say"
             found.append(Pair(source=way[0], target=way[1], why=why))
             continue
         others = max(own.sent_by_others_mbit_s, other.got_by_others_mbit_s if other else 0.0)
@@ -89,14 +85,19 @@ def join_reports(
     return tuple(found)
 
 
+def count_untested(nodes: Sequence[str], pairs: Sequence[Pair]) -> int:
+    """Return how many streams between the nodes were in no round, for lack of time."""
+    return len(nodes) * (len(nodes) - 1) - len(pairs)
+
+
 def mark(pairs: Iterable[Pair]) -> Marks:
     """Return which streams are out of the ordinary."""
     tested = [pair for pair in pairs if pair.mbit_s is not None]
     if not tested:
         return Marks(0.0)
-    usual = median(_of(pair) for pair in tested)
+    usual = median(rate_of(pair) for pair in tested)
     usual_loss = median(_loss(pair) for pair in tested)
-    slow = [pair for pair in tested if max(_of(pair), pair.peak_mbit_s) < SLOW_BELOW * usual]
+    slow = [pair for pair in tested if max(rate_of(pair), pair.peak_mbit_s) < SLOW_BELOW * usual]
     lossy = [
         pair
         for pair in tested
@@ -112,7 +113,7 @@ def mark(pairs: Iterable[Pair]) -> Marks:
         lossy=tuple(pair for pair in lossy if pair not in busy),
         busy=tuple(busy),
         unjudged=tuple(pair for pair in busy if pair in slow or pair in lossy),
-        starved=tuple(pair for pair in tested if _of(pair) < SLOW_BELOW * usual and pair not in slow),
+        starved=tuple(pair for pair in tested if rate_of(pair) < SLOW_BELOW * usual and pair not in slow),
     )
 
 
@@ -122,7 +123,7 @@ def confirm(first: Iterable[Pair], again: Iterable[Pair]) -> tuple[Pair, ...]:
 
     def better(pair: Pair) -> Pair:
         other = second.get((pair.source, pair.target), pair)
-        fast, clean = max(pair, other, key=_of), min(pair, other, key=_loss)
+        fast, clean = max(pair, other, key=rate_of), min(pair, other, key=_loss)
         return replace(
             fast,
             retransmitted=clean.retransmitted,
@@ -135,7 +136,8 @@ def confirm(first: Iterable[Pair], again: Iterable[Pair]) -> tuple[Pair, ...]:
     return tuple(better(pair) if pair.mbit_s is not None else pair for pair in first)
 
 
-def _of(pair: Pair) -> float:
+def rate_of(pair: Pair) -> float:
+    """Return the Mbit/s of a stream; 0 of one that was not tested."""
     return pair.mbit_s or 0.0
 
 
@@ -152,80 +154,10 @@ def lost_percent(pairs: Iterable[Pair]) -> str:
 def describe(pair: Pair) -> str:
     """`48 Mbit/s, 3 of 1094 segments sent again`."""
     lost = f", {pair.retransmitted} of {pair.segments} segments sent again" if pair.retransmitted else ""
-    return f"{_of(pair):.0f} Mbit/s{lost}"
+    return f"{rate_of(pair):.0f} Mbit/s{lost}"
 
 
 def describe_rates(pairs: Iterable[Pair]) -> str:
     """`48`, or `48 to 52`: Mbit/s."""
-    rates = sorted({f"{_of(pair):.0f}" for pair in pairs}, key=float)
+    rates = sorted({f"{rate_of(pair):.0f}" for pair in pairs}, key=float)
     return rates[0] if len(rates) == 1 else f"{rates[0]} to {rates[-1]}"
-
-
-def describe_busy(marks: Marks) -> tuple[str, ...]:
-    """Return a line for each reason why slow streams are held against no node and no link."""
-    lines = []
-    if marks.busy:
-        worst = max(marks.busy, key=lambda pair: pair.others_mbit_s)
-        met = f"{worst.source} -> {worst.target} met {worst.others_mbit_s:.0f} Mbit/s of other traffic"
-        told = f"the network is busy: {met}"
-        if marks.unjudged:
-            told += (
-                f"; {count_of(len(marks.unjudged), 'slow or lossy stream')} cannot be judged: measure when it is quiet"
-            )
-        lines.append(told)
-    if marks.starved:
-        lines.append(
-            f"the machines are busy: {count_of(len(marks.starved), 'stream')} of {marks.num_tested} waited for a core, "
-            "and were fast at times: no link is slow for that"
-        )
-    return tuple(lines)
-
-
-def describe_untested(pairs: Sequence[Pair]) -> str:
-    """Return why streams failed, for one of them; empty: all were measured for which there was time."""
-    failed = [pair for pair in pairs if pair.mbit_s is None and pair.why != NO_TIME]
-    if not failed:
-        return ""
-    first = failed[0]
-    return f"{len(failed)} of {len(pairs)} streams failed: {first.source} -> {first.target}: {first.why}"
-
-
-def render_streams(nodes: Sequence[str], pairs: Sequence[Pair], marks: Marks) -> str:
-    """Return the streams as a matrix, of more than MAX_NODES nodes the slowest ones, and a line that sums them up."""
-    tested = sorted((pair for pair in pairs if pair.mbit_s is not None), key=_of)
-    if not tested:
-        return "no stream was measured"
-    slowest = tested[0]
-    total = f"streams: median {marks.usual_mbit_s:.0f} Mbit/s, slowest {slowest.source} -> {slowest.target}"
-    total += f" {describe(slowest)}; {lost_percent(tested)} % of all segments were sent again"
-    if left := sum(pair.why == NO_TIME for pair in pairs):
-        total += f"; {left} of {len(pairs)} not tested, for lack of time"
-    if len(nodes) > MAX_NODES:
-        listed = [f"{pair.source} -> {pair.target}: {describe(pair)}" for pair in tested[:MAX_LISTED]]
-        return "\n".join(["slowest streams", *listed, total])
-    return "\n".join([_matrix(nodes, {(pair.source, pair.target): pair for pair in pairs}, marks), total])
-
-
-def _matrix(nodes: Sequence[str], pairs: Mapping[tuple[str, str], Pair], marks: Marks) -> str:
-    def cell(way: tuple[str, str]) -> str:
-        pair = pairs.get(way)
-        if pair is None:
-            return "- "
-        if pair.mbit_s is None:
-            return ". "
-        sign = "*" if pair in marks.slow else "!" if pair in marks.lossy else "~" if pair in marks.busy else " "
-        return f"{pair.mbit_s:.0f}{sign}"
-
-    names = [f"{number} {node}" for number, node in enumerate(nodes, start=1)]
-    rows = [[cell((a, b)) for b in nodes] for a in nodes]
-    width = max(3, *(len(text) for row in rows for text in row))
-    first = max(map(len, ("Mbit/s from, to", *names)))
-    shown = "".join(text for row in rows for text in row)
-    signs = {"*": "slow", "!": "lossy", "~": "met other traffic", ".": "not tested"}
-    legend = "; ".join(f"{sign} {word}" for sign, word in signs.items() if sign in shown)
-    lines = [f"{'Mbit/s from, to':<{first}}" + "".join(f"{number:>{width}} " for number in range(1, len(nodes) + 1))]
-    lines += [
-        f"{name:<{first}} " + " ".join(f"{text:>{width}}" for text in row)
-        for name, row in zip(names, rows, strict=True)
-    ]
-    return "\n".join(line.rstrip() for line in [*lines, *([legend] if legend else [])])

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape
 
 from allranks.comm.table import BenchTable, Row
+from allranks.report.text import count_of
 
 _HEAD = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "p95", "link")
 _UNITS = ("(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(%)")
@@ -39,11 +40,15 @@ def render_table(table: BenchTable) -> str:
     """Return the rows in the columns of nccl-tests, then p95 and percent of the link, without a final newline."""
     link_gb_s, of_what = find_link_gb_s(table)
     link = f"{_number(link_gb_s)} GB/s ({of_what})" if link_gb_s else f"unknown ({of_what})"
-    lines = [f"# {table.backend}, {len(table.nodes)} nodes, {table.ranks} ranks; link: {link}", "#" + _align(_HEAD)[1:]]
+    lines = [f"# {_describe(table)}; link: {link}", "#" + _align(_HEAD)[1:]]
     lines.append("#" + _align(_UNITS)[1:])
     for name, rows in _by_collective(table.rows):
         lines += [f"# {name}", *(_align(_cells(row, table.ranks, link_gb_s)) for row in rows)]
     return "\n".join(lines)
+
+
+def _describe(table: BenchTable) -> str:
+    return f"{table.backend}, {count_of(len(table.nodes), 'node')}, {count_of(table.ranks, 'rank')}"
 
 
 def _cells(row: Row, ranks: int, link_gb_s: float | None) -> Sequence[str]:
@@ -120,9 +125,7 @@ def draw_svg(table: BenchTable) -> str:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * gb_s / top_gb_s
 
     right = _WIDTH - _RIGHT
-    parts = [
-        _text(_LEFT, 24, f"Bus bandwidth, {table.backend}, {len(table.nodes)} nodes, {table.ranks} ranks", "start")
-    ]
+    parts = [_text(_LEFT, 24, f"Bus bandwidth, {_describe(table)}", "start")]
     for power in range(low, high + 1, max(1, (high - low) // 8)):
         parts.append(_SVG_LINE.format(x(2.0**power), y(0), x(2.0**power), _TOP, "#dddddd", ""))
         parts.append(_text(x(2.0**power), y(0) + 18, _size(2**power), "middle"))

@@ -54,17 +54,18 @@ ITEM_BYTES = 4
 
 def list_cases(
     *,
-    bucket_sizes: Iterable[int] = BUCKET_SIZES,
+    bucket_sizes: Sequence[int] = BUCKET_SIZES,
     collectives: Iterable[str] = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"),
-    sizes: Iterable[int] = SIZES,
+    sizes: Sequence[int] = SIZES,
 ) -> list[Case]:
     """Return the cases of a whole measurement: all-reduce as DDP uses it, then the others, smallest first. Pure.
 
     Args:
         bucket_sizes: bytes of the all-reduces, which run alone and eight at a time.
-        sizes: bytes of each of the other collectives.
+        sizes: bytes of each of the other collectives, and of small all-reduces, as PowerSGD uses them.
     """
-    cases = [_case("all_reduce", size, count) for count in IN_FLIGHT for size in sorted(bucket_sizes)]
+    cases = [_case("all_reduce", size) for size in sorted(sizes) if size < min(bucket_sizes, default=0)]
+    cases += [_case("all_reduce", size, count) for count in IN_FLIGHT for size in sorted(bucket_sizes)]
     cases += [_case(collective, size) for collective in collectives for size in sorted(sizes)]
     return [*cases, _case("barrier", 0)]
 
@@ -78,7 +79,7 @@ def measure(work: dict[str, Any], agree: Agree, tell: Callable[[Answer], None], 
 
     Args:
         work: one entry of the order of join/trial.py.
-        agree: its Ranks.agree.
+        agree: all ranks say something, and learn what rank 0 decides.
         tell: gets the answers.
     """
     import torch
@@ -243,14 +244,15 @@ class _Run:
         self.case, self.timeout_s = case, timeout_s
         self.place = _Place(work["rank"], len(work["names"]), _count(case, len(work["names"])), _device(work))
         self.operations: list[_Operation] = []
-        self.began_s, self.first_s = time.monotonic(), 0.0
+        self.began_s = time.monotonic()
+        self.first_s = 0.0  # of the first run, once it has ended
 
     def guard(self, step: Callable[[], Answer]) -> tuple[Answer, float]:
         """Return what the step says, or its error, and until when the other ranks may be as far."""
         try:
             return step(), time.monotonic() + self.timeout_s
         except Exception as exc:  # torch has one type for what Gloo reports, and another for NCCL
-            kind = "unsupported" if "support" in str(exc) else "error"
+            kind = "unsupported" if not self.first_s and "support" in str(exc) else "error"
             return {kind: str(exc) or type(exc).__name__}, self.began_s + self.timeout_s
 
     def try_it(self) -> Answer:

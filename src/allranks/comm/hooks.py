@@ -1,7 +1,6 @@
 """How do gradients cross the network in fewer bytes? Communication hooks for torch's DistributedDataParallel.
 
     compressor = attach(ddp, "int8")             # before the first backward pass, on all ranks
-    ...
     state = compressor.state_dict()              # of this rank: what it still owes to the sums
     why = compressor.load_state_dict(state)      # None, or a line that says why it was dropped
 
@@ -25,6 +24,7 @@ from __future__ import annotations
 import atexit
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -100,7 +100,7 @@ class Compressor:
         self._owed = _Owed({id(own): name for name, own in ddp.module.named_parameters()})
         formats: Mapping[str, type[_Format]] = {"bf16": _Format, "int8": _Int8, "powersgd": _PowerSGD}
         self._rule = formats[wire_format](group, self._lane, self._owed)
-        self._ddp, self._unnumbered = ddp, list[Any]()
+        self._ddp, self._unnumbered = weakref.proxy(ddp), list[Any]()  # the reducer, in C++, has this one
         self.look_at_buckets()
 
     def look_at_buckets(self) -> None:

@@ -24,6 +24,8 @@ CHANGE = 0.2
 """Of a step: the line comes again after so large a change."""
 SETTLED_S = 6.0
 """For so long it must hold: three looks of an agent."""
+AGAIN_S = 60.0
+"""The end of a job repeats no line that is younger."""
 LOOK_EVERY_S, LOOK_FOR_NODE_S = 2.0, 1e-3
 """Between two looks, with thousands of nodes more."""
 FIX = "allranks advise"
@@ -89,7 +91,7 @@ class NetworkSpeech:
     """What was said of the network, over all generations of a job."""
 
     def __init__(self) -> None:
-        self._next_look_s = 0.0
+        self._next_look_s = self._looked_s = self._said_s = 0.0
         self._since_s: float | None = None
         self._said: float | None = None
         self._newest: tuple[float, str] | None = None
@@ -103,6 +105,7 @@ class NetworkSpeech:
         """
         if now_s < self._next_look_s:
             return []
+        self._looked_s = now_s
         self._next_look_s = now_s + max(LOOK_EVERY_S, LOOK_FOR_NODE_S * len(nodes))
         reason = find_reason(see_traffic(nodes))
         if reason is None:
@@ -113,11 +116,11 @@ class NetworkSpeech:
         self._since_s = now_s if self._since_s is None else self._since_s
         if now_s < self._since_s + SETTLED_S or (self._said is not None and abs(share - self._said) < CHANGE):
             return []
-        self._said = share
+        self._said, self._said_s = share, now_s
         return [f"{100 * share:.0f} % of each step waits for the network ({self._newest[1]}): {FIX}"]
 
     def last_words(self) -> Iterable[str]:
         """Return the line for the end of a job, if it was said and held to the end."""
-        if self._said is not None and self._newest is not None:
+        if self._said is not None and self._newest is not None and self._looked_s >= self._said_s + AGAIN_S:
             share, where = self._newest
             yield f"{100 * share:.0f} % of each step waited for the network ({where}): {FIX}"

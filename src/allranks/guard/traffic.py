@@ -16,6 +16,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import NamedTuple
 
@@ -71,8 +72,12 @@ class _Watched:
         self.rates_mbit_s: deque[float] = deque(maxlen=NUM_RATES)
 
     def read(self, now_s: float) -> None:
-        before, told = self.before, self.counter.read()
-        if told is None or (before is not None and now_s - before[0] < SLICE_S):
+        before = self.before
+        if before is not None and now_s - before[0] < SLICE_S:
+            return
+        if (told := self.counter.read()) is None:  # it is gone
+            self.before, self.duration_s = None, 0.0
+            self.slices.clear()
             return
         self.before = now_s, *told
         if before is None or told[0] < before[1] or told[1] < before[2]:
@@ -88,7 +93,7 @@ class Traffic:
 
     Args:
         address: of this node on the network that carries gradients; its interface counts from the beginning, others
-            from when a rank has a connection there. Loopback never does.
+            from when a rank has a connection to a neighbor there. Loopback never does.
         root: where /sys and /proc are; tests feed a tree.
     """
 
@@ -134,12 +139,11 @@ class Traffic:
         self._find_owners(away, pids)
         acked = {each.key: each.acked_bytes for each in away if each.acked_bytes is not None}
         for each in away:
-            if (rank := self._owners.get(each.inode)) is None:
+            if (rank := self._owners.get(each.inode)) is None or (watched := self._watched_by(each)) is None:
                 continue
             self._count(rank, each)
-            watched = self._begin_at(each.own_address)
             is_moving = acked.get(each.key, 0) - self._acked.get(each.key, 0) >= MIN_BYTES
-            if watched is not None and is_moving and each.delivery_bytes_s:
+            if is_moving and each.delivery_bytes_s:
                 watched.rates_mbit_s.append(each.delivery_bytes_s * 8e-6)
         self._acked = acked
         alive = {each.key for each in away}
@@ -155,6 +159,15 @@ class Traffic:
         for watched in self._watched.values():
             watched.counter.close()
         self._watched = {}
+
+    def _watched_by(self, connection: Connection) -> _Watched | None:
+        """Return what watches the interface of a connection; None: it leads out of the cluster."""
+        interface = self._of[connection.own_address]
+        watched = self._watched.get(interface.name.partition(":")[0])
+        peer = ip_address(connection.peer_address)
+        if watched is None and any(peer in ip_network(network) for network in interface.networks):
+            watched = self._begin_at(connection.own_address)
+        return watched
 
     def _begin_at(self, address: str) -> _Watched | None:
         """Return what watches the interface of this address; None: there is none, or it cannot be read."""

@@ -40,10 +40,16 @@ SHARDING = {
 }
 """By module: a class that each use of it makes, and what users call it."""
 
+_num_trained = 0
+"""DDPs that have come to phase 3."""
 _trained: weakref.WeakSet[Any] = weakref.WeakSet()
-"""DDPs that have come to phase 3. A copy of one is not among them: torch copies no hook either."""
+"""Those of them that are still there. A copy of one is not among them: torch copies no hook either."""
 _reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Why a DDP has buckets of its size, where there is a word to say of it."""
+_groups: list[Any] = []
+"""Process groups of DDPs with a hook. Freed with the last DDP, a group waits for Gloo's threads and holds the
+interpreter's lock, which a thread needs to let go of the hook's last future: seen at the end of 2 of 4 runs of
+examples/accelerate with bf16 on a busy machine, torch 2.13."""
 _said: set[str] = set()
 
 
@@ -211,9 +217,11 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
 
 def _look_at(ddp: Any) -> None:
     """Give a DDP the hook at its first forward pass that a synchronized backward pass follows, and say so on rank 0."""
+    global _num_trained
     if ddp in _trained or not ddp.require_backward_grad_sync or not sys.modules["torch"].is_grad_enabled():
         return
     _trained.add(ddp)
+    _num_trained += 1
     wanted, reason = os.environ.get("ALLRANKS_COMPRESS", ""), _reasons.get(ddp, "")
     words = f"{_compress(ddp, wanted)}, " if wanted else ""
     words += f"buckets of {ddp.bucket_bytes_cap / 2**20:.3g} MiB{reason and f': {reason}'}"
@@ -234,6 +242,7 @@ def _compress(ddp: Any, wanted: str) -> str:
     ddp._comm_hooks.clear()  # it is a copy: its reducer has no hook
     try:
         _load("hooks").attach(ddp, wanted)
+        _groups.append(ddp.process_group)
         ddp._comm_hooks.clear()  # a pickle could not have it
     except ValueError as exc:
         raise RuntimeError(f"allranks: --compress {wanted}: {str(exc).partition(': ')[2] or exc}") from None
@@ -241,7 +250,7 @@ def _compress(ddp: Any, wanted: str) -> str:
 
 
 def _say_if_unused(given: str) -> None:
-    if not _trained and not hasattr(sys, "last_value"):  # set by an exception that ended the script
+    if not _num_trained and not hasattr(sys, "last_value"):  # set by an exception that ended the script
         _say(f"{given} changed nothing: no DistributedDataParallel of this script computed gradients")
 
 

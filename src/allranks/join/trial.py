@@ -286,8 +286,9 @@ def _form(work: Words, store: Any, *, timeout_s: float) -> None:
         import torch
 
         torch.cuda.set_device(work.get("device", 0))
-    timeout = timedelta(seconds=timeout_s)
-    store.set_timeout(timeout)
+    store.set_timeout(timedelta(seconds=timeout_s))
+    # NCCL's watchdog ends the process; what measures notices a missing rank itself, and has to say so before.
+    timeout = timedelta(seconds=timeout_s * (4 if work["backend"] == "nccl" else 1))
     dist.init_process_group(
         work["backend"], store=store, rank=work["rank"], world_size=len(work["names"]), timeout=timeout
     )

@@ -12,6 +12,7 @@ from allranks.launch.lead.group import make_group
 from allranks.launch.plan import JobPlan, Request
 from allranks.model.card import Card
 from allranks.model.cluster import Backend
+from allranks.model.data_network import DataNetwork
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.preflight.datapath import LOOPBACK
@@ -139,9 +140,11 @@ def rank_settings(group: Plan, local_rank: int, *, error_file: Path) -> list[Set
     ]
 
 
-def provisional_group(plan: JobPlan) -> Plan:
+def provisional_group(plan: JobPlan, *, network: DataNetwork = DataNetwork()) -> Plan:  # noqa: B008
     """Return the group as one node can guess it: every other node has as many ranks and GPUs as this one.
 
+    Args:
+        network: as far as it is known before the roll call.
     Raises:
         SetupError: the backend cannot work even so.
     """
@@ -153,6 +156,7 @@ def provisional_group(plan: JobPlan) -> Plan:
             for index, name in enumerate(names)
         },
         wanted_backend=plan.wanted_backend,
+        network=network,
         attempt=plan.attempt or 0,
         store_address=LOOPBACK if plan.num_nodes == 1 else "(the leader announces it)",
         store_port=plan.port,

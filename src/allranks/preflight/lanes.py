@@ -21,7 +21,7 @@ from allranks.preflight.look import FULL_UP_TO, SPARSE_TESTS_S, TESTS_S, Look
 from allranks.preflight.networks import find_management, find_networks
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.second_look import merge, plan_confirmation
-from allranks.preflight.symptoms import has_failed, lost_sizes
+from allranks.preflight.symptoms import has_failed, has_tried_large, lost_sizes
 
 FAR_BELOW = 4.0
 """A test sends 48 KiB, on a connection that has just begun: it may show a fourth of what the interface reports."""
@@ -33,12 +33,15 @@ def measured_link(
     """Return what one interface of the slowest node carries one way, in Mbit/s, and how that is known; None: it is not.
 
     Args:
-        results: of all pair tests; of each node the best one counts, in each direction.
+        results: of all pair tests; of each node the best one counts, in each direction, of those between two machines
+            that sent enough.
         cards: by node index.
         addresses: of each node on the data network.
     """
     best: dict[tuple[int, bool], float] = defaultdict(float)
     for result in results:
+        if not has_tried_large(result) or cards[result.source].host == cards[result.target].host:
+            continue
         for key in ((result.source, True), (result.target, False)):
             best[key] = max(best[key], result.delivery_mbit_s or 0.0)
     nics = {index: nic_of(card, addresses.get(index)) for index, card in cards.items()}
@@ -106,7 +109,8 @@ def find_lanes(
     own = next(
         (net for net, nodes in networks.items() if first[0] in {way.address for way in nodes.get(host, ())}), None
     )
-    if own not in (None, find_management(facts)) and all(nic.answers_for_itself for nic in nics.values()):
+    management = find_management(facts)
+    if own not in (None, management) and all(nic.answers_for_itself for nic in nics.values()):
         lanes += ways_in(str(own), is_alike=True)
     if second is not None and second != own:
         lanes += (more := ways_in(second, is_alike=False))
@@ -114,6 +118,11 @@ def find_lanes(
             here = {host for host, ways in networks.get(second, {}).items() if any(way.nic.is_up for way in ways)}
             absent = fold_hosts(sorted({card.host for card in cards.values()} - here))
             why = f"Gloo uses one interface a node: {absent} has no interface in {second} (network.second) that is up"
+    elif second is None and management not in (None, own) and not lanes:
+        alike = next((net for net in networks if net not in (own, management) and ways_in(net, is_alike=True)), None)
+        if alike is not None:
+            why = f"Gloo uses one interface a node; if {alike} is for gradients, too, write second = "
+            why += f'"{alike}" under [network] in cluster.toml'
     return lanes, why
 
 

@@ -155,10 +155,10 @@ class Network(Traffic, frozen=True):
     time_s: TimeS | None = None
 
 
-_NETWORK = "network"
-_EVENTS: dict[str, type[Event]] = {
+_EVENTS: dict[str, type[Event | Network]] = {
     "started": Started, "took_over": TookOver, "paused": Paused, "restarting": Restarting, "verdict": Judged,
     "agent_ended": AgentEnded, "interrupted": Interrupted, "ended": Ended, "minority": OfLeader, "node_lost": OfNode,
+    "network": Network,
 }  # fmt: skip
 
 
@@ -195,15 +195,15 @@ def read_events(file: BinaryIO, *, until: str = "") -> Events:
             continue
         told = _decode(raw, dict[str, msgspec.Raw]) or {}
         event = _decode(told.get("event", b""), str)
-        if event == _NETWORK and (traffic := _decode(raw, Network)) is not None:
-            network = traffic
-            continue
-        if event is not None and event not in _EVENTS and event != _NETWORK:
+        if event is not None and event not in _EVENTS:
             num_unknown += 1
             continue
-        known = _decode(raw, _EVENTS[event]) if event in _EVENTS else None
+        known = _decode(raw, _EVENTS[event]) if event is not None else None
         if event is None or known is None:
             num_damaged += raw.endswith(b"\n")  # the last line may be half written
+            continue
+        if isinstance(known, Network):
+            network = known
             continue
         # A default is no word of the line: a reader may ask whether it has said something.
         fields = {name: getattr(known, name) for name in known.__struct_fields__ if name in told}

@@ -90,7 +90,7 @@ SLOW = """
     def train(model, steps):
         for step in range(steps):
             if RANK == 1:
-                time.sleep(0.15)
+                time.sleep(0.35)
             model(torch.ones(1000)).sum().backward()
     train(DistributedDataParallel(Net()), 2)  # and is gone
     model = DistributedDataParallel(Net())
@@ -120,7 +120,7 @@ def test_a_plain_ddp_tells_how_long_it_waits_and_the_beat_goes_on_while_the_log_
 
         def is_told() -> bool:
             has_ended = all((tmp_path / f"truth_{rank}").exists() for rank in range(2))
-            return has_ended and all(beat.ddp is not None and beat.ddp.iteration >= 7 for beat in look())
+            return has_ended and all(beat.ddp is not None and beat.ddp.step_s > 0 for beat in look())
 
         wait_until(is_told, "the times of some steps")
         truth_s = [float((tmp_path / f"truth_{rank}").read_text()) for rank in range(2)]
@@ -129,7 +129,7 @@ def test_a_plain_ddp_tells_how_long_it_waits_and_the_beat_goes_on_while_the_log_
             assert ddp.step_s == pytest.approx(took_s, rel=0.2)
         shares = [ddp.wait_share for ddp in seen]
         assert shares[0] == pytest.approx((truth_s[0] - 0.06) / truth_s[0], abs=0.1)
-        assert shares[1] == pytest.approx((truth_s[1] - 0.21) / truth_s[1], abs=0.1)  # the late one does not wait
+        assert shares[1] == pytest.approx((truth_s[1] - 0.41) / truth_s[1], abs=0.1)  # the late one does not wait
         # Rank 0 waits in its backward pass, which holds the log's lock.
         wait_until(lambda: any(group.waiting_s > 2.5 for group in look()[0].groups), "a wait of two reads of the log")
         assert (look()[0].silent_s or 0.0) < 1.0

@@ -88,7 +88,7 @@ def test_a_slow_network_is_said_once_and_at_the_end_and_written_down_rarely() ->
 def test_what_steps_wait_is_written_down_as_soon_as_it_is_known() -> None:
     effects = live(lead(), for_s=360, steps_from_s=40.0)
     told = [(at, each.fields.get("wait_share")) for at, each in effects if isinstance(each, Record)]
-    assert [each for each in told if each[0] < 360] == [(12.0, None), (48.0, 0.63), (348.0, 0.63)]
+    assert [each for each in told if each[0] < 360] == [(12.0, None), (40.0, 0.63), (340.0, 0.63)]
 
 
 def test_a_job_that_tells_of_neither_ddp_nor_network_writes_nothing_of_it() -> None:

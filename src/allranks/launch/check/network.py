@@ -15,7 +15,7 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause, Symptom, failed
 from allranks.comm.bench import Marks, confirm, describe, describe_rates, join_reports, lost_percent, mark
-from allranks.comm.streams import BUDGET_S, LATE_S, SLOT_S, START_S, Plan, RoundReport, run_streams
+from allranks.comm.streams import BUDGET_S, SLOT_S, Plan, RoundReport, run_streams
 from allranks.comm.table import Pair
 from allranks.launch.check.members import SLACK_S, End, begin_member, run_members
 from allranks.launch.check.where import Place
@@ -25,6 +25,7 @@ from allranks.model.finding import Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.matchings import matchings
+from allranks.wire.rounds import LATE_S, START_S
 
 Show = Callable[[str], None] | None
 """Shows a line about the progress; None: nobody looks."""
@@ -41,10 +42,24 @@ class StreamOrder(msgspec.Struct, frozen=True, kw_only=True, tag="streams"):
     """What the members do: their part of a plan."""
 
     plan: Plan
+    num_rounds: int = 0
+    """The plan has none of its own, and each member makes these: those of 1,000 nodes fit into no variable."""
+
+    @classmethod
+    def of(cls, plan: Plan) -> StreamOrder:
+        """Return the order to run a plan."""
+        if plan.rounds == matchings([*plan.addresses], len(plan.rounds)):
+            return cls(plan=msgspec.structs.replace(plan, rounds=()), num_rounds=len(plan.rounds))
+        return cls(plan=plan)
+
+    def full_plan(self) -> Plan:
+        """Return the plan with its rounds."""
+        rounds = matchings([*self.plan.addresses], self.num_rounds)
+        return msgspec.structs.replace(self.plan, rounds=rounds) if self.num_rounds else self.plan
 
 
 def plan_streams(ends: Mapping[str, End], *, port: int) -> Plan:
-    """Return the rounds that fit into BUDGET_S: all pairs of up to 71 nodes, each way. Pure."""
+    """Return the rounds that fit into BUDGET_S: all pairs of up to 70 nodes, each way. Pure."""
     return Plan(
         rounds=matchings([*ends], int(BUDGET_S / SLOT_S)),
         addresses={name: end.address for name, end in ends.items()},
@@ -78,7 +93,7 @@ def run_plan(place: Place, plan: Plan, *, queue_s: float, env: Mapping[str, str]
     total = 2 * sum(map(len, plan.rounds))
     run_members(
         place,
-        StreamOrder(plan=plan),
+        StreamOrder.of(plan),
         nodes,
         lambda _, report: reports.append(report),
         kinds={"stream": RoundReport},
@@ -111,7 +126,7 @@ def serve_streams(order: StreamOrder, env: Mapping[str, str]) -> None:
         AllranksError: this task cannot take part.
     """
     node = begin_member(env)
-    run_streams(order.plan, node, lambda report: send(node, "stream", report))
+    run_streams(order.full_plan(), node, lambda report: send(node, "stream", report))
     send(node, "done")
 
 

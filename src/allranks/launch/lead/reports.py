@@ -32,8 +32,9 @@ from allranks.wire import protocol
 from allranks.wire.protocol import Goodbye, Message, Order, Plan, Relay, Stop
 
 FIRST_TRAFFIC_S, TRAFFIC_EVERY_S = 12.0, 300.0
-"""From the start of a generation to its first event `network`, and between two of them: some 0.5 MB a day. One more
-comes when a rank has told how long its steps wait."""
+"""From the start of a generation to its first event `network`, and between two of them: some 0.5 MB a day."""
+TRAFFIC_LOOK_S = 4.0
+"""Between two looks whether a rank has told how long its steps wait: then one more event comes at once."""
 
 
 @dataclass(slots=True)
@@ -256,12 +257,12 @@ class Reports:
         """Write down what the nodes send and how long steps wait: as soon as that is known, and from time to time."""
         if now_s < self._next_traffic_s:
             return
-        self._next_traffic_s = now_s + FIRST_TRAFFIC_S
         traffic = self._guard.traffic
         is_known = traffic is not None and traffic.wait_share is not None
         if traffic is not None and (now_s >= self._traffic_due_s or (is_known and not self._are_waits_told)):
             self._traffic_due_s, self._are_waits_told = now_s + TRAFFIC_EVERY_S, is_known
             self._record("network", **msgspec.to_builtins(traffic))
+        self._next_traffic_s = self._traffic_due_s if self._are_waits_told else now_s + TRAFFIC_LOOK_S
 
     def _note_lost(self, end: protocol.WorkerEnd, node: str) -> None:
         """Take in that lines of a worker's output could not be written."""

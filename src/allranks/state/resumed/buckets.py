@@ -85,6 +85,7 @@ class PinnedBuckets(DistributedDataParallel):  # type: ignore[misc]
             self.reducer._set_static_graph()
             self.logger._set_static_graph()
         for hook, state in self._comm_hooks:
+            self.logger._set_comm_hook_name(hook.__qualname__)
             dist._register_comm_hook(self.reducer, state, hook)
         self._pin()
         if self.compressor is not None:
