@@ -110,7 +110,8 @@ def summarize(folder: Path, seeds: Sequence[int], steps: int) -> dict[str, Any]:
             "difference_percent": spread([100 * (a / b - 1) for a, b in zip(last, base, strict=True)]),
             "samples_to_equal_loss": spread([samples_to_equal_loss(own, other, steps) for own, other in pairs]),
             "steps_to_plains_last_loss": [
-                first_step_at(own, target) for (own, _), target in zip(pairs, base, strict=True)
+                step and round(step)
+                for step in (first_step_at(own, target) for (own, _), target in zip(pairs, base, strict=True))
             ],
             "mean_loss": [
                 round(statistics.fmean(dict(own)[step] for own, _ in pairs), 4)
