@@ -13,7 +13,6 @@ from allranks.cli.context import load_cluster, plan_here
 from allranks.cli.group import VerbGroup
 from allranks.cli.options import cluster_option, json_option
 from allranks.cli.request import make_request
-from allranks.model.data_network import DataNetwork
 from allranks.model.setting import Setting
 from allranks.report.machine import settings_to_json
 from allranks.report.mask import mask_setting
@@ -96,19 +95,10 @@ def completion(shell: str) -> None:
 def first_worker_settings(plan: JobPlan) -> list[Setting]:
     """Return the environment of this node's first worker, as far as one node can know it."""
     from allranks.launch.environment import node_settings, provisional_group, rank_settings
-    from allranks.launch.lead.network import describe_network, read_bench
+    from allranks.launch.lead.network import foresee_network, read_bench
 
-    interface, table = plan.data_path.interface if plan.data_path else None, read_bench(Path("runs"))
-    names = plan.node_names or (table.nodes if table else ())
-    known = {**(table.interfaces if table else {}), plan.facts.host: (interface or "",)}
-    network = describe_network(
-        DataNetwork(),
-        dict(enumerate(names)),
-        {name: interfaces[0] for name, interfaces in known.items() if interfaces},
-        table=table,
-        topology="",
-        can_order=False,
-    )
+    interface = plan.data_path.interface if plan.data_path else None
+    network = foresee_network(read_bench(Path("runs")), plan.node_names, plan.facts.host, interface)
     group = provisional_group(plan, network=network)
     settings = node_settings(plan, group, env=os.environ, interface=interface)
     error_file = Path("runs", plan.job, "attempt_0", plan.facts.host, "rank_N.error.json")

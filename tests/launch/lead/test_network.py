@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from allranks.comm.table import BenchTable, Pair, to_json
-from allranks.launch.lead.network import describe_network, read_bench
+from allranks.launch.lead.network import describe_network, foresee_network, read_bench
 from allranks.model.data_network import DataNetwork
 
 FOUND = DataNetwork(link_mbit_s=940.0, link_reason="delivery rate", link_source="roll call")
@@ -74,3 +74,12 @@ def test_a_file_that_cannot_be_read_is_no_measurement(tmp_path: Path):
     assert read_bench(tmp_path) is None
     (tmp_path / "bench.json").write_bytes(to_json(table(EVEN_RATES)))
     assert read_bench(tmp_path) == table(EVEN_RATES)
+
+
+def test_one_node_knows_the_measurement_of_its_own_interface_before_the_roll_call():
+    assert foresee_network(table(EVEN_RATES), (), "n2", "eth0").link_mbit_s == 480.0
+    assert foresee_network(table(EVEN_RATES), ("n1", "n2"), "n2", "eth0").link_mbit_s == 480.0
+    assert foresee_network(table(EVEN_RATES), (), "n2", "eth1") == DataNetwork()
+    assert foresee_network(table(EVEN_RATES), (), "n2", None) == DataNetwork()
+    assert foresee_network(None, (), "n2", "eth0") == DataNetwork()
+    assert describe_network(DataNetwork(), {}, {}, table=None, topology="") == DataNetwork()

@@ -5,7 +5,7 @@ describe_network(called.network, nodes, interfaces, table=read_bench(Path("runs"
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -56,12 +56,28 @@ def describe_network(
     if order:
         found = replace(found, ring=tuple(indices[place] for place in order), ring_reason=why)
     ring = [names[place] for place in order or range(len(names))]
-    hops = {pair: rates[pair] for pair in zip(ring, [*ring[1:], ring[0]], strict=True) if rates.get(pair)}
+    hops = {pair: rates[pair] for pair in zip(ring, [*ring[1:], *ring[:1]], strict=True) if rates.get(pair)}
     if not hops:
         return found
     (source, target), rate = min(hops.items(), key=lambda hop: hop[1])
     reason = f"{source} to {target}, the slowest hop of the ring, in the last allranks bench"
     return replace(found, link_mbit_s=rate, link_reason=reason, link_source=FILE)
+
+
+def foresee_network(table: BenchTable | None, nodes: Sequence[str], host: str, interface: str | None) -> DataNetwork:
+    """Return what one node can know before the roll call.
+
+    Args:
+        table: of `allranks bench`.
+        nodes: of the job; empty: nobody has said them, and they may be those of the table.
+        host: name of this node.
+        interface: its data interface; None: not known.
+    """
+    if table is None or interface is None:
+        return DataNetwork()
+    known = {name: names[0] for name, names in table.interfaces.items() if names} | {host: interface}
+    named = dict(enumerate(nodes or table.nodes))
+    return describe_network(DataNetwork(), named, known, table=table, topology="", can_order=False)
 
 
 def read_bench(run_root: Path) -> BenchTable | None:
