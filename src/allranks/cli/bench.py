@@ -264,7 +264,8 @@ class _Run:
         table, written = self.table, list[str]()
         if not self.problem and any(row.wrong for row in table.rows):
             self.problem = "collectives: elements came out wrong: see the column #wrong"
-        if not self.problem:  # half a table would mislead those who read it
+        # Half a table would mislead those who read it, and streams alone would take the place of a whole one.
+        if not self.problem and (table.rows or not find_table(log_dir).exists()):
             written += self._write(find_table(log_dir), table_to_json(table))
         if plot == _BARS and table.rows:
             from allranks.comm.chart import draw_bars
