@@ -116,13 +116,11 @@ class Session:
     def ddp(self, module: torch.nn.Module, *, compress: str | None = None, **arguments: Any) -> PinnedBuckets:
         """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
 
-        The size of its buckets fits the network (comm.sizing); it fixes the order of the sums, so `track` takes it from
-        the checkpoint. All ranks call it together.
+        Its bucket size fits the network (comm.sizing) and fixes the sums: `track` keeps it. All ranks call it together.
 
         Args:
             module: on `device` already.
-            compress: as what gradients cross the network: "bf16", "int8", "powersgd" (comm.hooks). None: what
-                `allranks run --compress` says, else as they are.
+            compress: "bf16", "int8" or "powersgd" (comm.hooks); None: as `allranks run --compress` says, else not at all.
             arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
         Raises:
             UsageError: there is no such format, or the module cannot have it.
@@ -331,8 +329,7 @@ def _enter(
     from allranks.state.resumed.buckets import Wrapped
 
     membership = _describe_membership(world, c10d)
-    wrapped = Wrapped(membership, device)
-    on_exit.callback(wrapped.close)
+    on_exit.callback((wrapped := Wrapped(membership, device)).close)
     return Session(
         membership=membership,
         local_rank=world.local_rank,
