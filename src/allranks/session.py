@@ -120,7 +120,7 @@ class Session:
 
         Args:
             module: on `device` already.
-            compress: "bf16", "int8" or "powersgd" (comm.hooks); None: as `allranks run --compress` says, else not at all.
+            compress: "bf16", "int8" or "powersgd" (comm.hooks); None: what `allranks run --compress` says, or none.
             arguments: of DistributedDataParallel; with bucket_cap_mb, that size stays.
         Raises:
             UsageError: there is no such format, or the module cannot have it.
