@@ -168,7 +168,7 @@ def test_the_fragments_of_the_guide_train_to_their_end(tmp_path: Path):
     (tmp_path / "blocks").write_text("BLOCK".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)))
     result = run_ranks(tmp_path, "2", FRAGMENTS, within_s=200)
     ends = result.stdout.splitlines()
-    assert ends[1:] == ["63 True", "200 True", "200 True", "20 False", "codes [0, 0]"], result.stderr
+    assert ends[1:] == ["63 True", "200 True", "200 True", "200 True", "20 False", "codes [0, 0]"], result.stderr
     assert re.fullmatch(r"\d{1,4} True", ends[0]), "state.stop() did not end it before step 10,000"
 
 

@@ -67,10 +67,12 @@ def test_a_format_that_there_is_not_is_refused_with_the_names_of_those_that_ther
 @pytest.mark.torch
 def test_every_format_comes_to_the_mean_within_its_bounds_at_1_2_3_and_6_ranks(tmp_path: Path):
     script = SCRIPTS / "compressed.py"
-    cases = re.findall(r"^def (\w+)\(wire_format: str\) -> None:", script.read_text(), re.M)
+    cases = re.findall(r"^    (\w+),$", script.read_text().partition("\nCASES = (")[2], re.M)
+    assert len(cases) == 9
     result = run_ranks(tmp_path, "1,2,3,6", str(script))
     told = [line for line in result.stdout.splitlines() if not line.startswith("codes")]
-    assert told == [f"{size} {name} {case}" for size in (1, 2, 3, 6) for name in FORMATS for case in cases], (
+    wanted = {1: cases, 2: cases[:2], 3: cases, 6: cases[:2]}
+    assert told == [f"{size} {name} {case}" for size in wanted for name in FORMATS for case in wanted[size]], (
         result.stderr
     )
     assert "Warning" not in result.stderr
@@ -82,7 +84,9 @@ import signal
 import sys
 import torch
 import allranks
+from allranks.comm import hooks
 
+hooks.POWERSGD_PLAIN_STEPS = 2
 LIFE = int(os.environ["EXACT_LIFE"])
 FORMATS = {"bf16": {}, "int8": {"bucket_cap_mb": 0.05}, "powersgd": {"static_graph": True}}
 
@@ -120,17 +124,17 @@ def train(s, wire_format, directory, until, killed_at=None, **arguments):
 with allranks.session(timeout_s=120) as s:
     for wire_format, arguments in FORMATS.items():
         if LIFE == 0:
-            whole = train(s, wire_format, f"whole_{wire_format}", 16, **arguments)
+            whole = train(s, wire_format, f"whole_{wire_format}", 7, **arguments)
             torch.save(whole, f"{wire_format}.{s.rank}")
-            train(s, wire_format, f"cut_{wire_format}", 12, **arguments)
+            train(s, wire_format, f"cut_{wire_format}", 4, **arguments)
         elif LIFE == 1:
-            cut = train(s, wire_format, f"cut_{wire_format}", 16, **arguments)
+            cut = train(s, wire_format, f"cut_{wire_format}", 7, **arguments)
             if s.is_leader:
                 print(wire_format, torch.equal(cut, torch.load(f"{wire_format}.0")), flush=True)
         elif LIFE == 2:
-            train(s, wire_format, f"cut_{wire_format}", 17, **arguments)
+            train(s, wire_format, f"cut_{wire_format}", 8, **arguments)
         elif LIFE - 3 == list(FORMATS).index(wire_format):
-            train(s, wire_format, f"killed_{wire_format}", 20, killed_at=13, **arguments)
+            train(s, wire_format, f"killed_{wire_format}", 20, killed_at=5, **arguments)
         elif LIFE == 6:
             train(s, "fp8", "none", 20)
 """
@@ -158,7 +162,7 @@ def test_a_run_with_a_format_resumes_with_the_same_bits_and_tells_of_a_lost_rank
     assert len(lost) == 6
     for line in lost:
         assert re.match(
-            r"allranks: rank [02]: step 13 does not count, a collective failed; no checkpoint is complete: \[\S+"
+            r"allranks: rank [02]: step 5 does not count, a collective failed; no checkpoint is complete: \[\S+"
             r"pair\.cc:\d+\] .*(Connection closed by peer|Connection reset by peer|Broken pipe)",
             line,
         ), line

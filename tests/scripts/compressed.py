@@ -32,7 +32,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "static graph": SMALL | {"static_graph": True},
     "one bucket": {"bucket_cap_mb": 100},
 }
-PLAIN, EPS = hooks.POWERSGD_PLAIN_STEPS, 1e-6
+PLAIN, EPS = 2, 1e-6
+hooks.POWERSGD_PLAIN_STEPS = PLAIN
 
 
 class Products(torch.nn.Module):
@@ -128,7 +129,7 @@ def the_mean_is_within_bounds(wire_format: str) -> None:
         for wrap in (PinnedBuckets, DistributedDataParallel) if arguments == SMALL else (PinnedBuckets,):
             ddp = wrap(Products(), **arguments)
             compressor = hooks.attach(ddp, wire_format)
-            for step in range(PLAIN + 3 if wire_format == "powersgd" else 5):
+            for step in range(PLAIN + 2 if wire_format == "powersgd" else 3):
                 given = gradients_of(step)
                 if kind == "unused parameters":  # nobody uses a, and rank 0 leaves c out, which the others use
                     given = {
@@ -145,7 +146,7 @@ def other_numbers_have_their_own_bounds(wire_format: str) -> None:
     for dtype, eps in {torch.float16: 1e-3, torch.bfloat16: 8e-3, torch.float64: EPS}.items():
         ddp = DistributedDataParallel(Products(dtype))
         compressor = hooks.attach(ddp, wire_format)
-        for step in range(PLAIN + 2 if wire_format == "powersgd" else 2):
+        for step in range(PLAIN + 1 if wire_format == "powersgd" else 2):
             for name, made in make_step(ddp, compressor, gradients_of(step, dtype)).items():
                 check(wire_format, step, name, made, eps)
         compressor.close()
@@ -154,7 +155,7 @@ def other_numbers_have_their_own_bounds(wire_format: str) -> None:
 def matrices_of_low_rank_come_whole(wire_format: str) -> None:
     ddp = DistributedDataParallel(Products(), **SMALL)
     compressor = hooks.attach(ddp, wire_format)
-    for step in range(PLAIN + 3):
+    for step in range(PLAIN + 2):
         given = gradients_of(step)
         for name in ("a", "f"):
             rows, columns = SHAPES[name]
@@ -199,6 +200,10 @@ def accumulated_gradients_are_sent_once(wire_format: str) -> None:
     compressor.close()
 
 
+def owed_first(compressor: hooks.Compressor) -> Tensor:
+    return compressor.state_dict().get("owed", {}).get("first", torch.zeros(4800)).view(40, 60, 2).clone()
+
+
 def complex_parameters_that_are_shared_are_reduced(wire_format: str) -> None:
     class Shared(torch.nn.Module):
         def __init__(self) -> None:
@@ -216,11 +221,12 @@ def complex_parameters_that_are_shared_are_reduced(wire_format: str) -> None:
         local = Shared()
         local(given).backward()
         ddp.zero_grad()
-        before = compressor.state_dict().get("owed", {}).get("first", torch.zeros(4800)).view(40, 60, 2).clone()
+        before = owed_first(compressor)
         ddp(given).backward()
         sent = torch.view_as_real(local.first.grad) + before
-        off = (torch.view_as_real(ddp.module.first.grad).double() - mean_of(sent)).abs().amax() / most_of(sent)
-        assert off <= (dist.get_world_size() + 2) / 512, off
+        off = (torch.view_as_real(ddp.module.first.grad).double() - mean_of(sent - owed_first(compressor))).abs().amax()
+        bound = (dist.get_world_size() + 2) / 512 if wire_format == "bf16" else 1e-5
+        assert off <= bound * most_of(sent), off
     compressor.close()
 
 
@@ -282,7 +288,7 @@ def what_cannot_be_is_refused_in_a_line(wire_format: str) -> None:
 def main() -> None:
     with allranks.session(timeout_s=240) as s:
         for wire_format in hooks.FORMATS:
-            for case in CASES:
+            for case in CASES if s.world_size in (1, 3) else CASES[:2]:
                 case(wire_format)
                 if s.is_leader:
                     print(s.world_size, wire_format, case.__name__, flush=True)
@@ -290,9 +296,10 @@ def main() -> None:
 
 CASES = (
     the_mean_is_within_bounds,
+    what_is_not_finite_shows_on_all_ranks_and_only_then,
+    # With 1 and 3 ranks only.
     other_numbers_have_their_own_bounds,
     matrices_of_low_rank_come_whole,
-    what_is_not_finite_shows_on_all_ranks_and_only_then,
     accumulated_gradients_are_sent_once,
     complex_parameters_that_are_shared_are_reduced,
     a_run_that_goes_on_from_its_state_has_the_same_bits,
