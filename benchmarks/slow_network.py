@@ -38,6 +38,8 @@ WORKER = Path(__file__).with_name("slow_network_worker.py")
 RESULTS = ROOT / "docs" / "evidence" / "slow_network.json"
 METHODS = ("compute", "torch", "equal", "s.ddp", "bf16", "int8", "powersgd")
 DEADLINE_S = 600
+SECOND = "ens2f1"
+"""Name of the second data interface, where the lab makes one."""
 ONE_INTERFACE = """\
 export GLOO_SOCKET_IFNAME=$(ip -o -4 address show to 192.168.20.0/24 | awk '{print $2; exit}')
 exec "$@"
@@ -57,9 +59,7 @@ def main() -> None:
     parser.add_argument("--store", action="store_true", help=f"keep the figures in {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
     records: list[dict[str, Any]] = []
-    with Lab() as lab, tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        if options.interfaces == 2:
-            lab.add_interfaces()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, Lab(Path(folder), options.interfaces) as lab:
         if options.switches == 2:
             lab.split_switch()
         for number in range(options.rounds):
@@ -77,13 +77,16 @@ def main() -> None:
 class Lab:
     """Six nodes of real SLURM, whose links have the rate that is wanted."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path, interfaces: int) -> None:
         self.name = f"slow-{os.getpid()}"
+        self.cluster, self.folder, self.num_interfaces = folder / "cluster.toml", folder, interfaces
+        second = '[network]\nsecond = "192.168.21.0/24"' if interfaces == 2 else "[network]"
+        self.cluster.write_text(CLUSTER.read_text().replace("[network]", second))
         self.uplink: tuple[str, str] | None = None
-        self.second: dict[str, tuple[str, str]] = {}
+        self.tables: dict[tuple[int, int], bytes] = {}
 
     def __enter__(self) -> Lab:
-        allranks("lab", "up", "--name", self.name, "--cluster", str(CLUSTER))
+        allranks("lab", "up", "--name", self.name, "--cluster", str(self.cluster))
         up = labs.Lab(self.name)
         self.inits = find_inits(up.dir)
         self.interfaces = {host.name: host.data_interface for host in up.planned_hosts()}
@@ -95,19 +98,6 @@ class Lab:
     @property
     def switch(self) -> int:
         return self.inits[SWITCH]
-
-    def add_interfaces(self) -> None:
-        """Give each node a second data interface, in a network and a bridge of its own."""
-        run_in(self.switch, ["ip", "link", "add", "data2", "type", "bridge", "stp_state", "0", "forward_delay", "0"])
-        run_in(self.switch, ["ip", "link", "set", "data2", "up"])
-        for index, name in enumerate(self.interfaces):
-            port, end = f"second{index}", "ens2f0"
-            cable = ["ip", "link", "add", port, "netns", str(self.switch), "type", "veth", "peer", "name", end]
-            subprocess.run([*cable, "netns", str(self.inits[name])], check=True, timeout=20)
-            run_in(self.switch, ["ip", "link", "set", port, "master", "data2", "up"])
-            run_in(self.inits[name], ["ip", "address", "add", f"192.168.21.{15 + index}/24", "dev", end])
-            run_in(self.inits[name], ["ip", "link", "set", end, "up"])
-            self.second[name] = port, end
 
     def split_switch(self) -> None:
         """Move every second node to another switch."""
@@ -123,15 +113,22 @@ class Lab:
     def shape_links(self, mbit: float, *, uplink: float) -> None:
         for index, (name, interface) in enumerate(self.interfaces.items()):
             ends = [(self.switch, f"data{index}"), (self.inits[name], interface)]
-            if name in self.second:
-                port, end = self.second[name]
-                ends += [(self.switch, port), (self.inits[name], end)]
+            if self.num_interfaces == 2:
+                ends += [(self.switch, f"second{index}"), (self.inits[name], SECOND)]
             for pid, end in ends:
                 # Without it, two cores are too slow for the packets of six nodes.
                 run_in(pid, ["ethtool", "-K", end, "tso", "on", "gso", "on", "gro", "on"])
                 set_rate(pid, end, mbit)
         for end in self.uplink or ():
             set_rate(self.switch, end, uplink)
+
+    def bench(self, nodes: int, rate: int) -> bytes:
+        """Return what `allranks bench` measures at this rate; once for each."""
+        if (nodes, rate) not in self.tables:
+            here = Path(tempfile.mkdtemp(dir=self.folder))
+            self.execute("allranks", "bench", "--nodes", str(nodes), "--cluster", str(self.cluster), cwd=here)
+            self.tables[nodes, rate] = (here / "runs" / "bench.json").read_bytes()
+        return self.tables[nodes, rate]
 
     def run(self, nodes: int, folder: Path, *command: str) -> str:
         return self.execute("srun", f"--nodes={nodes}", "--ntasks-per-node=1", *command, cwd=folder)
@@ -157,19 +154,20 @@ def measure(
     if options.interfaces == 2:
         found += run_job(lab, folder, options, about | {"interfaces": 1})
     if options.switches == 2:
-        found += run_job(lab, folder, options, about | {"ring": "listed"})
+        found += run_job(lab, folder, options, about | {"ring": "listed"}, has_table=False)
     return found + run_job(lab, folder, options, about | {"interfaces": options.interfaces, "ring": "ordered"})
 
 
-def run_job(lab: Lab, folder: Path, options: argparse.Namespace, about: dict[str, Any]) -> list[dict[str, Any]]:
+def run_job(
+    lab: Lab, folder: Path, options: argparse.Namespace, about: dict[str, Any], *, has_table: bool = True
+) -> list[dict[str, Any]]:
     here = Path(tempfile.mkdtemp(dir=folder))
     (here / "one_interface.sh").write_text(ONE_INTERFACE)
-    predicted: dict[str, float] = {}
-    if options.predict or (options.switches == 2 and about["ring"] == "ordered"):
-        lab.execute("allranks", "bench", "--nodes", str(about["nodes"]), "--cluster", str(CLUSTER), cwd=here)
-    if options.predict:
-        predicted = predict(here)
-    job = ["allranks", "run", "--cluster", str(CLUSTER), str(WORKER), "--steps", str(options.steps)]
+    if has_table:
+        (here / "runs").mkdir()
+        (here / "runs" / "bench.json").write_bytes(lab.bench(about["nodes"], about["rate"]))
+    predicted = predict(here) if options.predict else {}
+    job = ["allranks", "run", "--cluster", str(lab.cluster), str(WORKER), "--steps", str(options.steps)]
     job += ["--methods", *options.methods]
     if about.get("interfaces", 1) < options.interfaces:
         job = ["sh", str(here / "one_interface.sh"), *job]

@@ -21,6 +21,7 @@ from allranks.model.errors import UsageError
 TEXTS = st.sampled_from(["x", "a b", "it's", "--foo", "-m", "False", "$HOME", "\N{SNOWMAN}", "a\nb", "#", '"'])
 OWN = {
     "nnodes": st.sampled_from(["1", "2", "2:4"]),
+    "bucket_mb": st.sampled_from(["auto", "1", "25"]),
     "ignore": st.lists(st.sampled_from(["AR213", "AR2", "disk-full"]), max_size=3).map(tuple),
 }
 OPTIONS = {
