@@ -283,8 +283,7 @@ def costs_of(one: Prediction, step: Step) -> list[str]:
     if method.loss.percent is None:
         costs.append(f"needs {method.samples:.1f} x the samples by the noise scale, which is the least")
     elif method.wire or method.changes_result:
-        few = "" if method.loss.seeds > 1 else " (one run)"
-        costs.append(f"validation loss {method.loss.percent:+g} % after as many samples{few}")
+        costs.append(f"validation loss {method.loss.percent:+g} % after as many samples")
     for what, times in (("memory on each rank", method.memory), ("for each rank in a checkpoint", method.checkpoint)):
         if times:
             costs.append(f"{describe_size(round(times * step.gradient_bytes))} more {what}")
