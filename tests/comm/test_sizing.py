@@ -20,7 +20,7 @@ MANY = 400 << 20
         (GPT, 6, 500, {}, 2),
         (GPT, 6, 500, {"backward_s": 0.1}, 2),
         (GPT, 6, 100, {}, 1),
-        (GPT, 6, 250, {"interfaces": 2}, 0.5),
+        (GPT, 6, 250, {"interfaces": 2}, 2),
         (GPT, 6, 500, {"compress": "bf16"}, 2),
         (GPT, 6, 500, {"compress": "powersgd"}, None),
         (GPT, 6, 10_000, {}, None),
@@ -47,8 +47,8 @@ def test_a_wrong_number_in_the_environment_is_no_bandwidth_and_empty_names_are_n
         None,
         None,
         1,
-        0.5,
-        0.5,
+        2,
+        2,
     ]
 
 

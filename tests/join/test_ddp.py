@@ -134,7 +134,7 @@ class Word(SimpleNamespace):
         (4.0, None, None, 4, "the link is slow"),
         (None, None, None, 25, "the link is slow"),
         (4.0, 2.0, None, 2, "the link is slow"),  # the leader has fewer interfaces
-        (0.5, None, "int8", 1, "the link is slow"),  # torch.compile takes no less
+        (1.0, None, "int8", 1, "the link is slow"),
         (None, None, "powersgd", 16, "the link is slow"),
     ],
 )

@@ -100,7 +100,7 @@ with allranks.session(timeout_s=60) as s:
     if s.rank:
         os.environ["ALLRANKS_LINK_MBIT"] = "1"  # rank 0 chooses for all
     torch.manual_seed(0)
-    layers = [layer for _ in range(8) for layer in (torch.nn.Linear(300, 300), torch.nn.ReLU())]
+    layers = [layer for _ in range(16) for layer in (torch.nn.Linear(300, 300), torch.nn.ReLU())]
     model = s.ddp(torch.nn.Sequential(*layers, torch.nn.Linear(300, 1)), static_graph=kind == "static")
     second = s.ddp(torch.nn.Linear(2, 2), bucket_cap_mb=3)
     if kind == "hooked":
@@ -138,21 +138,21 @@ def test_a_checkpoint_keeps_the_size_of_the_buckets(tmp_path: Path):
     )
     lines = [line.rpartition(" ") for line in result.stdout.splitlines() if not line.startswith("codes")]
     assert [said for said, _, _ in lines] == [
-        "whole 0-6: 0.7 0.7 0.7 0.7",
-        "cut 0-3: 0.7 0.7 0.7 0.7",
-        "again 3-6: 0.7 0.7 0.7 0.7",
-        "hooked 6-8: 0.7 0.7 0.7 0.7 8 calls",
-        "old 0-3: 1.0 1.7",
-        "old 3-5: 1.0 1.7",
-        "static 0-2: 0.7 0.7 0.7 0.7",
-        "static 2-4: 0.7 0.7 0.7 0.7",
+        "whole 0-6: 1.0 1.0 1.0 1.0 1.0 0.3",
+        "cut 0-3: 1.0 1.0 1.0 1.0 1.0 0.3",
+        "again 3-6: 1.0 1.0 1.0 1.0 1.0 0.3",
+        "hooked 6-8: 1.0 1.0 1.0 1.0 1.0 0.3 12 calls",
+        "old 0-3: 1.0 4.5",
+        "old 3-5: 1.0 4.5",
+        "static 0-2: 1.0 1.0 1.0 1.0 1.0 0.3",
+        "static 2-4: 1.0 1.0 1.0 1.0 1.0 0.3",
     ], result.stderr
     assert lines[0][2] == lines[2][2]  # the same bits
     said = [line for line in result.stderr.splitlines() if "in buckets of" in line]
     assert said[0] == (
-        "allranks: gradients leave in buckets of 0.5 MiB: 2.89 MB of gradients take 0.0617 s over 500 Mbit/s, and "
+        "allranks: gradients leave in buckets of 1 MiB: 5.78 MB of gradients take 0.123 s over 500 Mbit/s, and "
         "torch's 1 and then 25 MiB would leave late"
     )
     kept = "as before the checkpoint: that keeps the order of the sums"
-    assert said[2] == f"allranks: gradients leave in buckets of 0.5 MiB, {kept}"
+    assert said[2] == f"allranks: gradients leave in buckets of 1 MiB, {kept}"
     assert f"allranks: gradients leave in buckets of torch's sizes, {kept}" in said

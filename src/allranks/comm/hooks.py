@@ -47,9 +47,9 @@ POWERSGD_PLAIN_STEPS = 10
 """Summed as they are: the first gradients change most. torch needs at least 2, since it rebuilds buckets after 1."""
 CLOSE_S = 1.0
 """How long `close` waits for the thread: it may hang in a collective whose other ranks are gone."""
+_kept: list[Any] = []  # process groups: some jobs hung where one was freed with the last DDP (torch 2.13)
 _Begin = Callable[[Any], Future[Any]]
-# Its name before torch 2.13 is all_gather_into_tensor.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
 
 
 def preferred_bucket_mb(wire_format: str) -> float | None:
@@ -86,6 +86,7 @@ def attach(ddp: DistributedDataParallel, wire_format: str) -> Compressor:
         hook = lambda _, bucket: compressor.reduce(bucket)  # noqa: E731
         hook.__qualname__ = f"allranks_{wire_format}"  # which DDP logs
         ddp.register_comm_hook(None, hook)
+        _kept.append(ddp.process_group)
     return compressor
 
 
@@ -118,8 +119,7 @@ class Compressor:
         """Return what this rank still owes to the sums, between two steps; empty in bf16. Each rank has its own."""
         if self.format == "bf16":
             return {}
-        told = {"format": self.format, "world_size": self.world_size}
-        return told | {"owed": self._owed.state()} | self._rule.state()
+        return {"format": self.format, "world_size": self.world_size, "owed": self._owed.state()} | self._rule.state()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> str | None:
         """Go on from what `state_dict` returned; where that cannot be, owe nothing, and return why in a line."""

@@ -19,8 +19,8 @@ from typing import NamedTuple
 LINK_VARIABLE = "ALLRANKS_LINK_MBIT"
 """What one data interface carries one way, in 1e6 bits a second; `allranks run` gives it to the workers."""
 INTERFACES_VARIABLE = "GLOO_SOCKET_IFNAME"
-SIZES_MB = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 25.0)
-"""In MiB, as DDP counts `bucket_cap_mb`."""
+SIZES_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0)
+"""In MiB, as DDP counts `bucket_cap_mb`. Under torch.compile, DDP refuses less than its first bucket's 1 MiB."""
 TORCH_MB = (1.0, 25.0)
 """Torch's own: dist._DEFAULT_FIRST_BUCKET_BYTES, then `bucket_cap_mb`."""
 FAST_MBIT_S = 5000.0

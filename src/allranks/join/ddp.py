@@ -31,8 +31,6 @@ from typing import Any
 FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
 OURS = "allranks_"
 """How the names of the hooks of comm/hooks.py begin."""
-LEAST_MB = 1.0
-"""DDP under torch.compile refuses less than its first bucket, dist._DEFAULT_FIRST_BUCKET_BYTES."""
 SHARDING = {
     "torch.distributed.fsdp._fully_shard._fsdp_state": ("FSDPState", "fully_shard (FSDP2)"),
     "torch.distributed._composable.fsdp._fsdp_state": ("FSDPState", "fully_shard (FSDP2)"),  # before torch 2.6
@@ -46,10 +44,6 @@ _trained: weakref.WeakSet[Any] = weakref.WeakSet()
 """Those of them that are still there. A copy of one is not among them: torch copies no hook either."""
 _reasons: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 """Why a DDP has buckets of its size, where there is a word to say of it."""
-_groups: list[Any] = []
-"""Process groups of DDPs with a hook. Freed with the last DDP, a group waits for Gloo's threads and holds the
-interpreter's lock, which a thread needs to let go of the hook's last future: seen at the end of 2 of 4 runs of
-examples/accelerate with bf16 on a busy machine, torch 2.13."""
 _said: set[str] = set()
 
 
@@ -212,7 +206,7 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
     if wire_format is not None:
         mb = _load("hooks").preferred_bucket_mb(wire_format) or mb
     # Nodes may have other numbers of interfaces, and all ranks need one size.
-    size = torch.tensor([0.0 if mb is None else max(mb, LEAST_MB)], device=device)
+    size = torch.tensor([mb or 0.0], device=device)
     dist.broadcast(size, dist.get_global_rank(group, 0), group=group)
     return size.item() or None, reason
 
@@ -244,7 +238,6 @@ def _compress(ddp: Any, wanted: str) -> str:
     ddp._comm_hooks.clear()  # it is a copy: its reducer has no hook
     try:
         _load("hooks").attach(ddp, wanted)
-        _groups.append(ddp.process_group)
         ddp._comm_hooks.clear()  # a pickle could not have it
     except ValueError as exc:
         raise RuntimeError(f"allranks: --compress {wanted}: {str(exc).partition(': ')[2] or exc}") from None
