@@ -1,4 +1,4 @@
-"""Which page, plot and table do the runs of loss.py make?
+"""Write the page, plot and table of the runs of loss.py.
 
     python benchmarks/loss_report.py --into build/loss       # docs/evidence/compression_loss.json, .md and .svg
 
@@ -47,44 +47,47 @@ WORDS = {
 
 
 PAGE = """\
-# Loss of each way to send less
+# Loss of each method that sends fewer bytes
 
-What a method costs in loss does not depend on the network, so simulated ranks can show it. Six ranks in one process
-train a GPT of 0.12 M parameters on Python's standard library (`examples/gpt` with its AdamW, learning rate 1e-3,
-nothing tuned): {tokens_per_step:,} tokens a step, {steps:,} steps.
-All methods of one seed begin with the same weights and get the same text in the same order. The loss is the mean over
-256 windows of validation text in the last 100 steps. The table has means of {seeds} seeds, and ranges
-({measured}, torch {torch}).
+How much loss a method costs does not depend on the network, so the ranks are simulated: six in one process. They train
+a GPT of 0.12 M parameters on the text of Python's standard library, {tokens_per_step:,} tokens a step, {steps:,} steps
+(`examples/gpt` with its AdamW, learning rate 1e-3, nothing tuned). For each seed, all methods begin with the same
+weights and get the same text in the same order.
 
-`python benchmarks/loss.py --into DIRECTORY` makes the runs (an hour on a quiet core; runs that were stopped go on), and
-`python benchmarks/loss_report.py --into DIRECTORY` writes this page, its plot and `compression_loss.json`.
+The last loss is the mean of the validation loss over the last 100 steps (256 windows of text, nats per byte). The table
+has means and ranges of {seeds} seeds, measured on {measured} with torch {torch}.
 
-| method | last loss | against plain, % | samples to equal loss |
+To repeat it: `python benchmarks/loss.py --into DIRECTORY` makes the runs, in about an hour on one idle core, and
+continues runs that were stopped. `python benchmarks/loss_report.py --into DIRECTORY` writes this page, its plot and
+`compression_loss.json`.
+
+| method | last loss | compared with plain DDP, % | samples to equal loss |
 |---|---|---|---|
 {methods}
 
-Samples to equal loss: how many times the samples of plain DDP a method needs to the same loss. If a method ends above
-plain, that is the method's own last loss, and plain's curve says at which step plain had it. Time to equal loss is this
-number times the ratio of the times of a step.
+**Samples to equal loss** is how many samples a method needs to the same loss, as a multiple of plain DDP's. If a
+method ends above plain DDP, it is taken at the method's last loss: plain DDP's curve shows at which step it had that
+loss. The gain in time to equal loss is the ratio of the step times, divided by this number.
 
 ![Validation loss over tokens, mean of the seeds](../pictures/compression_loss.svg)
 
-- int8: the code of `comm/hooks.py`. bf16: rounded after every addition, as in Gloo's ring. PowerSGD: the arithmetic of
-  torch's hook, after ten plain steps.
-- DiLoCo: outer SGD with learning rate 0.9 and Nesterov momentum 0.5, after 10 % of plain steps.
+- int8 runs the code of `comm/hooks.py`. bf16 rounds after every addition, as Gloo's ring does. PowerSGD is the
+  arithmetic of torch's hook, after ten plain steps.
+- DiLoCo is outer SGD with learning rate 0.9 and Nesterov momentum 0.5, after 10 % of plain steps.
 - Limits: one small model, one optimizer, one learning rate without decay.
 {reached}
 ## A larger batch
 
-Batches of 2, 4 and 8 times {tokens_per_step:,} tokens, with as many tokens in all. The learning rate stays (none),
-grows with the square root of the factor (sqrt), or with the factor (linear). The rows of 1 x are the plain batch with
-another learning rate: what it gains there is no merit of a rule. [Scaling](../how-to/scaling.md) says what follows.
+Batches of 2, 4 and 8 times {tokens_per_step:,} tokens, with the same number of tokens in all. The learning rate is
+unchanged (none), or grows with the square root of the factor (sqrt), or with the factor itself (linear). The rows of
+1 x are for comparison: the plain batch with a higher learning rate. [Scale to more ranks](../how-to/scaling.md) says
+what follows.
 
-| batch | learning rate | seeds | against plain, % | samples to equal loss |
+| batch | learning rate | seeds | last loss compared with plain DDP, % | samples to equal loss |
 |---|---|---|---|---|
 {batches}
 
-The gradient noise scale of the plain runs, as `s.ddp(noise_scale=True)` measures it, over all seeds:
+The gradient noise scale of the plain runs, as `s.ddp(noise_scale=True)` measures it, range over the seeds:
 
 | steps | tokens |
 |---|---|
@@ -178,7 +181,7 @@ def table(summary: dict[str, Any]) -> str:
         scales.append(f"| {first:,} to {first + 99:,} | {low:,} to {high:,} |")
     later = {name: found[name]["steps_to_plains_last_loss"] for name in WORDS if name in found}
     reached = [
-        f"{WORDS[name]} {min(steps):,.0f} to {max(steps):,.0f}"
+        f"{min(steps):,.0f} to {max(steps):,.0f} ({WORDS[name]})"
         for name, steps in later.items()
         if all(step is not None and step > summary["steps"] for step in steps)
     ]
@@ -189,7 +192,8 @@ def table(summary: dict[str, Any]) -> str:
         measured=summary["measured"],
         torch=summary["torch"].partition("+")[0],
         methods="\n".join(methods),
-        reached=f"- Trained on, these reached plain's last loss at step: {'; '.join(reached)}.\n" if reached else "",
+        reached=f"- With more steps, plain DDP's last loss was reached at step: {'; '.join(reached)}.\n"
+        * bool(reached),
         batches="\n".join(batches),
         scales="\n".join(scales),
     )
@@ -197,7 +201,7 @@ def table(summary: dict[str, Any]) -> str:
 
 def figures(found: dict[str, Any], digits: int) -> str:
     """Two cells: difference in percent and samples."""
-    return f"{cell_of(found['difference_percent'], f'+.{digits}f')} | {cell_of(found['samples_to_equal_loss'], '.2f')}"
+    return f"{cell_of(found['difference_percent'], f'+z.{digits}f')} | {cell_of(found['samples_to_equal_loss'], '.2f')}"
 
 
 def cell_of(values: dict[str, Any], form: str) -> str:

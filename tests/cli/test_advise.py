@@ -89,7 +89,7 @@ MISTAKES = """
 --params 13M --step-ms 10 --nodes 0 | 0 is not in the range
 --measure | --measure: expected a script, for example allranks advise --measure train.py
 --measure gone.py | --measure gone.py: no such script; expected a Python file and its arguments
---measure --params 13M train.py | --measure finds out parameters and times; remove --params and --step-ms
+--measure --params 13M train.py | --measure measures parameters and times; remove --params and --step-ms
 train.py --params 13M | train.py: to measure a script, write --measure before it
 --params 13M --step-ms 10 --nproc-per-node 2 | --nproc-per-node is for --measure
 """
@@ -138,8 +138,8 @@ def test_a_table_of_other_nodes_is_refused_unless_it_is_named(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[05-08]")
     assert mistake(*FIGURES) == (
-        "advise: runs/bench.json is of node[01-06], and this job has node[05-08]: measure its network with allranks "
-        "bench, or take the table all the same with --bench runs/bench.json"
+        "advise: runs/bench.json was measured on node[01-06], and this job has node[05-08]: measure its network with "
+        "allranks bench, or use the table anyway with --bench runs/bench.json"
     )
     advise.main([*FIGURES, "--bench", str(path)], standalone_mode=False)
     monkeypatch.setenv("SLURM_JOB_NODELIST", "node[05-06]")  # a part of them has the same links

@@ -154,7 +154,7 @@ def test_a_stream_that_failed_is_told_with_its_reason() -> None:
     rounds = matchings(["a", "b"])
     pairs = join_reports(["a", "b"], rounds, [RoundReport(node="a", peer="b", why="b has ended")])
     assert describe_untested(pairs) == "2 of 2 streams failed: a -> b: b has ended"
-    assert pairs[1].why == "b did not say"
+    assert pairs[1].why == "no report from b"
 
 
 def test_the_end_that_met_more_traffic_of_others_counts() -> None:

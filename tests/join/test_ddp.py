@@ -100,10 +100,10 @@ NET = SimpleNamespace(
 @pytest.mark.parametrize(
     ("wanted", "arguments", "mb", "said"),
     [
-        ("4", {}, 4, "DDP of 12 MB: buckets of 4 MiB"),
-        ("1.5", {"bucket_cap_mb": None}, 1.5, "DDP of 12 MB: buckets of 1.5 MiB"),
-        ("4", {"bucket_cap_mb": 2}, 2, "DDP of 12 MB: buckets of 2 MiB: given with bucket_cap_mb"),
-        ("auto", {"bucket_cap_mb": 2}, 2, "DDP of 12 MB: buckets of 2 MiB: given with bucket_cap_mb"),
+        ("4", {}, 4, "DDP with 12 MB of gradients: buckets of 4 MiB"),
+        ("1.5", {"bucket_cap_mb": None}, 1.5, "DDP with 12 MB of gradients: buckets of 1.5 MiB"),
+        ("4", {"bucket_cap_mb": 2}, 2, "DDP with 12 MB of gradients: buckets of 2 MiB: set by bucket_cap_mb"),
+        ("auto", {"bucket_cap_mb": 2}, 2, "DDP with 12 MB of gradients: buckets of 2 MiB: set by bucket_cap_mb"),
     ],
 )
 def test_a_ddp_has_the_size_of_its_script_or_else_of_the_flag(
@@ -174,19 +174,22 @@ def test_auto_is_what_the_leader_of_the_group_chooses(
 @pytest.mark.parametrize(
     ("before", "hooks", "said"),
     [
-        (lambda made: None, ["int8"], "int8 on the wire"),
+        (lambda made: None, ["int8"], "sent as int8"),
         (
             lambda made: made.register_comm_hook(None, own_hook), [],
-            "its own hook (own_hook), so --compress int8 leaves it alone",
+            "it has a hook of its own (own_hook), so --compress int8 does not apply",
         ),
-        (lambda made: setattr(made, "logged", "FP16"), [], "its own hook (FP16), so --compress int8 leaves it alone"),
+        (
+            lambda made: setattr(made, "logged", "FP16"), [],
+            "it has a hook of its own (FP16), so --compress int8 does not apply",
+        ),
         (  # a copy of one with a hook of its own: it has none, as without us
             lambda made: made._comm_hooks.append((own_hook, None)), [],
-            "its own hook (own_hook), so --compress int8 leaves it alone",
+            "it has a hook of its own (own_hook), so --compress int8 does not apply",
         ),
         (lambda made: made._comm_hooks.append((SimpleNamespace(__qualname__="allranks_int8"), None)), ["int8"],
-         "int8 on the wire"),
-        (lambda made: setattr(made, "logged", "allranks_bf16"), [], "bf16 on the wire"),  # of s.ddp(compress="bf16")
+         "sent as int8"),
+        (lambda made: setattr(made, "logged", "allranks_bf16"), [], "sent as bf16"),  # of s.ddp(compress="bf16")
         (lambda made: setattr(made, "ranks", 1), [], "one rank sends nothing"),
     ],
 )  # fmt: skip
@@ -201,7 +204,7 @@ def test_a_ddp_gets_a_hook_unless_it_has_one(
     for _ in range(2):
         made.forward(1)
     assert around.attached == hooks
-    assert capsys.readouterr().err == f"allranks: DDP of 12 MB: {said}, buckets of 25 MiB\n"
+    assert capsys.readouterr().err == f"allranks: DDP with 12 MB of gradients: {said}, buckets of 25 MiB\n"
 
 
 def test_a_pass_without_a_synchronized_backward_pass_comes_too_early(
@@ -222,8 +225,8 @@ def test_a_pass_without_a_synchronized_backward_pass_comes_too_early(
     assert around.attached == ["int8"]
     del made
     around.ddp._say_if_unused("--compress int8 and no DDP is left")
-    unused = "--compress int8 changed nothing: no DistributedDataParallel of this script computed gradients"
-    said = "DDP of 12 MB: int8 on the wire, buckets of 25 MiB"
+    unused = "--compress int8 had no effect: no DistributedDataParallel of this script computed gradients"
+    said = "DDP with 12 MB of gradients: sent as int8, buckets of 25 MiB"
     assert capsys.readouterr().err == f"allranks: {unused}\nallranks: {said}\n"
 
 
@@ -238,7 +241,7 @@ def test_what_cannot_be_had_is_said_in_the_words_of_the_flag(
 
 def test_a_torch_without_what_is_needed_is_refused(around: Surroundings) -> None:
     around.torch.nn.parallel.DistributedDataParallel = make_class(version="old")
-    said = r"^allranks: --compress bf16: DistributedDataParallel of torch 2.13.0 has no _get_ddp_logging_data; run with"
+    said = r"^allranks: --compress bf16: DistributedDataParallel of torch 2.13.0 lacks _get_ddp_logging_data; remove"
     with pytest.raises(RuntimeError, match=said):
         around.ddp.change_classes("--compress bf16")
 
@@ -269,7 +272,7 @@ def test_a_class_that_shards_is_refused_whenever_it_is_imported(
     kind = importlib.import_module("sharding_of_a_test").State if is_before else None
     around.ddp.change_classes("--compress bf16")
     kind = kind or importlib.import_module("sharding_of_a_test").State
-    with pytest.raises(RuntimeError, match=r"--compress bf16: only .* and this script uses shard\(\); run it without$"):
+    with pytest.raises(RuntimeError, match=r"--compress bf16: works .* this script uses shard\(\); remove the flag$"):
         kind()
     monkeypatch.delitem(sys.modules, "sharding_of_a_test")
 
@@ -284,11 +287,11 @@ def test_fsdp_is_refused_and_a_script_without_ddp_is_told(tmp_path: Path) -> Non
         [sys.executable, "refused.py", str(allranks.join.ddp.__file__)],
         cwd=tmp_path, env=clean_env(os.environ, RANK="0"), capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    only = "allranks: --compress bf16: only DistributedDataParallel sends gradients so, and this script uses"
+    only = "allranks: --compress bf16: works with DistributedDataParallel only, and this script uses"
     assert done.stdout.splitlines() == [
-        f"{only} fully_shard (FSDP2); run it without", f"{only} FullyShardedDataParallel; run it without",
+        f"{only} fully_shard (FSDP2); remove the flag", f"{only} FullyShardedDataParallel; remove the flag",
     ]  # fmt: skip
-    unused = "--compress bf16 changed nothing: no DistributedDataParallel of this script computed gradients"
+    unused = "--compress bf16 had no effect: no DistributedDataParallel of this script computed gradients"
     assert done.stderr.splitlines()[-1] == f"allranks: {unused}"
 
 
@@ -303,15 +306,17 @@ def test_every_kind_of_ddp_of_an_unmodified_script(allranks: Allranks) -> None:
         f"built-in hook: BuiltinCommHookType.ALLREDUCE, {alone}", f"subclass: {ours}", f"unused: {ours}",
         f"static: {ours}", f"collectives of its own: {ours}", f"two at once: {ours}", f"compiled: {ours}",
     ]  # fmt: skip
-    assert "changed nothing" not in done.stderr
-    said = [line.partition("allranks: DDP of ")[2] for line in done.stderr.splitlines() if "allranks: DDP of " in line]
-    leaves = "so --compress int8 leaves it alone, buckets of 1 MiB"
+    assert "had no effect" not in done.stderr
+    said = [
+        line.partition("allranks: DDP with ")[2] for line in done.stderr.splitlines() if "allranks: DDP with " in line
+    ]
+    leaves = "so --compress int8 does not apply, buckets of 1 MiB"
     assert said == [
-        "4.2 MB: int8 on the wire, buckets of 1 MiB",
-        "4.2 MB: int8 on the wire, buckets of 2 MiB: given with bucket_cap_mb",
-        f"4.2 MB: its own hook (allreduce_hook), {leaves}",
-        f"4.2 MB: its own hook (BuiltinCommHookType.ALLREDUCE), {leaves}",
-        "3.15 MB: int8 on the wire, buckets of 1 MiB",
+        "4.2 MB of gradients: sent as int8, buckets of 1 MiB",
+        "4.2 MB of gradients: sent as int8, buckets of 2 MiB: set by bucket_cap_mb",
+        f"4.2 MB of gradients: it has a hook of its own (allreduce_hook), {leaves}",
+        f"4.2 MB of gradients: it has a hook of its own (BuiltinCommHookType.ALLREDUCE), {leaves}",
+        "3.15 MB of gradients: sent as int8, buckets of 1 MiB",
     ]
 
 
@@ -332,7 +337,7 @@ def test_a_killed_rank_is_named_as_without_a_hook(allranks: Allranks, tmp_path: 
         """,
     )
     ended = allranks("run", "--nproc-per-node", "3", "--compress", "int8", "train.py")
-    assert "allranks: DDP of 1.05 MB: int8 on the wire, buckets of 25 MiB\n" in ended.stderr
+    assert "allranks: DDP with 1.05 MB of gradients: sent as int8, buckets of 25 MiB\n" in ended.stderr
     verdict = json.loads((tmp_path / "runs/latest/attempt_0/verdict.json").read_text())
     failed = [finding for finding in verdict["findings"] if finding["severity"] == "fail"]
     assert [(finding["cause"], finding["ranks"]) for finding in failed] == [("AR407 dead-rank", [1])]

@@ -42,7 +42,7 @@ def test_gloo_gets_both_interfaces_of_each_node_only_if_all_nodes_reach_each_oth
     both = "ens1f1,ens2f1"
     shown, said = run()
     assert shown == [f"0 0 a {both}", f"1 1 c {both}", f"2 2 b {both}"], said
-    assert "note: ranks are in the order a, c, b: nodes of one switch follow one another" in said
+    assert "note: ranks are in the order a, c, b: this keeps the nodes of each switch together" in said
 
     run_in(find_inits(lab.lab.dir)[SWITCH], ["ip", "link", "set", "second1", "nomaster"])
     shown, said = run()

@@ -63,7 +63,7 @@ def test_the_ranks_of_a_node_follow_each_other_and_have_a_gpu_each() -> None:
 @pytest.mark.parametrize(
     ("ends", "flags", "said"),
     [
-        (ALONE, {"ranks_per_node": 1}, "--nproc-per-node 1: one rank has nobody"),
+        (ALONE, {"ranks_per_node": 1}, "--nproc-per-node 1: expected at least 2 ranks"),
         (ENDS, {"wanted": "nccl", "ranks_per_node": 4}, "4 ranks a node need as many GPUs, and n1 has 2"),
     ],
 )

@@ -150,9 +150,9 @@ def test_a_checkpoint_keeps_the_size_of_the_buckets(tmp_path: Path):
     assert lines[0][2] == lines[2][2]  # the same bits
     said = [line for line in result.stderr.splitlines() if "in buckets of" in line]
     assert said[0] == (
-        "allranks: gradients leave in buckets of 1 MiB: 5.78 MB of gradients take 0.123 s over 500 Mbit/s, and "
-        "torch's 1 and then 25 MiB would leave late"
+        "allranks: DDP sends gradients in buckets of 1 MiB: 5.78 MB of gradients take 0.123 s at 500 Mbit/s, and "
+        "with torch's buckets (1 MiB, then 25 MiB) the network would start later"
     )
-    kept = "as before the checkpoint: that keeps the order of the sums"
-    assert said[2] == f"allranks: gradients leave in buckets of 1 MiB, {kept}"
-    assert f"allranks: gradients leave in buckets of torch's sizes, {kept}" in said
+    kept = "as in the checkpoint, so that the sums stay the same"
+    assert said[2] == f"allranks: DDP sends gradients in buckets of 1 MiB, {kept}"
+    assert f"allranks: DDP sends gradients in buckets of torch's sizes, {kept}" in said

@@ -134,9 +134,9 @@ def test_a_wire_format(allranks: Allranks, tmp_path: Path, note: Note):
         """,
     )
     ended = allranks("run", *FLAGS, "--nproc-per-node", "2", "--compress", "int8", "train.py")
-    note("wire formats", "yes" if "MB: int8 on the wire" in ended.stderr and not ended.returncode else "no")
+    note("wire formats", "yes" if "gradients: sent as int8" in ended.stderr and not ended.returncode else "no")
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert "allranks: DDP of 0.00482 MB: int8 on the wire, buckets of 25 MiB" in ended.stderr
+    assert "allranks: DDP with 0.00482 MB of gradients: sent as int8, buckets of 25 MiB" in ended.stderr
 
 
 def test_what_it_lacks_is_said_in_advance(allranks: Allranks):

@@ -61,15 +61,17 @@ def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Call
 
 
 @click.command("advise", context_settings={"allow_interspersed_args": False})
-@click.option("--measure", "is_measured", is_flag=True, help="Start SCRIPT for a few steps, and measure them.")
+@click.option("--measure", "is_measured", is_flag=True, help="Run SCRIPT for a few steps and measure them.")
 @_positive("--params", "N", "Parameters of the model, each with a gradient of 4 bytes: 13100000, 125M or 7B.", Count())
-@_positive("--step-ms", "MS", "Milliseconds that a step takes on one rank alone; 1/3 of it is the forward pass.")
+@_positive("--step-ms", "MS", "Milliseconds of a step on one rank alone; 1/3 of it counts as the forward pass.")
 @_positive("--forward-ms", "MS", "Milliseconds of the forward pass. [default: see --step-ms]")
 @_positive("--backward-ms", "MS", "Milliseconds of the backward pass, with the loss. [default: see --step-ms]")
-@_positive("--batch", "B", "Samples of one rank in a step, to print samples per second.", click.IntRange(min=1))
-@_positive("--steps", "N", "Steps that the run still has; without it, fewer synchronizations are not offered.", Count())
-@_positive("--noise-scale", "X", "Gradient noise scale, as a multiple of the whole batch, to judge a larger batch.")
-@_positive("--nodes", "N", "Largest number of nodes of a prediction. [default: as measured]", click.IntRange(min=1))
+@_positive("--batch", "B", "Samples of one rank in a step; prints samples per second.", click.IntRange(min=1))
+@_positive("--steps", "N", "Steps left in the run; needed to offer local SGD and DiLoCo.", Count())
+@_positive(
+    "--noise-scale", "X", "Gradient noise scale, as a multiple of the whole batch; needed to offer accumulation."
+)
+@_positive("--nodes", "N", "Largest number of nodes to predict. [default: as measured]", click.IntRange(min=1))
 @click.option(
     "--bench",
     "bench_file",
@@ -78,7 +80,7 @@ def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Call
     help="Table of `allranks bench`. [default: bench.json in --log-dir]",
 )
 @click.option(
-    "--nproc-per-node", metavar="N|auto|gpu|cpu", help="With --measure: number of ranks, as for `allranks run`."
+    "--nproc-per-node", metavar="N|auto|gpu|cpu", help="Ranks per node with --measure, as for `allranks run`."
 )
 @timeout_option(
     "--timeout", "limit_s", waits_for="for the steps of a script with --measure", default=600.0, at_least=1.0
@@ -112,8 +114,8 @@ def advise(
     allranks advise --params 13.1M --step-ms 150 --batch 64          from figures, without a script
     allranks advise --params 125M --forward-ms 90 --backward-ms 200 --nodes 16 --steps 20000
 
-    It reads what `allranks bench` measured, and needs DistributedDataParallel in a script that is measured. Each way is
-    printed with its gain, its cost, and the line to write. What changes the result is offered only if it pays.
+    It needs a table of `allranks bench`. A script that it measures must use DistributedDataParallel. Each way is listed
+    with its gain, its cost, and the line to write. Ways that change the result are listed only if they pay.
     """
     from allranks.comm.advise import advise as predict
 
@@ -124,7 +126,7 @@ def advise(
     if script is not None and not is_measured:
         raise UsageError(f"advise: {script}: to measure a script, write --measure before it")
     if is_measured and (params or step_ms):
-        raise UsageError("advise: --measure finds out parameters and times; remove --params and --step-ms")
+        raise UsageError("advise: --measure measures parameters and times; remove --params and --step-ms")
     if not is_measured and nproc_per_node:
         raise UsageError("advise: --nproc-per-node is for --measure")
     note_misplaced(arguments)
@@ -143,7 +145,7 @@ def advise(
         step, ranks = found.to_step(), found.modules[0].ranks
         measured_s = found.step_s if ranks == table.ranks else None
         if hook := next((module.hook for module in found.modules if module.hook), ""):
-            say(f"{script} has a communication hook of its own ({hook}); what is predicted for now is without it")
+            say(f"{script} has a communication hook of its own ({hook}); the prediction of `now` is without that hook")
         step = replace(
             step,
             forward_s=step.forward_s if forward_ms is None else forward_ms / 1e3,
@@ -191,8 +193,8 @@ def read_table(given: Path | None, log_dir: Path) -> tuple[Path, BenchTable]:
     here = expand_hosts(os.environ.get("SLURM_JOB_NODELIST", "")) if "SLURM_JOB_ID" in os.environ else []
     if given is None and here and not set(here) <= set(table.nodes):
         raise UsageError(
-            f"advise: {path} is of {fold_hosts(table.nodes)}, and this job has {fold_hosts(here)}: measure its network "
-            f"with allranks bench, or take the table all the same with --bench {path}"
+            f"advise: {path} was measured on {fold_hosts(table.nodes)}, and this job has {fold_hosts(here)}: measure "
+            f"its network with allranks bench, or use the table anyway with --bench {path}"
         )
     return path, table
 
@@ -249,7 +251,7 @@ def render(
         "",
     ]
     if not advice.offered:
-        lines.append("no way to reduce gradients gains more than 2 % here")
+        lines.append("no other way is more than 2 % faster here")
     for number, one in enumerate(advice.offered, start=1):
         lines += _lines_of(number, one, step, style)
     if refused := [one for one in advice.refused if one.method.name != "torch" or step.bucket_bytes]:
@@ -258,7 +260,7 @@ def render(
     lines += ["", *_table_of_nodes(advice, batch), ""]
     from allranks.comm.methods import LOSS_SOURCE
 
-    lines.append(f"losses: {LOSS_SOURCE}; measure yours")
+    lines.append(f"losses: measured on {LOSS_SOURCE}; yours may differ")
     return "\n".join(lines)
 
 
@@ -281,7 +283,7 @@ def costs_of(one: Prediction, step: Step) -> list[str]:
     method = one.method
     costs = ["changes the result"] if method.changes_result else []
     if method.loss.percent is None:
-        costs.append(f"needs {method.samples:.1f} x the samples by the noise scale, which is the least")
+        costs.append(f"needs at least {method.samples:.1f} x the samples, by the noise scale")
     elif method.wire or method.changes_result:
         costs.append(f"validation loss {method.loss.percent:+g} % after as many samples")
     for what, times in (("memory on each rank", method.memory), ("for each rank in a checkpoint", method.checkpoint)):
@@ -301,7 +303,7 @@ def _table_of_nodes(advice: Advice, batch: int | None) -> list[str]:
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}" + "".join(f"{text:>9}" for text in texts) for name, texts in rows]
     if any(each.is_scaled for each in advice.by_nodes):
-        lines.append("* scaled from the measured number of nodes, as a ring's times")
+        lines.append("* not measured: scaled from the measured number of nodes, as a ring")
     return lines
 
 

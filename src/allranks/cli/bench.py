@@ -72,17 +72,17 @@ class Sizes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
     type=click.Choice(["auto", "gloo", "nccl"]),
     default="auto",
     show_default=True,
-    help="Of the collectives.",
+    help="Backend of the collectives.",
 )
 @click.option(
-    "--sizes", type=Sizes(), metavar="SIZE,...", help="Of the collectives, such as 4K,1M,16M. [default: 4K to 32M]"
+    "--sizes", type=Sizes(), metavar="SIZE,...", help="Sizes of the collectives: 4K,1M,16M. [default: 4K to 32M]"
 )
-@click.option("--network-only", is_flag=True, help="Only the TCP streams between nodes; needs no torch.")
+@click.option("--network-only", is_flag=True, help="Measure only TCP streams between nodes; needs no torch.")
 @click.option(
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Also draw the collectives, as SVG; - prints bars.",
+    help="Draw bandwidth against size as SVG; - prints bars.",
 )
 @log_dir_option
 @cluster_option
@@ -108,9 +108,9 @@ def bench(
     allranks bench --network-only           TCP streams between all nodes, each way: six nodes take 5 s
     allranks bench --nproc-per-node 6 --sizes 64K,1M,16M --plot bench.svg
 
-    The newest table is in runs/bench.json; allranks advise and s.ddp() read it.
-    Exit codes: 0 measured, 1 a node or link is slow or lossy, or the collectives failed, 2 usage error, 3 other traffic
-    keeps it from telling.
+    The result is in runs/bench.json; allranks advise and allranks run read it there.
+    Exit codes: 0 measured, 1 a node or link is slow or lossy, or a collective failed, 2 usage error, 3 cannot tell,
+    because of other traffic.
     """
     from allranks.launch.check.where import Asked
 
@@ -263,7 +263,7 @@ class _Run:
 
         table, written = self.table, list[str]()
         if not self.problem and any(row.wrong for row in table.rows):
-            self.problem = "collectives: elements came out wrong: see the column #wrong"
+            self.problem = "collectives: wrong results; see the column #wrong"
         # Half a table would mislead those who read it, and streams alone would take the place of a whole one.
         if not self.problem and (table.rows or not find_table(log_dir).exists()):
             written += self._write(find_table(log_dir), table_to_json(table))
@@ -299,10 +299,10 @@ class _Run:
             click.echo(render_findings(self.findings, Style.of(sys.stdout)) + "\n")
         if self.problem:
             say(self.problem)
-        verdict = "not all was measured" if self.problem else "measured"
+        verdict = "measurement incomplete" if self.problem else "measured"
         if self.findings:
             where = ", ".join(each.node or "?" for each in self.findings)
-            what = count_of(len(self.findings), "slow or lossy place" if self.marks else "problem")
+            what = count_of(len(self.findings), "network fault" if self.marks else "problem")
             verdict = f"{what}{'' if self.marks else ' that would stop a job'} ({where})"
         click.echo(
             printable(f"{count_of(len(self.names), 'node')}: {verdict}; {'; '.join([f'{elapsed_s:.1f} s', *written])}")

@@ -164,14 +164,14 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
     "--compress",
     type=click.Choice(FORMATS),
     envvar="ALLRANKS_COMPRESS",
-    help="Format in which DistributedDataParallel sends gradients; it changes the sums. [default: as they are]",
+    help="Format in which DistributedDataParallel sends gradients; changes the sums slightly. [default: unchanged]",
 )
 @click.option(
     "--bucket-mb",
     metavar="N|auto",
     envvar="ALLRANKS_BUCKET_MB",
-    help="Bucket size of DistributedDataParallel in MiB, if the script gives none; auto: by the network's speed. "
-    "[default: torch's, 25]",
+    help="Bucket size of DistributedDataParallel in MiB, if the script sets none; auto: chosen by the network's speed. "
+    "[default: torch's 25]",
 )
 @torchrun_option("--role", default="default", help="Value of ROLE_NAME.", hidden=True)
 @torchrun_option("--module", "-m", is_flag=True, help="SCRIPT is a module, as with python -m.")

@@ -66,7 +66,7 @@ def join_reports(
     for way in sorted(planned, key=lambda way: (places[way[0]], places[way[1]])):
         own, other = said.get(way), said.get(way[::-1])
         if own is None or own.mbit_s is None:
-            why = own.why if own else f"{way[0]} did not say"
+            why = own.why if own else f"no report from {way[0]}"
             found.append(Pair(source=way[0], target=way[1], why=why))
             continue
         others = max(own.sent_by_others_mbit_s, other.got_by_others_mbit_s if other else 0.0)

@@ -79,7 +79,7 @@ def describe(norms: Sequence[tuple[float, float]], *, ranks: int, last_step: int
     usable = [pair for pair in norms if all(map(math.isfinite, pair))]
     blocks = [usable[begin : begin + BLOCK_STEPS] for begin in range(0, len(usable) - BLOCK_STEPS + 1, BLOCK_STEPS)]
     if not blocks:
-        return f"{told}: unknown, {len(norms) - len(usable)} of {len(norms)} steps have gradients that are no number"
+        return f"{told}: unknown, {len(norms) - len(usable)} of {len(norms)} steps have gradients that are not finite"
     scales = [noise_scale([share for share, _ in block], [whole for _, whole in block], ranks) for block in blocks]
     low, high = min(scales), max(scales)
     if math.isinf(high):

@@ -43,7 +43,7 @@ class BucketSize(NamedTuple):
     mb: float | None
     """MiB, for `bucket_cap_mb`; None: torch's own sizes."""
     reason: str
-    """`500 Mbit/s carry the 13.1 MB of gradients in 0.35 s, and ...`: follows a colon."""
+    """`13.1 MB of gradients take 0.35 s at 500 Mbit/s, and ...`: follows a colon."""
 
 
 def choose_bucket_size(
@@ -75,13 +75,13 @@ def choose_bucket_size(
     if backend != "gloo":
         return BucketSize(None, f"{backend} sends several buckets at a time")
     if compress not in SENT:
-        return BucketSize(None, f"{compress} wants few, large buckets")
+        return BucketSize(None, f"{compress} needs few, large buckets")
     if link_mbit_s is None or link_mbit_s <= 0:
-        return BucketSize(None, "nobody has measured what the network carries (allranks bench does)")
-    each = "" if interfaces == 1 else f"{interfaces} interfaces of "
+        return BucketSize(None, "the speed of the network is unknown; allranks bench measures it")
+    each = "" if interfaces == 1 else f"{interfaces} x "
     link = f"{each}{link_mbit_s:.4g} Mbit/s"
     if link_mbit_s >= FAST_MBIT_S:
-        return BucketSize(None, f"{link} are not what a step waits for")
+        return BucketSize(None, f"at {link}, torch's sizes are as fast")
     wire_s = SENT[compress] * 2 * (ranks - 1) / ranks * 8e-6 / link_mbit_s  # of a byte
     cost_s = SETUP_S + HOP_S * 2 * (ranks - 1)
     sent_s = total * wire_s / interfaces
@@ -97,11 +97,12 @@ def choose_bucket_size(
 
     ends_s = {mb: end_s(mb) for mb in SIZES_MB}
     best_s, torch_s = min(ends_s.values()), end_s(*TORCH_MB)
-    what = f"{total / 1e6:.3g} MB of gradients take {sent_s:.3g} s over {link}"
+    what = f"{total / 1e6:.3g} MB of gradients take {sent_s:.3g} s at {link}"
     if torch_s <= best_s * AS_GOOD:
-        return BucketSize(None, f"{what}, and other sizes gain nothing")
+        return BucketSize(None, f"{what}, and other sizes are not faster")
     mb = max(mb for mb, ends in ends_s.items() if ends <= best_s * AS_GOOD)
-    return BucketSize(mb, f"{what}, and torch's {TORCH_MB[0]:g} and then {TORCH_MB[1]:g} MiB would leave late")
+    torchs = f"torch's buckets ({TORCH_MB[0]:g} MiB, then {TORCH_MB[1]:g} MiB)"
+    return BucketSize(mb, f"{what}, and with {torchs} the network would start later")
 
 
 def choose_by_environment(

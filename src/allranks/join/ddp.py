@@ -93,7 +93,7 @@ def change_classes(given: str) -> None:
     signature = inspect.signature(make)
     if lacks := lacking(ddp):
         raise RuntimeError(
-            f"allranks: {given}: DistributedDataParallel of torch {torch.__version__} has no {lacks}; run without"
+            f"allranks: {given}: DistributedDataParallel of torch {torch.__version__} lacks {lacks}; remove the flag"
         )
     look = torch.compiler.disable(_look_at)  # DDP's own forward pass breaks the graph of torch.compile as well
 
@@ -164,8 +164,8 @@ class _ShardingFinder(importlib.abc.MetaPathFinder):
 
         def refuse(*args: Any, **kwargs: Any) -> None:
             raise RuntimeError(
-                f"allranks: {given}: only DistributedDataParallel sends gradients so, and this script uses {called}; "
-                "run it without"
+                f"allranks: {given}: works with DistributedDataParallel only, and this script uses {called}; "
+                "remove the flag"
             )
 
         with contextlib.suppress(AttributeError):  # another torch; the end of the job then says that no DDP came
@@ -182,7 +182,7 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
     if not wanted:
         return None, ""
     if arguments.get("bucket_cap_mb") is not None or arguments.get("bucket_cap_mb_list"):
-        return None, "given with bucket_cap_mb"
+        return None, "set by bucket_cap_mb"
     if wanted != "auto":
         return float(wanted), ""
     torch = sys.modules["torch"]
@@ -222,7 +222,7 @@ def _look_at(ddp: Any) -> None:
     words = f"{_compress(ddp, wanted)}, " if wanted else ""
     words += f"buckets of {ddp.bucket_bytes_cap / 2**20:.3g} MiB{reason and f': {reason}'}"
     size = sum(each.numel() * each.element_size() for each in ddp.module.parameters() if each.requires_grad)
-    _say(f"DDP of {size / 1e6:.3g} MB: {words}")
+    _say(f"DDP with {size / 1e6:.3g} MB of gradients: {words}")
 
 
 def _compress(ddp: Any, wanted: str) -> str:
@@ -231,22 +231,22 @@ def _compress(ddp: Any, wanted: str) -> str:
         return "one rank sends nothing"
     own = ddp._get_ddp_logging_data().get("comm_hook", "")
     if own.startswith(OURS):  # of s.ddp()
-        return f"{own.removeprefix(OURS)} on the wire"
+        return f"sent as {own.removeprefix(OURS)}"
     listed = [hook.__qualname__ for hook, _ in ddp._comm_hooks if not hook.__qualname__.startswith(OURS)]
     if own or listed:
-        return f"its own hook ({own or listed[0]}), so --compress {wanted} leaves it alone"
+        return f"it has a hook of its own ({own or listed[0]}), so --compress {wanted} does not apply"
     ddp._comm_hooks.clear()  # it is a copy: its reducer has no hook
     try:
         _load("hooks").attach(ddp, wanted)
         ddp._comm_hooks.clear()  # a pickle could not have it
     except ValueError as exc:
         raise RuntimeError(f"allranks: --compress {wanted}: {str(exc).partition(': ')[2] or exc}") from None
-    return f"{wanted} on the wire"
+    return f"sent as {wanted}"
 
 
 def _say_if_unused(given: str) -> None:
     if not _num_trained and not hasattr(sys, "last_value"):  # set by an exception that ended the script
-        _say(f"{given} changed nothing: no DistributedDataParallel of this script computed gradients")
+        _say(f"{given} had no effect: no DistributedDataParallel of this script computed gradients")
 
 
 @functools.cache

@@ -131,9 +131,7 @@ def plan_group(
         poorest = min(ends, key=lambda name: ends[name].num_gpus)
         raise UsageError(f"--backend nccl: {ranks} ranks a node need as many GPUs, and {poorest} has {num_gpus}")
     if len(ends) * ranks < 2:
-        raise UsageError(
-            "--nproc-per-node 1: one rank has nobody to exchange data with; expected at least 2 on one node"
-        )
+        raise UsageError("--nproc-per-node 1: expected at least 2 ranks on one node")
     cases = list_cases(bucket_sizes=sizes, sizes=sizes) if sizes else list_cases()
     return GroupOrder(
         ends=dict(ends), ranks_per_node=ranks, backend=backend, port=port, cases=tuple(cases), budget_s=budget_s

@@ -28,7 +28,7 @@ def describe_busy(marks: Marks) -> tuple[str, ...]:
     if marks.starved:
         lines.append(
             f"the machines are busy: {count_of(len(marks.starved), 'stream')} of {marks.num_tested} waited for a core, "
-            "and were fast at times: no link is slow for that"
+            "and were fast at times; no link counts as slow because of that"
         )
     return tuple(lines)
 

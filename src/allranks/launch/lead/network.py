@@ -50,7 +50,7 @@ def describe_network(
         }
     order, why = None, ""
     if can_order and (order := order_by_topology(names, parse_topology(topology))):
-        why = "nodes of one switch follow one another, by scontrol show topology"
+        why = "this keeps the nodes of each switch together (scontrol show topology)"
     elif can_order and (order := order_by_rates(names, rates)):
         why = "the fastest ring, by allranks bench"
     if order:

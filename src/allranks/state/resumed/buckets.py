@@ -147,7 +147,7 @@ class Wrapped:
             mb = self._of_leader(chosen)
             arguments = arguments if mb is None else {**arguments, "bucket_cap_mb": mb}
             if self._own.is_leader and mb is not None:
-                say(f"gradients leave in buckets of {mb:g} MiB: {reason}")
+                say(f"DDP sends gradients in buckets of {mb:g} MiB: {reason}")
         made = PinnedBuckets(module, **arguments)
         if attach is not None:
             try:
@@ -190,7 +190,7 @@ class Wrapped:
             self._sizes[number] = then
             if self._own.is_leader:
                 size = "torch's sizes" if then is None else f"{then:g} MiB"
-                say(f"gradients leave in buckets of {size}, as before the checkpoint: that keeps the order of the sums")
+                say(f"DDP sends gradients in buckets of {size}, as in the checkpoint, so that the sums stay the same")
 
     def close(self) -> None:
         """End what runs beside this thread."""
