@@ -137,12 +137,14 @@ class Session:
 
             choose, attach = partial(choose, compress=compress), partial(hooks.attach, wire_format=compress)
             own |= {"bucket_cap_mb": size} if (size := hooks.preferred_bucket_mb(compress)) else {}
-        own |= {"bucket_cap_mb": float(mb)} if (mb := os.environ.get("ALLRANKS_BUCKET_MB", "auto")) != "auto" else {}
         if noise_scale:
             from allranks.comm import noise
 
-            attach = noise.around(attach, ranks=self.world_size, say=say if self.is_leader else None)
+            attach = noise.around(attach, say=say if self.is_leader else None)
+        from allranks.state.resumed.buckets import asked_size
+
         with refusing():
+            own |= {"bucket_cap_mb": mb} if (mb := asked_size(os.environ)) else {}
             return self._wrapped.wrap(module, own | arguments, choose, attach=attach)
 
     def local_sgd(self, ddp: PinnedBuckets, optimizer: torch.optim.Optimizer, **arguments: Any) -> LocalSGD:

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from allranks.cli.advise import advise, guess_step
-from allranks.comm.table import BenchTable, Row, to_json
+from allranks.comm.table import BenchTable, Pair, Row, to_json
 from allranks.model.errors import UsageError
 from conftest import Allranks
 
@@ -84,7 +84,9 @@ MISTAKES = """
 --params many --step-ms 10 | 'many': expected a positive number, for example 13100000, 13.1M or 7B
 --params 0 --step-ms 10 | '0': expected a positive number, for example 13100000, 13.1M or 7B
 --params nan --step-ms 10 | 'nan': expected a positive number, for example 13100000, 13.1M or 7B
---params 13M --step-ms nan | --step-ms, --forward-ms, --backward-ms: expected milliseconds, for example 150
+--params 13M --step-ms nan | 'nan': expected a number, for example 150
+--params 13M --step-ms 10 --noise-scale nan | 'nan': expected a number, for example 150
+--params 13M --step-ms 10 --nodes 99999999999 | is not in the range 1<=x<=1048576
 --params 13M --step-ms 0 | 0.0 is not in the range
 --params 13M --step-ms 10 --nodes 0 | 0 is not in the range
 --measure | --measure: expected a script, for example allranks advise --measure train.py
@@ -109,6 +111,18 @@ def test_a_mistake_is_told_in_one_line(line: str, tmp_path: Path, monkeypatch: p
         (None, "runs/bench.json: no such file; measure the network first: allranks bench"),
         (b"{}", "runs/bench.json: not a table of allranks bench (Object missing required field `backend`); measure"),
         (b"\xff", "runs/bench.json: not a table of allranks bench ("),
+        (
+            msgspec.structs.replace(TABLE, began_s=1e300),
+            "not a table of allranks bench (Expected `float` < 4294967296.0 - at `$.began_s`); measure",
+        ),
+        (
+            msgspec.structs.replace(TABLE, pairs=(Pair(source="a", target="b", mbit_s=-7.0),)),
+            "not a table of allranks bench (Expected `float` >= 0.0 - at `$.pairs[0].mbit_s`); measure",
+        ),
+        (
+            msgspec.structs.replace(TABLE, ranks=1 << 60),
+            "not a table of allranks bench (Expected `int` <= 16777216 - at `$.ranks`); measure",
+        ),
         (msgspec.structs.replace(TABLE, version=7), "written by another allranks: version 7, expected 1; measure the"),
         (msgspec.structs.replace(TABLE, rows=()), "runs/bench.json has no all-reduce between two ranks; measure again"),
         (msgspec.structs.replace(TABLE, ranks=1), "runs/bench.json: 1 rank on 6 nodes: expected at least one on each"),

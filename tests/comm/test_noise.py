@@ -101,8 +101,10 @@ def test_rules_of_the_learning_rate(rule, factor, expected):
 
 
 TRAIN = """
+    import copy
     import os
     import torch
+    import torch.distributed as dist
     import allranks
 
     with allranks.session(timeout_s=20) as s:
@@ -118,6 +120,14 @@ TRAIN = """
                 optimizer.zero_grad()
             weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
         print("same bits", torch.equal(*weights), flush=True)
+        pair = dist.new_group([0, 1])
+        if s.rank < 2:
+            model = s.ddp(torch.nn.Linear(1, 1, bias=False), noise_scale=True, process_group=pair)
+            model(torch.full((1, 1), s.rank + 1.0)).sum().backward()
+            print("mean of two", model.module.weight.grad.item(), "register_comm_hook" in vars(model), flush=True)
+        model = s.ddp(torch.nn.Linear(7, 3), noise_scale=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        print("a copy", copy.deepcopy(model) is not None, model._get_ddp_logging_data()["comm_hook"][:1], flush=True)
         sampler = s.sampler(100, global_batch_size=6)
         state = s.track(model=model, optimizer=optimizer, sampler=sampler)
         for step in state.steps(torch.utils.data.DataLoader(torch.ones(100, 7), batch_sampler=sampler), total=3):
@@ -132,6 +142,8 @@ TRAIN = """
 def test_three_ranks_sum_to_the_same_bits_with_it_and_a_lost_rank_is_told_as_without(tmp_path: Path):
     result = run_ranks(tmp_path, "3", TRAIN)
     assert result.stdout.count("same bits True\n") == 3, result.stderr
+    assert result.stdout.count("mean of two 1.5 False\n") == 2, result.stderr
+    assert result.stdout.count("a copy True") == 3, result.stderr
     assert result.stderr.count("gradient noise scale over steps 1 to 100 of this process: ") == 1
     assert result.stdout.endswith("codes [1, 9, 1]\n"), result.stdout + result.stderr
     assert len(re.findall(r"rank [02]: step 2 does not count, a collective failed", result.stderr)) == 2, result.stderr

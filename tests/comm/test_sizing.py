@@ -52,6 +52,13 @@ def test_a_wrong_number_in_the_environment_is_no_bandwidth_and_empty_names_are_n
     ]
 
 
+@pytest.mark.parametrize("told", ["abc", "nan", "-5", "0", "5e-324"])
+def test_what_is_no_speed_in_the_environment_is_told(told):
+    size = choose_by_environment({"ALLRANKS_LINK_MBIT": told}, GPT, ranks=6, backend="gloo")
+    assert size == (None, f"ALLRANKS_LINK_MBIT is {told!r}: expected Mbit/s, for example 940")
+    assert choose_bucket_size(GPT, ranks=6, link_mbit_s=5e-324).mb is None
+
+
 def test_a_bucket_ends_with_the_gradient_that_fills_it():
     assert split([3, 3, 3, 3, 3], 2, 5) == [3, 6, 6]
     assert split([10, 1, 1], 5) == [10, 2]

@@ -169,6 +169,18 @@ def test_bars_are_a_plot_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 
+def test_a_table_that_cannot_be_written_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = _Run(place=None, queue_s=1.0, as_json=True)
+    row = Row(collective="broadcast", size_bytes=4, count=1, root=0, time_s=0.01, p95_s=0.01, wrong=0)
+    run.ends, run.group = {"n1": End(address="127.0.0.1", interface="lo")}, GroupResult(rows=[row])
+    (tmp_path / "bench.json").mkdir()
+    assert run.finish(tmp_path, None) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["problem"] == f"{tmp_path}/bench.json cannot be written: is a directory"
+    assert err == f"allranks: {tmp_path}/bench.json cannot be written: is a directory\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
 @pytest.mark.torch
 def test_ranks_of_one_machine_are_measured_and_the_table_is_kept(tmp_path: Path) -> None:
     process = bench("--nproc-per-node", "2", "--sizes", "4K", "--plot", "bench.svg", "--json", cwd=tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from allranks.model.card import Facts, Interface
 from allranks.model.pair import PairResult
 from allranks.preflight.lanes import find_lanes, measured_link, prove_lanes
+from allranks.preflight.rollcall import RollCall
 from cards import make_card
 
 SECOND = "192.168.21.0/24"
@@ -157,9 +159,36 @@ def test_the_speed_that_interfaces_report_counts_unless_much_less_comes_through(
     assert link({}) == (None, "")
 
 
+def test_a_node_that_left_after_its_tests_tells_nothing():
+    assert link(ALIKE | {(0, 3): 5.0, (3, 1): 5.0}, speed_mbit_s=None)[0] == 602.0
+
+
 def test_neither_small_payloads_nor_ranks_of_one_machine_tell_the_speed():
     cards = {index: node(1 + index // 2) for index in range(4)}
     results = [pair(a, b, 9000.0 if a // 2 == b // 2 else 90.0) for a, b in itertools.permutations(range(4), 2)]
     assert measured_link(results, cards, first_of(cards))[0] == 90.0
     sparse = [msgspec.structs.replace(result, large_sent=1024) for result in results]
     assert measured_link(sparse, cards, first_of(cards)) == (None, "")
+
+
+def test_a_node_that_leaves_while_lanes_are_tried_ends_no_roll_call(monkeypatch):
+    call, cards, tried = object.__new__(RollCall), cluster(in_second), []
+
+    def try_and_lose(selector, look, *, addresses):
+        tried.append(sorted(addresses))
+        cards.pop(2, None)  # the roster is what it is now
+        return [PairResult(source=a, target=b, num_open=1) for a, b in look.pairs if {a, b} <= cards.keys()]
+
+    for name, value in {
+        "roster": SimpleNamespace(cards=cards),
+        "_addresses": lambda: first_of(cards),
+        "_try": try_and_lose,
+        "_terms": SimpleNamespace(second_network=SECOND, attempt=0),
+        "_on_event": lambda *told, **more: None,
+        "_say": lambda text: None,
+        **{"_silent": set(), "_left": {}, "_results": []},
+    }.items():
+        monkeypatch.setattr(call, name, value, raising=False)
+    call._prove_lanes(None)
+    assert call._interfaces == {}
+    assert tried[0] == [0, 1, 2]

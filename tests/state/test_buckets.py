@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from allranks.model.errors import UsageError
+from allranks.state.resumed.buckets import asked_size
 from conftest import clean_env
 
 pytestmark = pytest.mark.torch
@@ -55,6 +58,13 @@ with allranks.session(timeout_s=60) as s:
         if s.is_leader:
             print(kind, all(torch.equal(whole[name], cut[name]) for name in whole))
 """
+
+
+@pytest.mark.parametrize("told", ["abc", "nan", "inf", "-1", "0", "5000"])
+def test_a_size_that_somebody_set_by_hand_is_refused_in_one_line(told):
+    with pytest.raises(UsageError, match=re.escape(f"ALLRANKS_BUCKET_MB is {told!r}: expected auto, or MiB from 1 to")):
+        asked_size({"ALLRANKS_BUCKET_MB": told})
+    assert [asked_size({"ALLRANKS_BUCKET_MB": text}) for text in ("4", "auto", "")] == [4.0, None, None]
 
 
 def test_a_resumed_run_has_the_same_bits_for_all_kinds_of_ddp_at_three_ranks(tmp_path: Path):

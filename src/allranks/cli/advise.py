@@ -30,6 +30,8 @@ FORWARD_SHARE = 1 / 3
 GUESSED_TENSORS = 64
 """A model that nobody measured has so many parameters, of one size."""
 WIDTH = 12
+MOST = 1 << 20
+"""Nodes."""
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
 
@@ -55,8 +57,19 @@ class Count(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         return round(number)
 
 
+class Figure(click.FloatRange):
+    """A number in a range, and not `nan`, which click lets through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number."""
+        number = float(super().convert(value, param, ctx))
+        if math.isnan(number):
+            self.fail(f"{value!r}: expected a number, for example 150", param, ctx)
+        return number
+
+
 def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Callable[[Any], Any]:
-    kind = kind or click.FloatRange(min=0, min_open=True)
+    kind = kind or Figure(min=0, min_open=True, max=1e9)
     return click.option(flag, type=kind, metavar=metavar, help=help_text)
 
 
@@ -71,7 +84,7 @@ def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Call
 @_positive(
     "--noise-scale", "X", "Gradient noise scale, as a multiple of the whole batch; needed to offer accumulation."
 )
-@_positive("--nodes", "N", "Largest number of nodes to predict. [default: as measured]", click.IntRange(min=1))
+@_positive("--nodes", "N", "Largest number of nodes to predict. [default: as measured]", click.IntRange(1, MOST))
 @click.option(
     "--bench",
     "bench_file",
@@ -207,8 +220,6 @@ def guess_step(params: int | None, step_ms: float | None, forward_ms: float | No
     """
     from allranks.comm.advise import Step
 
-    if any(not math.isfinite(ms) for ms in (step_ms, forward_ms, backward_ms) if ms is not None):
-        raise UsageError("advise: --step-ms, --forward-ms, --backward-ms: expected milliseconds, for example 150")
     if params is None:
         raise UsageError("advise: expected --measure with a script, or --params with --step-ms")
     if forward_ms is None or backward_ms is None:

@@ -109,8 +109,8 @@ def bench(
     allranks bench --nproc-per-node 6 --sizes 64K,1M,16M --plot bench.svg
 
     The result is in runs/bench.json; allranks advise and allranks run read it there.
-    Exit codes: 0 measured, 1 a node or link is slow or lossy, or a collective failed, 2 usage error, 3 cannot tell,
-    because of other traffic.
+    Exit codes: 0 measured, 1 a node or link is slow or lossy, a collective failed, or a file cannot be written, 2 usage
+    error, 3 cannot tell, because of other traffic.
     """
     from allranks.launch.check.where import Asked
 
@@ -120,7 +120,7 @@ def bench(
         raise UsageError("bench starts its own job steps: run it in the allocation, without srun")
     if plot == _BARS and as_json:
         raise UsageError("--plot - prints bars, and --json only JSON: name a file for the plot, such as bench.svg")
-    if plot is not None and not plot.parent.is_dir():
+    if plot is not None and not os.path.isdir(plot.parent):  # noqa: PTH112  (never raises)
         raise UsageError(f"--plot {plot}: no such directory: {plot.parent}")
     cluster = load_cluster(cluster_file).cluster
     place = find_place(asked, os.environ, verb="bench")
@@ -155,6 +155,8 @@ class _Run:
         """What the reader must know of the result, one line each."""
         self.problem = ""
         """Why not all was measured."""
+        self.unwritten = ""
+        """Which file cannot be written, and why."""
         self.pairs: tuple[Pair, ...] = ()
         self.marks: Marks | None = None
         self.order: GroupOrder | None = None
@@ -277,7 +279,8 @@ class _Run:
 
             written += self._write(plot, draw_svg(table).encode())
         is_untold = bool(self.marks and self.marks.unjudged)
-        code = Exit.USER_CODE if self.findings or self.problem else Exit.UNKNOWN if is_untold else Exit.OK
+        is_bad = bool(self.findings or self.problem or self.unwritten)
+        code = Exit.USER_CODE if is_bad else Exit.UNKNOWN if is_untold else Exit.OK
         elapsed_s = time.time() - self.began_s
         if self.as_json:
             document = {
@@ -287,7 +290,7 @@ class _Run:
                 "findings": self.findings,
                 "retransmitted": self.group.counters if self.group else {},
                 "notes": [*self.notes, *(self.group.skipped if self.group else ())],
-                "problem": self.problem,
+                "problem": self.problem or self.unwritten,
                 "elapsed_s": round(elapsed_s, 3),
                 "exit_code": code,
             }
@@ -321,5 +324,6 @@ class _Run:
         except OSError as exc:
             with contextlib.suppress(OSError):
                 draft.unlink()
-            say(f"{path} cannot be written: {(exc.strerror or str(exc)).lower()}")
+            self.unwritten = f"{path} cannot be written: {(exc.strerror or str(exc)).lower()}"
+            say(self.unwritten)
             return []

@@ -136,25 +136,31 @@ class NoiseMeter:
             self._steps = []
 
 
-def around(
-    attach: Callable[[Any], Any] | None, *, ranks: int, say: Callable[[str], object] | None
-) -> Callable[[Any], Any]:
+def around(attach: Callable[[Any], Any] | None, *, say: Callable[[str], object] | None) -> Callable[[Any], Any]:
     """Return what has a DistributedDataParallel measure around its communication hook, as `NoiseMeter` does.
 
     Args:
         attach: registers that hook on the module; None: gradients are summed as they are.
     """
-    meter = NoiseMeter(ranks=ranks, say=say)
 
     def attach_measured(ddp: Any) -> Any:
-        register = ddp.register_comm_hook
+        group, register = ddp.process_group, ddp.register_comm_hook
+        meter = NoiseMeter(ranks=group.size(), say=say)
 
         def register_measured(state: Any, hook: Hook) -> None:
             measured = meter.around(hook)
-            register(state, lambda state, bucket: measured(state, bucket))  # DDP refuses annotations not its own
+            own = lambda state, bucket: measured(state, bucket)  # noqa: E731  (DDP refuses annotations not its own)
+            own.__qualname__ = hook.__qualname__  # which DDP logs
+            register(state, own)
+
+        def all_reduce_here(_: Any, bucket: Any) -> torch.futures.Future[Any]:
+            return all_reduce(group, bucket)
 
         ddp.register_comm_hook = register_measured
-        return attach(ddp) if attach else register_measured(None, all_reduce)
+        try:
+            return attach(ddp) if attach else register_measured(None, all_reduce_here)
+        finally:
+            del ddp.register_comm_hook  # it would keep the module alive
 
     return attach_measured
 

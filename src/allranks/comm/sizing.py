@@ -23,6 +23,8 @@ SIZES_MB = (1.0, 2.0, 4.0, 8.0, 16.0, 25.0)
 """In MiB, as DDP counts `bucket_cap_mb`. Under torch.compile, DDP refuses less than its first bucket's 1 MiB."""
 TORCH_MB = (1.0, 25.0)
 """Torch's own: dist._DEFAULT_FIRST_BUCKET_BYTES, then `bucket_cap_mb`."""
+LEAST_MBIT_S = 1e-3
+"""Less is no speed of a network."""
 FAST_MBIT_S = 5000.0
 """From here on the processors decide about the speed of Gloo, not the link: torch's sizes stay."""
 SETUP_S, HOP_S = 3e-4, 1e-4
@@ -76,7 +78,7 @@ def choose_bucket_size(
         return BucketSize(None, f"{backend} sends several buckets at a time")
     if compress not in SENT:
         return BucketSize(None, f"{compress} needs few, large buckets")
-    if link_mbit_s is None or link_mbit_s <= 0:
+    if link_mbit_s is None or not link_mbit_s >= LEAST_MBIT_S:  # nan is not
         return BucketSize(None, "the speed of the network is unknown; allranks bench measures it")
     each = "" if interfaces == 1 else f"{interfaces} x "
     link = f"{each}{link_mbit_s:.4g} Mbit/s"
@@ -117,10 +119,13 @@ def choose_by_environment(
 
     The environments of two ranks may differ, so one rank chooses for all.
     """
+    told = env.get(LINK_VARIABLE, "")
     try:
-        link_mbit_s = float(env.get(LINK_VARIABLE) or 0) or None
+        link_mbit_s = float(told) if told else None
     except ValueError:
-        link_mbit_s = None
+        link_mbit_s = 0.0
+    if link_mbit_s is not None and not link_mbit_s >= LEAST_MBIT_S:
+        return BucketSize(None, f"{LINK_VARIABLE} is {told!r}: expected Mbit/s, for example 940")
     return choose_bucket_size(
         gradients,
         ranks=ranks,

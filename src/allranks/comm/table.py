@@ -9,8 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import median
+from typing import Annotated
 
 import msgspec
+
+# A table is a file that others may have written: what no network does would make nonsense of all that is computed.
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
+_MbitS = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 VERSION = 1
 FILE = "bench.json"
@@ -38,19 +44,19 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     collective: str
     """One of COLLECTIVES."""
-    size_bytes: int
+    size_bytes: _Count
     """As nccl-tests counts it: of the larger of a rank's two buffers, input and output."""
-    count: int
+    count: _Count
     """Elements."""
     dtype: str = "float"
     redop: str = "none"
     root: int = -1
-    in_flight: int = 1
+    in_flight: _Count = 1
     """How many of this size were under way at once; the times are then of one, their sum divided."""
-    time_s: float
+    time_s: _Seconds
     """Median over repetitions."""
-    p95_s: float
-    best_s: float = 0.0
+    p95_s: _Seconds
+    best_s: _Seconds = 0.0
     """Of the fastest repetition."""
     repetitions: int = 0
     wrong: int | None = None
@@ -70,7 +76,7 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
 
     source: str
     target: str
-    mbit_s: float | None = None
+    mbit_s: _MbitS | None = None
     """Payload that arrived, in 1e6 bits a second; None: not tested, `why` says the reason."""
     retransmitted: int = 0
     """Segments that the source's kernel sent again during the stream."""
@@ -78,9 +84,9 @@ class Pair(msgspec.Struct, frozen=True, kw_only=True):
     """Segments that it sent."""
     lost_at: float = 0.0
     """Fraction of the stream's tenths in which segments were sent again."""
-    peak_mbit_s: float = 0.0
+    peak_mbit_s: _MbitS = 0.0
     """What the target's kernel acknowledged in its fastest tenth: much more than mbit_s on machines that are busy."""
-    others_mbit_s: float = 0.0
+    others_mbit_s: _MbitS = 0.0
     """What else used the two interfaces in this direction: at the end where it was more."""
     why: str = ""
 
@@ -89,16 +95,16 @@ class BenchTable(msgspec.Struct, frozen=True, kw_only=True):
     """One measurement of one group of nodes."""
 
     version: int = VERSION
-    began_s: float = 0.0
+    began_s: Annotated[float, msgspec.Meta(ge=0, lt=1 << 32)] = 0.0
     """Seconds since the epoch."""
     backend: str
     """gloo or nccl."""
     nodes: tuple[str, ...]
     """In the order of their ranks."""
-    ranks: int
+    ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
     interfaces: Mapping[str, tuple[str, ...]] = {}
     """Data interfaces of each node that the streams and collectives used."""
-    link_mbit_s: int | None = None
+    link_mbit_s: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
     """The lowest speed that the data interfaces report; None: they report none, as virtual interfaces do."""
     pairs: tuple[Pair, ...] = ()
     rows: tuple[Row, ...] = ()

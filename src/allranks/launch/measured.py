@@ -9,6 +9,7 @@ The run has a directory of its own below the runs, which goes again once the mea
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import subprocess
@@ -108,7 +109,7 @@ def measure_script(
         AllranksError: there is nothing to measure, in one line; if the run failed, its report has been printed.
     """
     script = words[0]
-    if not Path(script).is_file():
+    if not os.path.isfile(script):  # noqa: PTH113  (never raises)
         raise UsageError(f"advise: --measure {script}: no such script; expected a Python file and its arguments")
     try:
         log_dir.mkdir(parents=True, exist_ok=True)

@@ -260,11 +260,11 @@ class RollCall:
 
     def _prove_lanes(self, selector: selectors.BaseSelector) -> None:
         """Try the further data interfaces of all nodes, if nothing is wrong with the first ones."""
-        cards, first = self.roster.cards, self._addresses()
+        here, cards, first = self.roster.cards, dict(self.roster.cards), self._addresses()
         if first.keys() == cards.keys() and not (self._silent or self._left or any(map(has_failed, self._results))):
 
             def try_pairs(look: Look, addresses: Mapping[int, str]) -> list[PairResult]:
-                return self._try(selector, look, addresses=addresses)
+                return self._try(selector, look, addresses={i: addresses[i] for i in addresses if i in here})
 
             second, seed = self._terms.second_network, self._terms.attempt
             self._interfaces, why = prove_lanes(cards, first, try_pairs, second=second, seed=seed)

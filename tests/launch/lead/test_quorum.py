@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.members import Members, Node, has_majority
-from allranks.model.card import Card
+from allranks.model.card import Card, Facts
 
 
 @pytest.mark.parametrize(
@@ -75,3 +76,18 @@ def test_an_agent_that_was_started_again_is_no_member_that_missed_the_first_plan
     members.miss(2, "it has not come to the new leader", 6.0)
     card = Card(host="n2", pid=1, node_index=2, num_workers=1, num_gpus=0, incarnation=7, generation=generation)
     assert members.take_back(card, "10.0.0.2", generation=0, may_return=False) == expected
+
+
+def test_a_new_node_that_sends_gradients_in_another_format_is_turned_away():
+    def node(index, **flags):
+        facts = Facts(environment=flags)
+        return Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0, facts=facts)
+
+    job = node(0, ALLRANKS_COMPRESS="int8")
+    members = Members(num_nodes=3, nodes={0: Node(card=job, name="n0", address="")})
+    assert members.admit(node(1, ALLRANKS_COMPRESS="int8", LD_PRELOAD="x")) == 1
+    assert members.admit(node(1, ALLRANKS_COMPRESS="bf16", ALLRANKS_BUCKET_MB="4")) == (
+        "it was started with --compress bf16 (in the job int8), --bucket-mb 4 (in the job unset): all nodes must send "
+        "gradients alike"
+    )
+    assert members.admit(msgspec.structs.replace(node(1), facts=None)) == 1

@@ -23,6 +23,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from allranks.causes.job.alike import WIRE_FLAGS
 from allranks.model.card import Card
 from allranks.wire.protocol import Plan
 
@@ -181,10 +182,23 @@ class Members:
         free = set(range(self.num_nodes)) - self.nodes.keys() - self.excluded - self.away.keys()
         index = card.node_index if card.node_index is not None else min(free, default=-1)
         if index in free:
-            return index
+            return self._other_flags(card) or index
         if index in self.excluded:
             return f"node rank {index} was at fault and is excluded for the rest of this job"
         return f"node rank {index} is already in the job, or all {self.num_nodes} nodes are"
+
+    def _other_flags(self, card: Card) -> str:
+        """Return which flags a new node has that the job has not, or the other way round: the roll call is over."""
+        known = next((node.card.facts.environment for node in self.nodes.values() if node.card.facts), None)
+        if known is None or card.facts is None or "environment" in card.facts.unread:
+            return ""
+        own = card.facts.environment
+        told = [
+            f"{flag} {own.get(name, 'unset')} (in the job {known.get(name, 'unset')})"
+            for name, flag in WIRE_FLAGS.items()
+            if own.get(name) != known.get(name)
+        ]
+        return f"it was started with {', '.join(told)}: all nodes must send gradients alike" if told else ""
 
 
 def has_majority(here: Collection[int], electors: Iterable[Sequence[int]]) -> bool:

@@ -33,10 +33,27 @@ CAN_PIN = hasattr(DistributedDataParallel, "_build_params_for_reducer") and all(
 CAN_RESIZE = CAN_PIN and all(
     hasattr(DistributedDataParallel, name) for name in ("_ddp_init_helper", "_build_debug_param_to_name_mapping")
 )
-CHOSEN = frozenset({"bucket_cap_mb", "bucket_cap_mb_list", "mixed_precision", "process_group"})
+CHOSEN = frozenset({"bucket_cap_mb", "bucket_cap_mb_list", "device_mesh", "mixed_precision", "process_group"})
 """Arguments of DDP with which the size stays as it is: the caller's, or torch's."""
+MOST_MB = 4096
 TORCH_MB = 25
 """Torch's own `bucket_cap_mb`, which makes a first bucket of 1 MiB."""
+
+
+def asked_size(env: Mapping[str, str]) -> float | None:
+    """Return the MiB of a bucket that `allranks run --bucket-mb` asked for; None: it fits the network.
+
+    Raises:
+        UsageError: somebody else set the variable.
+    """
+    told = env.get("ALLRANKS_BUCKET_MB") or "auto"
+    try:
+        mb = None if told == "auto" else float(told)
+    except ValueError:
+        mb = 0.0
+    if mb is not None and not 0 < mb <= MOST_MB:
+        raise UsageError(f"ALLRANKS_BUCKET_MB is {told!r}: expected auto, or MiB from 1 to {MOST_MB}, for example 4")
+    return mb
 
 
 class Compressor(Protocol):
