@@ -13,7 +13,7 @@ FEATURES = {
     "named missing ranks": "join/group.py, _Arrival",
     "sequence numbers": "guard/inside/calls.py",
     "flight recorder": "guard/inside/flight.py, _dump_of",
-    "times of steps": "guard/inside/steps.py, Steps.watch",
+    "times of steps": "guard/inside/steps.py, watch",
     "pinned buckets": "state/resumed/buckets.py, CAN_PIN",
     "checkpoints": "state/saved/sharded.py",
     "standbys": "join/standby.py",
