@@ -7,6 +7,7 @@ python benchmarks/slow_network_page.py
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,8 @@ DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "evidence" / "slow_network.json"
 PAGE = DOCS / "evidence" / "benchmarks.md"
 PLOT = DOCS / "pictures" / "slow_network.svg"
+RATES = (500, 100)
+"""Mbit/s of the table of methods."""
 BEGIN, END = "<!-- slow network: begin -->", "<!-- slow network: end -->"
 NAMES = {
     "compute": "compute only",
@@ -30,37 +33,26 @@ Record = Mapping[str, Any]
 
 
 def main() -> None:
-    stored = json.loads(RESULTS.read_text())
+    records = json.loads(RESULTS.read_text())
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
-    PAGE.write_text(f"{before}{BEGIN}\n\n{render(stored)}\n{END}{after}")
-    if plain := stored.get(key()):
-        PLOT.write_text(draw(plain["records"]))
+    plain = at(records, switches=1, two=False)
+    tables = [
+        methods_table([each for each in at(plain, nodes=6) if each["rate"] in RATES]),
+        interfaces_table(at(records, two=True)),
+        switches_table(at(records, switches=2)),
+        predictions_table([each for each in plain if "predicted_ms" in each]),
+    ]
+    section = "\n".join(filter(None, tables))
+    PAGE.write_text(f"{before}{BEGIN}\n\n{section}\n{END}{after}")
+    PLOT.write_text(draw([each for each in at(plain, nodes=6) if each["rate"] in RATES]))
 
 
-def key(*, interfaces: int = 1, switches: int = 1, predict: bool = False) -> str:
-    """The question that figures answer, as slow_network.py stores them."""
-    return f"interfaces {interfaces}, switches {switches}, predict {predict}"
-
-
-def render(stored: Mapping[str, Any]) -> str:
-    parts = []
-    if found := stored.get(key()):
-        parts.append(methods_table(found["records"], found["date"]))
-    if found := stored.get(key(interfaces=2)):
-        parts.append(interfaces_table(found["records"], found["date"]))
-    if found := stored.get(key(switches=2)):
-        parts.append(switches_table(found["records"], found["date"]))
-    if found := stored.get(key(predict=True)):
-        parts.append(predictions_table(found["records"], found["date"]))
-    return "\n".join(parts)
-
-
-def methods_table(records: Sequence[Record], date: str) -> str:
+def methods_table(records: Sequence[Record]) -> str:
     rates = sorted({each["rate"] for each in records}, reverse=True)
     head = "| | " + " | ".join(f"{rate} Mbit/s: ms a step | to buckets of 1 MiB" for rate in rates) + " | MB sent |"
-    lines = [f"`slow_network.py`, {date}: medians of {rounds(records)} rounds, ratios job by job.", "", head]
+    lines = [f"`slow_network.py`, {dates(records)}: medians of {rounds(records)} rounds, ratios job by job.", "", head]
     lines.append("|" + "---|" * (2 + 2 * len(rates)))
     lines.append("| floor | " + " | ".join(f"{at(records, rate=rate)[0]['floor_ms']:.0f} |" for rate in rates) + " | |")
     for method in dict.fromkeys(each["method"] for each in records):
@@ -73,8 +65,10 @@ def methods_table(records: Sequence[Record], date: str) -> str:
     return "\n".join([*lines, "", "![Milliseconds of a step](../pictures/slow_network.svg)", ""])
 
 
-def interfaces_table(records: Sequence[Record], date: str) -> str:
-    lines = [f"Two interfaces of half the rate each, both named to Gloo, against one of them ({date}):", ""]
+def interfaces_table(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    lines = [f"Two interfaces of half the rate each, both named to Gloo, against one of them ({dates(records)}):", ""]
     lines += ["| | one interface: ms a step | two | one to two |", "|---|---|---|---|"]
     for rate in sorted({each["rate"] for each in records}, reverse=True):
         for method in dict.fromkeys(each["method"] for each in records):
@@ -85,8 +79,13 @@ def interfaces_table(records: Sequence[Record], date: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def switches_table(records: Sequence[Record], date: str) -> str:
-    lines = [f"Two switches, an uplink of half a link; neighbors in the node list are at different ones ({date}):", ""]
+def switches_table(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    lines = [
+        f"Two switches, an uplink of half a link; neighbors in the node list are at different ones ({dates(records)}):",
+        "",
+    ]
     lines += ["| | ranks in the order of the node list | by `bench.json` | ratio |", "|---|---|---|---|"]
     for rate in sorted({each["rate"] for each in records}, reverse=True):
         for method in dict.fromkeys(each["method"] for each in records):
@@ -97,9 +96,11 @@ def switches_table(records: Sequence[Record], date: str) -> str:
     return "\n".join([*lines, ""])
 
 
-def predictions_table(records: Sequence[Record], date: str) -> str:
+def predictions_table(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
     lines = [
-        f"What `allranks advise` predicts from `allranks bench` of the same minute, to what was measured ({date}):"
+        f"Step time that `allranks advise` predicted, over the measured one ({dates(records)}; from `allranks bench`):"
     ]
     methods = [
         m
@@ -111,7 +112,9 @@ def predictions_table(records: Sequence[Record], date: str) -> str:
         f"| nodes, link | {' | '.join(NAMES[method] for method in methods)} |",
         "|---|" + "---|" * len(methods),
     ]
-    for nodes, rate in sorted({(each["nodes"], each["rate"]) for each in records}):
+    for nodes, rate in sorted(
+        {(each["nodes"], each["rate"]) for each in records}, key=lambda each: (each[0], each[1] or math.inf)
+    ):
         cells = []
         for method in methods:
             own = [each for each in at(records, nodes=nodes, rate=rate, method=method) if "predicted_ms" in each]
@@ -123,6 +126,10 @@ def predictions_table(records: Sequence[Record], date: str) -> str:
 
 def at(records: Sequence[Record], **wanted: Any) -> list[Record]:
     return [each for each in records if all(each.get(name) == value for name, value in wanted.items())]
+
+
+def dates(records: Sequence[Record]) -> str:
+    return " and ".join(sorted({each["date"] for each in records}))
 
 
 def rounds(records: Sequence[Record]) -> int:
