@@ -58,6 +58,16 @@ AVERAGES = """
         told("weighted", meet([3, 1]))
         told("empty rank", meet([1, 0]))
         told("outer", meet([1, 1], outer_lr=0.5, outer_momentum=0.5))
+        net = torch.nn.Linear(1, 1, bias=False)
+        torch.nn.init.constant_(net.weight, 1.0)
+        model = s.ddp(net)
+        local = s.local_sgd(model, torch.optim.SGD(model.parameters(), lr=1.0), every=2)
+
+        def closure():
+            (loss := model(torch.full((1, 1), 1.0 + s.rank)).sum()).backward()
+            return loss
+
+        print(f"closure {float(local.step(closure))} {float(net.weight)}\\n", end="", flush=True)
 """
 
 MEANS = {(0, 0): "2.00", (0, 1): "2.00", (1, 0): "0.50", (1, 1): "3.00"}
@@ -78,6 +88,7 @@ def test_weights_and_buffers_are_averaged_by_samples_and_the_outer_step_goes_par
             "outer [-0.5, 0.5, 5]",  # 1 - 0.5 * (1 + 0.5) * (1 - -1), Nesterov's first step
         ]
         * 2
+        + ["closure 1.0 0.0", "closure 2.0 -1.0"]
     )
 
 

@@ -84,7 +84,8 @@ def test_a_node_that_does_not_start_costs_its_own_pairs_only_whoever_says_to_be_
 
     def knock() -> None:
         while not stop.is_set():
-            for hello in (b"GET / HTTP/1.0\r\n\r\n", json.dumps(["other key", -1, "n4", ""]).encode() + b"\n"):
+            other = json.dumps(["other key", -1, "n4", ""]).encode() + b"\n"
+            for hello in (b"GET / HTTP/1.0\r\n\r\n", other, b"[" * 3_000 + b"\n"):
                 try:
                     with socket.create_connection(("127.0.0.2", plan.port), timeout=0.2) as sock:
                         sock.sendall(hello)

@@ -295,6 +295,18 @@ def test_fsdp_is_refused_and_a_script_without_ddp_is_told(tmp_path: Path) -> Non
     assert done.stderr.splitlines()[-1] == f"allranks: {unused}"
 
 
+@pytest.mark.parametrize("agent", [os.getpid(), 1], ids=["a worker", "its child"])
+def test_a_worker_that_forms_no_group_says_so(agent: int) -> None:
+    import allranks.join.ddp
+
+    path = str(allranks.join.ddp.__file__)
+    program = f"import runpy, types; runpy.run_path({path!r})['arm'](types.SimpleNamespace(init_process_group=print))"
+    env = clean_env(os.environ, RANK="0", ALLRANKS_COMPRESS="int8", ALLRANKS_AGENT_PID=str(agent))
+    done = subprocess.run([sys.executable, "-S", "-c", program], env=env, capture_output=True, text=True, timeout=20)
+    unused = "allranks: --compress int8 changed nothing: no DistributedDataParallel of this script computed gradients\n"
+    assert done.stderr == (unused if agent == os.getpid() else "")
+
+
 @pytest.mark.torch
 def test_every_kind_of_ddp_of_an_unmodified_script(allranks: Allranks) -> None:
     done = allranks("run", "--nproc-per-node", "2", "--compress", "int8", "--bucket-mb", "1", SCRIPT)

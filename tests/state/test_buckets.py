@@ -6,12 +6,15 @@ import os
 import re
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 from allranks.model.errors import UsageError
-from allranks.state.resumed.buckets import asked_size
+from allranks.state.resumed import buckets
+from allranks.state.resumed.buckets import Wrapped, asked_size
 from conftest import clean_env
 
 pytestmark = pytest.mark.torch
@@ -65,6 +68,26 @@ def test_a_size_that_somebody_set_by_hand_is_refused_in_one_line(told):
     with pytest.raises(UsageError, match=re.escape(f"ALLRANKS_BUCKET_MB is {told!r}: expected auto, or MiB from 1 to")):
         asked_size({"ALLRANKS_BUCKET_MB": told})
     assert [asked_size({"ALLRANKS_BUCKET_MB": text}) for text in ("4", "auto", "")] == [4.0, None, None]
+
+
+def test_what_a_module_owes_goes_with_it(monkeypatch):
+    class Owing:
+        """A module in DDP, or its compressor."""
+
+        def close(self):
+            closed.append(self)
+
+    closed, wrapped = [], Wrapped()
+    monkeypatch.setattr(buckets, "PinnedBuckets", lambda module, **arguments: Owing())
+    kept, gone = (
+        wrapped.wrap(torch.nn.Linear(1, 1), {"bucket_cap_mb": 1}, lambda sizes: (None, ""), attach=lambda _: Owing())
+        for _ in range(2)
+    )
+    left = weakref.ref(gone.compressor)
+    del gone
+    assert left() is None
+    wrapped.close()
+    assert closed == [kept.compressor]
 
 
 def test_a_resumed_run_has_the_same_bits_for_all_kinds_of_ddp_at_three_ranks(tmp_path: Path):

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -156,12 +156,21 @@ class LocalSGD(PostLocalSGDOptimizer):  # type: ignore[misc]
         """Say how many samples of this rank the next step has; where nobody says it, all ranks count the same."""
         self._counted = samples
 
-    def step(self, closure: None = None) -> None:
-        """Step on this rank's gradients, and bring the ranks together if it is their turn; all ranks call it."""
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Step on this rank's gradients, and bring the ranks together if it is their turn; all ranks call it.
+
+        Args:
+            closure: makes the gradients and returns the loss, which is then returned: Lightning always has one.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
         self.averager.begin(1 if self._counted is None else self._counted)
         self._counted = None
         super().step()
         self._sync_gradients()
+        return loss
 
     def synchronize(self) -> None:
         """Bring the ranks together now, if they are apart; all ranks call it. The turns stay where they are."""

@@ -15,7 +15,7 @@ import msgspec
 
 # A table is a file that others may have written: what no network does would make nonsense of all that is computed.
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
-_MbitS = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+_MbitS = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 50)]
 
 VERSION = 1
@@ -104,7 +104,7 @@ class BenchTable(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
     interfaces: Mapping[str, tuple[str, ...]] = {}
     """Data interfaces of each node that the streams and collectives used."""
-    link_mbit_s: Annotated[int, msgspec.Meta(ge=0, le=10**9)] | None = None
+    link_mbit_s: Annotated[int, msgspec.Meta(ge=0, le=1 << 32)] | None = None
     """The lowest speed that the data interfaces report; None: they report none, as virtual interfaces do."""
     pairs: tuple[Pair, ...] = ()
     rows: tuple[Row, ...] = ()

@@ -6,7 +6,7 @@
 3. Its first forward pass that a synchronized backward pass follows: it gets the hook of comm/hooks.py. Not before,
    because a reducer takes one hook, and the script's own one comes first. All ranks come here together; a forward pass
    that one rank does alone, to try its model, computes no gradients.
-4. The end of the process: if no DDP has come to 3, rank 0 says so.
+4. The end of the process: if no DDP has come to 3, rank 0 says so, also where the script forms no group.
 
 FSDP has no reducer, so it is refused where a script makes one. Runs in the worker's Python: standard library and torch
 only. comm/hooks.py and comm/sizing.py are loaded by path, as this file is (join/hook.py).
@@ -66,6 +66,7 @@ def arm(c10d: Any) -> None:
             raise
 
     c10d.init_process_group = form_and_change
+    atexit.register(_say_if_no_group)
 
 
 def flags_given(env: Mapping[str, str]) -> str:
@@ -247,6 +248,12 @@ def _compress(ddp: Any, wanted: str) -> str:
 def _say_if_unused(given: str) -> None:
     if not _num_trained and not hasattr(sys, "last_value"):  # set by an exception that ended the script
         _say(f"{given} had no effect: no DistributedDataParallel of this script computed gradients")
+
+
+def _say_if_no_group() -> None:
+    """Say so, too, where the script forms no group; but not in the processes that it starts."""
+    if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()) and (given := flags_given(os.environ)):
+        _say_if_unused(given)
 
 
 @functools.cache

@@ -125,7 +125,7 @@ class Rounds(contextlib.ExitStack):
             try:
                 sock.settimeout(HELLO_S)
                 key, its_number, name, problem = json.loads(_read_line(sock))
-            except (OSError, ValueError, TypeError):
+            except (OSError, ValueError, TypeError, RecursionError):  # whatever a stranger says
                 sock.close()
                 continue
             if key == self._key:

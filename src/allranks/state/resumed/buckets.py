@@ -139,7 +139,8 @@ class Wrapped:
         self._sizes: list[float | None] = []
         self._open: dict[int, weakref.ref[PinnedBuckets]] = {}
         """Those of which nobody has said the size, by number."""
-        self._compressors: list[Compressor] = []
+        self._compressors: weakref.WeakSet[Compressor] = weakref.WeakSet()
+        """Of modules that are still there: each holds as many bytes as its gradients have."""
 
     def wrap(
         self,
@@ -172,7 +173,7 @@ class Wrapped:
             except ValueError as exc:
                 raise UsageError(f"s.ddp(): {exc}") from exc
         if made.compressor is not None:
-            self._compressors.append(made.compressor)
+            self._compressors.add(made.compressor)
         self._sizes.append(mb)
         if is_open:
             self._open[number] = weakref.ref(made)
