@@ -9,8 +9,7 @@ int8      blocks of 256 numbers, each with a scale in fp32. A rank gets its slic
           mean in fp32 and gives it to all. What rounding loses is owed, and added to the next gradients.
 powersgd  torch's hook, rank 4, after 10 plain steps. What the low rank loses is owed, too.
 
-A number that is not finite makes its block (int8) or its matrix (powersgd) not finite on all ranks. Nothing of it is
-owed: that block of its rank (int8) or that bucket of all ranks (powersgd) owes nothing then.
+A number that is not finite makes its block (int8) or matrix (powersgd) not finite on all ranks. Nothing of it is owed.
 
 On a GPU all happens in the order of NCCL's streams. On the CPU one thread calls the collectives that follow others, in
 the order of the buckets, on a process group of its own (`_Lane`). On DDP's group they would race with those of DDP
@@ -22,6 +21,7 @@ Standard library and torch only: it is loaded by path into scripts that know not
 from __future__ import annotations
 
 import atexit
+import ctypes
 import queue
 import threading
 import weakref
@@ -47,7 +47,6 @@ POWERSGD_PLAIN_STEPS = 10
 """Summed as they are: the first gradients change most. torch needs at least 2, since it rebuilds buckets after 1."""
 CLOSE_S = 1.0
 """How long `close` waits for the thread: it may hang in a collective whose other ranks are gone."""
-_kept: list[Any] = []  # process groups: some jobs hung where one was freed with the last DDP (torch 2.13)
 _Begin = Callable[[Any], Future[Any]]
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # before torch 2.13
 
@@ -86,7 +85,6 @@ def attach(ddp: DistributedDataParallel, wire_format: str) -> Compressor:
         hook = lambda _, bucket: compressor.reduce(bucket)  # noqa: E731
         hook.__qualname__ = f"allranks_{wire_format}"  # which DDP logs
         ddp.register_comm_hook(None, hook)
-        _kept.append(ddp.process_group)
     return compressor
 
 
@@ -98,6 +96,8 @@ class Compressor:
         self.format, self.world_size = wire_format, int(group.size())
         is_threaded = is_on_cpu and self.world_size > 1 and wire_format != "bf16"
         self._lane = _Lane.beside(group, backend) if is_threaded else None
+        for held in (group, self._lane and self._lane.group):  # never freed: see join/leave.py, _keep_groups
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
         self._owed = _Owed({id(own): name for name, own in ddp.module.named_parameters()})
         formats: Mapping[str, type[_Format]] = {"bf16": _Format, "int8": _Int8, "powersgd": _PowerSGD}
         self._rule = formats[wire_format](group, self._lane, self._owed)

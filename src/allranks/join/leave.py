@@ -14,10 +14,11 @@ def leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> Non
     if not dist.is_initialized():
         return
     end, c10d = dist.destroy_process_group, dist.distributed_c10d
-    if kind is not None:
+    has_nccl = any("nccl" in str(backend) for backend, _ in c10d._world.pg_map.values())
+    if kind is not None or not has_nccl:
         _keep_groups(dist)
-        if any("nccl" in str(backend) for backend, _ in c10d._world.pg_map.values()):
-            end = getattr(c10d, "_abort_process_group", end)
+    if kind is not None and has_nccl:
+        end = getattr(c10d, "_abort_process_group", end)
     try:
         end()
     except RuntimeError:
@@ -29,7 +30,9 @@ def _keep_groups(dist: ModuleType) -> None:
     """Have no group's memory given back before the process ends.
 
     DDP's reducer is mostly the last that holds a group. Where it goes it waits for Gloo's threads with the GIL in hand,
-    and a thread with a failed collective waits for the GIL: seen with torch 2.13, for good.
+    and a thread with a failed collective waits for the GIL: seen with torch 2.13, for good. If one of Gloo's threads is
+    the last, it waits for itself, and the process aborts (`Resource deadlock avoided`): seen once after 200 steps with
+    communication hooks, of which none had failed.
     """
     for group in list(getattr(dist.distributed_c10d._world, "pg_map", ())):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
