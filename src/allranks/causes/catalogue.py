@@ -33,7 +33,13 @@ FAMILIES = {
 }
 """First digit of an id -> what it is about."""
 
-_NO_CAUSES = {"allranks.causes.cause", "allranks.causes.catalogue", "allranks.causes.pages", "allranks.causes.sign"}
+_NO_CAUSES = {
+    "allranks.causes.cause",
+    "allranks.causes.catalogue",
+    "allranks.causes.pages",
+    "allranks.causes.sign",
+    "allranks.causes.trait",
+}
 
 
 @functools.cache

@@ -33,6 +33,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from allranks.causes.sign import Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Status
@@ -119,6 +120,8 @@ class Cause:
     ends_ranks: ClassVar[bool] = False
     """An exception of a rank with one of these signs is this cause, and no error of the script: its machine lacks
     something, which may be there the next time."""
+    traits: ClassVar[frozenset[Trait]] = frozenset()
+    """What engines may ask of it."""
     symptoms: ClassVar[tuple[Symptom, ...]] = ()
     roll_call: ClassVar[str] = ""
     """How the roll call itself finds it, without a look at cards: a node does not answer."""
