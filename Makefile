@@ -151,10 +151,10 @@ carry:
 	@$(PYTHON) tests/gpu/carry.py --python-version $(or $(CARRY_FOR),3.12)
 
 pages: $(VENV)/.torch
-	$(BIN)/python -m allranks.causes.pages docs/reference/causes
 	$(BIN)/python -m allranks.cli.pages docs/reference
 
-docs: $(VENV)/.docs
+docs: $(VENV)/.docs $(VENV)/.torch
+	$(BIN)/python -m allranks.causes.pages docs .site-docs
 	$(BIN)/zensical build --strict --clean
 	@echo "open site/index.html"
 
@@ -175,11 +175,10 @@ $(VENV)/.dev: $(VENV)/.torch
 	@$(PIP) --editable '.[dev]' 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
 	@touch $@
 
-# The site needs neither PyTorch nor allranks.
 $(VENV)/.docs: $(VENV)/bin/python $(LISTS)
 	@echo "installing the site's generator (once)"
 	@$(PIP) zensical 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(HOROVOD) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(HOROVOD) site .site-docs .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

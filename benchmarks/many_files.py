@@ -29,7 +29,7 @@ from pathlib import Path
 from log_scan import write_patterns
 from synthetic_logs import write_job
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.why.logs.events import list_patterns
 
 DEADLINE_S = 600

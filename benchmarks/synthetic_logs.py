@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 
 HIT_EVERY = 20_000
 """Lines of a training log: a failure every two megabytes, far more than jobs have that train."""

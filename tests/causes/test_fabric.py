@@ -4,14 +4,23 @@ from typing import Any
 
 import pytest
 
+from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
-from allranks.causes.fabric import GdrDiffers, HcaSetDiffers, why_no_rdma
-from allranks.causes.verbs import IbConfig, IbLinkError
+from allranks.causes.probes import checks_of
+from allranks.causes.probes.rdma import (
+    collect_gdr_differs,
+    collect_hca_set_differs,
+    probe_hca_set_differs,
+    probe_ib_config,
+    survey_ib_config,
+    weigh_gdr_differs,
+    why_no_rdma,
+)
 from allranks.model.card import Card, Facts, RdmaPort
 from allranks.model.finding import Severity, Status
-from cards import make_card
+from cards import collect, make_card, probe, survey
 
-ALL: list[type[Cause]] = [IbConfig, IbLinkError, HcaSetDiffers, GdrDiffers]
+ALL: list[Cause] = [find_cause("AR301"), find_cause("AR302"), find_cause("AR303"), find_cause("AR304")]
 SET = "the number of active RDMA ports"
 
 
@@ -30,25 +39,25 @@ def node(number: int, ports: tuple[RdmaPort, ...] = TWO, *, env: dict[str, str] 
     return make_card(number, **{"num_workers": 8, "num_gpus": 8, "facts": facts, **changes})
 
 
-def probed(cause: type[Cause], card: Card) -> tuple[Status, str]:
-    outcome = cause.probe(card)
+def probed(cause: Cause, card: Card) -> tuple[Status, str]:
+    outcome = probe(cause, card)
     assert outcome is not None
     if outcome.status in (Status.FAIL, Status.WARN):
-        return outcome.status, cause.find(outcome, node=card.host).message
+        return outcome.status, outcome.to_finding(cause, node=card.host).message
     return outcome.status, outcome.note
 
 
-@pytest.mark.parametrize("cause", [IbConfig, IbLinkError])
-def test_healthy_ports_pass(cause: type[Cause]) -> None:
+@pytest.mark.parametrize("cause", [find_cause("AR301"), find_cause("AR302")])
+def test_healthy_ports_pass(cause: Cause) -> None:
     assert probed(cause, node(1)) == (Status.PASS, "")
 
 
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_healthy_nodes_are_alike(count: int) -> None:
     cards = [node(number) for number in range(1, count + 1)]
-    assert IbConfig.survey(cards) == []
-    assert {str(HcaSetDiffers.alike(card)) for card in cards} == {str({SET: "2"})}
-    assert {str(GdrDiffers.alike(card)) for card in cards} == {str({"GPUDirect RDMA": "it"})}
+    assert survey_ib_config(cards) == []
+    assert {str(collect_hca_set_differs(card)) for card in cards} == {str({SET: "2"})}
+    assert {str(collect_gdr_differs(card)) for card in cards} == {str({"GPUDirect RDMA": "it"})}
 
 
 @pytest.mark.parametrize("cause", ALL)
@@ -62,7 +71,7 @@ def test_healthy_nodes_are_alike(count: int) -> None:
         (node(1, num_gpus=0), "no rank here uses NCCL"),
     ],
 )
-def test_where_nccl_uses_no_rdma_it_is_skipped(cause: type[Cause], card: Card, note: str) -> None:
+def test_where_nccl_uses_no_rdma_it_is_skipped(cause: Cause, card: Card, note: str) -> None:
     assert probed(cause, card) == (Status.SKIP, note)
 
 
@@ -71,12 +80,12 @@ def test_ib_disable_0_disables_nothing() -> None:
 
 
 @pytest.mark.parametrize("cause", ALL)
-def test_a_card_without_facts_is_no_pass(cause: type[Cause]) -> None:
+def test_a_card_without_facts_is_no_pass(cause: Cause) -> None:
     card = node(1, facts=None)
-    outcome = cause.probe(card)
+    outcome = probe(cause, card)
     assert outcome is None or outcome.status is Status.UNKNOWN
-    assert not cause.survey([card, card])
-    assert cause.alike(card) is None
+    assert not survey(cause, [card, card])
+    assert collect(cause, card) is None
 
 
 @pytest.mark.parametrize(
@@ -96,7 +105,7 @@ def test_a_card_without_facts_is_no_pass(cause: type[Cause]) -> None:
     ],
 )
 def test_a_port_that_nccl_cannot_use_fails(ports: tuple[RdmaPort, ...], env: dict[str, str], message: str) -> None:
-    assert probed(IbConfig, node(1, ports, env=env)) == (Status.FAIL, message)
+    assert probed(find_cause("AR301"), node(1, ports, env=env)) == (Status.FAIL, message)
 
 
 @pytest.mark.parametrize(
@@ -109,29 +118,29 @@ def test_a_port_that_nccl_cannot_use_fails(ports: tuple[RdmaPort, ...], env: dic
     ],
 )
 def test_what_is_usual_passes(ports: tuple[RdmaPort, ...]) -> None:
-    assert probed(IbConfig, node(1, ports))[0] is Status.PASS
+    assert probed(find_cause("AR301"), node(1, ports))[0] is Status.PASS
 
 
 def test_a_device_that_nccl_leaves_out_does_not_matter() -> None:
     ports = (port(), port("mlx5_1", has_uverbs=False))
-    assert probed(IbConfig, node(1, ports, env={"NCCL_IB_HCA": "^mlx5_1"}))[0] is Status.PASS
+    assert probed(find_cause("AR301"), node(1, ports, env={"NCCL_IB_HCA": "^mlx5_1"}))[0] is Status.PASS
 
 
 def test_a_port_that_is_down_on_one_node_is_named() -> None:
     down = (port("mlx5_0"), port("mlx5_1", state="DOWN", phys_state="Polling"))
-    ((hosts, outcome),) = IbConfig.survey([node(1), node(2), node(3, down)])
+    ((hosts, outcome),) = survey_ib_config([node(1), node(2), node(3, down)])
     assert (hosts, outcome.status) == (("node03",), Status.FAIL)
     assert outcome.values["what"] == "mlx5_1:1 is DOWN (Polling); it is active on 2 of the other 2 nodes"
 
 
 def test_a_port_that_is_down_on_most_nodes_is_nobodys_fault() -> None:
     down = (port("mlx5_0"), port("mlx5_1", state="DOWN", phys_state="Polling"))
-    assert IbConfig.survey([node(1, down), node(2, down), node(3)]) == []
+    assert survey_ib_config([node(1, down), node(2, down), node(3)]) == []
 
 
 def test_error_counters_warn() -> None:
     ports = (port(error_counters={"symbol_error": 7, "link_downed": 2, "VL15_dropped": 9}), port("mlx5_1"))
-    assert probed(IbLinkError, node(1, ports)) == (
+    assert probed(find_cause("AR302"), node(1, ports)) == (
         Status.WARN,
         "mlx5_0:1 has counted errors since its last reset: link_downed 2, symbol_error 7",
     )
@@ -141,7 +150,7 @@ def test_error_counters_warn() -> None:
     "one", [port(error_counters={"VL15_dropped": 9}), port(state="DOWN", error_counters={"link_downed": 1})]
 )
 def test_counters_that_mean_nothing_pass(one: RdmaPort) -> None:
-    assert probed(IbLinkError, node(1, (one,)))[0] is Status.PASS
+    assert probed(find_cause("AR302"), node(1, (one,)))[0] is Status.PASS
 
 
 @pytest.mark.parametrize(
@@ -157,33 +166,33 @@ def test_counters_that_mean_nothing_pass(one: RdmaPort) -> None:
     ],
 )
 def test_the_set_is_what_nccl_ib_hca_leaves(hca: str, value: str) -> None:
-    assert HcaSetDiffers.alike(node(1, env={"NCCL_IB_HCA": hca})) == {SET: value}
+    assert collect_hca_set_differs(node(1, env={"NCCL_IB_HCA": hca})) == {SET: value}
 
 
 def test_a_node_without_a_device_differs_from_those_that_have_one() -> None:
-    assert HcaSetDiffers.alike(node(1, ())) == {SET: "0"}
-    assert HcaSetDiffers.severity_of(SET) is Severity.FAIL
-    assert HcaSetDiffers.probe(node(1)) is None
+    assert collect_hca_set_differs(node(1, ())) == {SET: "0"}
+    assert checks_of(find_cause("AR303")).severity_of(SET) is Severity.FAIL
+    assert probe_hca_set_differs(node(1)) is None
 
 
 def test_what_could_not_be_read_is_none() -> None:
     facts = Facts(unread={"rdma_ports": "timed out"})
-    assert HcaSetDiffers.alike(node(1, facts=facts)) == {SET: None}
-    assert IbConfig.probe(node(1, facts=facts)).status is Status.UNKNOWN
+    assert collect_hca_set_differs(node(1, facts=facts)) == {SET: None}
+    assert probe_ib_config(node(1, facts=facts)).status is Status.UNKNOWN
 
 
 @pytest.mark.parametrize(("peer_memory", "value"), [(True, "it"), (False, "none"), (None, None)])
 def test_gpudirect_is_compared_and_warns(peer_memory: bool | None, value: str | None) -> None:
-    assert GdrDiffers.alike(node(1, peer_memory=peer_memory)) == {"GPUDirect RDMA": value}
-    assert GdrDiffers.severity_of("GPUDirect RDMA") is Severity.WARN
+    assert collect_gdr_differs(node(1, peer_memory=peer_memory)) == {"GPUDirect RDMA": value}
+    assert weigh_gdr_differs("GPUDirect RDMA") is Severity.WARN
 
 
 def test_gpudirect_is_not_compared_without_an_active_port() -> None:
-    assert GdrDiffers.alike(node(1, ())) is None
-    assert GdrDiffers.alike(node(1, (port(state="DOWN"),))) is None
+    assert collect_gdr_differs(node(1, ())) is None
+    assert collect_gdr_differs(node(1, (port(state="DOWN"),))) is None
 
 
 @pytest.mark.parametrize("cause", ALL)
-def test_nothing_of_it_ran_on_hardware(cause: type[Cause]) -> None:
+def test_nothing_of_it_ran_on_hardware(cause: Cause) -> None:
     assert cause.never_on_hardware
     assert cause.no_fault_yet

@@ -6,15 +6,28 @@ from typing import Any
 
 import pytest
 
-from allranks.causes.catalogue import all_causes
-from allranks.causes.cause import Cause, Outcome
-from allranks.causes.gpu.binding import DuplicateGpu, GpuBinding, GpuBusy
-from allranks.causes.gpu.driver import DriverCudaMismatch, GpuMissing, GpuSoftwareDiffers
-from allranks.causes.gpu.fabric_manager import FabricManager
-from allranks.causes.gpu.hardware import GpuHardware, GpuThrottled, NvlinkDegraded, PcieDegraded
+from allranks.causes.book import all_causes, find_cause
+from allranks.causes.cause import Cause
+from allranks.causes.outcome import Outcome
+from allranks.causes.probes.gpu import (
+    collect_gpu_software_differs,
+    probe_driver_cuda_mismatch,
+    probe_duplicate_gpu,
+    probe_fabric_manager,
+    probe_gpu_binding,
+    probe_gpu_busy,
+    probe_gpu_hardware,
+    probe_gpu_missing,
+    probe_gpu_throttled,
+    probe_nvlink_degraded,
+    probe_pcie_degraded,
+    survey_duplicate_gpu,
+    survey_gpu_missing,
+    weigh_gpu_software_differs,
+)
 from allranks.model.card import Card, Facts, Gpu, Interface
 from allranks.model.finding import Severity, Status
-from cards import make_card
+from cards import make_card, probe, survey
 
 DRIVER = "580.95.05"
 
@@ -51,35 +64,35 @@ def card(
     )
 
 
-def shown(cause: type[Cause], outcome: Outcome) -> str:
-    return cause.find(outcome, node="node01").message
+def shown(cause: Cause, outcome: Outcome) -> str:
+    return outcome.to_finding(cause, node="node01").message
 
 
-GPU_CAUSES = [cause for cause in all_causes() if cause.id[2] == "1" and cause.probe(card(gpu())) is not None]
+GPU_CAUSES = [cause for cause in all_causes() if cause.id[2] == "1" and probe(cause, card(gpu())) is not None]
 
 
 @pytest.mark.parametrize("cause", GPU_CAUSES, ids=lambda cause: cause.id)
-def test_a_node_without_gpu_is_skipped_whatever_slurm_promised(cause: type[Cause]) -> None:
+def test_a_node_without_gpu_is_skipped_whatever_slurm_promised(cause: Cause) -> None:
     bare = card(promised=1, unread={"gpus": "nvidia-smi: not installed"}, environment={"CUDA_VISIBLE_DEVICES": "0"})
-    outcome = cause.probe(bare)
+    outcome = probe(cause, bare)
     assert outcome is not None
     assert (outcome.status, outcome.note) == (Status.SKIP, "no NVIDIA GPU")
-    assert list(cause.survey([bare, card(gpu(), host="b"), card(gpu(1), host="c")]) or []) == []
+    assert list(survey(cause, [bare, card(gpu(), host="b"), card(gpu(1), host="c")]) or []) == []
 
 
 @pytest.mark.parametrize("cause", GPU_CAUSES, ids=lambda cause: cause.id)
-def test_a_driver_that_does_not_answer_is_unknown(cause: type[Cause]) -> None:
-    outcome = cause.probe(card(unread={"gpus": "nvidia-smi: no answer within 15 s"}))
+def test_a_driver_that_does_not_answer_is_unknown(cause: Cause) -> None:
+    outcome = probe(cause, card(unread={"gpus": "nvidia-smi: no answer within 15 s"}))
     assert outcome is not None
     assert (outcome.status, outcome.note) == (Status.UNKNOWN, "nvidia-smi: no answer within 15 s")
 
 
 @pytest.mark.parametrize("cause", GPU_CAUSES, ids=lambda cause: cause.id)
-def test_a_healthy_node_is_fine(cause: type[Cause]) -> None:
+def test_a_healthy_node_is_fine(cause: Cause) -> None:
     healthy = card(
         *[gpu(index, pcie_width=16, pcie_max_width=16, nvlinks_active=18, throttle_reasons=1) for index in range(8)]
     )
-    outcome = cause.probe(healthy)
+    outcome = probe(cause, healthy)
     assert outcome is not None
     assert outcome.status is Status.PASS
     assert cause.never_on_hardware
@@ -104,9 +117,9 @@ def test_a_healthy_node_is_fine(cause: type[Cause]) -> None:
     ],
 )
 def test_a_fabric_that_is_not_ready_fails(node: Card, what: str) -> None:
-    outcome = FabricManager.probe(node)
+    outcome = probe_fabric_manager(node)
     assert outcome.status is Status.FAIL
-    assert shown(FabricManager, outcome) == what
+    assert shown(find_cause("AR101"), outcome) == what
 
 
 @pytest.mark.parametrize(
@@ -120,7 +133,7 @@ def test_a_fabric_that_is_not_ready_fails(node: Card, what: str) -> None:
     ],
 )
 def test_a_fabric_manager_that_nobody_needs_is_no_alarm(node: Card, status: Status) -> None:
-    assert FabricManager.probe(node).status is status
+    assert probe_fabric_manager(node).status is status
 
 
 @pytest.mark.parametrize(
@@ -145,41 +158,41 @@ def test_a_fabric_manager_that_nobody_needs_is_no_alarm(node: Card, status: Stat
     ],
 )
 def test_driver_and_cuda_must_fit(node: Card, status: Status) -> None:
-    assert DriverCudaMismatch.probe(node).status is status
+    assert probe_driver_cuda_mismatch(node).status is status
 
 
 # How many
 
 
 def test_fewer_gpus_than_promised_fail() -> None:
-    outcome = GpuMissing.probe(card(*map(gpu, range(7)), promised=8))
-    assert shown(GpuMissing, outcome) == "the node shows 7 of 8 GPUs (allocated by SLURM)"
-    assert GpuMissing.probe(card(*map(gpu, range(8)), promised=4)).status is Status.PASS
+    outcome = probe_gpu_missing(card(*map(gpu, range(7)), promised=8))
+    assert shown(find_cause("AR103"), outcome) == "the node shows 7 of 8 GPUs (allocated by SLURM)"
+    assert probe_gpu_missing(card(*map(gpu, range(8)), promised=4)).status is Status.PASS
 
 
 def test_no_gpu_at_all_although_nvidia_smi_works_fails() -> None:
-    outcome = GpuMissing.probe(card(promised=8, unread={"gpus": "nvidia-smi: No devices were found"}))
-    assert shown(GpuMissing, outcome) == "the node shows 0 of 8 GPUs (allocated by SLURM)"
+    outcome = probe_gpu_missing(card(promised=8, unread={"gpus": "nvidia-smi: No devices were found"}))
+    assert shown(find_cause("AR103"), outcome) == "the node shows 0 of 8 GPUs (allocated by SLURM)"
 
 
 def test_slices_are_not_counted() -> None:
-    assert GpuMissing.probe(card(gpu(mig_mode="Enabled"), promised=7)).status is Status.SKIP
+    assert probe_gpu_missing(card(gpu(mig_mode="Enabled"), promised=7)).status is Status.SKIP
 
 
 def test_a_node_with_fewer_gpus_than_most_is_named() -> None:
     usual = [card(*map(gpu, range(8)), host=host) for host in "abc"]
-    [(hosts, outcome)] = GpuMissing.survey([*usual, card(*map(gpu, range(7)), host="odd")])
+    [(hosts, outcome)] = survey_gpu_missing([*usual, card(*map(gpu, range(7)), host="odd")])
     assert hosts == ("odd",)
-    assert shown(GpuMissing, outcome) == "the node shows 7 of 8 GPUs (3 of 4 nodes show 8)"
+    assert shown(find_cause("AR103"), outcome) == "the node shows 7 of 8 GPUs (3 of 4 nodes show 8)"
     # SLURM promised one of the eight, and does not hide the others.
-    assert [hosts for hosts, _ in GpuMissing.survey([*usual, card(*map(gpu, range(7)), host="odd", promised=1)])] == [
+    assert [hosts for hosts, _ in survey_gpu_missing([*usual, card(*map(gpu, range(7)), host="odd", promised=1)])] == [
         ("odd",)
     ]
 
 
 def test_a_node_that_has_what_slurm_promised_is_not_blamed() -> None:
     usual = [card(*map(gpu, range(8)), host=host, promised=8) for host in "abc"]
-    assert list(GpuMissing.survey([*usual, card(*map(gpu, range(4)), host="small", promised=4)])) == []
+    assert list(survey_gpu_missing([*usual, card(*map(gpu, range(4)), host="small", promised=4)])) == []
 
 
 # Whose
@@ -187,48 +200,50 @@ def test_a_node_that_has_what_slurm_promised_is_not_blamed() -> None:
 
 def test_foreign_processes_are_warned_of_and_much_memory_fails() -> None:
     who = ("python3 (pid 812, 14336 MiB)",)
-    outcome = GpuBusy.probe(card(gpu(), gpu(1, processes=who, memory_used_mib=14340)))
+    outcome = probe_gpu_busy(card(gpu(), gpu(1, processes=who, memory_used_mib=14340)))
     assert (outcome.status, outcome.evidence) == (Status.WARN, who)
-    assert shown(GpuBusy, outcome) == "14340 MiB of 81559 MiB of GPU 1 (00000000:19:00.0) are already in use"
-    assert GpuBusy.probe(card(gpu(processes=who, memory_used_mib=60000))).status is Status.FAIL
+    assert (
+        shown(find_cause("AR104"), outcome) == "14340 MiB of 81559 MiB of GPU 1 (00000000:19:00.0) are already in use"
+    )
+    assert probe_gpu_busy(card(gpu(processes=who, memory_used_mib=60000))).status is Status.FAIL
 
 
 def test_memory_that_nobody_owns_is_warned_of() -> None:
-    outcome = GpuBusy.probe(card(gpu(memory_used_mib=60000)))
+    outcome = probe_gpu_busy(card(gpu(memory_used_mib=60000)))
     assert outcome.status is Status.WARN
-    assert shown(GpuBusy, outcome).endswith("in use; no process visible here owns them")
+    assert shown(find_cause("AR104"), outcome).endswith("in use; no process visible here owns them")
 
 
 def test_gpus_that_are_hidden_from_the_job_may_be_busy() -> None:
     busy = gpu(1, processes=("python3 (pid 812)",), memory_used_mib=60000)
-    assert GpuBusy.probe(card(gpu(), busy, environment={"CUDA_VISIBLE_DEVICES": "0"})).status is Status.PASS
-    assert GpuBusy.probe(card(gpu(), busy, environment={"CUDA_VISIBLE_DEVICES": "GPU-0001"})).status is Status.FAIL
+    assert probe_gpu_busy(card(gpu(), busy, environment={"CUDA_VISIBLE_DEVICES": "0"})).status is Status.PASS
+    assert probe_gpu_busy(card(gpu(), busy, environment={"CUDA_VISIBLE_DEVICES": "GPU-0001"})).status is Status.FAIL
 
 
 def test_a_gpu_named_twice_fails() -> None:
-    outcome = DuplicateGpu.probe(card(gpu(), gpu(1), environment={"CUDA_VISIBLE_DEVICES": "1, 1"}))
-    assert shown(DuplicateGpu, outcome) == "CUDA_VISIBLE_DEVICES=1, 1 lists 1 twice, so CUDA hides all GPUs"
+    outcome = probe_duplicate_gpu(card(gpu(), gpu(1), environment={"CUDA_VISIBLE_DEVICES": "1, 1"}))
+    assert shown(find_cause("AR107"), outcome) == "CUDA_VISIBLE_DEVICES=1, 1 lists 1 twice, so CUDA hides all GPUs"
 
 
 def test_one_gpu_on_two_nodes_fails() -> None:
-    [(hosts, outcome)] = DuplicateGpu.survey([card(gpu(), gpu(1), host="a"), card(gpu(), gpu(1), host="b")])
+    [(hosts, outcome)] = survey_duplicate_gpu([card(gpu(), gpu(1), host="a"), card(gpu(), gpu(1), host="b")])
     assert (hosts, outcome.status) == (("a", "b"), Status.FAIL)
-    assert shown(DuplicateGpu, outcome) == "2 nodes show the same GPU, GPU-0000"
+    assert shown(find_cause("AR107"), outcome) == "2 nodes show the same GPU, GPU-0000"
 
 
 def test_two_agents_that_see_the_same_gpus_are_warned_of() -> None:
     nic = Interface(name="eth0", addresses=("10.0.0.1",), is_up=True)
     same = {"host_name": "a", "boot_id": "b1", "interfaces": (nic,)}
-    [(_, outcome)] = DuplicateGpu.survey([card(gpu(), host="a.0", **same), card(gpu(), host="a.1", **same)])
+    [(_, outcome)] = survey_duplicate_gpu([card(gpu(), host="a.0", **same), card(gpu(), host="a.1", **same)])
     assert outcome.status is Status.WARN
 
 
 def test_a_variable_that_hides_gpus_from_workers_is_warned_of() -> None:
     narrow = {"environment": {"CUDA_VISIBLE_DEVICES": "0"}, "num_workers": 2}
-    outcome = GpuBinding.probe(card(gpu(), gpu(1), **narrow))
-    assert shown(GpuBinding, outcome) == "CUDA_VISIBLE_DEVICES=0 shows only 1 of 2 GPUs to 2 workers"
-    assert GpuBinding.probe(card(gpu(), gpu(1), backend="gloo", **narrow)).status is Status.SKIP
-    assert GpuBinding.probe(card(gpu(), **narrow)).status is Status.PASS
+    outcome = probe_gpu_binding(card(gpu(), gpu(1), **narrow))
+    assert shown(find_cause("AR108"), outcome) == "CUDA_VISIBLE_DEVICES=0 shows only 1 of 2 GPUs to 2 workers"
+    assert probe_gpu_binding(card(gpu(), gpu(1), backend="gloo", **narrow)).status is Status.SKIP
+    assert probe_gpu_binding(card(gpu(), **narrow)).status is Status.PASS
 
 
 # Health
@@ -270,9 +285,9 @@ def test_a_variable_that_hides_gpus_from_workers_is_warned_of() -> None:
     ],
 )
 def test_a_broken_gpu_is_named(node: Card, status: Status, message: str) -> None:
-    outcome = GpuHardware.probe(node)
+    outcome = probe_gpu_hardware(node)
     assert outcome.status is status
-    assert shown(GpuHardware, outcome) == message
+    assert shown(find_cause("AR105"), outcome) == message
 
 
 @pytest.mark.parametrize(
@@ -290,32 +305,32 @@ def test_a_broken_gpu_is_named(node: Card, status: Status, message: str) -> None
     ],
 )
 def test_what_is_no_fault_of_this_job_s_gpus_passes(node: Card) -> None:
-    assert GpuHardware.probe(node).status is Status.PASS
+    assert probe_gpu_hardware(node).status is Status.PASS
 
 
 def test_a_broken_gpu_that_is_hidden_from_the_job_is_warned_of() -> None:
-    outcome = GpuHardware.probe(card(gpu(), gpu(1, uncorrected_ecc=3), environment={"CUDA_VISIBLE_DEVICES": "0"}))
+    outcome = probe_gpu_hardware(card(gpu(), gpu(1, uncorrected_ecc=3), environment={"CUDA_VISIBLE_DEVICES": "0"}))
     assert outcome.status is Status.WARN
 
 
 def test_lost_lanes_and_links_and_heat_are_warned_of() -> None:
-    slow = PcieDegraded.probe(card(gpu(pcie_width=8, pcie_max_width=16)))
-    assert shown(PcieDegraded, slow) == "the PCIe link of GPU 0 (00000000:18:00.0) has 8 of 16 lanes"
-    assert PcieDegraded.probe(card(gpu())).status is Status.SKIP
-    fewer = NvlinkDegraded.probe(card(gpu(nvlinks_active=18), gpu(1, nvlinks_active=17)))
+    slow = probe_pcie_degraded(card(gpu(pcie_width=8, pcie_max_width=16)))
+    assert shown(find_cause("AR112"), slow) == "the PCIe link of GPU 0 (00000000:18:00.0) has 8 of 16 lanes"
+    assert probe_pcie_degraded(card(gpu())).status is Status.SKIP
+    fewer = probe_nvlink_degraded(card(gpu(nvlinks_active=18), gpu(1, nvlinks_active=17)))
     assert (
-        shown(NvlinkDegraded, fewer)
+        shown(find_cause("AR113"), fewer)
         == "GPU 1 (00000000:19:00.0) has 17 active NVLinks; others of its model in the node have 18"
     )
-    assert NvlinkDegraded.probe(card(gpu(), gpu(1))).status is Status.SKIP
-    hot = GpuThrottled.probe(card(gpu(throttle_reasons=0x48)))
-    assert shown(GpuThrottled, hot).endswith("hardware slowdown, too hot (hardware thermal slowdown)")
-    assert GpuThrottled.probe(card(gpu(throttle_reasons=0x04))).status is Status.PASS
+    assert probe_nvlink_degraded(card(gpu(), gpu(1))).status is Status.SKIP
+    hot = probe_gpu_throttled(card(gpu(throttle_reasons=0x48)))
+    assert shown(find_cause("AR114"), hot).endswith("hardware slowdown, too hot (hardware thermal slowdown)")
+    assert probe_gpu_throttled(card(gpu(throttle_reasons=0x04))).status is Status.PASS
     assert {slow.status, fewer.status, hot.status} == {Status.WARN}
 
 
 def test_models_drivers_and_modes_are_compared() -> None:
-    values = GpuSoftwareDiffers.alike(card(gpu(vbios="96.00", compute_mode="Default", mig_mode="Disabled"), gpu(1)))
+    values = collect_gpu_software_differs(card(gpu(vbios="96.00", compute_mode="Default", mig_mode="Disabled"), gpu(1)))
     assert values == {
         "GPU model": "NVIDIA H100 80GB HBM3",
         "GPU driver": DRIVER,
@@ -323,5 +338,5 @@ def test_models_drivers_and_modes_are_compared() -> None:
         "compute mode": "Default, N/A",
         "VBIOS": None,
     }
-    assert [key for key in values if GpuSoftwareDiffers.severity_of(key) is Severity.WARN] == ["compute mode", "VBIOS"]
-    assert GpuSoftwareDiffers.alike(card()) is None
+    assert [key for key in values if weigh_gpu_software_differs(key) is Severity.WARN] == ["compute mode", "VBIOS"]
+    assert collect_gpu_software_differs(card()) is None

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Blames, Role, Sign
 
 
 def strongest(cause: str, line: str) -> Sign | None:

@@ -6,12 +6,20 @@ from typing import Any
 
 import pytest
 
-from allranks.causes.cause import Cause, failed
-from allranks.causes.job.alike import EnvDrift, NcclVersionMismatch, SoftwareDiffers
-from allranks.causes.job.script import NodeCannotStart, SlurmEnv, SpawnInsideSrun, TimeoutByAccident
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Cause
+from allranks.causes.outcome import failed
+from allranks.causes.probes.job import (
+    collect_env_drift,
+    collect_nccl_version_mismatch,
+    collect_software_differs,
+    probe_timeout_by_accident,
+    weigh_env_drift,
+    weigh_software_differs,
+)
 from allranks.model.card import Card, Facts
 from allranks.model.finding import Severity, Status
-from cards import make_card
+from cards import collect, make_card
 
 
 def card(**facts: Any) -> Card:
@@ -21,9 +29,9 @@ def card(**facts: Any) -> Card:
 NO_FACTS = make_card()
 
 
-@pytest.mark.parametrize("cause", [EnvDrift, NcclVersionMismatch, SoftwareDiffers])
-def test_without_facts_nothing_is_compared(cause: type[Cause]) -> None:
-    assert cause.alike(NO_FACTS) is None
+@pytest.mark.parametrize("cause", [find_cause("AR503"), find_cause("AR504"), find_cause("AR505")])
+def test_without_facts_nothing_is_compared(cause: Cause) -> None:
+    assert collect(cause, NO_FACTS) is None
 
 
 def test_variables_of_the_node_itself_are_not_compared() -> None:
@@ -33,13 +41,13 @@ def test_variables_of_the_node_itself_are_not_compared() -> None:
         "NCCL_DEBUG_FILE": "/tmp/a", "TORCH_EXTENSIONS_DIR": "/tmp/a", "TORCH_HOME": "/a", "FI_OPX_IFACE": "a",
         "LD_LIBRARY_PATH": "/opt/lib",
     }  # fmt: skip
-    assert EnvDrift.alike(card(environment=environment)) == {"NCCL_ALGO": "Ring", "LD_LIBRARY_PATH": "/opt/lib"}
+    assert collect_env_drift(card(environment=environment)) == {"NCCL_ALGO": "Ring", "LD_LIBRARY_PATH": "/opt/lib"}
 
 
 def test_configuration_files_of_nccl_count_as_environment() -> None:
-    assert EnvDrift.alike(card(nccl_conf="0123456789abcdef")) == {"NCCL configuration files": "sha256 0123456789ab"}
-    assert EnvDrift.alike(card(unread={"nccl_conf": "Permission denied"})) == {"NCCL configuration files": None}
-    assert EnvDrift.alike(card(unread={"environment": "too late"})) is None
+    assert collect_env_drift(card(nccl_conf="0123456789abcdef")) == {"NCCL configuration files": "sha256 0123456789ab"}
+    assert collect_env_drift(card(unread={"nccl_conf": "Permission denied"})) == {"NCCL configuration files": None}
+    assert collect_env_drift(card(unread={"environment": "too late"})) is None
 
 
 @pytest.mark.parametrize(
@@ -64,7 +72,7 @@ def test_configuration_files_of_nccl_count_as_environment() -> None:
     ],
 )
 def test_what_both_ends_must_agree_on_fails(name: str, severity: Severity) -> None:
-    assert EnvDrift.severity_of(name) is severity
+    assert weigh_env_drift(name) is severity
 
 
 @pytest.mark.parametrize(
@@ -80,11 +88,11 @@ def test_what_both_ends_must_agree_on_fails(name: str, severity: Severity) -> No
     ],
 )
 def test_nccl_that_cannot_be_seen_is_not_taken_for_none(facts: dict[str, Any], values: dict[str, str | None]) -> None:
-    assert NcclVersionMismatch.alike(card(**facts)) == values
+    assert collect_nccl_version_mismatch(card(**facts)) == values
 
 
 def test_software_is_compared_by_what_breaks_a_group() -> None:
-    values = SoftwareDiffers.alike(
+    values = collect_software_differs(
         card(
             python_version="3.11.2",
             allranks_version="0.1",
@@ -103,20 +111,20 @@ def test_software_is_compared_by_what_breaks_a_group() -> None:
         "glibc": "2.36",
         "numpy": "2.1",
     }
-    fails = [key for key in values if SoftwareDiffers.severity_of(key) is Severity.FAIL]
+    fails = [key for key in values if weigh_software_differs(key) is Severity.FAIL]
     assert fails == ["torch", "CUDA of torch", "Python", "allranks"]
 
 
 def test_a_node_without_torch_is_named_once() -> None:
-    values = SoftwareDiffers.alike(card(python_version="3.11.2"))
+    values = collect_software_differs(card(python_version="3.11.2"))
     assert values is not None
     assert (values["torch"], values["CUDA of torch"]) == ("not installed", None)
-    assert SoftwareDiffers.alike(card(unread={"packages": "no answer"})) is None
+    assert collect_software_differs(card(unread={"packages": "no answer"})) is None
 
 
 def test_a_difference_reads_well() -> None:
     outcome = failed(what="torch", usual="5 of 6 nodes have 2.13.0", odd="node04 has 2.4.0")
-    finding = SoftwareDiffers.find(outcome, node="node04")
+    finding = outcome.to_finding(find_cause("AR505"), node="node04")
     assert finding.message == "torch differs: 5 of 6 nodes have 2.13.0; node04 has 2.4.0"
     assert finding.fix == (
         "use one environment on all nodes; on node04: which python, and check that its file system is mounted (findmnt)"
@@ -134,9 +142,9 @@ def test_a_difference_reads_well() -> None:
     ],
 )
 def test_timeouts_that_do_something_else_are_warned_of(name: str, value: str, said: str) -> None:
-    outcome = TimeoutByAccident.probe(card(environment={name: value}))
+    outcome = probe_timeout_by_accident(card(environment={name: value}))
     assert outcome.status is Status.WARN
-    finding = TimeoutByAccident.find(outcome, node="node01")
+    finding = outcome.to_finding(find_cause("AR510"), node="node01")
     assert said in finding.message
     assert finding.fix
     assert finding.fix.startswith(f"unset {name};")
@@ -152,11 +160,11 @@ def test_timeouts_that_do_something_else_are_warned_of(name: str, value: str, sa
     ],
 )
 def test_usual_timeouts_pass(environment: dict[str, str]) -> None:
-    assert TimeoutByAccident.probe(card(environment=environment)).status is Status.PASS
+    assert probe_timeout_by_accident(card(environment=environment)).status is Status.PASS
 
 
-@pytest.mark.parametrize("cause", [SlurmEnv, SpawnInsideSrun, NodeCannotStart])
-def test_what_the_launcher_says_becomes_the_message(cause: type[Cause]) -> None:
-    finding = cause.find(failed(what="train.py: no such file here"), node="node03")
+@pytest.mark.parametrize("cause", [find_cause("AR501"), find_cause("AR502"), find_cause("AR512")])
+def test_what_the_launcher_says_becomes_the_message(cause: Cause) -> None:
+    finding = failed(what="train.py: no such file here").to_finding(cause, node="node03")
     assert finding.message == "train.py: no such file here"
-    assert finding.cause == cause.label()
+    assert finding.cause == cause.label

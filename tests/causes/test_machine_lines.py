@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from allranks.causes.catalogue import all_causes, find_cause
-from allranks.causes.gpu.xids import FATAL_XIDS, PROGRAM_XIDS, XIDS
-from allranks.causes.sign import Blames, Role
+from allranks.causes.book import all_causes, all_xids, find_cause
+from allranks.causes.cause import Blames, Role
 
 
 def read(cause: str, line: str) -> tuple[Role, Blames, dict[str, str]]:
@@ -112,11 +111,14 @@ def test_each_xid_is_of_one_cause() -> None:
     signs = [(cause.name, sign.role, re.compile(sign.pattern)) for cause in all_causes() for sign in cause.signs]
     fired = {
         code: {name: role for name, role, pattern in reversed(signs) if pattern.search(XID_LINE.format(code))}
-        for code in XIDS
+        for code in all_xids()
     }
-    wanted = {code: {"cuda-illegal-access" if code in PROGRAM_XIDS else "gpu-hardware"} for code in XIDS}
+    wanted = {
+        code: {"cuda-illegal-access" if xid.asks == "program" else "gpu-hardware"} for code, xid in all_xids().items()
+    }
     assert {code: set(causes) for code, causes in fired.items()} == wanted
-    assert [code for code in FATAL_XIDS if Role.PRIMARY not in fired[code].values()] == []
+    fatal = [code for code, xid in all_xids().items() if xid.asks in ("reset", "reboot", "hands")]
+    assert [code for code in fatal if Role.PRIMARY not in fired[code].values()] == []
 
 
 XID_LINE = "NVRM: Xid (PCI:0000:44:00): {}, pid=812, name=python3"

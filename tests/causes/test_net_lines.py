@@ -7,8 +7,8 @@ from itertools import takewhile
 
 import pytest
 
-from allranks.causes.catalogue import all_causes
-from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.book import all_causes
+from allranks.causes.cause import Blames, Role, Sign
 
 NETWORK = [cause for cause in all_causes() if cause.id.startswith("AR2")]
 

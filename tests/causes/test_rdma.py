@@ -6,12 +6,19 @@ from typing import Any
 
 import pytest
 
+from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
-from allranks.causes.rdma import RdmaMtuUnequal, RoceGidDiffers, gid_index
+from allranks.causes.probes import checks_of
+from allranks.causes.probes.rdma import (
+    collect_rdma_mtu_unequal,
+    collect_roce_gid_differs,
+    gid_index,
+    probe_roce_gid_differs,
+)
 from allranks.model.card import Card, Facts, Gid, Interface, RdmaPort
 from allranks.model.finding import Confidence, Status
 from allranks.preflight.compare import compare
-from cards import make_card
+from cards import collect, make_card, probe
 
 MTU = "the MTU of the RDMA ports"
 KIND = "the kind of address at NCCL_IB_GID_INDEX"
@@ -41,16 +48,16 @@ def node(number: int, *ports: RdmaPort, env: dict[str, str] | None = None, **cha
     return make_card(number, **{"num_workers": 8, "num_gpus": 8, "facts": facts, **changes})
 
 
-def probed(cause: type[Cause], card: Card) -> tuple[Status, str] | None:
-    outcome = cause.probe(card)
+def probed(cause: Cause, card: Card) -> tuple[Status, str] | None:
+    outcome = probe(cause, card)
     if outcome is None:
         return None
     if outcome.status in (Status.FAIL, Status.WARN):
-        return outcome.status, cause.find(outcome, node=card.host).message
+        return outcome.status, outcome.to_finding(cause, node=card.host).message
     return outcome.status, outcome.note
 
 
-@pytest.mark.parametrize("cause", [RdmaMtuUnequal, RoceGidDiffers])
+@pytest.mark.parametrize("cause", [find_cause("AR305"), find_cause("AR306")])
 @pytest.mark.parametrize(
     ("card", "seen"),
     [
@@ -63,9 +70,9 @@ def probed(cause: type[Cause], card: Card) -> tuple[Status, str] | None:
         ),
     ],
 )
-def test_where_nccl_uses_no_rdma_nothing_is_compared(cause: type[Cause], card: Card, seen: tuple[Status, str]) -> None:
+def test_where_nccl_uses_no_rdma_nothing_is_compared(cause: Cause, card: Card, seen: tuple[Status, str]) -> None:
     assert probed(cause, card) == seen
-    assert cause.alike(card) is None
+    assert collect(cause, card) is None
 
 
 # MTU
@@ -82,19 +89,19 @@ def test_where_nccl_uses_no_rdma_nothing_is_compared(cause: type[Cause], card: C
     ],
 )
 def test_the_mtu_is_that_of_all_active_ports(ports: tuple[RdmaPort, ...], value: str | None) -> None:
-    assert RdmaMtuUnequal.alike(node(1, *ports)) == {MTU: value}
+    assert collect_rdma_mtu_unequal(node(1, *ports)) == {MTU: value}
 
 
 def test_the_node_with_another_mtu_is_named() -> None:
     cards = [node(number, port(active_mtu=1024 if number == 3 else 4096)) for number in range(1, 7)]
-    [(hosts, outcome)] = compare(RdmaMtuUnequal, cards)
+    [(hosts, outcome)] = compare(checks_of(find_cause("AR305")), cards)
     assert (hosts, outcome.status) == (("node03",), Status.FAIL)
-    message = RdmaMtuUnequal.find(outcome, node="node03").message
+    message = outcome.to_finding(find_cause("AR305"), node="node03").message
     assert message == "the MTU of the RDMA ports differs: 5 of 6 nodes have 4096; node03 has 1024"
 
 
 def test_of_two_nodes_nobody_can_say_which_is_right() -> None:
-    [(hosts, outcome)] = compare(RdmaMtuUnequal, [node(1, port()), node(2, port(active_mtu=2048))])
+    [(hosts, outcome)] = compare(checks_of(find_cause("AR305")), [node(1, port()), node(2, port(active_mtu=2048))])
     assert (hosts, outcome.confidence) == (("node01", "node02"), Confidence.UNDECIDED)
 
 
@@ -102,18 +109,18 @@ def test_an_mtu_that_nothing_tells_is_unknown_and_no_pass() -> None:
     silent = port(active_mtu=None)
     unread = {"unread": {"rdma_ports.active_mtu": "ibv_devinfo: not installed"}}
     reason = "the MTU of mlx5_0:1 could not be read: ibv_devinfo: not installed"
-    assert probed(RdmaMtuUnequal, node(1, silent, facts=unread)) == (Status.UNKNOWN, reason)
-    assert compare(RdmaMtuUnequal, [node(1, port()), node(2, silent), node(3, port())]) == []
+    assert probed(find_cause("AR305"), node(1, silent, facts=unread)) == (Status.UNKNOWN, reason)
+    assert compare(checks_of(find_cause("AR305")), [node(1, port()), node(2, silent), node(3, port())]) == []
 
 
 def test_roce_over_the_data_interface_is_left_to_its_own_cause() -> None:
     nic = Interface(name="ens1f1", addresses=("192.168.20.15",), is_up=True, networks=("192.168.20.0/24",))
     card = node(1, roce(*USUAL), data_interface="ens1f1", facts={"interfaces": (nic,)})
-    assert RdmaMtuUnequal.alike(card) is None
-    assert probed(RdmaMtuUnequal, card) is None
+    assert collect_rdma_mtu_unequal(card) is None
+    assert probed(find_cause("AR305"), card) is None
     rail = roce(*USUAL, device="mlx5_1", netdev="rail1", active_mtu=1024)
     both = node(1, roce(*USUAL), rail, data_interface="ens1f1", facts={"interfaces": (nic,)})
-    assert RdmaMtuUnequal.alike(both) == {MTU: "1024"}
+    assert collect_rdma_mtu_unequal(both) == {MTU: "1024"}
 
 
 # GIDs
@@ -161,11 +168,11 @@ def test_the_index_is_set_or_that_of_an_old_nccl(env: dict[str, str], version: s
 def test_one_nodes_tables_are_judged(
     ports: tuple[RdmaPort, ...], env: dict[str, str], seen: tuple[Status, str]
 ) -> None:
-    assert probed(RoceGidDiffers, node(1, *ports, env=env)) == seen
+    assert probed(find_cause("AR306"), node(1, *ports, env=env)) == seen
 
 
 def test_an_empty_index_shows_what_the_table_has() -> None:
-    outcome = RoceGidDiffers.probe(node(1, roce(*WITHOUT_LINK_LOCAL), env={"NCCL_IB_GID_INDEX": "3"}))
+    outcome = probe_roce_gid_differs(node(1, roce(*WITHOUT_LINK_LOCAL), env={"NCCL_IB_GID_INDEX": "3"}))
     assert outcome.evidence == ("mlx5_0:1: 0 RoCE v1, IPv4; 1 RoCE v2, IPv4",)
 
 
@@ -176,21 +183,21 @@ def test_an_empty_index_shows_what_the_table_has() -> None:
 )  # fmt: skip
 def test_the_kind_of_address_is_named(index: str, kind: str) -> None:
     own = roce(*USUAL, ("RoCE v2", GLOBAL), ("RoCE v2", "garbage"))
-    assert RoceGidDiffers.alike(node(1, own, env={"NCCL_IB_GID_INDEX": index})) == {KIND: kind}
+    assert collect_roce_gid_differs(node(1, own, env={"NCCL_IB_GID_INDEX": index})) == {KIND: kind}
 
 
 def test_without_an_index_nothing_is_compared() -> None:
-    assert RoceGidDiffers.alike(node(1, roce(*USUAL))) is None
-    assert RoceGidDiffers.alike(node(1, port(), env={"NCCL_IB_GID_INDEX": "3"})) is None
+    assert collect_roce_gid_differs(node(1, roce(*USUAL))) is None
+    assert collect_roce_gid_differs(node(1, port(), env={"NCCL_IB_GID_INDEX": "3"})) is None
 
 
 def test_the_node_whose_index_leads_elsewhere_is_named() -> None:
     odd = (("IB/RoCE v1", IPV4), ("RoCE v2", IPV4), ("IB/RoCE v1", GLOBAL), ("RoCE v2", GLOBAL))
     env = {"NCCL_IB_GID_INDEX": "3"}
     cards = [node(number, roce(*(odd if number == 3 else USUAL)), env=env) for number in range(1, 7)]
-    [(hosts, outcome)] = compare(RoceGidDiffers, cards)
+    [(hosts, outcome)] = compare(checks_of(find_cause("AR306")), cards)
     assert (hosts, outcome.status) == (("node03",), Status.FAIL)
-    assert RoceGidDiffers.find(outcome, node="node03").message == (
+    assert outcome.to_finding(find_cause("AR306"), node="node03").message == (
         "the kind of address at NCCL_IB_GID_INDEX: 5 of 6 nodes have RoCE v2, IPv4; node03 has RoCE v2, IPv6"
     )
 
@@ -198,10 +205,10 @@ def test_the_node_whose_index_leads_elsewhere_is_named() -> None:
 def test_nodes_with_an_index_each_that_leads_to_the_same_kind_are_alike() -> None:
     one = node(1, roce(*USUAL), env={"NCCL_IB_GID_INDEX": "3"})
     two = node(2, roce(*WITHOUT_LINK_LOCAL), env={"NCCL_IB_GID_INDEX": "1"})
-    assert compare(RoceGidDiffers, [one, two]) == []
+    assert compare(checks_of(find_cause("AR306")), [one, two]) == []
 
 
-@pytest.mark.parametrize("cause", [RdmaMtuUnequal, RoceGidDiffers])
-def test_nothing_of_it_ran_on_hardware(cause: type[Cause]) -> None:
+@pytest.mark.parametrize("cause", [find_cause("AR305"), find_cause("AR306")])
+def test_nothing_of_it_ran_on_hardware(cause: Cause) -> None:
     assert cause.never_on_hardware
     assert cause.no_fault_yet

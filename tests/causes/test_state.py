@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from allranks.causes.catalogue import all_causes, find_cause
-from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.book import all_causes, find_cause
+from allranks.causes.cause import Blames, Role, Sign
 
 
 def best_of(name: str, line: str) -> tuple[Sign, dict[str, Any]]:

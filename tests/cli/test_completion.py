@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.cli.main import VERBS
 from allranks.model.finding import Verdict
 from allranks.report.rundir import RunDir

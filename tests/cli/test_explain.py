@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from allranks.causes.catalogue import all_causes, find_cause
+from allranks.causes.book import all_causes, find_cause
 from allranks.cli.explain import render_cause, render_list
 from allranks.report.text import Style
 from conftest import Allranks
@@ -69,7 +69,7 @@ def test_it_fits_an_ascii_terminal(allranks: Allranks) -> None:
 
 def test_every_cause_can_be_shown_without_a_trace_of_markdown() -> None:
     shown = {cause: render_cause(cause, PLAIN) for cause in all_causes()}
-    assert [cause.id for cause, text in shown.items() if not text.startswith(cause.label())] == []
+    assert [cause.id for cause, text in shown.items() if not text.startswith(cause.label)] == []
     assert [cause.id for cause, text in shown.items() if "##" in text or "```" in text] == []
 
 
@@ -82,5 +82,5 @@ def test_heads_are_bold_on_a_terminal() -> None:
 def test_torch_and_the_agent_are_not_imported(allranks: Allranks) -> None:
     result = allranks("explain", "AR002", env={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
-    assert "allranks.causes.catalogue" in imported
+    assert "allranks.causes.book" in imported
     assert not {"torch", "psutil", "allranks.launch.job"} & imported

@@ -16,6 +16,8 @@ from conftest import HANG_S
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+OF_CAUSES = "reference/causes/README.md"
+"""Made when the site is built."""
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *ROOT.glob("examples/**/*.md")])
 
 
@@ -72,8 +74,7 @@ def test_every_page_is_in_the_site_s_navigation() -> None:
     config = tomllib.loads((ROOT / "zensical.toml").read_text())
     in_navigation = set(pages_of(config["project"]["nav"]))
     written = {str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")}
-    causes = {path for path in written if path.startswith("reference/causes/AR")}
-    assert in_navigation == written - causes
+    assert in_navigation == written | {OF_CAUSES}
 
 
 def test_a_page_is_headed_as_the_navigation_calls_it() -> None:
@@ -82,12 +83,13 @@ def test_a_page_is_headed_as_the_navigation_calls_it() -> None:
     heads = {
         page: re.search(r"^# (.*)$", (DOCS / page).read_text(), re.MULTILINE)[1]
         for page in pages_of(config["project"]["nav"])
+        if page != OF_CAUSES
     }  # type: ignore[index]
     small = {"a", "at", "in", "of", "on", "the", "and", "what"}
     strange = {
         called: heads[page]
         for called, page in labels_of(config["project"]["nav"])
-        if page != "index.md" and not words_of(called) & words_of(heads[page]) - small
+        if page not in ("index.md", OF_CAUSES) and not words_of(called) & words_of(heads[page]) - small
     }
     assert strange == {}
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from allranks.causes.catalogue import all_causes, ways_to_find
+from allranks.causes.book import all_causes
 from allranks.causes.cause import Cause
+from allranks.causes.probes import ways_to_find
 from allranks.cli.pages import make_pages
 
 ROOT = Path(__file__).parents[2]
@@ -61,15 +62,15 @@ def texts() -> dict[str, str]:
     return found | {cause.id: " ".join([*lines_of(cause), *sentences_of(cause)]) for cause in all_causes()}
 
 
-def lines_of(cause: type[Cause]) -> list[str]:
+def lines_of(cause: Cause) -> list[str]:
     """The single lines of a cause: its headlines, its fix, and how it is found."""
-    return [cause.title(), cause.message, cause.told, cause.fix, cause.no_fault_yet, *ways_to_find(cause).values()]
+    return [cause.title, cause.message, cause.told, cause.fix, cause.no_fault_yet, *ways_to_find(cause).values()]
 
 
-def sentences_of(cause: type[Cause]) -> list[str]:
+def sentences_of(cause: Cause) -> list[str]:
     """The sentences of a cause's sections, without examples and commands; sources are quoted as they are."""
     found = []
-    for head, text in cause.sections().items():
+    for head, text in cause.sections.items():
         prose = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
         blocks = [] if head == "Source" else paragraphs(prose)
         found += [sentence for block in blocks for sentence in re.split(r"(?<=[.!?:]) ", block)]
@@ -119,7 +120,7 @@ def test_sentences_of_causes_are_short() -> None:
 
 
 def test_titles_of_causes_are_short() -> None:
-    assert [cause.title() for cause in all_causes() if len(cause.title()) > CHARACTERS_IN_A_TITLE] == []
+    assert [cause.title for cause in all_causes() if len(cause.title) > CHARACTERS_IN_A_TITLE] == []
 
 
 def test_headlines_and_fixes_are_lines_and_no_questions() -> None:

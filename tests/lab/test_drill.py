@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.lab.drill import is_named, names_in
 from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.fault import Culprit, Expected
@@ -62,8 +62,8 @@ def test_an_unknown_fault_is_one_line(six_nodes: TestLab) -> None:
 def test_every_cause_is_provoked_in_the_lab_or_says_why_not() -> None:
     provoked = {cause for each in (*FAULTS.values(), *STRIKES.values()) for cause in (*each.cause, *each.also)}
     looked_for = [cause for cause in all_causes() if not cause.is_outcome]
-    assert [cause.label() for cause in looked_for if cause.id not in provoked and not cause.no_fault_yet] == []
-    assert [cause.label() for cause in looked_for if cause.id in provoked and cause.no_fault_yet] == []
+    assert [cause.label for cause in looked_for if cause.id not in provoked and not cause.no_fault_yet] == []
+    assert [cause.label for cause in looked_for if cause.id in provoked and cause.no_fault_yet] == []
 
 
 def test_every_fault_names_causes_of_the_catalogue() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.lab import slurm
 from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.fault import Culprit, Expected

@@ -15,8 +15,8 @@ import click
 import psutil
 import pytest
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed, warned
+from allranks.causes.book import find_cause
+from allranks.causes.outcome import failed, warned
 from allranks.cli.bench import _Run
 from allranks.cli.main import cli
 from allranks.comm.table import Row, from_json
@@ -94,7 +94,7 @@ def test_segments_that_were_sent_again_during_the_collectives_are_told_by_node()
 
 def test_what_bench_measures_itself_is_no_obstacle() -> None:
     found = [
-        find_cause(cause).find(outcome, node="n1")
+        outcome.to_finding(find_cause(cause), node="n1")
         for cause, outcome in {
             "AR210": failed(what="down"),
             "AR212": failed(percent=1, culprit="n1", peers="n2"),

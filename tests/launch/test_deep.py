@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.comm.table import Row
 from allranks.launch.check.collective import PairOrder, Report, work_of
 from allranks.launch.check.deep import judge_reports, plan_pairs, render_figures

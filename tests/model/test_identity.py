@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.model.contradiction import (
     SLURM_ENV,
     SPAWN_INSIDE_SRUN,
@@ -641,8 +641,8 @@ def test_a_refusal_is_a_finding_with_the_node_and_what_to_do(
 
 
 def test_the_labels_are_the_catalogues() -> None:
-    assert find_cause("AR501").label() == SLURM_ENV
-    assert find_cause("AR502").label() == SPAWN_INSIDE_SRUN
+    assert find_cause("AR501").label == SLURM_ENV
+    assert find_cause("AR502").label == SPAWN_INSIDE_SRUN
 
 
 @pytest.mark.parametrize("env", [AGENT, GPU_TASK, OPEN_MPI, TORCHRUN])

@@ -95,7 +95,7 @@ def devices(data: bytes) -> object:
 
 
 def log(folder: Path) -> Callable[[bytes], object]:
-    from allranks.causes.catalogue import all_causes
+    from allranks.causes.book import all_causes
     from allranks.cli.why import make_answer, render_answer
     from allranks.report.text import Style
     from allranks.why.logs.collect import collect

@@ -13,8 +13,9 @@ from seen import card as sound_card
 from seen import mesh, terms
 from test_fuzz import CARDS
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.causes.cause import Cause
+from allranks.causes.probes import checks_of
 from allranks.host.node import NodeFacts
 from allranks.launch.check.outcome import checks, choose_checks, judge_check
 from allranks.launch.check.step import NOWHERE, Held, hold_alone, look_here
@@ -93,8 +94,8 @@ SHOWN: dict[str, dict[str, Any] | Cluster] = {
 OF_SEVERAL = {"AR006", "AR007", "AR207", "AR216", "AR303", "AR304", "AR305"}
 
 
-def has_probe(cause: type[Cause]) -> bool:
-    return cause.probe.__func__ is not Cause.probe.__func__  # type: ignore[attr-defined]
+def has_probe(cause: Cause) -> bool:
+    return checks_of(cause).probe is not None
 
 
 def test_every_cause_that_both_probe_is_in_the_table() -> None:

@@ -4,28 +4,24 @@ from collections.abc import Mapping
 
 import pytest
 
-from allranks.causes.cause import Cause, Outcome
+from allranks.causes.outcome import Checks, Outcome
 from allranks.model.card import Card, Facts
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.preflight.compare import Majority, compare, majority
-from cards import make_card
+from cards import make_card, make_cause
 
 
-class VersionsDiffer(Cause, id="AR999"):
-    """Nodes have different versions of something."""
+def versions(card: Card) -> Mapping[str, str | None] | None:
+    facts = card.facts
+    assert facts is not None
+    return {"torch": facts.python_version or None, **facts.environment} if facts.host_name != "blank" else None
 
-    message = "{what} differs: {usual}, {odd}"
-    fix = "install the same {what} on {node}"
 
-    @classmethod
-    def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        facts = card.facts
-        assert facts is not None
-        return {"torch": facts.python_version or None, **facts.environment} if facts.host_name != "blank" else None
+def severity(key: str) -> Severity:
+    return Severity.WARN if key == "NCCL_DEBUG" else Severity.FAIL
 
-    @classmethod
-    def severity_of(cls, key: str) -> Severity:
-        return Severity.WARN if key == "NCCL_DEBUG" else Severity.FAIL
+
+VERSIONS_DIFFER = Checks(alike=versions, severity_of=severity)
 
 
 def card(host: str, version: str = "2.13.0", *, facts: Facts | None = None, **environment: str) -> Card:
@@ -43,7 +39,7 @@ def texts(found: tuple[tuple[str, ...], Outcome]) -> tuple[object, ...]:
 
 
 def test_the_odd_node_is_the_culprit() -> None:
-    ((hosts, outcome),) = compare(VersionsDiffer, cards("2.13.0", "2.13.0", "2.13.0", "2.4.0", "2.13.0", "2.13.0"))
+    ((hosts, outcome),) = compare(VERSIONS_DIFFER, cards("2.13.0", "2.13.0", "2.13.0", "2.4.0", "2.13.0", "2.13.0"))
     assert hosts == ("node04",)
     assert outcome == Outcome(
         Status.FAIL,
@@ -52,7 +48,7 @@ def test_the_odd_node_is_the_culprit() -> None:
         evidence=("node[01-03,05-06]: 2.13.0", "node04: 2.4.0"),
         confidence=Confidence.CERTAIN,
     )
-    finding = VersionsDiffer.find(outcome, node="node04")
+    finding = outcome.to_finding(make_cause("AR999", message="{what} differs: {usual}, {odd}"), node="node04")
     assert finding.message == "torch differs: 5 of 6 nodes have 2.13.0, node04 has 2.4.0"
 
 
@@ -87,7 +83,7 @@ DIFFERENT = {
 
 @pytest.mark.parametrize(("versions", "expected"), DIFFERENT.values(), ids=DIFFERENT.keys())
 def test_a_majority_is_right(versions: list[str], expected: tuple[object, ...]) -> None:
-    (found,) = compare(VersionsDiffer, cards(*versions))
+    (found,) = compare(VERSIONS_DIFFER, cards(*versions))
     assert texts(found) == expected
     assert found[1].confidence is Confidence.CERTAIN
 
@@ -124,7 +120,7 @@ UNDECIDED = {
 
 @pytest.mark.parametrize(("versions", "expected"), UNDECIDED.values(), ids=UNDECIDED.keys())
 def test_without_a_majority_nobody_can_say(versions: list[str], expected: tuple[object, ...]) -> None:
-    (found,) = compare(VersionsDiffer, cards(*versions))
+    (found,) = compare(VERSIONS_DIFFER, cards(*versions))
     assert texts(found) == expected
     assert found[1].confidence is Confidence.UNDECIDED
     assert found[1].note == f"torch: {expected[1]}, {expected[2]}"
@@ -132,61 +128,61 @@ def test_without_a_majority_nobody_can_say(versions: list[str], expected: tuple[
 
 @pytest.mark.parametrize("versions", [[], ["A"], ["A", "A", "A"], ["A", ""], ["", ""], ["A", "", "A"]])
 def test_what_is_alike_or_could_not_be_read_is_no_difference(versions: list[str]) -> None:
-    assert compare(VersionsDiffer, cards(*versions)) == []
+    assert compare(VERSIONS_DIFFER, cards(*versions)) == []
 
 
 def test_cards_without_facts_and_cards_that_are_not_looked_at_take_no_part() -> None:
     blank = card("node03", facts=Facts(host_name="blank", python_version="3"))
     silent = Card(host="node04", pid=1, node_index=None, num_workers=1, num_gpus=0)
-    assert compare(VersionsDiffer, [*cards("A", "A"), blank, silent]) == []
+    assert compare(VERSIONS_DIFFER, [*cards("A", "A"), blank, silent]) == []
 
 
 def test_a_cause_that_compares_nothing_finds_nothing() -> None:
-    assert compare(Cause, cards("A", "B")) == []
+    assert compare(Checks(), cards("A", "B")) == []
 
 
 def test_a_variable_that_one_node_lacks_is_not_set_there() -> None:
     nodes = [card(f"node{i:02}", NCCL_ALGO="Ring") for i in (1, 2, 3)]
-    (found,) = compare(VersionsDiffer, [*nodes, card("node04")])
+    (found,) = compare(VERSIONS_DIFFER, [*nodes, card("node04")])
     assert texts(found)[:3] == (("node04",), "3 of 4 nodes have Ring", "node04 does not set it")
     assert found[1].evidence == ("node[01-03]: Ring", "node04: not set")
 
 
 def test_a_variable_that_only_one_node_has_is_odd_there_and_as_bad_as_the_cause_says() -> None:
-    (found,) = compare(VersionsDiffer, [card("node01"), card("node02", NCCL_DEBUG="INFO"), card("node03")])
+    (found,) = compare(VERSIONS_DIFFER, [card("node01"), card("node02", NCCL_DEBUG="INFO"), card("node03")])
     assert texts(found)[:3] == (("node02",), "2 of 3 nodes do not set it", "node02 has INFO")
     assert found[1].status is Status.WARN
 
 
 def test_every_difference_is_an_outcome_of_its_own() -> None:
     nodes = [card("node01"), card("node02"), card("node03", "2.4.0", NCCL_ALGO="Tree")]
-    assert [outcome.values["what"] for _, outcome in compare(VersionsDiffer, nodes)] == ["torch", "NCCL_ALGO"]
+    assert [outcome.values["what"] for _, outcome in compare(VERSIONS_DIFFER, nodes)] == ["torch", "NCCL_ALGO"]
 
 
 def test_a_long_value_is_cut_to_where_it_differs() -> None:
     path = "/opt/software/modules/2024a/compilers/gcc-13.2/lib64:/opt/software/modules/2024a/cuda"
     odd = path + "-12.1/lib64:/home/alice/lib"
     nodes = [card(f"node{i:02}", LD_LIBRARY_PATH=odd if i == 2 else path + "-13.0/lib64") for i in (1, 2, 3)]
-    ((_, outcome),) = compare(VersionsDiffer, nodes)
+    ((_, outcome),) = compare(VERSIONS_DIFFER, nodes)
     assert outcome.values["usual"] == "2 of 3 nodes have ...2024a/cuda-13.0/lib64"
     assert outcome.values["odd"] == "node02 has ...2024a/cuda-12.1/lib64:/home/alice/lib"
 
 
 def test_a_long_value_that_others_lack_is_cut_at_its_end() -> None:
-    ((_, outcome),) = compare(VersionsDiffer, [card("a"), card("b"), card("c", NCCL_TOPO_FILE="/x" * 100)])
+    ((_, outcome),) = compare(VERSIONS_DIFFER, [card("a"), card("b"), card("c", NCCL_TOPO_FILE="/x" * 100)])
     assert outcome.values["odd"] == "c has " + "/x" * 28 + "/..."
 
 
 def test_a_value_that_is_no_line_of_text_is_escaped() -> None:
     nodes = [card("a", NCCL_X="1"), card("b", NCCL_X="1"), card("c", NCCL_X="1\n\x1b[2J"), card("d", NCCL_X="")]
     nodes.append(card("e", NCCL_X="1"))
-    ((_, outcome),) = compare(VersionsDiffer, nodes)
+    ((_, outcome),) = compare(VERSIONS_DIFFER, nodes)
     assert outcome.values["odd"] == "c has 1\\n\\x1b[2J, d has nothing in it"
 
 
 def test_many_odd_values_are_cut() -> None:
     versions = ["A"] * 20 + [f"v{i}" for i in range(10)]
-    ((hosts, outcome),) = compare(VersionsDiffer, cards(*versions))
+    ((hosts, outcome),) = compare(VERSIONS_DIFFER, cards(*versions))
     assert len(hosts) == 10
     assert outcome.values["odd"] == "node21 has v0, node22 has v1, node23 has v2, node24 has v3, and 6 more values"
     assert outcome.evidence[0] == "node[01-20]: A"

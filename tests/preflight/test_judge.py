@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -23,10 +22,11 @@ from seen import (
     terms,
 )
 
-from allranks.causes.cause import PASSED, Cause, Outcome, failed, warned
+from allranks.causes.outcome import PASSED, Checks, Outcome, failed, warned
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Status
 from allranks.preflight.judge import MAX_FINDINGS, Observations, Stranger, judge, name_nodes
+from cards import make_cause
 
 
 def with_environment(index: int, **environment: str) -> Card:
@@ -216,39 +216,25 @@ def test_a_problem_with_an_absurd_finding_still_names_its_node(kind):
 # ---- the catalogue
 
 
-class Broken(Cause, id="AR998"):
-    """A check that breaks."""
-
-    message = "{what}"
-
-    @classmethod
-    def probe(cls, card: Card) -> Outcome:
-        raise ZeroDivisionError(f"on {card.host}\x1b[2J")
+BROKEN, HALF_BROKEN, SOUND, COMPARED = (make_cause(f"AR{number}") for number in (998, 997, 996, 995))
 
 
-class HalfBroken(Cause, id="AR997"):
-    """A check whose second finding cannot be said."""
-
-    message = "{what}"
-
-    @classmethod
-    def probe(cls, card: Card) -> Outcome:
-        return failed(what="bad") if card.host == "node01" else failed(other="worse")
+def break_down(card: Card) -> Outcome:
+    raise ZeroDivisionError(f"on {card.host}\x1b[2J")
 
 
-class Sound(Cause, id="AR996"):
-    """A check that works."""
-
-    message = "{what}"
-
-    @classmethod
-    def probe(cls, card: Card) -> Outcome:
-        return warned(what="odd") if card.host == "node02" else PASSED
+MADE_UP = {
+    "AR998": Checks(probe=break_down),
+    # Its second finding cannot be said.
+    "AR997": Checks(probe=lambda card: failed(what="bad") if card.host == "node01" else failed(other="worse")),
+    "AR996": Checks(probe=lambda card: warned(what="odd") if card.host == "node02" else PASSED),
+    "AR995": Checks(alike=lambda card: None if card.host == "node02" else {"model": "H200"}),
+}
 
 
 def test_a_check_that_breaks_stops_nobody_and_passes_nobody():
     seen = Observations(cards={index: card(index) for index in range(3)})
-    judgement = judge(seen, terms(3), causes=[Broken, HalfBroken, Sound])
+    judgement = judge(seen, terms(3), causes=[BROKEN, HALF_BROKEN, SOUND], checks=MADE_UP)
     assert [(result.cause[:5], result.node, result.status) for result in judgement.results] == [
         *(("AR998", f"node0{number}", Status.CRASH) for number in (1, 2, 3)),
         *(("AR997", f"node0{number}", Status.CRASH) for number in (1, 2, 3)),
@@ -261,19 +247,9 @@ def test_a_check_that_breaks_stops_nobody_and_passes_nobody():
     assert judgement.exit_code == 0
 
 
-class Compared(Cause, id="AR995"):
-    """A comparison of nodes that have something to compare."""
-
-    message = "{what}"
-
-    @classmethod
-    def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        return None if card.host == "node02" else {"model": "H200"}
-
-
 def test_a_comparison_passes_only_where_there_is_something_to_compare():
     seen = Observations(cards={index: card(index) for index in range(3)})
-    judgement = judge(seen, terms(3), causes=[Compared])
+    judgement = judge(seen, terms(3), causes=[COMPARED], checks=MADE_UP)
     assert [(result.node, result.status, result.note) for result in judgement.results] == [
         ("node01", Status.PASS, ""),
         ("node02", Status.SKIP, "nothing to compare"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.why.blame import conclude
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.collect import collect

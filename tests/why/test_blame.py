@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from allranks.causes.sign import Role
+from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.why.blame import conclude
 from allranks.why.clocks import clock_of, estimate_offsets, measure_clocks, read_moments
 from allranks.why.logs.events import Logs, list_patterns, read_events

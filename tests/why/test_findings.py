@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from allranks.causes.catalogue import all_causes, find_cause
-from allranks.causes.sign import Role
+from allranks.causes.book import all_causes, find_cause
+from allranks.causes.cause import Role
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.why.conclusion import Conclusion
 from allranks.why.findings import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.why.resemblance import resembling
 
 

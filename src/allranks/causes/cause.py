@@ -1,45 +1,53 @@
-"""What a cause of the catalogue is: one class with its texts, and how it is looked for.
+"""What a cause is: frozen data, as its text file has it (`causes/book.py` reads them).
 
-    class ShmTooSmall(Cause, id="AR002"):
-        \"\"\"Shared memory is too small for NCCL and data loaders.   (the title, then the five sections)
-
-        ## What it means
-        ...
-        \"\"\"
-        message = "/dev/shm has {free} free"
-        fix = "mount -o remount,size=8G /dev/shm"
-
-        @classmethod
-        def probe(cls, card: Card) -> Outcome: ...
-
-A cause is looked for in up to four ways; each is a pure function of cards, so that the leader judges all nodes alike:
-    probe(card)      one node alone: limits, GPUs, disks
-    alike(card)      what must be the same on all nodes: the majority is right, the odd nodes are the culprits
-    survey(cards)    what only shows when the cards of all nodes lie side by side: the same name twice
-    symptoms         how it shows between two nodes (preflight.mesh measures, preflight.blame names the culprit)
-and `signs` show it in logs and at run time (causes/sign.py). `roll_call` and `deep` say what else of a check finds it.
-
-Outcomes (healthy, silent-hang, collective-timeout, user-code-error) are no causes: they have no probe, no fault and no
-fix (`is_outcome`).
+`text/AR204-mtu-blackhole.md` is a cause and its page in the documentation: the title, a head (a fenced `toml` block
+with the fields of `Cause`), the sections, and under `## Lines` the patterns that find it in logs (fields of `Sign`),
+each with real lines that it must match (`hits`) and must not match (`misses`).
 """
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import ClassVar
+from collections.abc import Mapping
+from enum import IntEnum, StrEnum
 
-from allranks.causes.sign import Sign
+import msgspec
+
 from allranks.causes.trait import Trait
-from allranks.model.card import Card
 from allranks.model.errors import Exit
-from allranks.model.finding import Confidence, Evidence, Finding, Severity, Status
+from allranks.model.finding import Confidence
 
 SECTIONS = ("What it means", "Why it breaks the job", "Example", "Fix", "Source")
-"""Headings of every cause's docstring, in this order."""
+"""Headings of every cause, in this order; an outcome has no fix. The lines of logs follow under their own."""
+CULPRIT_GROUPS = frozenset({"rank", "ranks", "node", "address", "interface", "port", "gpu", "hca", "pid", "thing"})
+"""Named groups of patterns that say who is at fault."""
+
+
+class Role(IntEnum):
+    """What a line is in the story of a failure: the lower, the more it proves."""
+
+    PRIMARY = 1
+    """The fault itself, as who had it or who decided it says: an exception with its reason, Xid, the scheduler."""
+    LIKELY = 2
+    """The usual reading of this line; a primary one is better."""
+    GENERIC = 3
+    """Something failed here, and the line does not say why: an exception of any kind."""
+    VICTIM = 4
+    """What others say because of it: connection closed by peer, a watchdog's timeout, a SIGTERM of the agent."""
+    CONTEXT = 5
+    """Proves nothing alone, and is shown where the same cause is found by other lines: which interface was chosen."""
+
+
+class Blames(StrEnum):
+    """Whom a line means."""
+
+    SPEAKER = "speaker"
+    """Who wrote it (the rank and node of the line), and what its groups name."""
+    NAMED = "named"
+    """Only what its groups name; who wrote it only reports."""
+    PEER = "peer"
+    """The address or rank that it complains about."""
+    NOBODY = "nobody"
+    """The line does not tell."""
 
 
 class Symptom(StrEnum):
@@ -64,134 +72,104 @@ class Symptom(StrEnum):
         return member
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came out of looking at one card, or at all of them."""
+class Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    r"""One pattern of lines that show a cause in logs.
 
-    status: Status
-    note: str = ""
-    """One line for the table: why it was skipped, what was seen."""
-    values: Mapping[str, object] = field(default_factory=dict)
-    """What fills the cause's message and fix."""
-    evidence: tuple[str, ...] = ()
-    interface: str | None = None
+    A pattern is matched twice: by hyperscan over whole files (so no look-around and no back-references, and a literal
+    of six bytes or more), then by `re` on the lines that hit, without the launcher's prefix and colors.
+
+    Named groups tell what the line says. These name the culprit, or a part of it:
+        rank, ranks     one global rank; several (`4, 5, 6`, `0-3`)
+        node            a host name                     address     an IP address that is itself at fault (127.0.1.1)
+        interface       eth0, veth1a2b                  port        a TCP port
+        gpu             index, bus id, UUID, as written hca         mlx5_0, mlx5_0:1
+        pid             a process                       thing       anything else: a path, a link, a variable
+    These are facts about it:
+        local_rank      the local rank                  peer        the address or rank that the speaker complains about
+        seq, op, numel  a collective                    group       its process group
+        signal, code    how a process ended             seconds, ms how long
+        present, wanted how many of how many came
+    Any other name is a fact, too, and only fills the cause's message.
+    """
+
+    pattern: str = msgspec.field(name="match")
+    """A regular expression; `(?&name)` stands for a part of `text/patterns.toml`."""
+    hits: tuple[str, ...] = ()
+    """Real lines that it must match, and for which no earlier sign of the cause fires."""
+    misses: tuple[str, ...] = ()
+    """Real lines that no sign of the cause may match."""
+    role: Role = Role.PRIMARY
+    blames: Blames = Blames.SPEAKER
     confidence: Confidence = Confidence.CERTAIN
+    """How sure this line alone makes us of the cause."""
 
 
-PASSED = Outcome(Status.PASS)
+class Cause(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """One thing that can be wrong with a job, or an outcome: success, an error of the script, a wait without a reason.
 
+    Probes look for it on the nodes (`causes/probes`), signs show it in logs; `symptoms`, `roll_call` and `deep` say
+    what else of a check finds it.
+    """
 
-def skipped(reason: str) -> Outcome:
-    """There is nothing to look at: no GPU, no permission."""
-    return Outcome(Status.SKIP, reason)
-
-
-def unknown(reason: str) -> Outcome:
-    """It was looked at and cannot be told."""
-    return Outcome(Status.UNKNOWN, reason)
-
-
-def failed(*evidence: str, interface: str | None = None, **values: object) -> Outcome:
-    """The cause is there, and the job cannot run so; `values` fill its message and fix."""
-    return Outcome(Status.FAIL, values=values, evidence=evidence, interface=interface)
-
-
-def warned(*evidence: str, interface: str | None = None, **values: object) -> Outcome:
-    """The cause is there; the job can run all the same."""
-    return Outcome(Status.WARN, values=values, evidence=evidence, interface=interface)
-
-
-class Cause:
-    """One thing that can be wrong."""
-
-    id: ClassVar[str] = ""
+    id: str
     """AR204. Public, never reused."""
-    name: ClassVar[str] = ""
-    """mtu-blackhole: the class name in kebab case."""
-    aliases: ClassVar[tuple[str, ...]] = ()
-    """Older names: MN4."""
-    message: ClassVar[str] = ""
+    name: str
+    """mtu-blackhole: names the fault, not the cure."""
+    title: str
+    """One sentence."""
+    sections: Mapping[str, str]
+    """Markdown by heading (SECTIONS)."""
+    message: str
     """One line, with {fields} that the outcome's values fill."""
-    fix: ClassVar[str] = ""
-    """One line, with the same fields: the command, key or person that cures it; {node} is the culprit."""
-    exit_code: ClassVar[int] = Exit.SETUP
+    exit_code: Exit = msgspec.field(name="exit")
     """75 where leaving the node out cures it, else 78."""
-    is_outcome: ClassVar[bool] = False
-    ends_ranks: ClassVar[bool] = False
-    """An exception of a rank with one of these signs is this cause, and no error of the script: its machine lacks
-    something, which may be there the next time."""
-    traits: ClassVar[frozenset[Trait]] = frozenset()
+    traits: frozenset[Trait]
     """What engines may ask of it."""
-    symptoms: ClassVar[tuple[Symptom, ...]] = ()
-    roll_call: ClassVar[str] = ""
-    """How the roll call itself finds it, without a look at cards: a node does not answer."""
-    deep: ClassVar[str] = ""
-    """Which real collectives find it (`allranks check --deep`)."""
-    also: ClassVar[tuple[str, ...]] = ()
-    """Ids of causes whose signs these lines may be, too."""
-    signs: ClassVar[tuple[Sign, ...]] = ()
-    """Patterns of lines that show it in logs."""
-    told: ClassVar[str] = ""
+    aliases: tuple[str, ...] = ()
+    """Older names: MN4."""
+    told: str = ""
     """The message of a finding that comes from logs alone; {fields} are groups of its signs. Empty: the title."""
-    hits: ClassVar[tuple[str, ...]] = ()
-    """Real lines that the signs must match."""
-    misses: ClassVar[tuple[str, ...]] = ()
-    """Real lines that they must not match."""
-    no_fault_yet: ClassVar[str] = ""
-    """Why no fault and no strike of the lab provokes it; empty where one does."""
-    never_on_hardware: ClassVar[bool] = False
+    fix: str = ""
+    """One line, with the message's fields: the command, key or person that cures it; {node} is the culprit."""
+    also: tuple[str, ...] = ()
+    """Ids of causes whose signs these lines may be, too."""
+    symptoms: tuple[Symptom, ...] = ()
+    """How it shows between two nodes (preflight.mesh measures, preflight.links names the culprit)."""
+    roll_call: str = ""
+    """How the roll call itself finds it, without a look at the nodes' reports: a node does not answer."""
+    deep: str = ""
+    """Which real collectives find it (`allranks check --deep`)."""
+    is_outcome: bool = False
+    """No cause, but how a job ended: it has no probe, no fault and no fix."""
+    no_fault_yet: str = ""
+    """Why no fault of the lab provokes it; empty where one does."""
+    never_on_hardware: bool = False
     """Its probe was fed with recorded output only."""
+    signs: tuple[Sign, ...] = ()
+    """Patterns of lines that show it in logs."""
 
-    def __init_subclass__(cls, *, id: str = "", **attributes: object) -> None:  # noqa: A002  (the id is the word)
-        super().__init_subclass__(**attributes)
-        cls.id = id
-        cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", cls.__name__).lower()
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Cause) and self.id == other.id
 
-    @classmethod
-    def probe(cls, card: Card) -> Outcome | None:
-        """Judge one node; None: this cause is not looked for so."""
-        return None
+    def __hash__(self) -> int:
+        return hash(self.id)
 
-    @classmethod
-    def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """Return what must be the same on all nodes, by what to call it; a value of None: could not be read there.
-
-        None: this cause is not looked for so.
-        """
-        return None
-
-    @classmethod
-    def severity_of(cls, key: str) -> Severity:
-        """How bad it is when the nodes differ in this key of `alike`."""
-        return Severity.FAIL
-
-    @classmethod
-    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]] | None:
-        """Judge all nodes together; returns the culprits (hosts of the cards) with each outcome that is not PASS.
-
-        None: this cause is not looked for so.
-        """
-        return None
-
-    @classmethod
-    def title(cls) -> str:
-        """First line of the docstring."""
-        return inspect.getdoc(cls).partition("\n")[0]  # type: ignore[union-attr]
-
-    @classmethod
-    def sections(cls) -> dict[str, str]:
-        """The docstring's sections by heading, as markdown."""
-        text = inspect.getdoc(cls) or ""
-        parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
-        return {head.strip(): body.strip("\n") for head, body in zip(parts[1::2], parts[2::2], strict=True)}
-
-    @classmethod
-    def label(cls) -> str:
+    @property
+    def label(self) -> str:
         """`AR204 mtu-blackhole`, as findings name it."""
-        return f"{cls.id} {cls.name}"
+        return f"{self.id} {self.name}"
 
-    @classmethod
-    def fix_with(cls, **values: object) -> str | None:
+    @property
+    def hits(self) -> tuple[str, ...]:
+        """Real lines that its signs match."""
+        return tuple(hit for sign in self.signs for hit in sign.hits)
+
+    @property
+    def misses(self) -> tuple[str, ...]:
+        """Real lines that its signs do not match."""
+        return tuple(miss for sign in self.signs for miss in sign.misses)
+
+    def fix_with(self, **values: object) -> str | None:
         """Return the fix with real values; a word that people replace stands for a node, interface, job or rank that
         nobody knows.
 
@@ -199,34 +177,4 @@ class Cause:
             KeyError: it asks for another value.
         """
         unknown = {"node": "the node", "interface": "<interface>", "job": "JOB", "rank": "N"}
-        return cls.fix.format_map(unknown | values) or None
-
-    @classmethod
-    def find(
-        cls,
-        outcome: Outcome,
-        *,
-        node: str | None = None,
-        ranks: Sequence[int] = (),
-        waiting: str | None = None,
-        victims: Sequence[int] = (),
-    ) -> Finding:
-        """Return the finding that an outcome of FAIL or WARN stands for.
-
-        Raises:
-            KeyError: message or fix ask for a value that the outcome does not have.
-        """
-        values = {"node": node or "the node", "interface": outcome.interface or "<interface>", **outcome.values}
-        return Finding(
-            cause=cls.label(),
-            severity=Severity.WARN if outcome.status is Status.WARN else Severity.FAIL,
-            confidence=outcome.confidence,
-            node=node,
-            interface=outcome.interface,
-            ranks=tuple(ranks),
-            message=cls.message.format_map(values),
-            evidence=tuple(Evidence(seen=seen) for seen in outcome.evidence),
-            fix=cls.fix_with(**values),
-            waiting=waiting,
-            victims=tuple(victims),
-        )
+        return self.fix.format_map(unknown | values) or None

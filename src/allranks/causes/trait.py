@@ -10,3 +10,5 @@ class Trait(StrEnum):
 
     ENDS_FROM_OUTSIDE = "ends_from_outside"
     """The scheduler or a person ended the job."""
+    ENDS_RANKS = "ends_ranks"
+    """TEMP"""

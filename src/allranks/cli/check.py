@@ -235,7 +235,7 @@ class _View:
             self._print_table(outcome, held, elapsed_s=elapsed_s)
 
     def _print_table(self, outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
-        from allranks.causes.catalogue import FAMILIES
+        from allranks.causes.book import FAMILIES
         from allranks.report.table import render_results
 
         style = Style.of(sys.stdout)
@@ -317,12 +317,12 @@ def _print_list(*, as_json: bool, chosen: set[str]) -> None:
 
     found = [(cause, ways) for cause, ways in checks().values() if cause.id in chosen]
     if as_json:
-        rows = [{"id": c.id, "name": c.name, "title": c.title(), "ways": ways} for c, ways in found]
+        rows = [{"id": c.id, "name": c.name, "title": c.title, "ways": ways} for c, ways in found]
         click.echo(json.dumps(rows, indent=2))
         return
-    width = max(len(cause.label()) for cause, _ in found)
+    width = max(len(cause.label) for cause, _ in found)
     for cause, ways in found:
-        click.echo(f"{cause.label():<{width}}  {cause.title().removesuffix('.')}; {', '.join(ways)}")
+        click.echo(f"{cause.label:<{width}}  {cause.title.removesuffix('.')}; {', '.join(ways)}")
 
 
 def _be_member() -> None:
@@ -394,7 +394,7 @@ def _split(texts: tuple[str, ...]) -> list[str]:
 
 
 def _ids(ignore: tuple[str, ...]) -> frozenset[str]:
-    from allranks.causes.catalogue import select_causes
+    from allranks.causes.book import select_causes
 
     named = _split(ignore)
     return frozenset(cause.id for cause in select_causes(named, [])) if named else frozenset()

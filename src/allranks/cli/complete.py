@@ -22,13 +22,13 @@ def causes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[
     """Ids of causes; names and aliases where the word begins like one."""
     from click.shell_completion import CompletionItem
 
-    from allranks.causes.catalogue import all_causes
+    from allranks.causes.book import all_causes
 
     found = [(cause.id, cause) for cause in all_causes() if cause.id.startswith(incomplete.upper())]
     if not found:
         named = [(name, cause) for cause in all_causes() for name in (cause.name, *cause.aliases)]
         found = [(name, cause) for name, cause in named if name.lower().startswith(incomplete.lower())]
-    return [CompletionItem(word, help=cause.title()) for word, cause in found]
+    return [CompletionItem(word, help=cause.title) for word, cause in found]
 
 
 def faults(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Collection
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from allranks.model.finding import Severity
 from allranks.report.text import say
 
 if TYPE_CHECKING:
+    from allranks.causes.cause import Cause
     from allranks.launch.check.outcome import Outcome
     from allranks.launch.check.step import Held
     from allranks.launch.check.where import Place
@@ -21,7 +22,7 @@ def look_deeper(
     held: Held,
     outcome: Outcome,
     *,
-    wanted: Collection[type[Any]],
+    wanted: Collection[Cause],
     queue_s: float,
 ) -> Outcome:
     """Return the outcome with the results of the collectives; unchanged if the check found a problem already.

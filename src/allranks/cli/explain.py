@@ -30,7 +30,7 @@ def explain(cause: str | None, as_json: bool) -> None:
     allranks explain                             all causes, one line each
     allranks explain AR101                       one cause, also by name: fabric-manager
     """
-    from allranks.causes.catalogue import all_causes, find_cause
+    from allranks.causes.book import all_causes, find_cause
 
     style = Style.of(sys.stdout)
     if cause is None:
@@ -45,13 +45,13 @@ def explain(cause: str | None, as_json: bool) -> None:
 
 def render_list(style: Style) -> str:
     """Return all causes by family, one line each."""
-    from allranks.causes.catalogue import FAMILIES, all_causes
+    from allranks.causes.book import FAMILIES, all_causes
 
-    width = max((len(cause.label()) for cause in all_causes()), default=0)
+    width = max((len(cause.label) for cause in all_causes()), default=0)
     blocks = []
     for digit, family in FAMILIES.items():
         rows = [
-            f"  {cause.label():<{width}}  {cause.title().removesuffix('.')}"
+            f"  {cause.label:<{width}}  {cause.title.removesuffix('.')}"
             + (f" ({', '.join(cause.aliases)})" if cause.aliases else "")
             for cause in all_causes()
             if cause.id[2] == digit
@@ -61,13 +61,13 @@ def render_list(style: Style) -> str:
     return "\n\n".join([*blocks, "allranks explain ID prints one of them in full."])
 
 
-def render_cause(cause: type[Cause], style: Style) -> str:
+def render_cause(cause: Cause, style: Style) -> str:
     """Return one cause as readable text, no wider than the terminal."""
-    from allranks.causes.catalogue import ways_to_find
+    from allranks.causes.probes import ways_to_find
 
     width = min(style.width, MAX_WIDTH)
-    blocks = [style.paint(cause.label(), "1") + "\n" + _fill(cause.title(), width, "")]
-    for head, text in cause.sections().items():
+    blocks = [style.paint(cause.label, "1") + "\n" + _fill(cause.title, width, "")]
+    for head, text in cause.sections.items():
         blocks.append(f"{style.paint(head, '1')}\n{_flow(text, width)}")
     if not cause.is_outcome:
         ways = [f"{way}: {what}" if what else way for way, what in ways_to_find(cause).items()]
@@ -127,15 +127,15 @@ def _plain(text: str, style: Style) -> str:
     return text if style.is_unicode else text.encode("ascii", "replace").decode()
 
 
-def _to_dict(cause: type[Cause]) -> dict[str, object]:
-    from allranks.causes.catalogue import ways_to_find
+def _to_dict(cause: Cause) -> dict[str, object]:
+    from allranks.causes.probes import ways_to_find
 
     return {
         "id": cause.id,
         "name": cause.name,
         "aliases": list(cause.aliases),
-        "title": cause.title(),
-        "sections": cause.sections(),
+        "title": cause.title,
+        "sections": cause.sections,
         "message": cause.message,
         "fix": cause.fix,
         "exit_code": int(cause.exit_code),

@@ -129,7 +129,7 @@ def make_request(
 def _ids_of(names: Sequence[str]) -> tuple[str, ...]:
     if not names:
         return ()
-    from allranks.causes.catalogue import select_causes
+    from allranks.causes.book import select_causes
 
     wanted = [name for words in names for name in words.split(",")]
     return tuple(cause.id for cause in select_causes(wanted, []))

@@ -122,7 +122,7 @@ def why(
 
 def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: _Progress) -> Logs:
     """Read all sources; Ctrl-C ends the process at once."""
-    from allranks.causes.catalogue import all_causes
+    from allranks.causes.book import all_causes
     from allranks.why.logs.collect import collect
     from allranks.why.logs.events import list_patterns
     from allranks.why.logs.match import has_hyperscan

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause, find_in_exception
-from allranks.causes.node.limits import size_text
+from allranks.causes.book import find_cause, find_in_exception
 from allranks.guard.failure import describe, find_evidence
 from allranks.guard.judged import name_fault
 from allranks.guard.origin import killed_by
@@ -32,6 +31,7 @@ from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.model.raised import last_printed
 from allranks.model.room import FullPlace, Room
+from allranks.model.text import size_text
 from allranks.report.text import count_of, fold_ranks
 from allranks.wire.protocol import WorkerEnd
 

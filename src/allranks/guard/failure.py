@@ -6,7 +6,7 @@ import contextlib
 import re
 import signal
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.guard.origin import CRASHES, killed_by
 from allranks.model.errors import Exit, UsageError, exit_for_signal
 from allranks.model.finding import Evidence

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 
 
@@ -72,4 +72,4 @@ def name_fault(
         fix = cause.fix_with(**({"node": node} if node else {}), **(values or {}))
     seen = tuple(Evidence(seen=each) if isinstance(each, str) else each for each in evidence)
     more = {"severity": Severity.FAIL, "confidence": Confidence.CERTAIN} | about
-    return Finding(cause=cause.label(), message=message, node=node, evidence=seen, fix=fix or None, **more)
+    return Finding(cause=cause.label, message=message, node=node, evidence=seen, fix=fix or None, **more)

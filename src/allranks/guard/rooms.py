@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
-from allranks.causes.node.limits import size_text
 from allranks.model.hostlist import fold_hosts
 from allranks.model.room import Room
+from allranks.model.text import size_text
 from allranks.report.text import count_of
 
 SHARED = ""

@@ -29,7 +29,7 @@ from typing import IO, Any
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.horovod import driver
 from allranks.horovod.nodes import NodeWatch
 from allranks.horovod.watch import Look, Said, Watch

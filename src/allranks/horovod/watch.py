@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.report.text import count_of, fold_ranks
@@ -366,7 +366,7 @@ class Watch:
     ) -> Finding:
         cause = find_cause(name)
         return Finding(
-            cause=cause.label(),
+            cause=cause.label,
             severity=Severity.FAIL,
             confidence=confidence,
             node=node or None,

@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from allranks.causes.job.alike import WIRE_FLAGS
 from allranks.launch.lead.group import make_group
 from allranks.launch.plan import JobPlan, Request
-from allranks.model.card import Card
+from allranks.model.card import WIRE_FLAGS, Card
 from allranks.model.cluster import Backend
 from allranks.model.data_network import DataNetwork
 from allranks.model.membership import format_members

@@ -24,8 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed
+from allranks.causes.book import find_cause
+from allranks.causes.outcome import failed
 from allranks.host.node import begin_card_facts
 from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
@@ -186,7 +186,7 @@ def _run_phases(workers: WorkerGroup) -> int:
 def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable[[], None]) -> dict[int, Plan]:
     if other := workers.make_owner(generation=0).begin(check_signals):
         what, fix = refuse(workers.checkpoints, other)
-        finding = find_cause("AR512").find(failed(what=what), node=workers.job.facts.host)
+        finding = failed(what=what).to_finding(find_cause("AR512"), node=workers.job.facts.host)
         raise SetupError(f"{what}; {fix}", finding=msgspec.structs.replace(finding, fix=fix))
     applicant, request = called.applicant, workers.job.request
     max_restarts = request.max_restarts

@@ -19,13 +19,12 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from allranks.causes.node.limits import MIB, size_text
 from allranks.guard.disk import find_named
 from allranks.host.limits import read_place
 from allranks.host.threads import start_thread
 from allranks.model.card import Place
 from allranks.model.room import FullPlace, Room
-from allranks.model.text import as_one_line
+from allranks.model.text import MIB, as_one_line, size_text
 from allranks.wire.protocol import WorkerEnd
 
 AGAIN_S = 2.0

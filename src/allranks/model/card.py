@@ -14,6 +14,12 @@ from allranks.model.finding import Finding
 MAX_VARIABLES = 100
 MAX_TEXT = 512
 """Maximum length of an environment value; longer ones are cut, so that a card stays below 64 KiB."""
+WIRE_FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
+"""Variables that hand these flags of `allranks run` to a worker: its DDP sends other bytes, in other pieces."""
+WIRE_FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
+"""Variables that hand these flags of `allranks run` to a worker: its DDP sends other bytes, in other pieces."""
+WIRE_FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
+"""Variables that hand these flags of `allranks run` to a worker: its DDP sends other bytes, in other pieces."""
 MAX_CODE_FILES = 200
 """Maximum number of files next to the script, the first by name."""
 

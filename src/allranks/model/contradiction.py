@@ -17,7 +17,7 @@ from allranks.model.world import Launcher, Level, World
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-# The catalogue's labels (causes/job/script.py), which this floor cannot import; a test compares them.
+# The labels of causes, which this floor cannot import; a test compares them.
 SLURM_ENV = "AR501 slurm-env"
 SPAWN_INSIDE_SRUN = "AR502 spawn-inside-srun"
 

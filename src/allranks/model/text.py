@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
 
 def as_utf8(text: str) -> str:
     """Return a text that can be encoded: bytes of a file name that are no UTF-8 become escapes."""
@@ -19,3 +23,15 @@ def as_one_line(text: str, *, at_most: int = 300) -> str:
 def plain_address(address: str) -> str:
     """Return an address as people write it: IPv4 out of its IPv6 clothes, without a scope."""
     return address.removeprefix("::ffff:").partition("%")[0]
+
+
+def size_text(size_bytes: float) -> str:
+    """Return a size as people write it.
+
+    >>> size_text(64 * MIB), size_text(1.5 * GIB), size_text(math.inf)
+    ('64 MiB', '1.5 GiB', 'unlimited')
+    """
+    if size_bytes == math.inf:
+        return "unlimited"
+    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if size_bytes >= unit), (KIB, "KiB"))
+    return f"{size_bytes / unit:.1f}".removesuffix(".0") + f" {name}"

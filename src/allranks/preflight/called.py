@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed
+from allranks.causes.book import find_cause
+from allranks.causes.outcome import failed
 from allranks.host.net import find_interface_of
 from allranks.model.card import Card
 from allranks.model.data_network import DataNetwork
@@ -152,7 +152,7 @@ class Called:
             why, index = exc, 0
         if why is not None:
             at = name_nodes(self.cards)[index]
-            finding = why.finding or find_cause("AR512").find(failed(what=str(why)), node=at)
+            finding = why.finding or failed(what=str(why)).to_finding(find_cause("AR512"), node=at)
             verdict = msgspec.structs.replace(verdict, exit_code=why.exit_code, findings=(finding,))
         verdict = msgspec.structs.replace(verdict, findings=tuple(map(name, verdict.findings)))
         if self.acceptor is not None and (lets_go or verdict.exit_code):

@@ -10,11 +10,11 @@ the others have. None is "could not be read", which differs from nothing and is 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Generic, NamedTuple, TypeVar
 
-from allranks.causes.cause import Cause, Outcome
+from allranks.causes.outcome import Checks, Outcome
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.model.hostlist import fold_hosts
@@ -53,22 +53,23 @@ def majority(values: Mapping[str, V]) -> Majority[V] | None:
     return Majority(value, nodes, dict(odd))
 
 
-def compare(cause: type[Cause], cards: Sequence[Card]) -> list[tuple[tuple[str, ...], Outcome]]:
+def compare(checks: Checks, cards: Sequence[Card]) -> list[tuple[tuple[str, ...], Outcome]]:
     """Return the culprits (hosts of the cards) and the outcome for each thing in which the nodes differ.
 
     The outcome is FAIL or WARN as the cause's `severity_of` says; its values are `what` differs, what the `usual` nodes
     have ("5 of 6 nodes have 2.27.5") and what the `odd` ones have ("node04 has 2.21.5").
     """
-    return compare_values(cause, values_of(cause, cards))
+    return compare_values(values_of(checks, cards), checks.severity_of)
 
 
-def values_of(cause: type[Cause], cards: Sequence[Card]) -> Values:
+def values_of(checks: Checks, cards: Sequence[Card]) -> Values:
     """Return by host what must be alike, of the nodes where the cause has something to compare."""
-    alike = {card.host: cause.alike(card) for card in cards if card.facts is not None}
+    collect = checks.alike
+    alike = {card.host: collect(card) for card in cards if card.facts is not None} if collect else {}
     return {host: values for host, values in alike.items() if values is not None}
 
 
-def compare_values(cause: type[Cause], by_host: Values) -> list[tuple[tuple[str, ...], Outcome]]:
+def compare_values(by_host: Values, severity_of: Callable[[str], Severity]) -> list[tuple[tuple[str, ...], Outcome]]:
     """Return what `compare` does, of values that were read from the cards before."""
     # Most nodes have all values in common: what differs is looked for in one node of each kind.
     kinds = {tuple(values.items()): values for values in by_host.values()}.values()
@@ -77,7 +78,7 @@ def compare_values(cause: type[Cause], by_host: Values) -> list[tuple[tuple[str,
         if len({kind.get(key, NOT_SET) for kind in kinds}) < 2:
             continue
         values = {host: values.get(key, NOT_SET) for host, values in by_host.items()}
-        difference = _compare_one(key, values, cause.severity_of(key))
+        difference = _compare_one(key, values, severity_of(key))
         if difference is not None:
             found.append(difference)
     return found

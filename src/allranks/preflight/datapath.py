@@ -87,7 +87,7 @@ def list_nics(interfaces: Sequence[Interface]) -> str:
 
 
 def _finding(cause: str, what: str, facts: NodeFacts, *, interface: str | None = None) -> Finding:
-    from allranks.causes.catalogue import find_cause  # not before it is needed: plans are made without it
-    from allranks.causes.cause import failed
+    from allranks.causes.book import find_cause  # not before it is needed: plans are made without it
+    from allranks.causes.outcome import failed
 
-    return find_cause(cause).find(failed(what=what, interface=interface), node=facts.host)
+    return failed(what=what, interface=interface).to_finding(find_cause(cause), node=facts.host)

@@ -24,8 +24,8 @@ from typing import Self
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed
+from allranks.causes.book import find_cause
+from allranks.causes.outcome import failed
 from allranks.host.limits import raise_open_files, read_limits, read_place
 from allranks.host.net import describe_port_holder, is_local_host
 from allranks.host.slurm import read_munge_socket
@@ -296,7 +296,7 @@ class Entry:
             if plan.is_alone:
                 raise
             what = failed(path=self.run_dir.path, what=str(exc))
-            return SetupError(str(exc), finding=find_cause("AR006").find(what, node=plan.facts.host))
+            return SetupError(str(exc), finding=what.to_finding(find_cause("AR006"), node=plan.facts.host))
         return None
 
     def _leaders_secret(self) -> Secret:
@@ -316,11 +316,11 @@ class Entry:
         if found is not None and found.job == plan.job and found.attempt == (plan.attempt or found.attempt):
             there = f"the leader listens at {', '.join(found.addresses)}"
             what = f"{there}, but {plan.facts.host} reaches none of these addresses"
-            return find_cause("AR201").find(failed(reason, what=what), node=found.host)
+            return failed(reason, what=what).to_finding(find_cause("AR201"), node=found.host)
         # No word of this node alone: all that wait say the same.
         what = f"no leader answered within {plan.guard.join_s:.0f} s"
         waiting = fold_hosts(plan.node_names[1:]) if plan.node_names else None
-        return find_cause("AR001").find(failed(what=what), node=leader, waiting=waiting)
+        return failed(what=what).to_finding(find_cause("AR001"), node=leader, waiting=waiting)
 
     def _with_munge(self, secret: Secret) -> Secret:
         return replace(secret, munge_socket=read_munge_socket(self.applicant.env) if self.plan.is_slurm else None)

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed
+from allranks.causes.book import find_cause
+from allranks.causes.outcome import failed
 from allranks.host.net import fail_to_reach_self, find_interface_of
 from allranks.host.node import NodeFacts
 from allranks.model.errors import NodeFaultError
@@ -45,5 +45,5 @@ def explain(address: str, facts: NodeFacts, error: OSError) -> NodeFaultError:
     else:
         add, look = f"ip addr add {address}/8 dev lo", f"ip route get {address}; nft list ruleset"
         cause, outcome = "AR217", failed(what=what, command=look if own else add)
-    finding = find_cause(cause).find(outcome, node=facts.host)
+    finding = outcome.to_finding(find_cause(cause), node=facts.host)
     return NodeFaultError(finding.message, finding=finding)

@@ -13,8 +13,10 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from allranks.causes.catalogue import all_causes, find_cause
-from allranks.causes.cause import Cause, Outcome, failed, warned
+from allranks.causes.book import all_causes, find_cause
+from allranks.causes.cause import Cause
+from allranks.causes.outcome import Checks, Outcome, failed, warned
+from allranks.causes.probes import CHECKS
 from allranks.model.card import Card
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
@@ -95,13 +97,16 @@ class Judgement:
         return self.exit_code == Exit.OK
 
 
-def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] | None = None) -> Judgement:
+def judge(
+    seen: Observations, terms: JobTerms, *, causes: Sequence[Cause] | None = None, checks: Mapping[str, Checks] = CHECKS
+) -> Judgement:
     """Hold what was seen against the catalogue.
 
     Args:
         seen: cards and results.
         terms: of the job.
         causes: which to look for; all by default.
+        checks: how each cause is looked for, by its id.
     """
     by_index = {index: vet_card(seen.cards[index]) for index in sorted(seen.cards)}
     names = name_nodes(by_index)
@@ -114,7 +119,7 @@ def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] 
         if card.problem is not None:
             bench.add_problem(card)
     for cause in wanted:
-        bench.look_for(cause, cards)
+        bench.look_for(cause, checks.get(cause.id, Checks()), cards)
     bench.look_at_pairs(
         # Whoever is known not to answer is no news between nodes.
         [each for each in seen.results if not {names.get(each.source), names.get(each.target)} & bench.unreachable],
@@ -129,11 +134,6 @@ def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] 
     shown = sorted(_without_echoes(found), key=lambda each: _rank(each.finding))[:MAX_FINDINGS]
     ordered = tuple(bench.name_waiting(each) for each in shown)
     return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
-
-
-def is_compared(cause: type[Cause]) -> bool:
-    """Whether a cause says what must be alike on all nodes."""
-    return cause.alike.__func__ is not Cause.alike.__func__  # type: ignore[attr-defined]
 
 
 def name_at(names: Sequence[str], index: int) -> str:
@@ -164,7 +164,7 @@ class _Bench:
         self.unreachable: set[str] = set()
         """Nodes of which it is known that nothing reaches them on the data network, and why."""
 
-    def add(self, cause: type[Cause], culprits: Sequence[str], outcome: Outcome, *, named: str | None = None) -> None:
+    def add(self, cause: Cause, culprits: Sequence[str], outcome: Outcome, *, named: str | None = None) -> None:
         """Note one outcome that is FAIL or WARN.
 
         Args:
@@ -176,7 +176,7 @@ class _Bench:
         is_fail = outcome.status is Status.FAIL
         if cause.id in ("AR208", "AR210") and is_fail:
             self.unreachable.update(culprits)
-        finding = _bounded(cause.find(outcome, node=node or None))
+        finding = _bounded(outcome.to_finding(cause, node=node or None))
         self.found.append(_Found(finding, culprits if is_fail else ()))
 
     def add_problem(self, card: Card) -> None:
@@ -190,7 +190,7 @@ class _Bench:
         if cause.id in ("AR208", "AR210"):
             self.unreachable.add(card.host)
         # Whatever its agent thinks of it, the node does not take part: that stops the job.
-        finding = msgspec.structs.replace(finding, cause=cause.label(), severity=Severity.FAIL, ranks=(), victims=())
+        finding = msgspec.structs.replace(finding, cause=cause.label, severity=Severity.FAIL, ranks=(), victims=())
         finding = msgspec.structs.replace(finding, node=card.host)
         self.found.append(_Found(_bounded(finding), (card.host,)))
 
@@ -202,10 +202,10 @@ class _Bench:
         others = _fold([each for each in self._nodes if each not in known])
         return msgspec.structs.replace(found.finding, waiting=others or None)
 
-    def look_for(self, cause: type[Cause], cards: Sequence[Card]) -> None:
+    def look_for(self, cause: Cause, checks: Checks, cards: Sequence[Card]) -> None:
         """Look for one cause on all nodes, in all the ways that cards allow."""
         try:
-            self._look_for(cause, cards)
+            self._look_for(cause, checks, cards)
         except Exception:
             self._note_crash([cause])
 
@@ -215,7 +215,7 @@ class _Bench:
         quiet: Sequence[PairResult],
         cards: Mapping[int, Card],
         *,
-        wanted: Sequence[type[Cause]],
+        wanted: Sequence[Cause],
         store_port: int | None,
     ) -> None:
         """Look for what shows between nodes."""
@@ -226,21 +226,21 @@ class _Bench:
         except Exception:
             self._note_crash([cause for cause in wanted if cause.symptoms])
 
-    def _note_crash(self, causes: Sequence[type[Cause]]) -> None:
+    def _note_crash(self, causes: Sequence[Cause]) -> None:
         """A broken check must not stop a job, nor pass."""
         note = as_one_line(traceback.format_exc(limit=-1).strip().rpartition("\n")[2])
         self.results += [
-            Result(cause=cause.label(), node=node, status=Status.CRASH, note=note)
+            Result(cause=cause.label, node=node, status=Status.CRASH, note=note)
             for cause in causes
             for node in self._nodes
         ]
 
-    def _look_for(self, cause: type[Cause], cards: Sequence[Card]) -> None:
+    def _look_for(self, cause: Cause, checks: Checks, cards: Sequence[Card]) -> None:
         statuses: dict[str, tuple[Status, str]] = {}
         # The same outcome on several nodes is one finding.
         probed: dict[tuple[str, str], tuple[Outcome, list[str]]] = {}
         for card in cards:
-            outcome = cause.probe(card)
+            outcome = checks.probe(card) if checks.probe is not None else None
             if outcome is None:
                 continue
             statuses[card.host] = (outcome.status, outcome.note)
@@ -248,9 +248,9 @@ class _Bench:
                 key = repr((outcome.status, outcome.interface, sorted(outcome.values.items(), key=str))), ""
                 probed.setdefault(key, (outcome, []))[1].append(card.host)
         found = [(tuple(hosts), outcome) for outcome, hosts in probed.values()]
-        surveyed = cause.survey(cards)
-        alike = values_of(cause, cards) if is_compared(cause) else {}
-        compared = compare_values(cause, alike) if is_compared(cause) else None
+        surveyed = checks.survey(cards) if checks.survey is not None else None
+        alike = values_of(checks, cards)
+        compared = compare_values(alike, checks.severity_of) if checks.alike is not None else None
         if surveyed is not None or compared is not None:
             found += [*(surveyed or ()), *(compared or ())]
             passed = (Status.PASS, "") if surveyed is not None or len(cards) > 1 else (Status.SKIP, ALONE)
@@ -259,7 +259,7 @@ class _Bench:
                 statuses.setdefault(card.host, passed if is_seen else (Status.SKIP, NOTHING))
         # A check that breaks half-way has found nothing: all messages first.
         is_bad = (Status.FAIL, Status.WARN)
-        notes = [cause.find(each).message if each.status in is_bad else each.note for _, each in found]
+        notes = [each.to_finding(cause).message if each.status in is_bad else each.note for _, each in found]
         for (hosts, outcome), note in zip(found, notes, strict=True):
             if outcome.status in is_bad:
                 self.add(cause, hosts, outcome)
@@ -268,7 +268,7 @@ class _Bench:
                     statuses[host] = (outcome.status, note)
         plain = {note: as_one_line(note) for _, note in statuses.values()}
         self.results += [
-            Result(cause=cause.label(), node=host, status=status, note=plain[note])
+            Result(cause=cause.label, node=host, status=status, note=plain[note])
             for host, (status, note) in statuses.items()
         ]
 
@@ -297,7 +297,7 @@ def _fold(nodes: Sequence[str]) -> str:
     return fold_hosts(list(nodes)) if all(" " not in node for node in nodes) else ", ".join(nodes)
 
 
-def _known_cause(label: str) -> type[Cause] | None:
+def _known_cause(label: str) -> Cause | None:
     try:
         cause = find_cause(label[:5])
     except UsageError:  # of another version

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from allranks.causes.cause import Outcome, Symptom
+from allranks.causes.cause import Symptom
+from allranks.causes.outcome import Outcome
 from allranks.model.card import Card, Interface
 from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts

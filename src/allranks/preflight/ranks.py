@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed
-from allranks.causes.gpu.seen import visible_gpus
+from allranks.causes.book import find_cause
+from allranks.causes.outcome import failed
+from allranks.causes.probes.gpu import visible_gpus
 from allranks.config.file import LoadedCluster
 from allranks.model.card import Card
 from allranks.model.cluster import Backend
@@ -106,7 +106,7 @@ def choose_backend(wanted: str, cards: Mapping[int, Card]) -> tuple[str, str]:
     outcome = failed(*(f"{host}: {has}" for host, has in short.items()), what=what)
     raise SetupError(
         f"backend nccl needs a GPU for each rank, but {host} has {has}; start fewer, or session(backend='gloo')",
-        finding=find_cause("AR111").find(outcome, node=fold_hosts(list(short))),
+        finding=outcome.to_finding(find_cause("AR111"), node=fold_hosts(list(short))),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from allranks.causes.cause import Outcome, warned
+from allranks.causes.outcome import Outcome, warned
 from allranks.model.card import Card
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult

@@ -19,9 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import Cause
-from allranks.causes.sign import Role
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Cause, Role
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Dump
 from allranks.why.clocks import clock_of, estimate_offsets
@@ -178,7 +177,7 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
             role=Role.CONTEXT,
             confidence=Confidence.UNDECIDED,
             culprit=first.culprit,
-            message=f"{why}: {_within_a_sentence(cause.title())}",
+            message=f"{why}: {_within_a_sentence(cause.title)}",
             evidence=evidence,
             victims=first.victims,
         )
@@ -215,7 +214,7 @@ def _last_words(logs: Logs) -> list[Line]:
 
 def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return one conclusion for each cause that a line shows."""
-    by_cause: defaultdict[type[Cause], list[Event]] = defaultdict(list)
+    by_cause: defaultdict[Cause, list[Event]] = defaultdict(list)
     for event in logs.events:
         if event.cause is not None:
             by_cause[event.cause].append(event)
@@ -349,8 +348,8 @@ class _Values(dict[str, object]):
         return {"node": "that node", "interface": "that interface", "rank": "that rank"}.get(key, "it")
 
 
-def _tell(cause: type[Cause], event: Event) -> str:
-    text = cause.told or cause.title().rstrip(".")
+def _tell(cause: Cause, event: Event) -> str:
+    text = cause.told or cause.title.rstrip(".")
     try:
         return text.format_map(_Values(event.values))
     except (KeyError, IndexError, ValueError):

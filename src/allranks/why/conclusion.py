@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks.causes.cause import Cause
-from allranks.causes.sign import Role
+from allranks.causes.cause import Cause, Role
 from allranks.model.finding import Confidence
 from allranks.why.logs.line import Line
 from allranks.why.people import Culprit
@@ -15,7 +14,7 @@ from allranks.why.people import Culprit
 class Conclusion:
     """One cause, and the evidence for it."""
 
-    cause: type[Cause]
+    cause: Cause
     role: Role
     """How much the strongest line proves."""
     confidence: Confidence

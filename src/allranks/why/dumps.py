@@ -22,8 +22,8 @@ from typing import Any
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.sign import Role
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain

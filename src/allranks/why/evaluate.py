@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.why.blame import conclude
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.collect import collect

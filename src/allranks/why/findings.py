@@ -38,7 +38,7 @@ def to_finding(conclusion: Conclusion) -> Finding:
     cause, culprit = conclusion.cause, conclusion.culprit
     is_certain = conclusion.confidence is Confidence.CERTAIN
     return Finding(
-        cause=cause.label(),
+        cause=cause.label,
         severity=_SEVERITY.get(cause.name, Severity.FAIL),
         confidence=conclusion.confidence,
         node=tell_nodes(culprit.nodes, is_undecided=conclusion.confidence is Confidence.UNDECIDED),
@@ -110,7 +110,7 @@ def show_line(line: Line) -> str:
     return _shown(text.expandtabs(2).strip())
 
 
-def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
+def tell_fix(cause: Cause, culprit: Culprit) -> str | None:
     """Return the cause's fix with the known values of the culprit; `<mtu>` marks what logs do not contain."""
     values = _Values()
     if nodes := tell_nodes(culprit.nodes):

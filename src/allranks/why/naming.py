@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import or_
 
-from allranks.causes.cause import Cause
-from allranks.causes.sign import Blames, Role
+from allranks.causes.cause import Blames, Cause, Role
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs
 from allranks.why.overheard import overhear
@@ -172,6 +171,6 @@ def _ended(event: Event, ends: dict[int, Culprit]) -> Culprit:
     return Culprit() if pid is None else ends.get(pid, Culprit())
 
 
-def _is_nobodys(cause: type[Cause]) -> bool:
+def _is_nobodys(cause: Cause) -> bool:
     """Whether none of its signs names anybody."""
     return all(sign.blames is Blames.NOBODY for sign in cause.signs)

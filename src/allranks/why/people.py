@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 import msgspec
 
-from allranks.causes.sign import CULPRIT_GROUPS, Blames
+from allranks.causes.cause import CULPRIT_GROUPS, Blames
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 

@@ -14,7 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.causes.cause import Cause
 
 LEAST = 0.08
@@ -31,7 +31,7 @@ _PATH = re.compile(r"""["'(]?/\S+""")
 """The names of directories are nobody's words."""
 
 
-def resembling(texts: Sequence[str], *, most: int = 3) -> Iterator[tuple[type[Cause], int]]:
+def resembling(texts: Sequence[str], *, most: int = 3) -> Iterator[tuple[Cause, int]]:
     """Return the causes whose sample lines use the words of these texts, the most similar first.
 
     Each comes with the index of the text that has most of its words.
@@ -53,9 +53,9 @@ def resembling(texts: Sequence[str], *, most: int = 3) -> Iterator[tuple[type[Ca
 
 
 @functools.cache
-def _samples() -> tuple[Mapping[str, float], tuple[tuple[type[Cause], Mapping[str, float]], ...]]:
+def _samples() -> tuple[Mapping[str, float], tuple[tuple[Cause, Mapping[str, float]], ...]]:
     causes = [cause for cause in all_causes() if cause.hits and not cause.is_outcome]
-    counts = {cause: Counter(word for hit in (*cause.hits, cause.title()) for word in _words(hit)) for cause in causes}
+    counts = {cause: Counter(word for hit in (*cause.hits, cause.title) for word in _words(hit)) for cause in causes}
     users = Counter(word for words in counts.values() for word in words)
     weights = {word: math.log(len(causes) / count) for word, count in users.items()}
     vectors = tuple(

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from allranks.causes.sign import Role
+from allranks.causes.cause import Role
 from allranks.report.text import fold_ranks, one_line
 from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.conclusion import Conclusion
@@ -86,7 +86,7 @@ def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Row]
                 time_s=time_s,
                 has_date=kind is not None and kind[1],
                 text=_text(event),
-                cause=event.cause.label() if event.cause else None,
+                cause=event.cause.label if event.cause else None,
                 place=tell_place(event.line),
                 is_culprit=is_culprit,
             )

@@ -7,7 +7,7 @@ from signal import Signals
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.mask import mask_finding
@@ -110,7 +110,7 @@ def join_verdict(
     has_failed = any(finding.severity is Severity.FAIL for finding in said)
     if verdict.exit_code == 0 and not has_failed:
         healthy = Finding(
-            cause=find_cause("healthy").label(),
+            cause=find_cause("healthy").label,
             severity=Severity.NOTE,
             confidence=Confidence.CERTAIN,
             message="all ranks succeeded, according to the job's own verdict" + (f"; {restarts}" if restarts else ""),
@@ -164,7 +164,7 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
         cause = find_cause("cancelled")
         from_outside = [
             Finding(
-                cause=cause.label(),
+                cause=cause.label,
                 severity=Severity.FAIL,
                 confidence=_sure_of(verdict.ended_by or ""),
                 message=f"the job was ended from outside, by {verdict.ended_by}",
@@ -191,7 +191,7 @@ def judge_lost(run: Run, *, how: str, confidence: Confidence, words: Sequence[La
         cause = find_cause("node-failure")
     node = run.leader or next(iter(run.nodes), "that node")
     return Finding(
-        cause=cause.label(),
+        cause=cause.label,
         severity=Severity.FAIL,
         confidence=confidence,
         node=None if run.interrupted_by is not None else node,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.why.logs import match
 from allranks.why.logs.engine import Engine
 from allranks.why.logs.hyper import HyperscanEngine

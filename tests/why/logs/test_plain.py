@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.book import all_causes
 from allranks.why.evaluate import read_cases
 from allranks.why.logs import match
 from allranks.why.logs.events import list_patterns

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.files.folder import Folder
 from allranks.host.node import name_of
 from allranks.host.process import identify, read_boot_id
@@ -63,7 +63,7 @@ def look_at_run(run: Run) -> LocalRun:
     if verdict is not None and verdict.findings and verdict.exit_code:  # else it went on after these faults
         cause = verdict.findings[0].cause
     elif verdict is not None and verdict.ended_by and not run.is_of_slurm:  # a signal from outside is a person's then
-        cause = find_cause("cancelled").label()
+        cause = find_cause("cancelled").label
     return LocalRun(
         id=run.id,
         name=run.name,

@@ -21,8 +21,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import Cause, failed, warned
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Cause
+from allranks.causes.outcome import failed, warned
 from allranks.launch.check.collective import Meeting, PairOrder, Report, list_meetings
 from allranks.launch.check.members import End, find_ends
 from allranks.launch.check.outcome import Outcome, add_more
@@ -67,7 +68,7 @@ def judge_reports(
     reports: Sequence[Report],
     *,
     skipped: Mapping[str, str],
-    wanted: Collection[type[Cause]],
+    wanted: Collection[Cause],
 ) -> Outcome:
     """Return the outcome of a check with the culprits that follow from the reports, and with the figures.
 
@@ -94,7 +95,7 @@ def judge_reports(
             cells += [(name, *_cell(name, tests, reports)) for name in here]
         else:
             cells = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
-        results += [Result(cause=cause.label(), node=name, status=status, note=note) for name, status, note in cells]
+        results += [Result(cause=cause.label, node=name, status=status, note=note) for name, status, note in cells]
     figures = (*_figures(meetings, shares), *_matmuls(reports))
     return replace(add_more(outcome, results, findings), figures=figures)
 
@@ -137,7 +138,7 @@ def find_slow(shares: Mapping[Meeting, float], ends: Mapping[str, End]) -> Itera
         )
         name = culprit.culprit if is_node or len(slow) > 1 else " <-> ".join(slow[0].nodes)
         confidence = culprit.confidence if is_node else Confidence.UNDECIDED
-        yield find_cause(_SLOW).find(replace(said, confidence=confidence), node=name)
+        yield replace(said, confidence=confidence).to_finding(find_cause(_SLOW), node=name)
 
 
 def describe_speed(pair: Meeting) -> str:
@@ -174,7 +175,7 @@ def _tests(meetings: Sequence[Meeting], backend: str, *, absent: Collection[str]
     return tests
 
 
-def _finding(cause: type[Cause], backend: str, found: Blame, tests: Mapping[tuple[str, str], str]) -> Finding:
+def _finding(cause: Cause, backend: str, found: Blame, tests: Mapping[tuple[str, str], str]) -> Finding:
     culprits = [name for group in found.groups for name in group]
     failures = [(edge.source, edge.target) for edge in found.explains]
     peers = sorted({name for pair in failures for name in pair} - set(culprits))
@@ -184,7 +185,7 @@ def _finding(cause: type[Cause], backend: str, found: Blame, tests: Mapping[tupl
     said = failed(*evidence, what=f"an all-reduce of 4 MiB over {backend} fails between {between}")
     others = sorted({name for pair in tests for name in pair} - set(culprits))
     said = replace(said, confidence=found.confidence)
-    return cause.find(said, node=found.culprit, waiting=fold_hosts(others) or None)
+    return said.to_finding(cause, node=found.culprit, waiting=fold_hosts(others) or None)
 
 
 def _figures(

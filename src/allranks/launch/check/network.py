@@ -12,8 +12,9 @@ from dataclasses import replace
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import Cause, Symptom, failed
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Cause, Symptom
+from allranks.causes.outcome import failed
 from allranks.comm.bench import Marks, confirm, describe, describe_rates, join_reports, lost_percent, mark
 from allranks.comm.streams import BUDGET_S, SLOT_S, Plan, RoundReport, run_streams
 from allranks.comm.table import Pair
@@ -175,9 +176,7 @@ def _blame(known: Iterable[Pair], bad: Sequence[Pair]) -> tuple[Blame, ...]:
     return blame(Edge(pair.source, pair.target, pair not in bad) for pair in known) if bad else ()
 
 
-def _find(
-    cause: type[Cause], found: Blame, pairs: Iterable[Pair], ends: Mapping[str, End], **values: object
-) -> Finding:
+def _find(cause: Cause, found: Blame, pairs: Iterable[Pair], ends: Mapping[str, End], **values: object) -> Finding:
     ways = {(edge.source, edge.target) for edge in found.explains}
     bad = sorted((pair for pair in pairs if (pair.source, pair.target) in ways), key=lambda pair: pair.mbit_s or 0.0)
     groups = [fold_hosts(list(group)) for group in found.groups]
@@ -198,4 +197,4 @@ def _find(
     outcome = replace(
         outcome, values=values, interface=next(iter(used)) if len(used) == 1 else None, confidence=found.confidence
     )
-    return cause.find(outcome, node=found.culprit)
+    return outcome.to_finding(cause, node=found.culprit)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from allranks.causes.catalogue import all_causes, select_causes, ways_to_find
+from allranks.causes.book import all_causes, select_causes
 from allranks.causes.cause import Cause, Symptom
+from allranks.causes.probes import ways_to_find
 from allranks.launch.check.step import Held
 from allranks.model.errors import Exit, HostlistError, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
@@ -42,7 +43,7 @@ class Outcome:
 
 
 @functools.cache
-def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
+def checks() -> dict[str, tuple[Cause, tuple[str, ...]]]:
     """Return every cause that a check can find, by id, and how: `on each node`, `between pairs of nodes`."""
     found = {}
     for cause in all_causes():
@@ -56,7 +57,7 @@ def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
     return found
 
 
-def choose_checks(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Cause], ...]:
+def choose_checks(select: Sequence[str], ignore: Sequence[str]) -> tuple[Cause, ...]:
     """Return the causes to check.
 
     Args:
@@ -70,14 +71,14 @@ def choose_checks(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Ca
     if not left:
         if len(chosen) == 1 and not ignore:
             raise UsageError(
-                f"allranks check does not test for {chosen[0].label()}; allranks check --list prints all its checks"
+                f"allranks check does not test for {chosen[0].label}; allranks check --list prints all its checks"
             )
         raise UsageError("--select and --ignore leave no check to run; allranks check --list prints all checks")
     return left
 
 
 def judge_check(
-    held: Held, wanted: Collection[type[Cause]], *, ignored: Collection[str] = (), skipped: Mapping[str, str] = {}
+    held: Held, wanted: Collection[Cause], *, ignored: Collection[str] = (), skipped: Mapping[str, str] = {}
 ) -> Outcome:
     """Apply the known causes to the observations.
 
@@ -95,7 +96,7 @@ def judge_check(
         for index, name in names.items():
             cell = (Status.SKIP, skipped[cause.id]) if cause.id in skipped else _between_nodes(held, cause, index)
             if cell is not None:
-                results.append(Result(cause=cause.label(), node=name, status=cell[0], note=cell[1]))
+                results.append(Result(cause=cause.label, node=name, status=cell[0], note=cell[1]))
     absent = {i: name_at(held.node_names, i) for i in {*held.seen.missing, *held.seen.left} - names.keys()}
     nodes = tuple(name for _, name in sorted({**names, **absent}.items()))
     return add_more(Outcome(nodes=nodes), results, judgement.findings)
@@ -151,7 +152,7 @@ def _named(finding: Finding) -> list[str]:
     return [text] if text else []
 
 
-def _between_nodes(held: Held, cause: type[Cause], index: int) -> tuple[Status, str] | None:
+def _between_nodes(held: Held, cause: Cause, index: int) -> tuple[Status, str] | None:
     """Return a cell that no node report fills: whether a node answered, and what its pair tests showed."""
     if not cause.roll_call and not cause.symptoms:
         return None

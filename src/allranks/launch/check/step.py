@@ -26,8 +26,8 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed
+from allranks.causes.book import find_cause
+from allranks.causes.outcome import failed
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
 from allranks.host.slurm_command import refuse_without_cluster, require_slurm
 from allranks.launch import srun
@@ -208,7 +208,7 @@ def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
         accused = {index: f"{cards[index].host} answers through SLURM but does not {reach}" for index in found}
     for index, what in accused.items():
         reason = heard.cards[index or found[0]].problem or ""
-        finding = find_cause("AR201").find(failed(reason, what=what), node=cards[index].host)
+        finding = failed(reason, what=what).to_finding(find_cause("AR201"), node=cards[index].host)
         cards[index] = with_problem(cards[index], AllranksError(what, finding=finding))
     missing = tuple(index for index in held.seen.missing if index not in found)
     return msgspec.structs.replace(held, seen=replace(held.seen, cards=cards, missing=missing))

@@ -8,8 +8,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed
+from allranks.causes.book import find_cause
+from allranks.causes.outcome import failed
 from allranks.launch.plan import choose_backend, count_of
 from allranks.model.card import Card
 from allranks.model.data_network import DataNetwork
@@ -102,4 +102,4 @@ def _too_few_gpus(members: Sequence[Member], cards: Sequence[Card]) -> Finding:
         seen.setdefault(has, []).append(name)
     what = f"backend nccl needs a GPU for each rank; {len(short)} of {len(members)} nodes have too few"
     evidence = [f"{fold_hosts(names)}: {has}" for has, names in seen.items()]
-    return find_cause("AR111").find(failed(*evidence, what=what), node=fold_hosts([name for name, _ in short]))
+    return failed(*evidence, what=what).to_finding(find_cause("AR111"), node=fold_hosts([name for name, _ in short]))

@@ -23,8 +23,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from allranks.causes.job.alike import WIRE_FLAGS
-from allranks.model.card import Card
+from allranks.model.card import WIRE_FLAGS, Card
 from allranks.wire.protocol import Plan
 
 

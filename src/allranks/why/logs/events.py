@@ -16,8 +16,7 @@ from functools import cache, cached_property
 
 import msgspec
 
-from allranks.causes.cause import Cause
-from allranks.causes.sign import Sign
+from allranks.causes.cause import Cause, Sign
 from allranks.why.logs.line import Line
 from allranks.why.logs.marks import MARKS, Mark
 from allranks.why.logs.printed import HEAD, KIND, Printed, scan_pattern
@@ -35,7 +34,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     line: Line
     values: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The named groups of its pattern that matched."""
-    cause: type[Cause] | None = None
+    cause: Cause | None = None
     sign: Sign | None = None
 
     def number(self, group: str) -> int | None:
@@ -93,11 +92,11 @@ class Pattern:
     scan: str
     exact: str
     kind: str
-    cause: type[Cause] | None = None
+    cause: Cause | None = None
     sign: Sign | None = None
 
 
-def list_patterns(causes: Iterable[type[Cause]]) -> tuple[Pattern, ...]:
+def list_patterns(causes: Iterable[Cause]) -> tuple[Pattern, ...]:
     """Return all patterns: the signs of these causes, all marks, and the findings that allranks prints."""
     causes = tuple(causes)
     signs = [Pattern(sign.pattern, sign.pattern, cause.id, cause, sign) for cause in causes for sign in cause.signs]

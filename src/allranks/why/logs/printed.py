@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from allranks.causes.catalogue import find_cause
+from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.why.logs.line import Line, strip_control
@@ -65,9 +65,9 @@ class Printed:
         return self.line.number <= line.number <= self.last
 
 
-def scan_pattern(causes: Iterable[type[Cause]]) -> str:
+def scan_pattern(causes: Iterable[Cause]) -> str:
     """Return the pattern of lines that may begin a finding, for hyperscan: the label of any cause."""
-    return "|".join(cause.label() for cause in causes)
+    return "|".join(cause.label for cause in causes)
 
 
 class Reports:
@@ -172,14 +172,14 @@ def _read_finding(head: re.Match[str], who: str, body: list[str]) -> Finding:
             evidence[-1] = Evidence(seen=f"{evidence[-1].seen}\n{line[len(_MORE) :]}")
     node, interface, ranks, subject = read_culprit(who)
     return Finding(
-        cause=cause.label(),
+        cause=cause.label,
         severity=_SEVERITY[head["mark"]],
         confidence=Confidence(head["confidence"]) if head["confidence"] else Confidence.LIKELY,
         node=node,
         interface=interface,
         ranks=ranks,
         subject=subject,
-        message=body[0].strip() if body else cause.told or cause.title().rstrip("."),
+        message=body[0].strip() if body else cause.told or cause.title.rstrip("."),
         evidence=tuple(evidence),
         fix=" ".join(said.get("fix", ())) or None,
         ask=" ".join(said.get("next", ())) or None,

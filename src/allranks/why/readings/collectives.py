@@ -11,8 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.sign import Role
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion

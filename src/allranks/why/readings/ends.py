@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.sign import Role
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs

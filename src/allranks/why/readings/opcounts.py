@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.sign import Role
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs

@@ -12,8 +12,8 @@ from bisect import bisect_left
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.sign import Role
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.model.raised import is_wrapper
 from allranks.why.conclusion import Conclusion

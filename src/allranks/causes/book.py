@@ -1,0 +1,254 @@
+"""The book of causes: everything that can be wrong with a job, read once, and found by what people type.
+
+    find_cause("mtu-blackhole").label          # AR204 mtu-blackhole
+    select_causes(["AR2"], ["AR213"])          # the network causes except slow-link
+
+A checkout has one text file a cause (`text/AR204-mtu-blackhole.md`), and `text/patterns.toml` with parts that patterns
+share. A wheel has one file in their place, `book.json`, which its build writes with `Book.to_json`: the agents of a
+job open one file on the network file system instead of a hundred.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from allranks.causes.cause import Cause, Role, Sign
+from allranks.causes.trait import Trait
+from allranks.model.errors import Exit, UsageError
+
+E = TypeVar("E", bound=Enum)
+
+TEXT = Path(__file__).parent / "text"
+BOOK = Path(__file__).parent / "book.json"
+"""What a wheel has in place of TEXT."""
+
+FAMILIES = {
+    "0": "node",
+    "1": "GPU",
+    "2": "network",
+    "3": "RDMA and fabric",
+    "4": "group and collectives",
+    "5": "job, SLURM and script",
+    "6": "state",
+}
+"""First digit of an id -> what it is about."""
+LINES = "Lines"
+"""Heading of the patterns, below a cause's sections."""
+
+
+class BookError(ValueError):
+    """A text file of the book is wrong: which file and line, what was seen, what was expected."""
+
+
+class Xid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a number means that the NVIDIA driver reports in the kernel log."""
+
+    what: str
+    asks: str
+    """What it asks for: program, reset, reset_later, reboot, link, hands or watch, as `text/patterns.toml` explains."""
+
+
+class Book(msgspec.Struct, frozen=True):
+    """All that the text files say."""
+
+    causes: tuple[Cause, ...]
+    """In the order of their ids."""
+    xids: Mapping[int, Xid]
+
+    def to_json(self) -> bytes:
+        """Return the whole book in one file, which costs a program on a network file system one open."""
+        return msgspec.json.encode(self)
+
+
+def read_book(folder: Path = TEXT) -> Book:
+    """Read all text files.
+
+    Raises:
+        BookError: one of them is wrong.
+    """
+    path = folder / "patterns.toml"
+    shared = _read_toml(path.read_text(encoding="utf-8"), path)
+    pages = sorted(folder.glob("AR*.md"))
+    causes = tuple(read_cause(page.read_text(encoding="utf-8"), page, shared["parts"]) for page in pages)
+    return Book(causes, msgspec.convert(shared["xids"], dict[int, Xid], strict=False))
+
+
+def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
+    """Read one text file.
+
+    Args:
+        text: what it holds.
+        path: its name, AR204-mtu-blackhole.md, is the id and name of the cause.
+        parts: of patterns, by name.
+    Raises:
+        BookError: it is not as a cause must be.
+    """
+    page = _PAGE.fullmatch(text)
+    if page is None:
+        raise BookError(f"{path}:1: expected `# Title.`, the head (```toml), sections, and `## {LINES}` with ```toml")
+    identity, _, name = path.stem.partition("-")
+    _, *pieces = re.split(r"^## (.+)$", page["sections"], flags=re.MULTILINE)
+    signs = _read_toml(page["lines"] or "", path, below=text[: page.start("lines")]).get("sign", [])
+    fields = _read_toml(page["head"], path, below=text[: page.start("head")]) | {
+        "name": name,
+        "title": page["title"],
+        "sections": {heading: body.strip("\n") for heading, body in zip(pieces[::2], pieces[1::2], strict=True)},
+        "signs": signs,
+    }
+    try:
+        for sign in signs:
+            sign["match"] = expand(sign["match"], parts)
+            sign["role"] = _member(Role, sign.get("role", "primary"))
+        fields["exit"] = _member(Exit, fields["exit"])
+        cause = msgspec.convert(fields, Cause)
+    except (KeyError, msgspec.ValidationError) as exc:
+        missing = f"key {exc} is missing" if isinstance(exc, KeyError) else str(exc)
+        raise BookError(f"{path}:{_line_of(str(exc), text)}: {missing}") from exc
+    if cause.id != identity:
+        raise BookError(
+            f"{path}:{_line_of('`id`', text)}: id = {cause.id!r}, expected {identity!r} as in the file's name"
+        )
+    return cause
+
+
+def expand(pattern: str, parts: Mapping[str, str]) -> str:
+    """Return a pattern with the parts that `(?&name)` stands for.
+
+    Raises:
+        KeyError: there is no part of this name.
+    """
+    return _PART.sub(lambda part: expand(parts[part[1]], parts), pattern)
+
+
+@functools.cache
+def _book() -> Book:
+    if TEXT.is_dir():
+        return read_book(TEXT)
+    return msgspec.json.decode(BOOK.read_bytes(), type=Book, strict=False)
+
+
+def all_causes() -> tuple[Cause, ...]:
+    """Return every cause and outcome, in the order of their ids."""
+    return _book().causes
+
+
+def all_xids() -> Mapping[int, Xid]:
+    """Return what is known of the NVIDIA driver's Xids, by number."""
+    return _book().xids
+
+
+def find_cause(text: str) -> Cause:
+    """Return the cause of this id, name or alias, in any case; `AR204 mtu-blackhole` is one, too.
+
+    Raises:
+        UsageError: there is none; it says what comes close.
+    """
+    found = _by_name().get(text.strip().lower())
+    if found is None:
+        raise _no_such_cause(text)
+    return found
+
+
+@functools.cache
+def _by_name() -> dict[str, Cause]:
+    return {
+        name.lower(): cause for cause in all_causes() for name in (cause.id, cause.name, cause.label, *cause.aliases)
+    }
+
+
+def find_in_exception(text: str) -> tuple[Cause, Sign, re.Match[str]] | None:
+    """Return the cause that ends a rank with this exception, by the sign that proves most; None: the script is.
+
+    Args:
+        text: the exception's type and message, without the frames.
+    """
+    found = [
+        (cause, sign, match)
+        for cause in all_causes()
+        if Trait.ENDS_RANKS in cause.traits
+        for sign in cause.signs
+        if sign.role <= Role.LIKELY and (match := re.search(sign.pattern, text, re.MULTILINE))
+    ]
+    return min(found, key=lambda proof: proof[1].role, default=None)
+
+
+def select_causes(select: Sequence[str], ignore: Sequence[str]) -> tuple[Cause, ...]:
+    """Return the causes that are asked for, in the order of their ids.
+
+    Args:
+        select: ids, names, aliases or beginnings of ids (`AR2`: all of the network); none at all means every cause.
+        ignore: the same, for what is left out of them.
+    Raises:
+        UsageError: one of them fits no cause.
+    """
+    chosen = set(_matching(select)) if select else set(all_causes())
+    left_out = set(_matching(ignore))
+    return tuple(cause for cause in all_causes() if cause in chosen and cause not in left_out)
+
+
+_PAGE = re.compile(
+    r"# (?P<title>[^\n]+)\n\n```toml\n(?P<head>.*?)^```\n(?P<sections>.*?)"
+    rf"(?:^## {LINES}\n\n```toml\n(?P<lines>.*)^```\n)?",
+    re.DOTALL | re.MULTILINE,
+)
+_PART = re.compile(r"\(\?&([a-z0-9_]+)\)")
+
+
+def _read_toml(block: str, path: Path, *, below: str = "") -> dict[str, Any]:
+    """Read a block of TOML; `below` is what stands above it in its file, so that errors have the file's lines."""
+    import tomllib  # only here: a wheel has no text to read
+
+    try:
+        return tomllib.loads("\n" * below.count("\n") + block)
+    except tomllib.TOMLDecodeError as exc:
+        line = re.search(r"at line ([0-9]+)", str(exc))
+        raise BookError(f"{path}:{line[1] if line else 1}: {exc}") from exc
+
+
+def _member(kind: type[E], name: str) -> E:
+    members = {member.name.lower().replace("_", "-"): member for member in kind}
+    if name not in members:
+        raise msgspec.ValidationError(f"`{name}`: expected {', '.join(members)}")
+    return members[name]
+
+
+def _line_of(problem: str, text: str) -> int:
+    """The line that a message of msgspec is about: the first one with a word that it quotes, from the sign on."""
+    lines = text.splitlines()
+    place = re.search(r"`\$\.(?:signs\[([0-9]+)\]\.?)?(\w*)", problem)
+    starts = [number for number, line in enumerate(lines) if line == "[[sign]]"]
+    first = starts[int(place[1])] if place and place[1] else 0
+    words = [place[2]] if place and place[2] else re.findall(r"[`']([^`'$]+)[`']", problem)
+    found = (number for number in range(first, len(lines)) if any(word in lines[number] for word in words))
+    return next(found, first) + 1
+
+
+def _matching(texts: Iterable[str]) -> Iterator[Cause]:
+    for text in texts:
+        prefix = text.strip().upper()
+        if re.fullmatch(r"AR[0-9]{1,2}", prefix):
+            family = [cause for cause in all_causes() if cause.id.startswith(prefix)]
+            if not family:
+                raise _no_such_cause(text)
+            yield from family
+        else:
+            yield find_cause(text)
+
+
+def _no_such_cause(text: str) -> UsageError:
+    import difflib  # only here: it costs time
+
+    # A wrong number is a wrong number: the nearest one is another cause.
+    is_id = re.fullmatch(r"AR[0-9]*", text.strip(), re.IGNORECASE)
+    names = {} if is_id else {name.lower(): name for cause in all_causes() for name in (cause.name, *cause.aliases)}
+    close = difflib.get_close_matches(text.strip().lower(), names, n=1)
+    within = [name for name in names.values() if len(text.strip()) > 2 and text.strip().lower() in name.lower()]
+    hint = f'did you mean "{names[close[0]] if close else within[0]}"? ' if close or within else ""
+    return UsageError(f'no cause "{text}": {hint}expected an id, a name or an alias; allranks explain lists them')
