@@ -206,10 +206,11 @@ def _read_toml(block: str, path: Path, *, below: str = "") -> dict[str, Any]:
     import tomllib  # only here: a wheel has no text to read
 
     try:
-        return tomllib.loads("\n" * below.count("\n") + block)
+        return tomllib.loads(block)
     except tomllib.TOMLDecodeError as exc:
-        line = re.search(r"at line ([0-9]+)", str(exc))
-        raise BookError(f"{path}:{line[1] if line else 1}: {exc}") from exc
+        line = int(number[1]) if (number := re.search(r"at line ([0-9]+)", str(exc))) else 1
+        problem = str(exc).partition(" (at ")[0]
+        raise BookError(f"{path}:{below.count(chr(10)) + line}: {problem}") from exc
 
 
 def _member(kind: type[E], name: str) -> E:
