@@ -243,7 +243,7 @@ def _do_not_begin(why: Goodbye | AllranksError, applicant: Applicant) -> int:
         is_in_charge = run_dir.write_verdict(verdict, node=node, is_of_all=applicant.leads)
         if is_in_charge or not is_slurm:
             print_findings(verdict.findings)
-    has_silent_task = any(finding.cause.startswith("AR001 ") for finding in verdict.findings)
+    has_silent_task = any(finding.cause_id == "AR001" for finding in verdict.findings)
     if is_in_charge and is_slurm and has_silent_task:  # it hangs, and never joined
         end_step(applicant.env)
     return verdict.exit_code

@@ -86,8 +86,8 @@ def list_nics(interfaces: Sequence[Interface]) -> str:
     return ", ".join(str(interface) for interface in interfaces if interface.addresses) or "none with an address"
 
 
-def _finding(cause: str, what: str, facts: NodeFacts, *, interface: str | None = None) -> Finding:
+def _finding(cause_id: str, what: str, facts: NodeFacts, *, interface: str | None = None) -> Finding:
     from allranks.causes.catalogue import find_cause  # not before it is needed: plans are made without it
     from allranks.causes.cause import failed
 
-    return find_cause(cause).find(failed(what=what, interface=interface), node=facts.host)
+    return find_cause(cause_id).find(failed(what=what, interface=interface), node=facts.host)

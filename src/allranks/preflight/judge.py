@@ -40,7 +40,7 @@ ALONE, NOTHING = "one node alone", "nothing to compare"
 class Stranger(NamedTuple):
     """Somebody who was not let in."""
 
-    cause: str
+    cause_id: str
     host: str
     reason: str
 
@@ -124,8 +124,8 @@ def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] 
         store_port=terms.store_port,
     )
     allowed = {cause.id for cause in wanted}
-    found = [each for each in bench.found if each.finding.cause[:5] not in terms.ignored]
-    found = [each for each in found if each.finding.cause[:5] in allowed or each.finding.severity is Severity.FAIL]
+    found = [each for each in bench.found if each.finding.cause_id not in terms.ignored]
+    found = [each for each in found if each.finding.cause_id in allowed or each.finding.severity is Severity.FAIL]
     shown = sorted(_without_echoes(found), key=lambda each: _rank(each.finding))[:MAX_FINDINGS]
     ordered = tuple(bench.name_waiting(each) for each in shown)
     return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
@@ -182,7 +182,7 @@ class _Bench:
     def add_problem(self, card: Card) -> None:
         """Note what a node's own agent says against it."""
         finding = card.problem_finding
-        cause = _known_cause(finding.cause) if finding is not None else None
+        cause = _known_cause(finding.cause_id) if finding is not None else None
         if finding is None or cause is None:
             what = as_one_line(card.problem or "", at_most=MAX_TEXT)
             self.add(find_cause("AR512"), (card.host,), failed(what=what))
@@ -222,7 +222,7 @@ class _Bench:
         try:
             judged = (*judge_pairs(results, quiet, cards, store_port=store_port), *judge_untried(results, cards))
             for each in judged:
-                self.add(find_cause(each.cause), each.nodes, each.outcome, named=each.culprit)
+                self.add(find_cause(each.cause_id), each.nodes, each.outcome, named=each.culprit)
         except Exception:
             self._note_crash([cause for cause in wanted if cause.symptoms])
 
@@ -290,16 +290,16 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
         bench.unreachable.update(silent)  # that it answers no test either is no news
     for stranger in seen.strangers:
         what = f"the leader rejected {stranger.host}, which tried to join"
-        bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))
+        bench.add(find_cause(stranger.cause_id), (stranger.host,), warned(stranger.reason, what=what))
 
 
 def _fold(nodes: Sequence[str]) -> str:
     return fold_hosts(list(nodes)) if all(" " not in node for node in nodes) else ", ".join(nodes)
 
 
-def _known_cause(label: str) -> type[Cause] | None:
+def _known_cause(cause_id: str) -> type[Cause] | None:
     try:
-        cause = find_cause(label[:5])
+        cause = find_cause(cause_id)
     except UsageError:  # of another version
         return None
     return None if cause.is_outcome else cause
@@ -325,8 +325,8 @@ def _without_echoes(found: Sequence[_Found]) -> list[_Found]:
     kept: dict[tuple[str, str | None, str | None], _Found] = {}
     for each in found:
         finding = each.finding
-        is_stranger = finding.cause[:5] in ("AR404", "AR405", "AR406")
-        key = (finding.cause, finding.node, None if is_stranger or finding.cause[:5] == "AR210" else finding.message)
+        is_stranger = finding.cause_id in ("AR404", "AR405", "AR406")
+        key = (finding.cause, finding.node, None if is_stranger or finding.cause_id == "AR210" else finding.message)
         kept.setdefault(key, each)
     return list(kept.values())
 
@@ -345,5 +345,5 @@ def _exit_code(findings: Sequence[Finding], cards: Sequence[Card]) -> int:
     if first.node in problems:
         return problems[first.node]
     # What leaving nodes out cures is worth another try only if that cures everything.
-    codes = {int(find_cause(finding.cause[:5]).exit_code) for finding in fails}
+    codes = {int(find_cause(finding.cause_id).exit_code) for finding in fails}
     return int(Exit.NODE_FAULT) if codes == {int(Exit.NODE_FAULT)} else int(Exit.SETUP)

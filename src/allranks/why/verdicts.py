@@ -22,9 +22,9 @@ from allranks.why.logs.printed import Printed
 from allranks.why.logs.sources import VERDICT, Source
 from allranks.why.overcome import find_ends
 
-_ENDED = ("AR506 ", "AR507 ", "AR508 ")
+_ENDED = ("AR506", "AR507", "AR508")
 """Causes that end a job from outside: preemption, the time limit, a person."""
-_BROKEN = "AR215 "
+_BROKEN = "AR215"
 _OF_NETWORK = "AR2"
 """Such a finding, and a broken connection, may have one reason."""
 _LOOK = (
@@ -148,9 +148,9 @@ def leave_out_consequences(findings: Sequence[Finding], *, is_judged: bool) -> l
     known = (Confidence.CERTAIN, Confidence.LIKELY) if is_judged else (Confidence.CERTAIN,)
     if first is None or first.severity is not Severity.FAIL or first.confidence not in known:
         return list(findings)
-    if first.cause.startswith(_OF_NETWORK):
+    if first.cause_id.startswith(_OF_NETWORK):
         return list(findings)
-    return [each for each in findings if not each.cause.startswith(_BROKEN) or each.confidence is Confidence.CERTAIN]
+    return [each for each in findings if each.cause_id != _BROKEN or each.confidence is Confidence.CERTAIN]
 
 
 def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
@@ -158,7 +158,7 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
 
     What merely resembles something is left out: all ranks were ended, and say so in tracebacks.
     """
-    from_outside = [each for each in own if each.cause.startswith(_ENDED)]
+    from_outside = [each for each in own if each.cause_id in _ENDED]
     more = [each for each in own if each.severity is Severity.FAIL and each.confidence is not Confidence.UNDECIDED]
     if not from_outside:
         cause = find_cause("cancelled")
