@@ -33,7 +33,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from allranks.causes.sign import Sign
-from allranks.causes.trait import Trait
+from allranks.causes.trait import Family, Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Status
@@ -117,9 +117,6 @@ class Cause:
     exit_code: ClassVar[int] = Exit.SETUP
     """75 where leaving the node out cures it, else 78."""
     is_outcome: ClassVar[bool] = False
-    ends_ranks: ClassVar[bool] = False
-    """An exception of a rank with one of these signs is this cause, and no error of the script: its machine lacks
-    something, which may be there the next time."""
     traits: ClassVar[frozenset[Trait]] = frozenset()
     """What engines may ask of it."""
     symptoms: ClassVar[tuple[Symptom, ...]] = ()
@@ -184,6 +181,11 @@ class Cause:
         text = inspect.getdoc(cls) or ""
         parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
         return {head.strip(): body.strip("\n") for head, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+    @classmethod
+    def family(cls) -> Family:
+        """What it is about, by its id."""
+        return Family(cls.id[2])
 
     @classmethod
     def label(cls) -> str:

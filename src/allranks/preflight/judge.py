@@ -13,8 +13,9 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from allranks.causes.catalogue import all_causes, find_cause
+from allranks.causes.catalogue import all_causes, find_cause, traits_of
 from allranks.causes.cause import Cause, Outcome, failed, warned
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
@@ -174,7 +175,7 @@ class _Bench:
         is_decided = outcome.confidence is not Confidence.UNDECIDED
         node = named or (_fold(culprits) if is_decided else " or ".join(culprits))
         is_fail = outcome.status is Status.FAIL
-        if cause.id in ("AR208", "AR210") and is_fail:
+        if Trait.CUTS_ITS_NODE_OFF in cause.traits and is_fail:
             self.unreachable.update(culprits)
         finding = _bounded(cause.find(outcome, node=node or None))
         self.found.append(_Found(finding, culprits if is_fail else ()))
@@ -187,7 +188,7 @@ class _Bench:
             what = as_one_line(card.problem or "", at_most=MAX_TEXT)
             self.add(find_cause("AR512"), (card.host,), failed(what=what))
             return
-        if cause.id in ("AR208", "AR210"):
+        if Trait.CUTS_ITS_NODE_OFF in cause.traits:
             self.unreachable.add(card.host)
         # Whatever its agent thinks of it, the node does not take part: that stops the job.
         finding = msgspec.structs.replace(finding, cause=cause.label(), severity=Severity.FAIL, ranks=(), victims=())
@@ -321,12 +322,12 @@ def _bounded(finding: Finding) -> Finding:
 
 
 def _without_echoes(found: Sequence[_Found]) -> list[_Found]:
-    """Leave out what another finding says already: the same cause of the same culprit; strangers that come twice."""
+    """Leave out what another finding says already: the same cause of the same culprit."""
     kept: dict[tuple[str, str | None, str | None], _Found] = {}
     for each in found:
         finding = each.finding
-        is_stranger = finding.cause_id in ("AR404", "AR405", "AR406")
-        key = (finding.cause, finding.node, None if is_stranger or finding.cause_id == "AR210" else finding.message)
+        words = None if Trait.ONCE_A_NODE in traits_of(finding.cause_id) else finding.message
+        key = (finding.cause, finding.node, words)
         kept.setdefault(key, each)
     return list(kept.values())
 

@@ -53,7 +53,8 @@ PAUSE_S = 0.5
 """How long nothing is accepted when the process has no descriptor left. The listener stays readable all the while."""
 MAX_MUNGE = 4
 """Credentials that are checked at the same time."""
-EARLIER_ATTEMPT, FOREIGN = "AR404", "AR406"
+EARLIER_ATTEMPT = "AR404"
+FOREIGN = "AR406"
 """Causes for which a peer is rejected for good; FOREIGN: another secret or another version, or no agent. Without a
 cause it may try again: it was slow, or belongs to another leader, or was a port check."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)

@@ -10,6 +10,7 @@ from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warne
 from allranks.causes.gpu.seen import gpu_facts, name_of, visible_gpus
 from allranks.causes.node.presence import is_same_machine
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -125,6 +126,7 @@ class DuplicateGpu(Cause, id="AR107"):
         'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
     )
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.NORMAL_AMONG_RANKS})
     signs = (
         Sign(
             r"Duplicate GPU detected : rank (?P<rank>[0-9]+) and rank (?P<ranks>[0-9]+) both on CUDA device "

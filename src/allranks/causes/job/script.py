@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import PASSED, Cause, Outcome, unknown, warned
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -301,6 +302,7 @@ class NodeCannotStart(Cause, id="AR512"):
     message = "{what}"
     fix = "correct on {node} what the message reports; allranks run --dry-run tests it there without a job"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.KEEPS_ITS_NODE_OUT})
     no_fault_yet = "the launcher reports it; its own tests omit the script on one node"
 
 

@@ -6,6 +6,7 @@ from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, skipp
 from allranks.causes.net.cards import data_interface
 from allranks.causes.net.lines import GLOO_PEER, IPV4, NCCL_PEER
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -49,6 +50,7 @@ class LinkDown(Cause, id="AR210"):
         "port; UP: check the switch port's VLAN and state"
     )
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.CUTS_ITS_NODE_OFF, Trait.ONCE_A_NODE})
     symptoms = (Symptom.SILENT,)
     also = ("AR203", "AR201", "AR206", "AR214", "AR302")
     told = "a network interface lost its link, or there is no route to the network"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.net.cards import most_common, with_facts
 from allranks.causes.sign import Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card, Facts
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -55,7 +56,7 @@ class ShmTooSmall(Cause, id="AR002"):
     told = "/dev/shm is full: NCCL or MPI could not create a shared memory segment"  # noqa: S108
     fix = "as root on {node}: mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g"
     exit_code = Exit.NODE_FAULT
-    ends_ranks = True
+    traits = frozenset({Trait.ENDS_RANKS})
     signs = (
         Sign(r"failed to extend (?P<thing>/dev/shm)/nccl-"),
         Sign(r"Error while creating shared memory segment (?P<thing>/dev/shm|nccl-)"),
@@ -346,6 +347,7 @@ class CpuStarved(Cause, id="AR011"):
     message = "the node has {cores} for {workers} workers{others}"
     told = "the node has fewer cores than workers, as the data loader reports"
     fix = "request more cores per task (#SBATCH --cpus-per-task, export SRUN_CPUS_PER_TASK), or start fewer workers"
+    traits = frozenset({Trait.OF_GRANTED_CORES})
     no_fault_yet = "the lab divides the machine's cores among its nodes and cannot take one away"
     signs = (
         Sign(

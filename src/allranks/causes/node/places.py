@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.node.limits import GIB, MIB, size_text
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card, Place
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -51,7 +52,7 @@ class DiskFull(Cause, id="AR005"):
     told = "a disk is full, or a quota is used up"
     fix = "on {node}: df -h {path}; remove old files there, or use another place (TMPDIR, --log-dir)"
     exit_code = Exit.NODE_FAULT
-    ends_ranks = True
+    traits = frozenset({Trait.ENDS_RANKS, Trait.FILLS_A_DIRECTORY})
     signs = (
         # A path in /dev/shm is another cause.
         Sign(

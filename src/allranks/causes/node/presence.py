@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, skipped, unknown, warned
 from allranks.causes.sign import Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card, Facts
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -45,6 +46,7 @@ class NodeSilent(Cause, id="AR001"):
     message = "{what}"
     fix = "sinfo -N -n {node} -o '%N %T %E' shows whether it is up; start without it: --exclude={node}"
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.HEARS_NO_VERDICT, Trait.KEEPS_ITS_NODE_OUT})
 
 
 class ClockSkew(Cause, id="AR007"):

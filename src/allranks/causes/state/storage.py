@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -258,7 +259,7 @@ class DataloaderShm(Cause, id="AR607"):
         "/dev/shm"
     )
     exit_code = Exit.SETUP
-    ends_ranks = True
+    traits = frozenset({Trait.ENDS_RANKS})
     also = ("AR002", "AR008", "AR005")
     signs = (
         Sign(r"DataLoader worker \(pid (?P<pid>[0-9]+)\) is killed by signal: (?P<signal>Bus error)"),
