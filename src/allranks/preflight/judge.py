@@ -13,11 +13,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from allranks.causes.catalogue import all_causes, find_cause, traits_of
+from allranks.causes.catalogue import all_causes, find_cause, known_cause, traits_of
 from allranks.causes.cause import Cause, Outcome, failed, warned
 from allranks.causes.trait import Trait
 from allranks.model.card import Card
-from allranks.model.errors import Exit, UsageError
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import name_hosts
@@ -183,8 +183,8 @@ class _Bench:
     def add_problem(self, card: Card) -> None:
         """Note what a node's own agent says against it."""
         finding = card.problem_finding
-        cause = _known_cause(finding.cause_id) if finding is not None else None
-        if finding is None or cause is None:
+        cause = known_cause(finding.cause_id) if finding is not None else None
+        if finding is None or cause is None or cause.is_outcome:
             what = as_one_line(card.problem or "", at_most=MAX_TEXT)
             self.add(find_cause("AR512"), (card.host,), failed(what=what))
             return
@@ -296,14 +296,6 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
 
 def _fold(nodes: Sequence[str]) -> str:
     return fold_hosts(list(nodes)) if all(" " not in node for node in nodes) else ", ".join(nodes)
-
-
-def _known_cause(cause_id: str) -> type[Cause] | None:
-    try:
-        cause = find_cause(cause_id)
-    except UsageError:  # of another version
-        return None
-    return None if cause.is_outcome else cause
 
 
 def _bounded(finding: Finding) -> Finding:
