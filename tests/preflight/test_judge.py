@@ -114,7 +114,8 @@ def test_a_node_that_does_not_report_is_not_also_silent_in_the_pairs_of_the_othe
     assert judgement.findings[0].waiting == "node[01-02,04-06]"
 
 
-def test_a_node_whose_agent_says_that_its_interface_is_down_is_not_also_silent():
+@pytest.mark.parametrize("seen", [card(2, facts=None), interface_down(2)], ids=["nothing", "the same"])
+def test_a_node_whose_agent_says_that_its_interface_is_down_is_not_also_silent(seen):
     own = Finding(
         cause="AR210 link-down",
         severity=Severity.FAIL,
@@ -123,7 +124,7 @@ def test_a_node_whose_agent_says_that_its_interface_is_down_is_not_also_silent()
         interface="ens1f1",
         message="the data interface is down",
     )
-    problem = card(2, problem="ens1f1 is down", problem_exit=78, problem_finding=own, facts=None)
+    problem = msgspec.structs.replace(seen, problem="ens1f1 is down", problem_exit=78, problem_finding=own)
     judgement = judged(6, is_silent(2), cards={2: problem})
     assert brief(judgement) == [("AR210", "node03", "fail", "certain")]
     assert judgement.exit_code == 78

@@ -42,4 +42,5 @@ class Trait(StrEnum):
     OF_GRANTED_CORES = "of_granted_cores"
     """It judges the cores that SLURM gave the job: a check that asked for one core cannot judge it (cli.check)."""
     ONCE_A_NODE = "once_a_node"
-    """Two findings of it about one node say the same, even in other words: one is reported (preflight.judge)."""
+    """Its node and the other nodes may report it, in other words: of two findings about a node the first counts
+    (preflight.judge)."""

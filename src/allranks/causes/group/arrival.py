@@ -5,7 +5,6 @@ from __future__ import annotations
 from allranks.causes.cause import Cause
 from allranks.causes.net.lines import TRIED
 from allranks.causes.sign import Blames, Role, Sign
-from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -284,7 +283,6 @@ class StaleStore(Cause, id="AR404"):
     told = "more ranks joined the store than the job has: some belong to an earlier start or to another job"
     fix = "on {node}: pgrep -u $USER -af 'allranks run' lists leftover processes; end them (kill PID)"
     exit_code = Exit.SETUP
-    traits = frozenset({Trait.ONCE_A_NODE})
     also = ("AR401", "AR602")
     signs = (
         Sign(r"store based barrier [^(]*\(world_size=" + _more_than_wanted(), blames=_NOBODY),
@@ -367,7 +365,6 @@ class DuplicateRank(Cause, id="AR405"):
         "--node-rank"
     )
     exit_code = Exit.SETUP
-    traits = frozenset({Trait.ONCE_A_NODE})
     also = ("AR501", "AR404", "AR502")
     signs = (
         Sign(
@@ -413,5 +410,4 @@ class Stranger(Cause, id="AR406"):
         "[network] port"
     )
     exit_code = Exit.SETUP
-    traits = frozenset({Trait.ONCE_A_NODE})
     no_fault_yet = "the tests of wire and preflight connect with other secrets, versions and garbage"
