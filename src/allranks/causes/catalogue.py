@@ -13,25 +13,27 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from allranks.causes.trait import Family
 from allranks.model.errors import UsageError
 
 if TYPE_CHECKING:
     from allranks.causes.cause import Cause
     from allranks.causes.sign import Sign
+    from allranks.causes.trait import Trait
 
-FAMILIES = {
-    "0": "node",
-    "1": "GPU",
-    "2": "network",
-    "3": "RDMA and fabric",
-    "4": "group and collectives",
-    "5": "job, SLURM and script",
-    "6": "state",
+FAMILIES: Mapping[str, str] = {
+    Family.NODE: "node",
+    Family.GPU: "GPU",
+    Family.NETWORK: "network",
+    Family.FABRIC: "RDMA and fabric",
+    Family.GROUP: "group and collectives",
+    Family.JOB: "job, SLURM and script",
+    Family.STATE: "state",
 }
-"""First digit of an id -> what it is about."""
+"""Family of an id -> what it is about, for people."""
 
 _NO_CAUSES = {
     "allranks.causes.cause",
@@ -68,11 +70,29 @@ def find_cause(text: str) -> type[Cause]:
     Raises:
         UsageError: there is none; it says what comes close.
     """
-    wanted = text.strip().lower()
-    for cause in all_causes():
-        if wanted in {name.lower() for name in (cause.id, cause.name, cause.label(), *cause.aliases)}:
-            return cause
-    raise _no_such_cause(text)
+    cause = known_cause(text)
+    if cause is None:
+        raise _no_such_cause(text)
+    return cause
+
+
+def known_cause(text: str) -> type[Cause] | None:
+    """Return the same; None if there is none: a finding may be of another version."""
+    return _by_name().get(text.strip().lower())
+
+
+def traits_of(text: str) -> frozenset[Trait]:
+    """Return what engines may ask of this cause; nothing if there is none."""
+    cause = known_cause(text)
+    return frozenset() if cause is None else cause.traits
+
+
+@functools.cache
+def _by_name() -> dict[str, type[Cause]]:
+    named: dict[str, type[Cause]] = {}
+    for cause in reversed(all_causes()):
+        named |= {name.lower(): cause for name in (cause.id, cause.name, cause.label(), *cause.aliases)}
+    return named
 
 
 def find_in_exception(text: str) -> tuple[type[Cause], Sign, re.Match[str]] | None:

@@ -33,7 +33,7 @@ from enum import StrEnum
 from typing import ClassVar
 
 from allranks.causes.sign import Sign
-from allranks.causes.trait import Trait
+from allranks.causes.trait import Family, Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Status
@@ -184,6 +184,11 @@ class Cause:
         text = inspect.getdoc(cls) or ""
         parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
         return {head.strip(): body.strip("\n") for head, body in zip(parts[1::2], parts[2::2], strict=True)}
+
+    @classmethod
+    def family(cls) -> Family:
+        """What it is about, by its id."""
+        return Family(cls.id[2])
 
     @classmethod
     def label(cls) -> str:

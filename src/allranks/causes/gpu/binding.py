@@ -10,6 +10,7 @@ from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warne
 from allranks.causes.gpu.seen import gpu_facts, name_of, visible_gpus
 from allranks.causes.node.presence import is_same_machine
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -291,6 +292,7 @@ class BackendDeviceMismatch(Cause, id="AR111"):
     told = "the backend does not match the device of the tensors, or of the node"
     fix = "on {node}: nvidia-smi shows whether the driver is loaded; to run without GPUs: --backend gloo"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.OF_ONE_CALL})
     signs = (
         Sign(r"ProcessGroupNCCL is only supported with GPUs, no GPUs found"),
         Sign(r"No backend type associated with device type (?P<device>[a-z]+)"),

@@ -12,6 +12,7 @@ from allranks.causes.net.cards import data_network, most_common, with_facts
 from allranks.causes.net.choices import GLOO, NCCL, Choice, find_astray, list_choices
 from allranks.causes.net.lines import NIC_OF_ONE_MACHINE, NOT_REACHED, OF_A_CONTAINER, OF_ONE_MACHINE
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -279,6 +280,7 @@ class NicNotFound(Cause, id="AR208"):
     message = "{what}"
     fix = "on {node}: ip -br addr lists the interfaces; correct the name in cluster.toml, or unset the variable"
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.BEFORE_THE_FIRST_STEP})
     also = ("AR203", "AR202", "AR214")
     told = "a network interface that was selected by name does not exist or has no address"
     signs = (

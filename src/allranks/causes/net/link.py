@@ -6,6 +6,7 @@ from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, skipp
 from allranks.causes.net.cards import data_interface
 from allranks.causes.net.lines import GLOO_PEER, IPV4, NCCL_PEER
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -237,6 +238,7 @@ class PeerConnectionLost(Cause, id="AR215"):
     message = "{what}"
     fix = "find the process that died first; if none died, on {node} and its neighbors: dmesg | grep -i 'link is'"
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.AFTER_THE_END, Trait.BREAKS_WITH_ITS_PEER})
     no_fault_yet = "the guard finds the cause behind it (AR210, AR211, AR204, AR407); logs alone do not always show it"
     also = ("AR407", "AR203", "AR206", "AR210", "AR211", "AR414")
     told = "a connection between two ranks broke; these logs do not say why"

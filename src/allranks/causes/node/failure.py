@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -49,6 +50,7 @@ class NodeFailure(Cause, id="AR012"):
         "--exclude={node}"
     )
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.REPORTED_BY_WATCHERS})
     told = "a node was lost while the job ran"
     signs = (
         Sign(r"error: Node failure on (?P<node>[A-Za-z0-9_.,\[\]-]+)", blames=Blames.NAMED),
