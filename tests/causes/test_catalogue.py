@@ -14,9 +14,18 @@ from pathlib import Path
 
 import pytest
 
-from allranks.causes.catalogue import all_causes, find_cause, select_causes, ways_to_find
+from allranks.causes.catalogue import (
+    FAMILIES,
+    all_causes,
+    find_cause,
+    known_cause,
+    select_causes,
+    traits_of,
+    ways_to_find,
+)
 from allranks.causes.cause import SECTIONS, Cause
 from allranks.causes.pages import find_differences, main
+from allranks.causes.trait import Family
 from allranks.model.errors import Exit, UsageError
 
 PAGES = Path(__file__).parents[2] / "docs/reference/causes"
@@ -191,6 +200,17 @@ def test_what_is_no_cause_is_refused_with_what_comes_close(text: str, hint: str)
         find_cause(text)
     assert f'no cause "{text}": ' in str(caught.value)
     assert hint in str(caught.value)
+
+
+def test_a_cause_of_a_later_version_is_not_known_and_has_no_traits() -> None:
+    assert known_cause("AR999 of-a-later-version") is None
+    assert traits_of("AR999 of-a-later-version") == frozenset()
+    assert traits_of("AR508 cancelled") == find_cause("AR508").traits
+
+
+def test_each_cause_is_of_a_family() -> None:
+    assert {cause.family() for cause in CAUSES} == set(FAMILIES) == set(Family)
+    assert find_cause("mtu-blackhole").family() is Family.NETWORK
 
 
 def test_causes_are_selected_by_beginning_and_left_out_by_name() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, warned
 from allranks.causes.fabric import NO_LAB, active_ports, chosen_ports, port_name, rdma_facts, why_no_rdma
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card, RdmaPort
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -281,6 +282,7 @@ class IbLinkError(Cause, id="AR302"):
         "check cable, transceiver, switch port"
     )
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.FOLLOWS_AN_END_ELSEWHERE})
     no_fault_yet = NO_LAB
     never_on_hardware = True
     also = ("AR301", "AR210", "AR205")

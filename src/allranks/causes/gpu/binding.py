@@ -293,6 +293,7 @@ class BackendDeviceMismatch(Cause, id="AR111"):
     told = "the backend does not match the device of the tensors, or of the node"
     fix = "on {node}: nvidia-smi shows whether the driver is loaded; to run without GPUs: --backend gloo"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.OF_ONE_CALL})
     signs = (
         Sign(r"ProcessGroupNCCL is only supported with GPUs, no GPUs found"),
         Sign(r"No backend type associated with device type (?P<device>[a-z]+)"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from allranks.causes.cause import Cause
 from allranks.causes.gpu.xids import PROGRAM_XIDS, told_xid_patterns, xid_pattern
 from allranks.causes.sign import Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -46,6 +47,7 @@ class InvalidDevice(Cause, id="AR106"):
     )
     told = "a rank uses a GPU that is not visible to it"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.OF_ONE_CALL})
     also = ("AR108",)
     no_fault_yet = "the lab's nodes have one pretended GPU each, which no program can open"
     signs = (
@@ -240,6 +242,7 @@ class CudaIllegalAccess(Cause, id="AR110"):
     )
     told = "a GPU kernel failed: illegal access, assertion or launch failure"
     exit_code = Exit.USER_CODE
+    traits = frozenset({Trait.OF_ONE_CALL})
     no_fault_yet = "the lab has no GPU"
     also = ("AR105",)
     signs = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -49,6 +50,7 @@ class CollectiveMismatch(Cause, id="AR410"):
     told = "ranks did not run the same collective, or ran it with different shapes"
     fix = "run once with TORCH_DISTRIBUTED_DEBUG=DETAIL; remove collectives from branches that only some ranks take"
     exit_code = Exit.USER_CODE
+    traits = frozenset({Trait.OF_ONE_CALL})
     also = ("AR408", "AR503", "AR504")
     signs = (
         # NCCL's RAS names those that are elsewhere on the lines after it.
@@ -298,6 +300,7 @@ class UnusedParameters(Cause, id="AR412"):
     told = "parameters took no part in the loss, or took part more than once, so DDP cannot reduce their gradients"
     fix = "TORCH_DISTRIBUTED_DEBUG=DETAIL names the parameter; remove it, freeze it, or set find_unused_parameters=True"
     exit_code = Exit.USER_CODE
+    traits = frozenset({Trait.OF_ONE_CALL})
     no_fault_yet = "a bug of the model; the cluster is not involved"
     signs = (
         Sign(r"Expected to have finished reduction in the prior iteration before starting a new one"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from allranks.causes.cause import Cause
 from allranks.causes.net.lines import TRIED
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -65,6 +66,7 @@ class MissingRank(Cause, id="AR401"):
         "its .out and .err"
     )
     exit_code = Exit.USER_CODE
+    traits = frozenset({Trait.BEFORE_THE_FIRST_STEP, Trait.OTHERS_WAIT_FOR_IT})
     no_fault_yet = "it needs a script that delays one rank; the tests of join start such scripts"
     also = ("AR201", "AR402")
     signs = (
@@ -184,6 +186,7 @@ class RendezvousTimeout(Cause, id="AR402"):
         "--rdzv-endpoint on all nodes"
     )
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.AT_THE_MEETING, Trait.BEFORE_THE_FIRST_STEP, Trait.ONLY_WAITS})
     no_fault_yet = "it is torchrun's own fault; allranks has no such rendezvous"
     also = ("AR201", "AR401")
     signs = (

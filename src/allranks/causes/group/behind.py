@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -54,6 +55,7 @@ class StuckRank(Cause, id="AR408"):
         "hangs; only slow: a longer --hang-timeout"
     )
     exit_code = Exit.HANG
+    traits = frozenset({Trait.OTHERS_WAIT_FOR_IT})
     also = ("AR410", "AR409", "AR401", "AR411")
     signs = (
         Sign(rf"Ranks? {_RANKS} failed to pass monitoredBarrier in (?P<ms>[0-9]+) ms", blames=_NAMED),
@@ -203,6 +205,7 @@ class StragglerRank(Cause, id="AR409"):
         "while others wait; or raise the timeout"
     )
     exit_code = Exit.USER_CODE
+    traits = frozenset({Trait.ALL_OTHERS_REPORT_IT, Trait.OTHERS_WAIT_FOR_IT})
     also = ("AR401", "AR408")
     signs = (
         Sign(

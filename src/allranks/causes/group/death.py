@@ -107,7 +107,7 @@ class DeadRank(Cause, id="AR407"):
     told = "a process of the job died, and the others lost their connection to it"
     fix = "on {node}: dmesg -T | grep -iE 'killed process|segfault', and read the end of the rank's .err"
     exit_code = Exit.USER_CODE
-    traits = frozenset({Trait.ENDS_BY_ITSELF})
+    traits = frozenset({Trait.ENDS_BY_ITSELF, Trait.EXPLAINS_A_KILL, Trait.REPORTED_BY_WATCHERS})
     also = ("AR008", "AR508")
     signs = (
         # A crash is its own doing.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -47,6 +48,7 @@ class HeartbeatStuck(Cause, id="AR413"):
         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
     )
     exit_code = Exit.HANG
+    traits = frozenset({Trait.FOLLOWS_A_DEATH})
     no_fault_yet = "it needs a GPU and a CUDA call that hangs"
     also = ("AR490",)
     signs = (
@@ -129,6 +131,7 @@ class StoreLost(Cause, id="AR414"):
     told = "the process that hosts the store ended, and the others lost their connection to it"
     fix = "read the log of the store's host (MASTER_ADDR, --rdzv-endpoint): its process ended before the others"
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.AFTER_THE_END, Trait.AT_THE_MEETING, Trait.FOLLOWS_A_DEATH})
     no_fault_yet = "it needs a plain torchrun job whose first agent is killed"
     also = ("AR201", "AR215", "AR602", "AR404")
     signs = (

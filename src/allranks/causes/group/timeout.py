@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -54,6 +55,7 @@ class GlooTimeout(Cause, id="AR403"):
         "ephemeral ports"
     )
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.ONLY_WAITS})
     no_fault_yet = "only check --deep finds it; the roll call finds the faults of the lab earlier"
     also = ("AR409", "AR490")
     signs = (
@@ -202,6 +204,7 @@ class CollectiveTimeout(Cause, id="AR490"):
     message = "{what}"
     told = "ranks waited in a collective until the timeout; the logs do not say for which rank"
     exit_code = Exit.HANG
+    traits = frozenset({Trait.ONLY_WAITS})
     is_outcome = True
     also = ("AR409", "AR407", "AR410", "AR411", "AR403")
     signs = (
@@ -322,5 +325,6 @@ class SilentHang(Cause, id="AR491"):
     message = "{what}"
     told = "the logs stop, and no line says why"
     exit_code = Exit.HANG
+    traits = frozenset({Trait.SAYS_NOTHING})
     is_outcome = True
     also = ("AR409", "AR599")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -46,6 +47,7 @@ class Preempted(Cause, id="AR506"):
     told = "the scheduler preempted the job and gave its nodes to other work"
     fix = "submit with sbatch --requeue, and save a checkpoint on the warning signal: #SBATCH --signal=B:USR1@120"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.ENDS_FROM_OUTSIDE, Trait.REPORTED_BY_WATCHERS})
     signs = (
         Sign(r"DUE TO PREEMPTION", blames=_NOBODY),
         Sign(r"DUE TO JOB REQUEUE", Role.LIKELY, _NOBODY, Confidence.LIKELY),
@@ -115,6 +117,7 @@ class TimeLimit(Cause, id="AR507"):
     told = "the job reached its time limit, and SLURM ended it"
     fix = "request a longer #SBATCH --time, or save a checkpoint before the end: #SBATCH --signal=B:USR1@300"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.ENDS_FROM_OUTSIDE, Trait.REPORTED_BY_WATCHERS})
     signs = (
         Sign(r"DUE TO TIME LIMIT", blames=_NOBODY),
         Sign(r"exceeded its time limit and its allocation has been revoked", blames=_NOBODY),
@@ -190,6 +193,7 @@ class Cancelled(Cause, id="AR508"):
         "cancelled it, if the cluster keeps accounting"
     )
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.ENDS_FROM_OUTSIDE, Trait.REPORTED_BY_WATCHERS})
     signs = (
         Sign(
             r"\bJOB [0-9_+]+(?: ON [^ ]{1,80})? CANCELLED AT [0-9T:-]+ \*\*\*", Role.LIKELY, _NOBODY, Confidence.LIKELY
@@ -313,6 +317,7 @@ class CrashLoop(Cause, id="AR509"):
     fix = "read the error of the first attempt, and run without restarts until it is fixed: --max-restarts=0"
     also = ("AR602",)
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.REPORTED_BY_WATCHERS})
     signs = (
         Sign(
             r"Worker group (?:FAILED|UNHEALTHY)\. 1/(?:[2-9]|[1-9][0-9]+) attempts left",

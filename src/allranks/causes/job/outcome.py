@@ -35,7 +35,7 @@ class UserCodeError(Cause, id="AR590"):
     message = "{what}"
     told = "the script itself failed; no evidence points to the cluster"
     exit_code = Exit.USER_CODE
-    traits = frozenset({Trait.ENDS_BY_ITSELF})
+    traits = frozenset({Trait.ENDS_BY_ITSELF, Trait.ERROR_OF_SCRIPT, Trait.REPORTED_BY_WATCHERS})
     also = ("AR407",)
     signs = (
         # argparse and Python itself, before the first line of training.
@@ -121,6 +121,7 @@ class Healthy(Cause, id="AR599"):
     message = "no fault found"
     told = "the job finished without evidence of a fault"
     exit_code = Exit.OK
+    traits = frozenset({Trait.SAYS_NOTHING, Trait.SUCCESS})
     also = ("AR491",)
     signs = (
         Sign(r"worker group successfully finished", Role.CONTEXT, Blames.NOBODY),

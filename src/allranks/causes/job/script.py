@@ -44,6 +44,7 @@ class SlurmEnv(Cause, id="AR501"):
     message = "{what}"
     fix = "allranks env --explain shows where both values come from; unset the leftover one"
     exit_code = Exit.USAGE
+    traits = frozenset({Trait.OF_ONE_CALL})
     told = "SLURM's tasks do not match what the program expects: they count tasks, ranks or nodes differently"
     also = ("AR502", "AR401", "AR106")
     signs = (
@@ -201,6 +202,7 @@ class SpawnInsideSrun(Cause, id="AR502"):
     message = "{what}"
     fix = "start one agent per node, which starts the workers: srun --ntasks-per-node=1 allranks run ..."
     exit_code = Exit.USAGE
+    traits = frozenset({Trait.BEFORE_THE_FIRST_STEP})
     also = ("AR501", "AR405", "AR404")
     signs = (
         Sign(r"agents \([^)]{1,80}\), allranks needs one a node"),

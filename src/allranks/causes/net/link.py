@@ -239,6 +239,7 @@ class PeerConnectionLost(Cause, id="AR215"):
     message = "{what}"
     fix = "find the process that died first; if none died, on {node} and its neighbors: dmesg | grep -i 'link is'"
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.AFTER_THE_END, Trait.BREAKS_WITH_ITS_PEER})
     no_fault_yet = "the guard finds the cause behind it (AR210, AR211, AR204, AR407); logs alone do not always show it"
     also = ("AR407", "AR203", "AR206", "AR210", "AR211", "AR414")
     told = "a connection between two ranks broke; these logs do not say why"

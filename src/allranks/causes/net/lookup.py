@@ -9,6 +9,7 @@ from allranks.causes.cause import Cause, Outcome
 from allranks.causes.net.cards import parse_address, with_facts
 from allranks.causes.net.lines import NAME, PORT
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -55,6 +56,7 @@ class MasterDns(Cause, id="AR202"):
     message = "{names} does not resolve on this node; {contrast}"
     fix = "on {node}: getent hosts {names}; add the name to DNS or to /etc/hosts there, or give an address instead"
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.AT_THE_MEETING, Trait.BEFORE_THE_FIRST_STEP})
     also = ("AR201", "AR214")
     told = "a host name does not resolve, or resolves to an address of another machine"
     signs = (

@@ -9,6 +9,7 @@ from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unkno
 from allranks.causes.net.cards import data_interface, data_network, parse_address, subnet_of, with_facts
 from allranks.causes.net.lines import ANY_PORT, NCCL_PEER
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card, Interface
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -46,6 +47,7 @@ class LoopbackHostname(Cause, id="AR209"):
     message = "the node's own name {name} resolves to {address}, a loopback address; other nodes have a real address"
     fix = "in /etc/hosts on {node}: map {name} to the node's address on the data network instead of {address}"
     exit_code = Exit.NODE_FAULT
+    traits = frozenset({Trait.BEFORE_THE_FIRST_STEP})
     also = ("AR201", "AR203", "AR206", "AR215")
     told = "a rank announced its loopback address; other nodes that connect to it reach only themselves"
     signs = (
@@ -168,6 +170,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
     message = "{what}"
     fix = "use IPv4 or IPv6 for all data addresses: ip -br addr shows them; [network] data in cluster.toml selects one"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.BEFORE_THE_FIRST_STEP})
     no_fault_yet = "a lab is either IPv4 or IPv6"
     also = ("AR202", "AR203", "AR206", "AR208")
     told = "one end uses IPv4, the other IPv6"

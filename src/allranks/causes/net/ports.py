@@ -5,6 +5,7 @@ from __future__ import annotations
 from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, warned
 from allranks.causes.net.lines import FAR_PEER, GLOO_PEER, IPV4, MASKED, NCCL_PEER, PORT
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -50,6 +51,7 @@ class FirewallPort(Cause, id="AR206"):
     message = "{what}"
     fix = "open {ports} on {where} to the nodes of the data network; nft list ruleset shows the rules in force"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.BEFORE_THE_FIRST_STEP})
     symptoms = (Symptom.FILTERED, Symptom.STORE_FILTERED)
     also = ("AR201", "AR203", "AR210", "AR211", "AR215")
     told = "the host answers, but one of its ports does not"
@@ -205,6 +207,7 @@ class PortInUse(Cause, id="AR207"):
         "on {node}: ss -ltnp 'sport = :{port}'; end the leftover process, or set another [network] port in cluster.toml"
     )
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.BEFORE_THE_FIRST_STEP})
     also = ("AR201", "AR405", "AR501", "AR502")
     told = "another process uses the port that this one was told to listen on"
     signs = (

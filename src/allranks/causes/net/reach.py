@@ -8,6 +8,7 @@ from allranks.causes.cause import Cause, Outcome, failed
 from allranks.causes.net.cards import parse_address
 from allranks.causes.net.lines import ENDPOINT, IPV4, NAME, TRIED
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -50,6 +51,7 @@ class MasterUnreachable(Cause, id="AR201"):
     message = "{what}"
     fix = "under SLURM omit the address; otherwise give one of {node} that all nodes reach (on {node}: ip -br addr)"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.AFTER_THE_END, Trait.AT_THE_MEETING, Trait.BEFORE_THE_FIRST_STEP})
     also = ("AR206", "AR203", "AR209", "AR202", "AR401", "AR402", "AR210", "AR414")
     told = (
         "the rendezvous address does not answer: wrong address, filtered port, or host down; these logs cannot tell "

@@ -50,7 +50,7 @@ class NodeFailure(Cause, id="AR012"):
         "--exclude={node}"
     )
     exit_code = Exit.NODE_FAULT
-    traits = frozenset({Trait.KEEPS_ITS_NODE_OUT})
+    traits = frozenset({Trait.KEEPS_ITS_NODE_OUT, Trait.REPORTED_BY_WATCHERS})
     told = "a node was lost while the job ran"
     signs = (
         Sign(r"error: Node failure on (?P<node>[A-Za-z0-9_.,\[\]-]+)", blames=Blames.NAMED),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -51,6 +52,7 @@ class HostOomKill(Cause, id="AR008"):
     )
     told = "a process was killed, most probably by the kernel: the host ran out of memory"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.EXPLAINS_A_KILL, Trait.REPORTED_BY_WATCHERS})
     also = ("AR407",)
     signs = (
         # SLURM and other schedulers say so

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -44,6 +45,7 @@ class CheckpointCorrupt(Cause, id="AR601"):
     told = "a checkpoint or weights file is incomplete or damaged"
     fix = "resume from the previous checkpoint, and move the damaged one away; check df and the quota"
     exit_code = Exit.SETUP
+    traits = frozenset({Trait.OF_ONE_CALL})
     also = ("AR005",)
     signs = (
         Sign(r"PytorchStreamReader failed reading (?P<part>zip archive|file [^ :]{1,200})"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -46,6 +47,7 @@ class ElasticNoResume(Cause, id="AR602"):
     told = "an elastic job restarted but did not resume from its checkpoint"
     fix = "load the last checkpoint when the script starts; after a closed rendezvous, start with a new --rdzv-id"
     exit_code = Exit.USER_CODE
+    traits = frozenset({Trait.REPORTED_BY_WATCHERS})
     aliases = ("MN5",)
     also = ("AR404", "AR414", "AR509")
     signs = (

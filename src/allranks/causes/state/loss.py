@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.trait import Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
@@ -67,6 +68,7 @@ class NanLoss(Cause, id="AR604"):
         "diag -r 3"
     )
     exit_code = Exit.USER_CODE
+    traits = frozenset({Trait.JOB_MAY_GO_ON, Trait.OF_ONE_CALL})
     signs = (
         Sign(r"Rank (?P<rank>[0-9]+): found (?:NaN|Inf|unexpectedly large grads) in local", blames=Blames.NAMED),
         Sign(
