@@ -24,6 +24,8 @@ from .scenes import FAST
 ENDS: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("recorded_ends.toml").read_text("utf-8"))["end"]
 MEMBERS = (Member(name="node01", first_rank=0, num_workers=2, host="node01"),)
 NOBODY = "AR490 collective-timeout: it was the first rank to lose a connection; no rank reports why"
+MORE = {"code", "before", "stderr"}
+"""What an end has that is more than an exception."""
 TYPES = {**vars(builtins), **vars(dist), **vars(torch), "StepLost": StepLost}
 
 
@@ -60,6 +62,12 @@ def test_each_recorded_end_is_told_as_recorded(recorded: dict[str, Any]) -> None
     if "message" in recorded:
         told["session"] = "lost" if is_collective_failure(exception_of(recorded["message"])) else "own"
     assert told == {"told": NOBODY} | {key: recorded[key] for key in ("guard", "told", "session") if key in recorded}
+
+
+@pytest.mark.parametrize("message", [recorded["message"] for recorded in ENDS if recorded.keys().isdisjoint(MORE)])
+def test_an_exception_that_the_script_printed_says_the_same(message: str) -> None:
+    printed = WorkerEnd(rank=0, node="node01", exit_code=1, time_s=100.0, stderr_tail=f"step 3 failed\n{message}\n")
+    assert origin_of(printed) == origin_of(end_of({"message": message}))
 
 
 def test_the_recorded_ends_are_many_and_of_all_kinds() -> None:
