@@ -94,6 +94,21 @@ def _by_name() -> dict[str, type[Cause]]:
     return named
 
 
+def find_loss(text: str) -> Sign | None:
+    """Return the sign by which the end of a rank says that it only lost another rank; None: it does not say so.
+
+    Args:
+        text: an exception's type and message, without the frames, or the last lines of stderr.
+    """
+    return next((sign for sign, pattern in _losses() if pattern.search(text)), None)
+
+
+@functools.cache
+def _losses() -> tuple[tuple[Sign, re.Pattern[str]], ...]:
+    ends = (sign for cause in all_causes() for sign in cause.signs if "end" in sign.where)
+    return tuple((sign, re.compile(sign.pattern, re.MULTILINE)) for sign in ends)
+
+
 def select_causes(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Cause], ...]:
     """Return the causes that are asked for, in the order of their ids.
 
@@ -124,8 +139,7 @@ def ways_to_find(cause: type[Cause]) -> dict[str, str]:
         ways["by the roll call"] = f"{cause.roll_call}."
     if cause.deep:
         ways["by --deep"] = f"{cause.deep}."
-    if cause.signs:
-        count = len(cause.signs)
+    if count := sum("log" in sign.where for sign in cause.signs):
         ways["in logs"] = f"{count} pattern{'s' if count > 1 else ''} of lines."
     return ways
 

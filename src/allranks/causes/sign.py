@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import Literal
 
 from allranks.model.finding import Confidence
 
@@ -69,3 +70,6 @@ class Sign:
     blames: Blames = Blames.SPEAKER
     confidence: Confidence = Confidence.CERTAIN
     """How sure this line alone makes us of the cause."""
+    where: tuple[Literal["log", "end"], ...] = ("log",)
+    """In what it is looked for: `log`, the lines of logs; `end`, what a rank said last (an exception, the end of its
+    stderr), which then means that this rank only lost another one."""

@@ -75,6 +75,7 @@ class MissingRank(Cause, id="AR401"):
             r"clients joined",
             Role.LIKELY,
             _NOBODY,
+            where=("log", "end"),
         ),
         # JAX names the tasks that did not come on the lines after it.
         Sign(
@@ -111,7 +112,10 @@ class MissingRank(Cause, id="AR401"):
             Role.LIKELY,
             _NOBODY,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
+        # Of allranks itself (join.group), which names who did not come.
+        Sign(r"init_process_group waited ", Role.VICTIM, _NOBODY, where=("end",)),
         Sign(
             r"Waiting in store based barrier to initialize process ?group for (?:[0-9.e-]{1,24} seconds ?)?"
             r"rank: (?P<rank>[0-9]+), key: (?P<key>[^ ]{1,120}) \(world_size=(?P<wanted>[0-9]+), "
@@ -126,6 +130,8 @@ class MissingRank(Cause, id="AR401"):
         "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
         "torch.distributed.DistStoreError: Timed out after 4 seconds waiting for clients. 1/2 clients joined.",
         "torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1",
+        "torch.distributed.DistStoreError: allranks: init_process_group waited 15 s for rank 1 (node01); look at what "
+        "it does before that call",
         "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. "
         "Timed out task names:",
         "/job:jax_worker/replica:0/task:6",

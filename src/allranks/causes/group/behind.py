@@ -58,12 +58,17 @@ class StuckRank(Cause, id="AR408"):
     traits = frozenset({Trait.OTHERS_WAIT_FOR_IT})
     also = ("AR410", "AR409", "AR401", "AR411")
     signs = (
-        Sign(rf"Ranks? {_RANKS} failed to pass monitoredBarrier in (?P<ms>[0-9]+) ms", blames=_NAMED),
+        Sign(
+            rf"Ranks? {_RANKS} failed to pass monitoredBarrier in (?P<ms>[0-9]+) ms",
+            blames=_NAMED,
+            where=("log", "end"),
+        ),
         Sign(
             r"timed out in monitoredBarrier after (?P<ms>[0-9]+) ms",
             Role.VICTIM,
             _NOBODY,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"successfully reached monitoredBarrier, but received errors while waiting ?for send/recv from rank "
@@ -71,6 +76,7 @@ class StuckRank(Cause, id="AR408"):
             Role.VICTIM,
             _NAMED,
             Confidence.UNDECIDED,
+            where=("log", "end"),
         ),
         Sign(
             rf"To our best knowledge, ranks \[{_RANKS}\] are the lagging ranks that caused this timeout", blames=_NAMED
@@ -221,6 +227,7 @@ class StragglerRank(Cause, id="AR409"):
             Role.LIKELY,
             _NAMED,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"waitForInput: socket SocketImpl\(.*\) timed out after (?P<ms>[0-9]+)ms",
@@ -234,6 +241,8 @@ class StragglerRank(Cause, id="AR409"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        # Of any key: who should have set it?
+        Sign(r"wait timeout after [0-9]+ms", Role.VICTIM, _NOBODY, Confidence.UNDECIDED, where=("end",)),
         Sign(r"(?:Error|error): Socket Timeout", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
         # py-spy's dumps: who waits for data sleeps, who waits in a collective of NCCL spins.
         Sign(
@@ -257,6 +266,7 @@ class StragglerRank(Cause, id="AR409"):
         "[default0]:Detected Stragglers: [3, 11]",
         "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
         "via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout",
+        "torch.distributed.DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//nokey",
         "[5] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key "
         "'0', but store->get('0') got error: wait timeout after 300000ms, keys: /default_pg/0//cuda//0",
         "[rank1]:[W602 11:34:56.854597329 socket.cpp:489] [c10d] waitForInput: socket SocketImpl(fd=79, "

@@ -159,20 +159,33 @@ class StoreLost(Cause, id="AR414"):
             Role.LIKELY,
             Blames.NAMED,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"Dist(?:Network|Store)Error: (?:[Ff]ailed to (?:recv|send)|Connection reset by peer|Broken pipe)",
             Role.LIKELY,
             _NOBODY,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(r"RuntimeError: (?:Connection reset by peer|Broken pipe)", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        # All that torch's store says; a client of the script's own goes on with what it wanted.
+        Sign(
+            r"^RuntimeError: (?:Connection (?:closed by (?:remote )?peer|reset by peer|refused|was likely closed)"
+            r"|Broken pipe)$",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+            where=("end",),
+        ),
+        Sign(r"[Ff]ailed to recv, got 0 bytes", Role.VICTIM, _NOBODY, Confidence.UNDECIDED, where=("end",)),
         Sign(
             r"(?:recvValue|recvValueWithTimeout|recvVector|sendBytes) failed on SocketImpl\(fd=[0-9]+, addr=[^ ]+, "
             r"remote=\[(?P<peer>[^\]]+)\]:(?P<port>[0-9]+)\): ",
             Role.VICTIM,
             Blames.PEER,
             Confidence.UNDECIDED,
+            where=("log", "end"),
         ),
         Sign(
             r'Failed to check the "should dump" flag on TCPStore, \(maybe TCPStore server has shut down too early\)',

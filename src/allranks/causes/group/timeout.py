@@ -69,8 +69,11 @@ class GlooTimeout(Cause, id="AR403"):
             Role.VICTIM,
             Blames.PEER,
             Confidence.UNDECIDED,
+            where=("log", "end"),
         ),
-        Sign(r"Application timeout caused pair closure", Role.VICTIM, confidence=Confidence.LIKELY),
+        Sign(
+            r"Application timeout caused pair closure", Role.VICTIM, confidence=Confidence.LIKELY, where=("log", "end")
+        ),
     )
     hits = (
         "RuntimeError: Application timeout caused pair closure",
@@ -212,6 +215,7 @@ class CollectiveTimeout(Cause, id="AR490"):
             r"(?:\[[Rr]ank ?(?P<rank>[0-9]+)\] )?(?:Watchdog c|C)aught collective operation timeout"
             r"(?:: *Work[A-Z]+\(" + _WORK + r"(?: ran for (?P<ran_ms>[0-9]+) milliseconds)?)?",
             Role.VICTIM,
+            where=("log", "end"),
         ),
         Sign(r"WorkNCCL\(" + _WORK, Role.VICTIM),  # where somebody broke the line
         Sign(
@@ -232,7 +236,12 @@ class CollectiveTimeout(Cause, id="AR490"):
             Role.VICTIM,
         ),
         Sign(_PG + r"Observed flight recorder dump signal from another rank", Role.VICTIM),
-        Sign(r"NCCL communicator was aborted on rank (?P<rank>[0-9]+)", Role.VICTIM, confidence=Confidence.LIKELY),
+        Sign(
+            r"NCCL communicator was aborted on rank (?P<rank>[0-9]+)",
+            Role.VICTIM,
+            confidence=Confidence.LIKELY,
+            where=("log", "end"),
+        ),
         Sign(r"Found key in store: NCCLABORTEDCOMM:.*from rank: (?P<first>[0-9]+)", Role.VICTIM, _NOBODY),
         Sign(r"due to collective timeout or exception", Role.VICTIM, confidence=Confidence.LIKELY),
         # An error of any kind ends so, too.
@@ -247,6 +256,7 @@ class CollectiveTimeout(Cause, id="AR490"):
             r"Timed out waiting (?P<ms>[0-9]+)ms for (?:recv|send) operation to complete",
             Role.VICTIM,
             confidence=Confidence.LIKELY,
+            where=("log", "end"),
         ),
     )
     hits = (

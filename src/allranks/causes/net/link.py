@@ -244,58 +244,92 @@ class PeerConnectionLost(Cause, id="AR215"):
     also = ("AR407", "AR203", "AR206", "AR210", "AR211", "AR414")
     told = "a connection between two ranks broke; these logs do not say why"
     signs = (
-        Sign(r"Connection closed by peer " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
-        Sign(r"tcp/pair\.cc:[0-9]+\] Connection closed by peer$", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"Connection closed by peer " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY, where=("log", "end")
+        ),
+        Sign(
+            r"tcp/pair\.cc:[0-9]+\] Connection closed by peer$",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+            where=("log", "end"),
+        ),
         Sign(
             r"Read error " + GLOO_PEER + r": (?P<error>[A-Z][a-z]{2,12} [a-z ]{3,30})",
             Role.VICTIM,
             Blames.PEER,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"writev " + GLOO_PEER + r": (?P<error>[A-Z][a-z]{2,12} [a-z ]{3,30})",
             Role.VICTIM,
             Blames.PEER,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
-        Sign(r"Socket (?:unexpectedly )?closed " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
-        Sign(r"Connection closed by remote peer " + NCCL_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
-        Sign(r"Net : Connection closed by remote peer", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"Socket (?:unexpectedly )?closed " + GLOO_PEER,
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+            where=("log", "end"),
+        ),
+        Sign(
+            r"Connection closed by remote peer " + NCCL_PEER,
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+            where=("log", "end"),
+        ),
+        Sign(
+            r"Net : Connection closed by remote peer",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+            where=("log", "end"),
+        ),
         Sign(
             r"Call to (?:recv from|send to) " + NCCL_PEER + r" failed : (?P<error>[A-Z][a-z]{2,12} [a-z ]{3,30})",
             Role.VICTIM,
             Blames.PEER,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"Call to (?:recv|send) failed : (?P<error>Connection reset by peer|Broken pipe|Connection timed out)",
             Role.VICTIM,
             Blames.NOBODY,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"[Cc]onnect to " + NCCL_PEER + r" (?:failed : |returned 1(?:04|11)\()(?P<error>Connection re[a-z ]{4,16})",
             Role.VICTIM,
             Blames.PEER,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"[Cc]onnect to " + NCCL_PEER + r" returned (?P<error>Connection refused), exceeded",
             Role.VICTIM,
             Blames.PEER,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"connect " + GLOO_PEER + r": (?P<error>Connection refused|Connection reset by peer)",
             Role.VICTIM,
             Blames.PEER,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"SO_ERROR: (?P<error>Connection refused|Connection reset by peer), remote=" + GLOO_PEER,
             Role.VICTIM,
             Blames.PEER,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         # TensorPipe, of torch.distributed.rpc: who is a worker's name, often its rank.
         Sign(
@@ -312,14 +346,27 @@ class PeerConnectionLost(Cause, id="AR215"):
             Blames.PEER,
             Confidence.UNDECIDED,
         ),
-        Sign(r"socket(?:Start|Poll)Connect: exceeded retries \(", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"socket(?:Start|Poll)Connect: exceeded retries \(",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+            where=("log", "end"),
+        ),
         Sign(
             r"possibly due to a network error or a remote process exiting",
             Role.VICTIM,
             Blames.NOBODY,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
-        Sign(r"remote process exited or there was a network error", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"remote process exited or there was a network error",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+            where=("log", "end"),
+        ),
         Sign(
             r"MPI communication peer process has unexpectedly disconnected",
             Role.VICTIM,
@@ -334,6 +381,19 @@ class PeerConnectionLost(Cause, id="AR215"):
             Blames.NOBODY,
             Confidence.LIKELY,
         ),
+        # In any wording: a client of the script's own says the same, so the name of who says it has to stand before it.
+        Sign(
+            r"(?:gloo|pair\.cc|c10d|Dist[A-Z]\w+Error|NCCL|TCPStore|SocketImpl|socket[A-Z]\w+)\b.*"
+            r"(?:Connection (?:closed by (?:remote )?peer|reset by peer|refused|timed out|was likely closed)"
+            r"|Broken pipe|No route to host|[Ss]ocket [Tt]imeout)",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+            where=("end",),
+        ),
+        Sign(r"connectFullMesh failed", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY, where=("end",)),
+        # Of allranks' own session (state.resumed.track).
+        Sign(r"does not count, a collective failed", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY, where=("end",)),
     )
     hits = (
         "host:22337:22400 [6] proxy.cc:862 NCCL WARN Proxy Call to rank 14 failed (Connect)",
@@ -378,6 +438,8 @@ class PeerConnectionLost(Cause, id="AR215"):
         "  Peer host:  node07",
         "[n1][[5412,1],1][btl_tcp_frag.c:242:mca_btl_tcp_frag_recv] mca_btl_tcp_frag_recv: readv failed: Connection "
         "reset by peer (104)",
+        "allranks: rank 0: step 7 does not count, a collective failed; no checkpoint is complete: Connection reset by "
+        "peer",
     )
     misses = (
         "ConnectionResetError: [Errno 104] Connection reset by peer",

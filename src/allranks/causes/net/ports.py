@@ -117,7 +117,7 @@ class FirewallPort(Cause, id="AR206"):
         ),
         Sign(r"SO_ERROR: Connection timed out, remote=" + GLOO_PEER, Role.LIKELY, Blames.PEER, Confidence.LIKELY),
         # Gloo's pair.cc, of a pair that is not connected after five times its timeout.
-        Sign(r"Connect timeout " + GLOO_PEER, Role.LIKELY, Blames.PEER, Confidence.LIKELY),
+        Sign(r"Connect timeout " + GLOO_PEER, Role.LIKELY, Blames.PEER, Confidence.LIKELY, where=("log", "end")),
         Sign(
             r"A process or daemon was unable to complete a TCP connection",
             Role.LIKELY,

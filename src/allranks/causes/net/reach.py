@@ -63,6 +63,7 @@ class MasterUnreachable(Cause, id="AR201"):
             Role.LIKELY,
             Blames.NAMED,
             Confidence.LIKELY,
+            where=("log", "end"),
         ),
         Sign(
             r"client socket has failed to connect to any network address of " + ENDPOINT,

@@ -107,7 +107,12 @@ class Pattern:
 def list_patterns(causes: Iterable[type[Cause]]) -> tuple[Pattern, ...]:
     """Return all patterns: the signs of these causes, all marks, and the findings that allranks prints."""
     causes = tuple(causes)
-    signs = [Pattern(sign.pattern, sign.pattern, cause.id, cause, sign) for cause in causes for sign in cause.signs]
+    signs = [
+        Pattern(sign.pattern, sign.pattern, cause.id, cause, sign)
+        for cause in causes
+        for sign in cause.signs
+        if "log" in sign.where
+    ]
     return (*signs, *(_pattern(mark) for mark in MARKS), Pattern(scan_pattern(causes), HEAD, KIND))
 
 
