@@ -286,7 +286,7 @@ def test_a_missing_rank_is_named_and_all_that_came_end_alike(started: Started, t
     assert (ends[1][1], without_waiting(ends[1][2])) == ("", "")
     verdict = json.loads((tmp_path / "runs/4711/attempt_0/verdict.json").read_text())
     # Another test's agent may hold the first port, which is a finding, too.
-    (finding,) = (each for each in verdict["findings"] if each["cause"].startswith("AR001 "))
+    (finding,) = (each for each in verdict["findings"] if each["cause_id"] == "AR001")
     assert (verdict["exit_code"], finding["node"], finding["ranks"], finding["victims"]) == (75, "n1", [1], [0, 2])
 
 

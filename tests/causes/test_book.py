@@ -16,24 +16,27 @@ import pytest
 
 from allranks.causes import probes
 from allranks.causes.book import (
+    FAMILIES,
     TEXT,
     Book,
     BookError,
     all_causes,
     find_cause,
+    known_cause,
     read_book,
     read_cause,
     select_causes,
+    traits_of,
 )
-from allranks.causes.cause import SECTIONS, Cause
+from allranks.causes.cause import SECTIONS, Cause, Family
 from allranks.causes.pages import make_pages, write_site
 from allranks.causes.probes import checks_of, ways_to_find
 from allranks.model.errors import Exit, UsageError
 from allranks.preflight import links
 
 CAUSES = all_causes()
-SIGNS = [(cause.id, re.compile(sign.pattern)) for cause in CAUSES for sign in cause.signs]
-"""Compiled once: there are more than `re` keeps."""
+SIGNS = [(cause.id, re.compile(sign.pattern)) for cause in CAUSES for sign in cause.signs if "log" in sign.where]
+"""Of lines of logs; compiled once: there are more than `re` keeps."""
 
 BEFORE_A_RUN = {
     "AR001", "AR002", "AR003", "AR004", "AR005", "AR006", "AR007", "AR009", "AR010", "AR011", "AR012",
@@ -149,7 +152,7 @@ def literal_runs(pattern: str) -> Iterator[int]:
 
 
 def test_signs_compile_and_have_a_literal_that_finds_them_fast() -> None:
-    patterns = [sign.pattern for cause in CAUSES for sign in cause.signs]
+    patterns = [pattern.pattern for _, pattern in SIGNS]
     for pattern in patterns:
         re.compile(pattern.encode())
     assert [pattern for pattern in patterns if max(literal_runs(pattern)) < 6] == []
@@ -161,7 +164,11 @@ def fired_by(line: str) -> set[str]:
 
 def test_hits_fire_their_cause_and_nothing_else_but_what_they_may_mean_too() -> None:
     hits = [(cause, hit, fired_by(hit)) for cause in CAUSES for hit in cause.hits]
-    assert [(cause.id, hit) for cause, hit, fired in hits if cause.id not in fired] == []
+    lines = [(cause, hit) for cause, hit, fired in hits if cause.id not in fired]
+    ends = [(cause, sign) for cause in CAUSES for sign in cause.signs if "log" not in sign.where]
+    assert [
+        hit for cause, hit in lines if not any(re.search(sign.pattern, hit) for of, sign in ends if of == cause)
+    ] == []
     assert [(cause.id, hit, fired) for cause, hit, fired in hits if fired - {cause.id, *cause.also}] == []
 
 
@@ -223,6 +230,17 @@ def test_no_selection_means_all() -> None:
 def test_a_selection_that_fits_nothing_is_refused(select: list[str], ignore: list[str]) -> None:
     with pytest.raises(UsageError, match="no cause"):
         select_causes(select, ignore)
+
+
+def test_a_cause_of_a_later_version_is_not_known_and_has_no_traits() -> None:
+    assert known_cause("AR999 of-a-later-version") is None
+    assert traits_of("AR999 of-a-later-version") == frozenset()
+    assert traits_of("AR508 cancelled") == find_cause("AR508").traits
+
+
+def test_each_cause_is_of_a_family() -> None:
+    assert {cause.family for cause in CAUSES} == set(FAMILIES) == set(Family)
+    assert find_cause("mtu-blackhole").family is Family.NETWORK
 
 
 def test_every_table_of_probes_is_of_causes() -> None:

@@ -23,7 +23,7 @@ from allranks.model.finding import Confidence, Severity, Status
 from cards import make_card, probe, survey
 
 SURVEYED = (
-    find_cause("AR201"), find_cause("AR202"), find_cause("AR203"), find_cause("AR208"), find_cause("AR205"), find_cause("AR209"), find_cause("AR213"), find_cause("AR214"),
+    *map(find_cause, ("AR201", "AR202", "AR203", "AR208", "AR205", "AR209", "AR213", "AR214")),
 )  # fmt: skip
 PROBED = (find_cause("AR210"), find_cause("AR216"), find_cause("AR207"))
 

@@ -24,7 +24,7 @@ def read(line: str) -> list[tuple[str, Sign, dict[str, str]]]:
     for cause in NETWORK:
         for sign in cause.signs:
             match = re.search(sign.pattern, line)
-            if match:
+            if match and "log" in sign.where:
                 groups = {name: text for name, text in match.groupdict().items() if text and name != "error"}
                 found.append((cause.name, sign, groups))
     return sorted(found, key=lambda each: each[1].role)

@@ -50,7 +50,7 @@ def begin(run_dir: RunDir) -> None:
 
 
 def restart(run_dir: RunDir) -> None:
-    fields = {name: getattr(DEAD, name) for name in ("cause", "node", "ranks", "confidence", "message")}
+    fields = {name: getattr(DEAD, name) for name in ("cause", "cause_id", "node", "ranks", "confidence", "message")}
     run_dir.add_event("verdict", generation=0, **fields)
     run_dir.add_event("restarting", generation=1, leader="node03", checkpoint=100, lost_s=72.4, is_tracked=True)
 

@@ -124,7 +124,7 @@ class Job:
     def culprits(self) -> list[tuple[str, list[int]]]:
         """Cause and ranks of each finding that is a failure: `("AR407", [1])`."""
         failures = [each for each in self.findings if each["severity"] == "fail"]
-        return [(each["cause"].split()[0], list(each.get("ranks") or [])) for each in failures]
+        return [(each["cause_id"], list(each.get("ranks") or [])) for each in failures]
 
     def json_of(self, rank: int) -> Any:
         """What a rank told by `rank.tell`."""

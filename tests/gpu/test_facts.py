@@ -162,9 +162,9 @@ def judged(note: Note) -> list[str]:
     note("unread", json.dumps(dict(facts.unread)))
     card = Card(host="here", pid=1, node_index=0, num_workers=1, num_gpus=count_gpus(os.environ), facts=facts)
     found = judge(Observations(cards={0: card}), Terms(job="gpu", attempt=0, num_nodes=1, min_nodes=1)).findings
-    shown = [f"{each.cause} {each.severity}: {each.message}" for each in found if each.cause.startswith("AR1")]
+    shown = [f"{each.cause} {each.severity}: {each.message}" for each in found if each.cause_id.startswith("AR1")]
     note("GPU findings", shown)
-    return [f"{each.cause[:5]} {each.severity}" for each in found if each.cause.startswith("AR1")]
+    return [f"{each.cause_id} {each.severity}" for each in found if each.cause_id.startswith("AR1")]
 
 
 def test_a_healthy_gpu_stops_no_job(note: Note):

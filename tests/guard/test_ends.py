@@ -161,32 +161,6 @@ def test_the_last_words_on_stderr_are_evidence_where_there_is_no_traceback():
     assert the_finding(judge(end(3, 2))).evidence == ()
 
 
-SECONDARY = [
-    GLOO_LOST,
-    "RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection reset by peer [10.0.0.2]:41",
-    "RuntimeError: Application timeout caused pair closure",
-    "RuntimeError: [../gloo/tcp/unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete",
-    "torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1",
-    "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect",
-    "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. recvValue failed",
-    "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
-    "torch.distributed.DistStoreError: allranks: init_process_group waited 15 s for rank 1 (node01); look at",
-    "torch.distributed.DistNetworkError: Connection reset by peer",
-    "RuntimeError: Broken pipe",
-    "error: rank 0: step 7 does not count, a collective failed; no checkpoint is complete: Connection reset by peer",
-    "DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
-    "store by key '0', but store->get('0') got error: Connection reset by peer",
-    "DistBackendError: NCCL error in: NCCLUtils.cpp:32, unhandled system error, NCCL version 2.27.3\nLast error:\n"
-    "socketProgressOpt: Call to recv from 10.0.0.2<4242> failed : Connection reset by peer",
-]
-
-
-@pytest.mark.parametrize("message", SECONDARY)
-def test_a_rank_that_lost_another_one_is_no_culprit(message):
-    assert origin_of(end(0, message=message)) is Origin.LOST
-    assert origin_of(end(0, stderr_tail=message)) is Origin.LOST
-
-
 @pytest.mark.parametrize(
     "worker_end",
     [

@@ -98,7 +98,7 @@ def test_who_is_apart_is_named(case):
         assert judged is None
         return
     finding = judged.findings[0]
-    assert (finding.cause[:5], finding.node, str(finding.confidence), judged.nodes) == (cause, node, confidence, nodes)
+    assert (finding.cause_id, finding.node, str(finding.confidence), judged.nodes) == (cause, node, confidence, nodes)
     assert (judged.cures, judged.exit_code) == (True, 75)
     assert "node02 -> node03: 4000 bytes unacknowledged for 2.0 s, 3 retransmits" in [e.seen for e in finding.evidence]
     assert finding.fix

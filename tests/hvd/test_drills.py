@@ -188,7 +188,7 @@ def test_the_end_of_the_timeout_is_named(jobs: Any) -> None:
     job.when(r"paused: .* in 1\d s")
     job.when(r"AR609 horovod-elastic-timeout +node01")
     assert job.process.wait(60) == 78
-    assert [each["cause"].partition(" ")[0] for each in job.verdict()["findings"]] == ["AR407", "AR609"]
+    assert [each["cause_id"] for each in job.verdict()["findings"]] == ["AR407", "AR609"]
 
 
 def lose_gracefully(job: Job, hosts: Path) -> float:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.causes.book import all_causes
+from allranks.causes.book import all_causes, find_cause
 from allranks.lab import slurm
 from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.fault import Culprit, Expected
@@ -134,10 +134,9 @@ class Raised(Strike, name="raised", cause="AR590"):
 STRUCK_S = 1000.0
 
 
-def verdict(time_s: float = 1000.5, **fields: Any) -> Mapping[str, Any]:
-    return {
-        "time_s": time_s, "event": "verdict", "cause": "AR407 dead-rank", "node": "node03", "ranks": [3]
-    } | fields  # fmt: skip
+def verdict(time_s: float = 1000.5, *, cause: str = "AR407 dead-rank", **fields: Any) -> Mapping[str, Any]:
+    named = {"cause": cause, "cause_id": find_cause(cause).id}
+    return {"time_s": time_s, "event": "verdict", **named, "node": "node03", "ranks": [3]} | fields
 
 
 def step(time_s: float, *, generation: int = 1, number: int = 8, world: int = 6) -> StepDone:

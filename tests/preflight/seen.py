@@ -149,6 +149,6 @@ def judged(
 def brief(judgement: Judgement) -> list[tuple[str, str | None, str, str]]:
     """Cause, culprit, severity, confidence of each finding, in order."""
     return [
-        (finding.cause[:5], finding.node, str(finding.severity), str(finding.confidence))
+        (finding.cause_id, finding.node, str(finding.severity), str(finding.confidence))
         for finding in judgement.findings
     ]

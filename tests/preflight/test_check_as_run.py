@@ -119,14 +119,17 @@ def machine(case: dict[str, Any] | Cluster, *, promised: int | None) -> tuple[Cl
     return cluster, node, read
 
 
-def run_says(cluster: Cluster, node: NodeFacts, read: Facts) -> tuple[tuple[Finding, ...], int]:
+def run_says(
+    cluster: Cluster, node: NodeFacts, read: Facts, *, is_of_a_rank: bool = False
+) -> tuple[tuple[Finding, ...], int]:
     """What `run` on this machine finds before it starts anything, and its exit code then; 0: it starts."""
     request = Request(command=("train.py",), num_workers="gpu" if node.num_gpus else None)
     try:
         plan = plan_job(request, world_from_env({}), cluster, node, job="j", origin={})
         run_dir = RunDir(NOWHERE, "j")
+        # Under SLURM it makes no directory that is not shared.
         applicant = Applicant(
-            plan=replace(plan, launcher=Launcher.SLURM),  # there it makes no directory that is not shared
+            plan=replace(plan, launcher=Launcher.SLURM, is_of_a_rank=is_of_a_rank),
             shares_run_dir=False,
             run_dir=run_dir,
             env={},
@@ -151,10 +154,16 @@ def test_check_and_run_say_the_same_of_one_machine(cause: str) -> None:
     here = machine(SHOWN[cause], promised=2 if cause == "AR103" else None)
     checked = judge_check(hold_alone(*here), choose_checks((), ()))
     findings, exit_code = run_says(*here)
-    assert [each[:5] for each, *_ in said(findings)] == [cause]
+    assert [finding.cause_id for finding in findings] == [cause]
     assert said(checked.findings) == said(findings)
     is_fail = any(each.severity is Severity.FAIL for each in findings)
     assert (checked.exit_code == Exit.USER_CODE, exit_code != 0) == (is_fail, is_fail)
+
+
+def test_what_is_normal_among_ranks_on_one_machine_stops_none_of_them() -> None:
+    assert run_says(*machine(SHOWN["AR107"], promised=None), is_of_a_rank=True) == ((), 0)
+    findings, _ = run_says(*machine(SHOWN["AR105"], promised=None), is_of_a_rank=True)
+    assert [finding.cause_id for finding in findings] == ["AR105"]
 
 
 def test_where_all_is_well_both_say_so() -> None:

@@ -213,7 +213,7 @@ def test_a_node_that_does_not_reach_itself_says_why_and_what_to_run(lo, address,
     facts = NodeFacts(host="n1", interfaces=(lo,), num_gpus=0, num_cpus=1)
     finding = explain(address, facts, OSError(number, "so (bind)")).finding
     why = f"n1 cannot connect to its own address {address}: {os.strerror(number).lower()}"
-    assert f"{finding.cause[:5]} {finding.message}" == begin + why
+    assert f"{finding.cause_id} {finding.message}" == begin + why
     assert command in finding.fix
 
 
@@ -317,7 +317,7 @@ def test_agents_of_another_group_are_not_let_in(tmp_path):
     other = Node(by_endpoint(tmp_path, port, index=1, rdzv_id="another"))
     hold(leader, other)
     assert "does not know this job's secret" in str(other.error)
-    assert [finding.cause[:5] for finding in leader.verdict.findings] == ["AR001", "AR406"]
+    assert [finding.cause_id for finding in leader.verdict.findings] == ["AR001", "AR406"]
 
 
 class Wire(threading.Thread):
@@ -410,7 +410,7 @@ def test_agents_with_another_rdzv_id_do_not_meet(tmp_path):
     hold(*nodes)
     assert isinstance(nodes[1].error, NodeFaultError)
     assert str(nodes[1].error).startswith("no leader of job exp 8 within 2 s; ")
-    assert [finding.cause[:5] for finding in nodes[0].verdict.findings] == ["AR001"]
+    assert [finding.cause_id for finding in nodes[0].verdict.findings] == ["AR001"]
 
 
 def test_a_missing_leader_is_named(tmp_path):
@@ -490,7 +490,7 @@ def test_munge_stands_for_a_key_that_a_node_does_not_see(tmp_path, monkeypatch, 
     leader = Node(applicant(tmp_path / "here", 0, 2, port=port, guard=guard))
     other = Node(applicant(tmp_path / "elsewhere", 1, 2, guesses=guess, guard=guard))
     hold(leader, other)
-    causes = [finding.cause[:5] for finding in leader.verdict.findings]
+    causes = [finding.cause_id for finding in leader.verdict.findings]
     if is_let_in:
         assert other.error is None
         assert "AR001" not in causes

@@ -305,7 +305,7 @@ def test_a_report_that_cannot_be_ends_the_membership(call):  # noqa: F811
     call.add(card(2), behave=report(good(2, 0, large_s=math.nan)))
     judgement = call.hold(3)
     assert ("AR012", "node03") in [row[:2] for row in brief(judgement)]
-    (finding,) = [each for each in judgement.findings if each.cause[:5] == "AR012"]
+    (finding,) = [each for each in judgement.findings if each.cause_id == "AR012"]
     assert finding.evidence[0].seen == "node03: its test result for node 0 is impossible"
 
 
@@ -376,7 +376,7 @@ def test_whatever_a_connection_says_the_others_are_called(call, words, is_hangin
     is_over.set()
     assert judgement.findings  # node03 never came properly
     assert {finding.node for finding in judgement.findings if finding.severity == "fail"} <= {"node03"}
-    assert {finding.cause[:5] for finding in judgement.findings} <= {"AR001", "AR012", "AR406"}
+    assert {finding.cause_id for finding in judgement.findings} <= {"AR001", "AR012", "AR406"}
     assert_harmless(judgement)
     others[0].join(PATIENCE_S)
 

@@ -705,8 +705,8 @@ def test_a_port_scan_is_one_line_and_one_event_for_each_kind(call):
 def test_of_many_hosts_that_are_rejected_some_are_named():
     rejections = Rejections()
     told = [
-        rejections.is_news(Rejection(kind=kind, cause=None, host="x", address=f"10.0.{n // 256}.{n % 256}", reason=""))
-        for n in range(1000)
+        rejections.is_news(Rejection(kind=kind, cause_id=None, host="x", address=address, reason=""))
+        for address in (f"10.0.{n // 256}.{n % 256}" for n in range(1000))
         for kind in ("secret", "version")
     ]
     assert sum(told) == 2 * 32

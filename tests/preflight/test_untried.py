@@ -26,7 +26,7 @@ PROHIBITED = "refused on the way (ICMP: communication prohibited)"
 
 
 def brief(judgement: Judgement) -> list[tuple[str, str | None, str, str]]:
-    return [(each.cause[:5], each.node, each.severity, each.confidence) for each in judgement.findings]
+    return [(each.cause_id, each.node, each.severity, each.confidence) for each in judgement.findings]
 
 
 def say_of_all(reason: str, source: int, num_nodes: int = 6) -> Callable[[Results], None]:

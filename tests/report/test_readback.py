@@ -169,6 +169,21 @@ FILES = {
 }
 
 
+def test_what_an_earlier_version_wrote_has_the_id_of_its_cause_too() -> None:
+    verdict = parse_verdict(VERDICT.to_json().replace(b'"cause_id": "AR012",', b""))
+    assert verdict == VERDICT
+    assert b'"cause": "AR012 node-failure",\n      "cause_id": "AR012",' in verdict.to_json()
+    (culprit,) = parse_culprits(b'[{"node": "n", "cause": "AR012 node-failure", "attempts": [0]}]')
+    assert culprit.cause_id == "AR012"
+
+
+def test_the_id_of_a_finding_is_always_that_of_its_cause() -> None:
+    forged = parse_verdict(VERDICT.to_json().replace(b'"cause_id": "AR012"', b'"cause_id": "AR590"'))
+    assert forged == VERDICT
+    (finding,) = VERDICT.findings
+    assert msgspec.structs.replace(finding, cause="AR407 dead-rank").cause_id == "AR407"
+
+
 @pytest.mark.parametrize("name", FILES)
 @given(data=st.data())
 @example(data=None)

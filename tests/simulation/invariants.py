@@ -244,7 +244,7 @@ def who_broke_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A verdict on ranks that broke by themselves names all that did, as far as their leader heard, and nobody else."""
     shown = [finding for each in effects if isinstance(each, events.Show) for finding in each.findings]
     causes = ("AR407", "AR590", "AR005")
-    shown = [each for each in shown if each.cause[:5] in causes and each.confidence is Confidence.CERTAIN]
+    shown = [each for each in shown if each.cause_id in causes and each.confidence is Confidence.CERTAIN]
     if not shown:
         return ""
     plan, heard = lead.leader._generation.plan, lead.leader._guard._scene.ends
@@ -272,7 +272,7 @@ def room_is_waited_for(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     world = lead.world
     for each in effects:
         if isinstance(each, events.Show):
-            lead.lacks_room = any(finding.cause.startswith("AR005") for finding in each.findings)
+            lead.lacks_room = any(finding.cause_id == "AR005" for finding in each.findings)
     new_plans = _new_plans(lead, effects)
     if not new_plans or not lead.lacks_room or world.is_network_faulty or world.were_blind:
         return ""

@@ -49,7 +49,7 @@ def note(record_property: Note) -> Note:
 def culprits(tmp_path: Path) -> list[tuple[str, list[int]]]:
     """Cause and ranks of each finding: `("AR407", [1])`."""
     verdict: dict[str, Any] = json.loads((tmp_path / "runs/latest/attempt_0/verdict.json").read_text())
-    return [(each["cause"].split()[0], list(each.get("ranks") or [])) for each in verdict["findings"]]
+    return [(each["cause_id"], list(each.get("ranks") or [])) for each in verdict["findings"]]
 
 
 BRING_UP = """

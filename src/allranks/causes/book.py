@@ -19,8 +19,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from allranks.causes.cause import Cause, Role, Sign
-from allranks.causes.trait import Trait
+from allranks.causes.cause import Cause, Family, Role, Sign, Trait
 from allranks.model.errors import Exit, UsageError
 
 E = TypeVar("E", bound=Enum)
@@ -29,16 +28,16 @@ TEXT = Path(__file__).parent / "text"
 BOOK = Path(__file__).parent / "book.json"
 """What a wheel has in place of TEXT."""
 
-FAMILIES = {
-    "0": "node",
-    "1": "GPU",
-    "2": "network",
-    "3": "RDMA and fabric",
-    "4": "group and collectives",
-    "5": "job, SLURM and script",
-    "6": "state",
+FAMILIES: Mapping[str, str] = {
+    Family.NODE: "node",
+    Family.GPU: "GPU",
+    Family.NETWORK: "network",
+    Family.FABRIC: "RDMA and fabric",
+    Family.GROUP: "group and collectives",
+    Family.JOB: "job, SLURM and script",
+    Family.STATE: "state",
 }
-"""First digit of an id -> what it is about."""
+"""Family of an id -> what it is about, for people."""
 LINES = "Lines"
 """Heading of the patterns, below a cause's sections."""
 
@@ -150,10 +149,21 @@ def find_cause(text: str) -> Cause:
     Raises:
         UsageError: there is none; it says what comes close.
     """
-    found = _by_name().get(text.strip().lower())
-    if found is None:
+    cause = known_cause(text)
+    if cause is None:
         raise _no_such_cause(text)
-    return found
+    return cause
+
+
+def known_cause(text: str) -> Cause | None:
+    """Return the same; None if there is none: a finding may be of another version."""
+    return _by_name().get(text.strip().lower())
+
+
+def traits_of(text: str) -> frozenset[Trait]:
+    """Return what engines may ask of this cause; nothing if there is none."""
+    cause = known_cause(text)
+    return frozenset() if cause is None else cause.traits
 
 
 @functools.cache
@@ -163,20 +173,19 @@ def _by_name() -> dict[str, Cause]:
     }
 
 
-def find_in_exception(text: str) -> tuple[Cause, Sign, re.Match[str]] | None:
-    """Return the cause that ends a rank with this exception, by the sign that proves most; None: the script is.
+def find_loss(text: str) -> Sign | None:
+    """Return the sign by which the end of a rank says that it only lost another rank; None: it does not say so.
 
     Args:
-        text: the exception's type and message, without the frames.
+        text: an exception's type and message, without the frames, or the last lines of stderr.
     """
-    found = [
-        (cause, sign, match)
-        for cause in all_causes()
-        if Trait.ENDS_RANKS in cause.traits
-        for sign in cause.signs
-        if sign.role <= Role.LIKELY and (match := re.search(sign.pattern, text, re.MULTILINE))
-    ]
-    return min(found, key=lambda proof: proof[1].role, default=None)
+    return next((sign for sign, pattern in _losses() if pattern.search(text)), None)
+
+
+@functools.cache
+def _losses() -> tuple[tuple[Sign, re.Pattern[str]], ...]:
+    ends = (sign for cause in all_causes() for sign in cause.signs if "end" in sign.where)
+    return tuple((sign, re.compile(sign.pattern, re.MULTILINE)) for sign in ends)
 
 
 def select_causes(select: Sequence[str], ignore: Sequence[str]) -> tuple[Cause, ...]:

@@ -164,6 +164,7 @@ class _Run:
 
     def begin(self, held: Held) -> bool:
         """Take what the check found; tells whether the nodes can be measured."""
+        from allranks.causes.cause import Family
         from allranks.launch.check.group import find_end_alone
         from allranks.launch.check.members import find_ends
         from allranks.launch.check.network import find_gaps, find_obstacles
@@ -177,7 +178,8 @@ class _Run:
             self.names = (cards[0].host,)
             self.ends, self.port = find_end_alone(cards[0])
             return True
-        outcome = judge_check(held, choose_checks(("AR2",), ()))
+        of_network = [cause for cause in choose_checks((), ()) if cause.family is Family.NETWORK]
+        outcome = judge_check(held, of_network)
         self.names, self.port = outcome.nodes, held.store_port or 0
         self.findings = find_obstacles(outcome.findings)
         self.ends, skipped = find_ends(held, needs_torch=False)

@@ -112,6 +112,7 @@ def check(
         from allranks.cli.checkpoints import check_checkpoints
 
         return check_checkpoints(checkpoints, as_json=as_json)
+    from allranks.causes.cause import Trait
     from allranks.launch.check.outcome import choose_checks
     from allranks.launch.check.where import Asked
 
@@ -144,7 +145,8 @@ def check(
     held = look_at(place, cluster, queue_s=queue_s)
     # A step that asked for no cores in particular has one.
     note = "this check requested only one core per node from SLURM"
-    skipped = {"AR011": note} if place and place.job_id is None else {}
+    granted = (cause.id for cause in wanted if Trait.OF_GRANTED_CORES in cause.traits)
+    skipped = dict.fromkeys(granted, note) if place and place.job_id is None else {}
     outcome = view.judge(held, skipped=skipped)
     if is_deep:
         from allranks.cli.deep import look_deeper

@@ -184,8 +184,9 @@ def _print_error(text: str) -> None:
 
 def _is_first_to_say(exc: AllranksError) -> bool:
     """Whether this process prints the error; if a whole step was started wrongly, only task 0 does."""
-    is_of_all = exc.finding is not None and exc.finding.cause.startswith("AR502 ")
-    return not is_of_all or os.environ.get("SLURM_PROCID", "0") == "0"
+    from allranks.model.contradiction import NestedStartError
+
+    return not isinstance(exc, NestedStartError) or os.environ.get("SLURM_PROCID", "0") == "0"
 
 
 def _go_on_in_lab(message: str) -> str:

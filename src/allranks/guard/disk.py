@@ -4,8 +4,8 @@
 
 Three things say it, the surest first:
 
-- an exception of the rank, anywhere in its chain (`ends_ranks` of causes): ENOSPC, EDQUOT, or what a library makes of
-  them. Libraries that hide the errno only make it likely, until the node tells of a full disk, too.
+- an exception of the rank, anywhere in its chain (a cause with the trait `ends_ranks`): ENOSPC, EDQUOT, or what a
+  library makes of them. Libraries that hide the errno only make it likely, until the node tells of a full disk, too.
 - an end that says nothing, or only that another process ended, while a disk that the rank writes to was full: its last
   words may have been for that disk.
 - SIGBUS while /dev/shm or another disk was full: a page of a file in memory that could not be had.
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from allranks.causes.book import find_cause, find_in_exception
+from allranks.causes.book import all_causes, find_cause
+from allranks.causes.cause import Cause, Role, Sign, Trait
 from allranks.guard.failure import describe, find_evidence
 from allranks.guard.judged import name_fault
 from allranks.guard.origin import killed_by
@@ -83,7 +84,7 @@ def find_shortage(end: WorkerEnd, node: NodeView) -> Shortage | None:
     if killed_by(end):
         return _explain_bus_error(end, node) if killed_by(end) == signal.SIGBUS else None
     places = find_full(node, end)
-    found = [(text, *known) for text in _exceptions(end) if (known := find_in_exception(text)) is not None]
+    found = [(text, *known) for text in _exceptions(end) if (known := _find_in_exception(text)) is not None]
     if found:
         text, cause, sign, match = min(found, key=lambda each: _ORDER.index(each[2].confidence))
         confidence = sign.confidence
@@ -195,7 +196,7 @@ def find_lost(lost: Mapping[int, tuple[int, str]], nodes: Sequence[str]) -> tupl
         nodes: on which that happened.
     """
     why = {why for _, why in lost.values()}
-    found = next(filter(None, (find_in_exception(f"write error: {each}") for each in why)), None)
+    found = next(filter(None, (_find_in_exception(f"write error: {each}") for each in why)), None)
     if found is None:
         return ()
     finding = name_fault(
@@ -217,6 +218,22 @@ def _explain_bus_error(end: WorkerEnd, node: NodeView) -> Shortage | None:
     place = (in_memory or places)[0]
     message = f"{describe(end)[1]}, while {_name(place)} was full"
     return _shortage(end, "AR002" if in_memory else "AR005", message, (place,), Confidence.LIKELY)
+
+
+def _find_in_exception(text: str) -> tuple[Cause, Sign, re.Match[str]] | None:
+    """Return the cause that ends a rank with this exception, by the sign that proves most; None: the script is.
+
+    Args:
+        text: the exception's type and message, without the frames.
+    """
+    found = [
+        (cause, sign, match)
+        for cause in all_causes()
+        if Trait.ENDS_RANKS in cause.traits
+        for sign in cause.signs
+        if sign.role <= Role.LIKELY and (match := re.search(sign.pattern, text, re.MULTILINE))
+    ]
+    return min(found, key=lambda known: known[1].role, default=None)
 
 
 def _exceptions(end: WorkerEnd) -> Iterator[str]:
@@ -254,8 +271,9 @@ def _shortage(
 def _fix(end: WorkerEnd, cause_id: str, places: tuple[FullPlace, ...], named: str, text: str) -> str:
     place = places[0] if places else None
     path = (place.path if place else named.rpartition("/")[0]) or "."
-    if cause_id != find_cause("AR005").id:
-        return find_cause(cause_id).fix_with(node=end.node) or ""
+    cause = find_cause(cause_id)
+    if Trait.FILLS_A_DIRECTORY not in cause.traits:
+        return cause.fix_with(node=end.node) or ""
     if _QUOTA.search(text) or (place is not None and _QUOTA.search(place.room.problem or "")):
         look = f"quota -s; on Lustre: lfs quota -h -u $USER {path}"
     else:

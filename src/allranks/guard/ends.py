@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from allranks.causes.book import find_cause
+from allranks.causes.cause import Trait
 from allranks.guard.disk import SHM_FULL, Shortage, find_full, find_shortage, say_full
 from allranks.guard.failure import (
     describe,
@@ -158,8 +159,9 @@ class _Failure:
     @property
     def short(self) -> str:
         """`SIGSEGV`, `exit code 3`, `ValueError`, `AR008 out-of-memory`."""
-        if self.cause_id not in ("AR407", "AR590"):
-            return find_cause(self.cause_id).label
+        cause = find_cause(self.cause_id)
+        if Trait.ENDS_BY_ITSELF not in cause.traits:
+            return cause.label
         if signum := (loader_death(self.end) or ("", killed_by(self.end)))[1]:
             return signal_name(signum)
         kind = re.match(r"[\w.]+", self.end.message or "")

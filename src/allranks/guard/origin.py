@@ -5,6 +5,7 @@
 A victim says so in many ways: torch's exception ends it, or the script catches that exception and raises another one
 (`raise TrainError(...) from exc`, also `from None`), or calls `sys.exit(1)`, or torch aborts the process while it is
 torn down. So the oldest exception decides (`WorkerEnd.before`): whatever came after a lost connection came of it.
+The catalogue knows the words (signs with `end` in `where`).
 """
 
 from __future__ import annotations
@@ -15,29 +16,8 @@ from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
 
+from allranks.causes.book import find_loss
 from allranks.wire.protocol import WorkerEnd
-
-_LOST = r"Connection (?:closed by (?:remote )?peer|reset by peer|refused|was likely closed)|Broken pipe"
-_SECONDARY = re.compile(
-    # Any client of the script's own says these, too: of torch they are where its name stands before them.
-    rf"(?:gloo|pair\.cc|c10d|Dist[A-Z]\w+Error|NCCL|TCPStore|SocketImpl|socket[A-Z]\w+)\b.*"
-    rf"(?:{_LOST}|No route to host|Connection timed out|[Ss]ocket [Tt]imeout)"
-    rf"|^RuntimeError: (?:{_LOST})$"
-    r"|does not count, a collective failed"  # state.resumed.track
-    r"|Application timeout caused pair closure"
-    r"|Timed out waiting \d+ms for (?:recv|send) operation"
-    r"|wait timeout after \d+ms"
-    r"|init_process_group waited"
-    r"|client socket has timed out"
-    r"|recvValue failed|sendBytes failed|[Ff]ailed to recv, got 0 bytes"
-    r"|connectFullMesh failed"
-    r"|failed to pass monitoredBarrier|Monitored [Bb]arrier encountered error"
-    r"|ncclRemoteError|NCCL communicator was aborted|[Ww]atchdog caught collective operation timeout"
-    r"|remote process exited or there was a network error",
-    re.MULTILINE,
-)
-"""What torch says when another rank is the reason. Source: texts of torch 2.13 with Gloo, measured; NCCL's from
-torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and NCCLUtils.hpp 2.13."""
 
 _SIZE = re.compile(r"EnforceNotMet|Received data size doesn't match expected size")
 """Gloo's words when more bytes came than were asked for, before it aborts: whoever was wrong, this rank only noticed.
@@ -117,7 +97,7 @@ def _losses(end: WorkerEnd) -> tuple[bool, ...]:
         texts = [*end.before, *_sections(end.traceback or ""), end.message]
     else:
         texts = [*end.before, _RETRIED.sub("", end.stderr_tail or "")]
-    return tuple(bool(_SECONDARY.search(text)) for text in texts)
+    return tuple(find_loss(text) is not None for text in texts)
 
 
 def _sections(traceback: str) -> Iterable[str]:

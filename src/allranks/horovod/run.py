@@ -92,7 +92,7 @@ def run_horovod(
         each if exit_code else msgspec.structs.replace(each, severity=Severity.WARN) for each in job.watch.findings
     )
     if exit_code not in (0, *map(exit_for_signal, ENDING)) and findings:
-        exit_code = int(find_cause(findings[-1].cause.partition(" ")[0]).exit_code)
+        exit_code = int(find_cause(findings[-1].cause_id).exit_code)
     verdict = Verdict(job=run_dir.path.name, attempt=run_dir.attempt, exit_code=exit_code, findings=findings)
     run_dir.write_verdict(verdict, node=os.uname().nodename)
     if lost := run_dir.last_files.close():

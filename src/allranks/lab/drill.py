@@ -177,7 +177,7 @@ def _judge(
         if each.fault.severity is Expected.SURVIVED:
             continue
         expects_fail |= each.fault.severity is Expected.FAIL
-        named = [finding for finding in findings if finding.cause[:5] in each.fault.cause]
+        named = [finding for finding in findings if finding.cause_id in each.fault.cause]
         if not named:
             wrong.append(f"{each.fault.name}: no {' or '.join(each.fault.cause)}")
         elif not any(is_named(finding, truth) for finding in named):
@@ -185,7 +185,7 @@ def _judge(
         elif not any(finding.severity == each.fault.severity.value for finding in named):
             wrong.append(f"{each.fault.name}: severity {named[0].severity}, expected {each.fault.severity}")
     allowed = {cause for each in injected for cause in (*each.fault.cause, *each.fault.also)}
-    wrong += [f"false alarm: {each.cause} {each.node}" for each in findings if each.cause[:5] not in allowed]
+    wrong += [f"false alarm: {each.cause} {each.node}" for each in findings if each.cause_id not in allowed]
     if expects_fail and job.exit_code in (0, None):
         wrong.append(f"exit code {job.exit_code}")
     if not expects_fail and (fails or job.exit_code != 0):

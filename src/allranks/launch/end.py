@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.causes.book import find_cause
 from allranks.guard.disk import describe_lost
 from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
@@ -79,7 +80,7 @@ def settle(loop: Loop, goodbye: Goodbye) -> int:
         if _tell_loss(loop, goodbye):
             run_dir.write_exit_code(goodbye.exit_code)
         if scheduler is not None and can_restart and not loop.inbox.received:
-            return scheduler.requeue([agent.leader_name], cause="AR012 node-failure")
+            return scheduler.requeue([agent.leader_name], cause=find_cause("AR012").label)
     if leader is None or scheduler is None:
         return goodbye.exit_code
     stopped_by = leader.interrupted_by or next(iter(loop.inbox.received), None)

@@ -24,7 +24,8 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.causes.book import find_cause
+from allranks.causes.book import find_cause, traits_of
+from allranks.causes.cause import Trait
 from allranks.causes.outcome import failed
 from allranks.host.node import begin_card_facts
 from allranks.host.process import read_boot_id, read_start_ticks
@@ -243,8 +244,8 @@ def _do_not_begin(why: Goodbye | AllranksError, applicant: Applicant) -> int:
         is_in_charge = run_dir.write_verdict(verdict, node=node, is_of_all=applicant.leads)
         if is_in_charge or not is_slurm:
             print_findings(verdict.findings)
-    has_silent_task = any(finding.cause.startswith("AR001 ") for finding in verdict.findings)
-    if is_in_charge and is_slurm and has_silent_task:  # it hangs, and never joined
+    has_silent_task = any(Trait.HEARS_NO_VERDICT in traits_of(finding.cause_id) for finding in verdict.findings)
+    if is_in_charge and is_slurm and has_silent_task:
         end_step(applicant.env)
     return verdict.exit_code
 

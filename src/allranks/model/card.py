@@ -20,6 +20,8 @@ WIRE_FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket
 """Variables that hand these flags of `allranks run` to a worker: its DDP sends other bytes, in other pieces."""
 WIRE_FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
 """Variables that hand these flags of `allranks run` to a worker: its DDP sends other bytes, in other pieces."""
+WIRE_FLAGS = {"ALLRANKS_COMPRESS": "--compress", "ALLRANKS_BUCKET_MB": "--bucket-mb"}
+"""Variables that hand these flags of `allranks run` to a worker: its DDP sends other bytes, in other pieces."""
 MAX_CODE_FILES = 200
 """Maximum number of files next to the script, the first by name."""
 

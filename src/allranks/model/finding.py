@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
+from typing import Any
 
 import msgspec
 
@@ -52,11 +53,18 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """`path:line`, or what was measured."""
 
 
+def fill_cause_id(record: Any) -> None:
+    """Set `cause_id` from `cause`: the only place that takes a label apart, also for what an earlier version wrote."""
+    msgspec.structs.force_setattr(record, "cause_id", record.cause.partition(" ")[0])
+
+
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One observed instance of a cause."""
 
     cause: str
     """Id and name of the catalogue, `AR590 user-code-error`."""
+    cause_id: str = ""
+    """The id alone, for programs; always that of `cause`."""
     severity: Severity
     confidence: Confidence
     node: str | None = None
@@ -79,16 +87,24 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     waiting: str | None = None
     """Nodes that merely waited because of it, folded."""
 
+    def __post_init__(self) -> None:
+        fill_cause_id(self)
+
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What came out of looking for one cause on one node: a cell of the table."""
 
     cause: str
     """Id and name of the catalogue."""
+    cause_id: str = ""
+    """The id alone, for programs; always that of `cause`."""
     node: str
     status: Status
     note: str = ""
     """Why it was skipped, what was seen."""
+
+    def __post_init__(self) -> None:
+        fill_cause_id(self)
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,6 +52,8 @@ class NodePlan:
     """Its timeouts, of flags and cluster.toml."""
     ignored: frozenset[str] = frozenset()
     """Ids of causes that stop nobody."""
+    is_of_a_rank: bool = False
+    """No agent takes part but each rank for itself, and several of them share a machine."""
     problem: AllranksError | None = None
     """Why this node cannot take part in a job of several nodes: it still joins, and the leader tells everybody."""
 

@@ -86,8 +86,8 @@ def list_nics(interfaces: Sequence[Interface]) -> str:
     return ", ".join(str(interface) for interface in interfaces if interface.addresses) or "none with an address"
 
 
-def _finding(cause: str, what: str, facts: NodeFacts, *, interface: str | None = None) -> Finding:
+def _finding(cause_id: str, what: str, facts: NodeFacts, *, interface: str | None = None) -> Finding:
     from allranks.causes.book import find_cause  # not before it is needed: plans are made without it
     from allranks.causes.outcome import failed
 
-    return failed(what=what, interface=interface).to_finding(find_cause(cause), node=facts.host)
+    return failed(what=what, interface=interface).to_finding(find_cause(cause_id), node=facts.host)

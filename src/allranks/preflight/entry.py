@@ -24,7 +24,8 @@ from typing import Self
 
 import msgspec
 
-from allranks.causes.book import find_cause
+from allranks.causes.book import all_causes, find_cause
+from allranks.causes.cause import Trait
 from allranks.causes.outcome import failed
 from allranks.host.limits import raise_open_files, read_limits, read_place
 from allranks.host.net import describe_port_holder, is_local_host
@@ -35,7 +36,7 @@ from allranks.model.errors import AllranksError, NodeFaultError, SetupError, Usa
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight import itself
-from allranks.preflight.applicant import Applicant
+from allranks.preflight.applicant import Applicant, NodePlan
 from allranks.preflight.attend import Attendance
 from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.datapath import LOOPBACK, LOOPBACK_6
@@ -229,7 +230,7 @@ class Entry:
             store_port=port,
             second_network=plan.second_network,
             run_dir_nonce=nonce,
-            ignored=plan.ignored,
+            ignored=_ids_to_ignore(plan),
         )
         if plan.is_alone:
             seen = Observations(cards={0: card})
@@ -373,6 +374,12 @@ def _without_unmade(facts: Facts) -> Facts:
     unmade = os.strerror(errno.ENOENT)
     places = [each for each in facts.places if each.purpose != "run directory" or unmade not in (each.problem or "")]
     return facts if len(places) == len(facts.places) else msgspec.structs.replace(facts, places=tuple(places))
+
+
+def _ids_to_ignore(plan: NodePlan) -> frozenset[str]:
+    """Return the causes that stop nobody: what the user ignores, and what is normal where ranks share a machine."""
+    normal = [cause.id for cause in all_causes() if plan.is_of_a_rank and Trait.NORMAL_AMONG_RANKS in cause.traits]
+    return plan.ignored.union(normal)
 
 
 def _say_waiting(waited_s: float, obstacle: str) -> None:

@@ -26,7 +26,7 @@ def find_problem(plan: NodePlan) -> NodeFaultError | None:
     if isinstance(error, TimeoutError) and not plan.is_alone:
         return None  # a filter: the tests with other nodes tell more
     found = explain(address, plan.facts, error) if address and error else None
-    is_ignored = found is not None and found.finding is not None and found.finding.cause[:5] in plan.ignored
+    is_ignored = found is not None and found.finding is not None and found.finding.cause_id in plan.ignored
     return None if is_ignored else found
 
 

@@ -13,12 +13,12 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from allranks.causes.book import all_causes, find_cause
-from allranks.causes.cause import Cause
+from allranks.causes.book import all_causes, find_cause, known_cause, traits_of
+from allranks.causes.cause import Cause, Trait
 from allranks.causes.outcome import Checks, Outcome, failed, warned
 from allranks.causes.probes import CHECKS
 from allranks.model.card import Card
-from allranks.model.errors import Exit, UsageError
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import name_hosts
@@ -42,7 +42,7 @@ ALONE, NOTHING = "one node alone", "nothing to compare"
 class Stranger(NamedTuple):
     """Somebody who was not let in."""
 
-    cause: str
+    cause_id: str
     host: str
     reason: str
 
@@ -129,8 +129,8 @@ def judge(
         store_port=terms.store_port,
     )
     allowed = {cause.id for cause in wanted}
-    found = [each for each in bench.found if each.finding.cause[:5] not in terms.ignored]
-    found = [each for each in found if each.finding.cause[:5] in allowed or each.finding.severity is Severity.FAIL]
+    found = [each for each in bench.found if each.finding.cause_id not in terms.ignored]
+    found = [each for each in found if each.finding.cause_id in allowed or each.finding.severity is Severity.FAIL]
     shown = sorted(_without_echoes(found), key=lambda each: _rank(each.finding))[:MAX_FINDINGS]
     ordered = tuple(bench.name_waiting(each) for each in shown)
     return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
@@ -174,7 +174,7 @@ class _Bench:
         is_decided = outcome.confidence is not Confidence.UNDECIDED
         node = named or (_fold(culprits) if is_decided else " or ".join(culprits))
         is_fail = outcome.status is Status.FAIL
-        if cause.id in ("AR208", "AR210") and is_fail:
+        if Trait.CUTS_ITS_NODE_OFF in cause.traits and is_fail:
             self.unreachable.update(culprits)
         finding = _bounded(outcome.to_finding(cause, node=node or None))
         self.found.append(_Found(finding, culprits if is_fail else ()))
@@ -182,12 +182,12 @@ class _Bench:
     def add_problem(self, card: Card) -> None:
         """Note what a node's own agent says against it."""
         finding = card.problem_finding
-        cause = _known_cause(finding.cause) if finding is not None else None
-        if finding is None or cause is None:
+        cause = known_cause(finding.cause_id) if finding is not None else None
+        if finding is None or cause is None or cause.is_outcome:
             what = as_one_line(card.problem or "", at_most=MAX_TEXT)
             self.add(find_cause("AR512"), (card.host,), failed(what=what))
             return
-        if cause.id in ("AR208", "AR210"):
+        if Trait.CUTS_ITS_NODE_OFF in cause.traits:
             self.unreachable.add(card.host)
         # Whatever its agent thinks of it, the node does not take part: that stops the job.
         finding = msgspec.structs.replace(finding, cause=cause.label, severity=Severity.FAIL, ranks=(), victims=())
@@ -222,7 +222,7 @@ class _Bench:
         try:
             judged = (*judge_pairs(results, quiet, cards, store_port=store_port), *judge_untried(results, cards))
             for each in judged:
-                self.add(find_cause(each.cause), each.nodes, each.outcome, named=each.culprit)
+                self.add(find_cause(each.cause_id), each.nodes, each.outcome, named=each.culprit)
         except Exception:
             self._note_crash([cause for cause in wanted if cause.symptoms])
 
@@ -290,19 +290,11 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
         bench.unreachable.update(silent)  # that it answers no test either is no news
     for stranger in seen.strangers:
         what = f"the leader rejected {stranger.host}, which tried to join"
-        bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))
+        bench.add(find_cause(stranger.cause_id), (stranger.host,), warned(stranger.reason, what=what))
 
 
 def _fold(nodes: Sequence[str]) -> str:
     return fold_hosts(list(nodes)) if all(" " not in node for node in nodes) else ", ".join(nodes)
-
-
-def _known_cause(label: str) -> Cause | None:
-    try:
-        cause = find_cause(label[:5])
-    except UsageError:  # of another version
-        return None
-    return None if cause.is_outcome else cause
 
 
 def _bounded(finding: Finding) -> Finding:
@@ -321,12 +313,12 @@ def _bounded(finding: Finding) -> Finding:
 
 
 def _without_echoes(found: Sequence[_Found]) -> list[_Found]:
-    """Leave out what another finding says already: the same cause of the same culprit; strangers that come twice."""
+    """Leave out what another finding says already: the same cause of the same culprit."""
     kept: dict[tuple[str, str | None, str | None], _Found] = {}
     for each in found:
         finding = each.finding
-        is_stranger = finding.cause[:5] in ("AR404", "AR405", "AR406")
-        key = (finding.cause, finding.node, None if is_stranger or finding.cause[:5] == "AR210" else finding.message)
+        words = None if Trait.ONCE_A_NODE in traits_of(finding.cause_id) else finding.message
+        key = (finding.cause, finding.node, words)
         kept.setdefault(key, each)
     return list(kept.values())
 
@@ -345,5 +337,5 @@ def _exit_code(findings: Sequence[Finding], cards: Sequence[Card]) -> int:
     if first.node in problems:
         return problems[first.node]
     # What leaving nodes out cures is worth another try only if that cures everything.
-    codes = {int(find_cause(finding.cause[:5]).exit_code) for finding in fails}
+    codes = {int(find_cause(finding.cause_id).exit_code) for finding in fails}
     return int(Exit.NODE_FAULT) if codes == {int(Exit.NODE_FAULT)} else int(Exit.SETUP)

@@ -44,8 +44,7 @@ trip, milliseconds on a busy machine."""
 class Judged(NamedTuple):
     """One thing that is wrong between nodes."""
 
-    cause: str
-    """Its id."""
+    cause_id: str
     culprit: str
     """As it is named: `node03`, `node01 -> node04`, `node[01-03] | node[04-06]`, `node01 or node02`."""
     nodes: tuple[str, ...]

@@ -30,10 +30,6 @@ from allranks.report.rundir import RunDir
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import Goodbye, Plan
 
-SHARED_ON_PURPOSE = frozenset({"AR107"})
-"""Causes that several ranks on a machine are no sign of: each sees all its GPUs and takes the one of its local rank.
-Whether there is one for each is looked at in `choose_backend`."""
-
 
 def apply_rank(
     world: World,
@@ -84,7 +80,7 @@ def apply_rank(
         second_network=loaded.cluster.network.second,
         wanted_backend=wanted_backend,
         guard=loaded.cluster.guard,
-        ignored=SHARED_ON_PURPOSE,
+        is_of_a_rank=True,
         problem=problem,
     )
     return Applicant(

@@ -190,7 +190,7 @@ class RollCall:
         index = self.roster.admit(card, peer)
         if isinstance(index, str):
             turn_away(peer, index)
-            twin = Rejection(kind="rank", cause="AR405", host=card.host, address=card.host, reason=index)
+            twin = Rejection(kind="rank", cause_id="AR405", host=card.host, address=card.host, reason=index)
             if self._rejections.is_news(twin):
                 self._on_event("refused", node=card.host, reason=index)
                 self._note_stranger(twin)
@@ -207,8 +207,8 @@ class RollCall:
             self._note_stranger(rejection)
 
     def _note_stranger(self, rejection: Rejection) -> None:
-        if rejection.cause is not None:  # agents of other jobs look for their leader here, too
-            self._strangers.append(Stranger(rejection.cause, rejection.host, rejection.line))
+        if rejection.cause_id is not None:  # agents of other jobs look for their leader here, too
+            self._strangers.append(Stranger(rejection.cause_id, rejection.host, rejection.line))
             self._say(rejection.line)
 
     def _hear_member(self, index: int, selector: selectors.BaseSelector) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.model.finding import Finding, Severity, Verdict
+from allranks.model.finding import Finding, Severity, Verdict, fill_cause_id
 from allranks.report.text import count_of, fold_ranks
 
 SHOWN = 3
@@ -28,6 +28,8 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     generation: int
     cause: str = ""
     """Id and name; empty: there was no fault, and a node joined."""
+    cause_id: str = ""
+    """The id alone, for programs; always that of `cause`."""
     node: str | None = None
     ranks: tuple[int, ...] = ()
     lost_s: float | None = None
@@ -37,11 +39,14 @@ class Restart(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: int | None = None
     """Step of the checkpoint that the ranks began with, if allranks knows it."""
 
+    def __post_init__(self) -> None:
+        fill_cause_id(self)
+
     @property
     def fault(self) -> str:
         """`AR407, rank 2`."""
         who = fold_ranks(self.ranks) or self.node or ""
-        return ", ".join(filter(None, [self.cause.partition(" ")[0], who])) or "more nodes"
+        return ", ".join(filter(None, [self.cause_id, who])) or "more nodes"
 
 
 def list_restarts(events: Iterable[Mapping[str, Any]]) -> tuple[Restart, ...]:

@@ -34,6 +34,7 @@ class _Row:
     """One cause with one status, and the nodes that have it."""
 
     cause: str
+    cause_id: str
     status: Status
     note: str
     nodes: tuple[str, ...]
@@ -56,7 +57,7 @@ def render_results(
         return "\n".join(_lines(rows, style, num_nodes=num_nodes))
     lines: list[str] = []
     for digit, family in families.items():
-        mine = [row for row in rows if row.cause[2:3] == digit]
+        mine = [row for row in rows if row.cause_id.startswith(f"AR{digit}")]
         passes = [row for row in mine if row.status is Status.PASS]
         lines += _lines([row for row in mine if row.status not in _FOLDED], style, num_nodes=num_nodes)
         lines += _counts(passes, f"{family}: ", "passed", style, num_nodes=num_nodes)
@@ -67,10 +68,10 @@ def render_results(
 
 def _fold(results: Sequence[Result]) -> list[_Row]:
     """Return the rows in the order of their first results; notes of passed checks do not split rows."""
-    nodes: dict[tuple[str, Status, str], list[str]] = {}
+    nodes: dict[tuple[str, str, Status, str], list[str]] = {}
     for result in results:
         note = "" if result.status is Status.PASS else one_line(result.note)
-        nodes.setdefault((result.cause, result.status, note), []).append(cell(result.node))
+        nodes.setdefault((result.cause, result.cause_id, result.status, note), []).append(cell(result.node))
     return [_Row(*key, tuple(names)) for key, names in nodes.items()]
 
 

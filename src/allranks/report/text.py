@@ -87,7 +87,7 @@ def render_finding(finding: Finding, style: Style) -> str:
         lines += _hang("fix", [one_line(finding.fix)], style)
     if finding.ask:
         lines += _hang("next", [one_line(finding.ask)], style)
-    lines += _hang("more", [f"allranks explain {one_line(finding.cause).partition(' ')[0]}"], style)
+    lines += _hang("more", [f"allranks explain {one_line(finding.cause_id)}"], style)
     lines += [f"  {one_line(note)}" for note in finding.notes]
     if finding.waiting:
         lines.append(f"  waited for it: {one_line(finding.waiting)}")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Cause, Role
+from allranks.causes.cause import Cause, Role, Trait
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Dump
 from allranks.why.clocks import clock_of, estimate_offsets
@@ -80,16 +80,6 @@ _FAILED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Exited w
 _KILLED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Killed|Terminated)\s*$")
 """How srun ends the other tasks after one has failed (--kill-on-bad-exit)."""
 _DOUBT = {confidence: doubt for doubt, confidence in enumerate(Confidence)}
-GOES_ON = frozenset(("nan-loss",))
-"""Errors after which a job may continue: of two equally certain findings, the other one ended it."""
-
-
-KILLED = frozenset(("dead-rank", "host-oom-kill"))
-"""Possible reasons of a SIGKILL that the launcher did not send."""
-OF_OTHERS = frozenset(("heartbeat-stuck", "store-lost"))
-"""What other ranks see after a rank is gone: the store was on its host, and collectives no longer end."""
-SAYS_NOTHING = frozenset(("healthy", "silent-hang"))
-"""Conclusions for a log without a failure; its end alone does not distinguish them."""
 
 
 def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
@@ -123,23 +113,26 @@ def _after_an_exception(
     found: Sequence[Conclusion], before: Callable[[Conclusion], tuple[float, int]]
 ) -> Iterator[Conclusion]:
     """Count a lost store, and a watchdog that does not run, as a victim's report if an exception came before."""
-    own = [each for each in found if each.cause.name == "user-code-error" and each.role <= Role.GENERIC]
+    own = _errors_of_script(found)
     for each in found:
         is_after = any(before(one) < before(each) and one.confidence is Confidence.CERTAIN for one in own)
-        is_loss = each.cause.name in OF_OTHERS and each.role is Role.LIKELY
+        is_loss = Trait.FOLLOWS_A_DEATH in each.cause.traits and each.role is Role.LIKELY
         yield replace(each, role=Role.VICTIM) if is_after and is_loss else each
 
 
 def _after_an_end(found: Sequence[Conclusion]) -> Iterator[Conclusion]:
     """Count lost RDMA packets as a victim's report if a line reports the end of a process on another node."""
-    ends = [each for each in found if each.cause.name in KILLED and each.role <= Role.LIKELY]
-    own = [each for each in found if each.cause.name == "user-code-error" and each.role <= Role.GENERIC]
+    ends = [each for each in found if Trait.EXPLAINS_A_KILL in each.cause.traits and each.role <= Role.LIKELY]
     reasons = [each for each in ends if each.confidence is not Confidence.UNDECIDED]
-    reasons += [each for each in own if each.confidence is Confidence.CERTAIN]
+    reasons += [each for each in _errors_of_script(found) if each.confidence is Confidence.CERTAIN]
     for each in found:
-        is_loss = each.cause.name == "ib-link-error" and each.confidence is Confidence.LIKELY
+        is_loss = Trait.FOLLOWS_AN_END_ELSEWHERE in each.cause.traits and each.confidence is Confidence.LIKELY
         is_after = is_loss and any(_is_of_another(reason, each) for reason in reasons)
         yield replace(each, role=Role.VICTIM) if is_after else each
+
+
+def _errors_of_script(found: Sequence[Conclusion]) -> list[Conclusion]:
+    return [each for each in found if Trait.ERROR_OF_SCRIPT in each.cause.traits and each.role <= Role.GENERIC]
 
 
 def _is_of_another(end: Conclusion, loss: Conclusion) -> bool:
@@ -164,7 +157,7 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
         likes = resembling([line.text for line in said])
         alike = [(cause, "no proof, but this line uses the same words", (said[at],)) for cause, at in likes]
         # Reports of victims resemble reports of other victims.
-        is_usual = first.role is Role.VICTIM or first.cause.name == "healthy"
+        is_usual = first.role is Role.VICTIM or Trait.SUCCESS in first.cause.traits
         others = [*others, *alike] if is_usual else [*alike, *others]
         if goes_on_after(first.evidence[-1], logs):
             others = [(find_cause("healthy"), "the job continued after these lines", first.evidence), *others]
@@ -194,7 +187,7 @@ def _is_proven(first: Conclusion) -> bool:
 
 def _says_nothing(first: Conclusion) -> bool:
     """Whether nothing reports a failure: the job was healthy, or it hangs."""
-    return first.cause.name in SAYS_NOTHING and first.confidence is not Confidence.UNDECIDED
+    return Trait.SAYS_NOTHING in first.cause.traits and first.confidence is not Confidence.UNDECIDED
 
 
 def _is_settled(first: Conclusion) -> bool:
@@ -219,19 +212,14 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         if event.cause is not None:
             by_cause[event.cause].append(event)
     is_overcome = tell_overcome(logs)
-    cancels: dict[str, int] = {}
-    for event in logs.of("AR506", "AR507", "AR508"):
-        cancels.setdefault(event.line.source.shown, event.line.number)
-    failures: dict[str, int] = {}
-    for event in logs.events:
-        if _SRUN in event.line.text and _FAILED.search(event.line.text):
-            failures.setdefault(event.line.source.shown, event.line.number)
+    cancels = _first_lines(logs.of(Trait.ENDS_FROM_OUTSIDE))
+    failures = _first_lines(each for each in logs.events if _SRUN in each.line.text and _FAILED.search(each.line.text))
     ends = {end.pid: end.culprit() for end in read_ends(logs) if end.pid is not None}
     ended = find_ended(logs)
     for cause, events in by_cause.items():
         proofs = [event for event in events if event.sign and event.sign.role is not Role.CONTEXT]
         proofs = [event for event in proofs if not _is_aftermath(event, cancels, failures) and not is_overcome(event)]
-        if cause.name in KILLED:
+        if Trait.EXPLAINS_A_KILL in cause.traits:
             proofs = [event for event in proofs if event.number("pid") not in ended]
         if not proofs:
             continue
@@ -255,8 +243,15 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
                 rank for event in proofs if (rank := event.line.rank) is not None and rank not in culprit.ranks
             ),
             has_context=bool(context),
-            weight=-1 if cause.name in GOES_ON else 0,
+            weight=-1 if Trait.JOB_MAY_GO_ON in cause.traits else 0,
         )
+
+
+def _first_lines(events: Iterable[Event]) -> dict[str, int]:
+    first: dict[str, int] = {}
+    for event in events:
+        first.setdefault(event.line.source.shown, event.line.number)
+    return first
 
 
 def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median, median_low
 
+from allranks.causes.cause import Trait
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 
@@ -28,7 +29,6 @@ _MAX_LINES = 500
 _ROUNDS = 3
 
 _COMM = re.compile(r"commId (0x[0-9a-f]+).{0,80}Init (START|COMPLETE)")
-_KINDS = frozenset(("AR490", "AR599", "comm"))
 
 _Moment = tuple[object, ...]
 
@@ -64,7 +64,7 @@ def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
     """Return events that happened everywhere at once: their time by the clock of each node, from its first line."""
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     moments: defaultdict[_Moment, dict[str, float]] = defaultdict(dict)
-    for event in logs.of(*_KINDS):
+    for event in logs.of("comm", Trait.ONLY_WAITS, Trait.SUCCESS):
         line = event.line
         if line.time is None:
             continue
@@ -80,11 +80,11 @@ def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
 
 
 def _name(event: Event) -> Iterator[_Moment]:
-    if event.kind == "AR490" and (seq := event.number("seq")) is not None:
+    if Trait.ONLY_WAITS in event.traits and (seq := event.number("seq")) is not None:
         yield "timeout", event.values.get("group", "0"), seq, event.values.get("op")
     elif event.kind == "comm" and (match := _COMM.search(event.line.text)):
         yield "comm", match[1], match[2]
-    elif event.kind == "AR599" and "successfully finished" in event.line.text:
+    elif Trait.SUCCESS in event.traits and "successfully finished" in event.line.text:
         yield ("finished",)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.causes.book import all_causes
+from allranks.causes.cause import Family
 from allranks.why.blame import conclude
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.collect import collect
@@ -33,7 +34,7 @@ FINER = {"straggler-rank": ("stuck-rank",)}
 """Labels that several causes cover: each of them counts."""
 INNOCENT = frozenset(("healthy", "user-code-error"))
 """Labels for which the network or the hardware must not be blamed."""
-_HARDWARE = ("AR1", "AR2", "AR3")
+_HARDWARE = frozenset((Family.GPU, Family.NETWORK, Family.FABRIC))
 _NO_HARDWARE = frozenset(("AR109", "AR110", "AR106", "AR111"))
 """The label in family 1 that means an error of the program."""
 
@@ -88,7 +89,7 @@ def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -
 
 
 def _blames_hardware(conclusion: Conclusion) -> bool:
-    return conclusion.cause.id.startswith(_HARDWARE) and conclusion.cause.id not in _NO_HARDWARE
+    return conclusion.cause.family in _HARDWARE and conclusion.cause.id not in _NO_HARDWARE
 
 
 def _has_words(text: str, token: str) -> bool:

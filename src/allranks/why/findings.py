@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from allranks.causes.cause import Cause
+from allranks.causes.cause import Cause, Trait
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.report.mask import mask_secrets
@@ -28,18 +28,17 @@ _RECORDED = re.compile(r'\{"message": (?:\{"message": )?"(?P<said>(?:[^"\\]|\\["
 _OF_SLURM = re.compile(r"; sacct -j JOB [^;]*")
 MAX_TEXT = 300
 """Maximum number of characters of a line: the file has the rest."""
-HEALTHY = "healthy"
-_SEVERITY = {HEALTHY: Severity.NOTE, "silent-hang": Severity.WARN}
-"""Outcomes that are no failure. A job that hangs without a message might have continued."""
 
 
 def to_finding(conclusion: Conclusion) -> Finding:
     """Return the finding for a conclusion."""
     cause, culprit = conclusion.cause, conclusion.culprit
     is_certain = conclusion.confidence is Confidence.CERTAIN
+    # A job that hangs without a message might have continued.
+    failed = Severity.WARN if Trait.SAYS_NOTHING in cause.traits else Severity.FAIL
     return Finding(
         cause=cause.label,
-        severity=_SEVERITY.get(cause.name, Severity.FAIL),
+        severity=Severity.NOTE if Trait.SUCCESS in cause.traits else failed,
         confidence=conclusion.confidence,
         node=tell_nodes(culprit.nodes, is_undecided=conclusion.confidence is Confidence.UNDECIDED),
         interface=_shown(culprit.interface) if culprit.interface else None,

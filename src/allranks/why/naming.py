@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import or_
 
-from allranks.causes.cause import Blames, Cause, Role
+from allranks.causes.cause import Blames, Cause, Role, Trait
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs
 from allranks.why.overheard import overhear
@@ -21,19 +21,6 @@ from allranks.why.people import FEW, Culprit, People, blame, missing_of, named
 from allranks.why.readings.ends import find_first, read_ends
 from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
-
-_OF_MEETING = frozenset(("master-unreachable", "master-dns", "rendezvous-timeout", "store-lost"))
-"""Causes that are about the rendezvous address."""
-_OF_A_CALL = frozenset((
-    "backend-device-mismatch", "invalid-device", "cuda-illegal-access", "unused-parameters", "slurm-env",
-    "checkpoint-corrupt", "nan-loss", "collective-mismatch",
-))  # fmt: skip
-"""Causes of a call in the script: if nobody is named, the place of the call is the culprit."""
-
-_WAITS = frozenset(("gloo-timeout", "collective-timeout", "rendezvous-timeout"))
-"""Causes that only report a wait."""
-_BEHIND = frozenset(("stuck-rank", "straggler-rank", "missing-rank"))
-"""Causes that say which rank the others wait for."""
 
 MAX_LINES = 400
 """Number of lines of one cause that are searched for names."""
@@ -68,13 +55,14 @@ def add_nodes(conclusion: Conclusion, nodes: Mapping[int, str]) -> Conclusion:
 
 def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclusion:
     """Return the conclusion with a culprit, if its own lines name none or only a part."""
-    if conclusion.cause.name == "user-code-error" and not conclusion.culprit.ranks:
+    traits = conclusion.cause.traits
+    if Trait.ERROR_OF_SCRIPT in traits and not conclusion.culprit.ranks:
         first = find_first(logs)
         if first is not None and first.code is not None and first.code > 0 and first.culprit():
             return replace(conclusion, culprit=first.culprit() | conclusion.culprit)
         if announced := _announced(conclusion, people):
             return replace(conclusion, culprit=announced | conclusion.culprit)
-    if conclusion.cause.name in {"dead-rank", "host-oom-kill"} and not conclusion.culprit:
+    if Trait.EXPLAINS_A_KILL in traits and not conclusion.culprit:
         first = find_first(logs)
         if first is not None and first.is_killed and first.culprit():
             return replace(conclusion, culprit=first.culprit())
@@ -89,12 +77,13 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
     For a call with wrong arguments and no named culprit, add the call's place in the user's files. The message of a
     cut traceback is taken from a debugger's line above the frames, or from CUDA's.
     """
-    if conclusion.cause.name in _OF_A_CALL and not conclusion.culprit:
+    traits = conclusion.cause.traits
+    if Trait.OF_ONE_CALL in traits and not conclusion.culprit:
         own = [each for each in read_tracebacks(logs) if each.line in conclusion.evidence or not each.kind]
         frames = [each.user_frame for each in own]
         places = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
         return replace(conclusion, culprit=Culprit(things=tuple(places[:1])))
-    if conclusion.cause.name != "user-code-error" or any(".py" in thing for thing in conclusion.culprit.things):
+    if Trait.ERROR_OF_SCRIPT not in traits or any(".py" in thing for thing in conclusion.culprit.things):
         return conclusion
     lines = [*conclusion.evidence, *(line for tail in logs.tails[:FEW] for line in tail.lines)]
     script = next((found["script"] for line in lines if (found := _SCRIPT.search(line.text))), None)
@@ -105,8 +94,12 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
 
 def add_awaited(found: Sequence[Conclusion]) -> list[Conclusion]:
     """Return the conclusions with the rank that others waited for, if one lacks its name and another has it."""
-    behind = next((each.culprit for each in found if each.cause.name in _BEHIND and each.culprit), Culprit())
-    return [replace(each, culprit=behind) if each.cause.name in _WAITS and not each.culprit else each for each in found]
+    awaited = (one.culprit for one in found if Trait.OTHERS_WAIT_FOR_IT in one.cause.traits and one.culprit)
+    culprit = next(awaited, Culprit())
+    return [
+        replace(one, culprit=culprit) if Trait.ONLY_WAITS in one.cause.traits and not one.culprit else one
+        for one in found
+    ]
 
 
 def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
@@ -125,17 +118,18 @@ def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
 
 def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
     """Return the possible culprit if no line of a cause names one: its reporter, or a name near it."""
-    if conclusion.cause.name == "straggler-rank":
+    traits = conclusion.cause.traits
+    if Trait.ALL_OTHERS_REPORT_IT in traits:
         return Culprit(ranks=missing_of(conclusion.victims, people.world))
-    if conclusion.cause.name in {"user-code-error", "dead-rank"} and (laggard := find_laggard(logs, people)):
+    if Trait.ENDS_BY_ITSELF in traits and (laggard := find_laggard(logs, people)):
         return laggard.culprit
     if announced := _announced(conclusion, people):
         return announced
     first = find_first(logs)
-    is_own = conclusion.role is Role.PRIMARY and conclusion.cause.name not in _OF_MEETING
+    is_own = conclusion.role is Role.PRIMARY and Trait.AT_THE_MEETING not in traits
     if is_own and first is not None and first.code is not None and first.code > 0 and not first.is_killed:
         return first.culprit()
-    if people.endpoint and conclusion.cause.name in _OF_MEETING:
+    if people.endpoint and Trait.AT_THE_MEETING in traits:
         return Culprit(things=(people.endpoint,))
     if conclusion.role is Role.VICTIM or _is_nobodys(conclusion.cause):
         return Culprit()

@@ -10,15 +10,9 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from allranks.causes.cause import Trait
 from allranks.why.logs.events import Event, Logs
 
-STARTING = frozenset((
-    "master-unreachable", "master-dns", "rendezvous-timeout", "missing-rank", "port-in-use", "firewall-port",
-    "ip-family-mismatch", "loopback-hostname", "nic-not-found", "spawn-inside-srun",
-))  # fmt: skip
-"""Causes without which no rank reaches its first step."""
-AT_THE_END = frozenset(("store-lost", "peer-connection-lost", "master-unreachable"))
-"""Lines that torchrun's agents also print when they are done and the first agent, with the store, has ended already."""
 _TRAINS = re.compile(r"(?i)\bloss\b['\":=\s]{1,4}-?\d")
 
 
@@ -41,7 +35,7 @@ def find_ends(logs: Logs) -> dict[str, tuple[int, bool]]:
     True: with it, a run succeeded.
     """
     ends: dict[str, tuple[int, bool]] = {}
-    for event in logs.of("begun", "AR599"):
+    for event in logs.of("begun", Trait.SUCCESS):
         if event.kind == "begun" or event.line.text.startswith("allranks: "):
             ends[event.line.source.shown] = (event.line.number, event.kind != "begun")
     return ends
@@ -50,19 +44,17 @@ def find_ends(logs: Logs) -> dict[str, tuple[int, bool]]:
 def tell_overcome(logs: Logs) -> Callable[[Event], bool]:
     """Return a function that tells whether a line is such an error."""
     steps: dict[str, int] = {}
-    if any(event.cause is not None and event.cause.name in STARTING for event in logs.events):
+    if next(logs.of(Trait.BEFORE_THE_FIRST_STEP), None) is not None:
         for tail in logs.tails:
             for line in tail.lines:
                 if _TRAINS.search(line.text):
                     steps[tail.source.shown] = line.number
-    done = {event.line.source.shown for event in logs.of("AR599") if "exit barrier" in event.line.text}
+    done = {event.line.source.shown for event in logs.of(Trait.SUCCESS) if "exit barrier" in event.line.text}
 
     def is_overcome(event: Event) -> bool:
-        if event.cause is None:
-            return False
         source = event.line.source.shown
-        if event.cause.name in AT_THE_END and source in done:
+        if Trait.AFTER_THE_END in event.traits and source in done:
             return True
-        return event.cause.name in STARTING and event.line.number < steps.get(source, 0)
+        return Trait.BEFORE_THE_FIRST_STEP in event.traits and event.line.number < steps.get(source, 0)
 
     return is_overcome

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
+from allranks.causes.cause import Family
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
@@ -39,13 +40,12 @@ _GPUS = (
 _GOES_ON_LINES = 2
 _FOR_ALL = ":log_dist]"
 """DeepSpeed's function also for what rank 0 reports for the others."""
-_OF_GPUS = ".causes.gpu."
-"""Causes to which a GPU's name belongs; the user's exceptions name devices for other reasons."""
 
 
 def overhear(conclusion: Conclusion, logs: Logs) -> Culprit:
     """Return what the lines of a conclusion name in passing; else the only rank, process or GPU in the log."""
-    is_gpu = _OF_GPUS in conclusion.cause.__module__
+    # The user's exceptions name devices for other reasons.
+    is_gpu = conclusion.cause.family is Family.GPU
     found = Culprit()
     for line in conclusion.evidence:
         found |= _words(line, is_gpu=is_gpu)

@@ -9,7 +9,7 @@ from ipaddress import ip_address
 
 import msgspec
 
-from allranks.causes.cause import CULPRIT_GROUPS, Blames
+from allranks.causes.cause import CULPRIT_GROUPS, Blames, Trait
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 
@@ -91,7 +91,8 @@ def meet(logs: Logs) -> People:
             processes.setdefault((line.node, line.pid), rank)
         if event.kind in {"comm", "world"} and (world := event.number("world")):
             worlds[world] += 1
-        if event.kind == "AR401" and (wanted := event.number("wanted")):
+    for event in logs.of(Trait.OTHERS_WAIT_FOR_IT):
+        if wanted := event.number("wanted"):
             worlds[wanted] += 1
     if not nodes and len(logs.tails) <= FEW:  # a fragment: lines without events may tell where it ran
         nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node))

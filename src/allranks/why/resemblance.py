@@ -49,7 +49,7 @@ def resembling(texts: Sequence[str], *, most: int = 3) -> Iterator[tuple[Cause, 
         shared = [set(each) & vector.keys() for each in spoken]
         proofs = [i for i, each in enumerate(shared) if len(each) > 1 and any(weights[word] >= least for word in each)]
         if score >= LEAST and proofs:
-            yield cause, max(proofs, key=lambda i: sum(vector[word] for word in shared[i]))
+            yield cause, max(proofs, key=lambda i: math.fsum(vector[word] for word in shared[i]))
 
 
 @functools.cache

@@ -7,7 +7,8 @@ from signal import Signals
 
 import msgspec
 
-from allranks.causes.book import find_cause
+from allranks.causes.book import find_cause, known_cause, traits_of
+from allranks.causes.cause import Family, Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.mask import mask_finding
@@ -22,11 +23,6 @@ from allranks.why.logs.printed import Printed
 from allranks.why.logs.sources import VERDICT, Source
 from allranks.why.overcome import find_ends
 
-_ENDED = ("AR506 ", "AR507 ", "AR508 ")
-"""Causes that end a job from outside: preemption, the time limit, a person."""
-_BROKEN = "AR215 "
-_OF_NETWORK = "AR2"
-"""Such a finding, and a broken connection, may have one reason."""
 _LOOK = (
     "on {node}: dmesg -T | grep -i 'killed process' shows whether memory ran out, last -x whether the machine went "
     "down; start the run again: with allranks.session() it resumes from its last checkpoint"
@@ -148,9 +144,11 @@ def leave_out_consequences(findings: Sequence[Finding], *, is_judged: bool) -> l
     known = (Confidence.CERTAIN, Confidence.LIKELY) if is_judged else (Confidence.CERTAIN,)
     if first is None or first.severity is not Severity.FAIL or first.confidence not in known:
         return list(findings)
-    if first.cause.startswith(_OF_NETWORK):
+    cause = known_cause(first.cause_id)
+    if cause is not None and cause.family is Family.NETWORK:  # they may have one reason
         return list(findings)
-    return [each for each in findings if not each.cause.startswith(_BROKEN) or each.confidence is Confidence.CERTAIN]
+    broken = [finding for finding in findings if Trait.BREAKS_WITH_ITS_PEER in traits_of(finding.cause_id)]
+    return [finding for finding in findings if finding.confidence is Confidence.CERTAIN or finding not in broken]
 
 
 def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
@@ -158,7 +156,7 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
 
     What merely resembles something is left out: all ranks were ended, and say so in tracebacks.
     """
-    from_outside = [each for each in own if each.cause.startswith(_ENDED)]
+    from_outside = [each for each in own if Trait.ENDS_FROM_OUTSIDE in traits_of(each.cause_id)]
     more = [each for each in own if each.severity is Severity.FAIL and each.confidence is not Confidence.UNDECIDED]
     if not from_outside:
         cause = find_cause("cancelled")

@@ -53,7 +53,8 @@ PAUSE_S = 0.5
 """How long nothing is accepted when the process has no descriptor left. The listener stays readable all the while."""
 MAX_MUNGE = 4
 """Credentials that are checked at the same time."""
-EARLIER_ATTEMPT, FOREIGN = "AR404", "AR406"
+EARLIER_ATTEMPT = "AR404"
+FOREIGN = "AR406"
 """Causes for which a peer is rejected for good; FOREIGN: another secret or another version, or no agent. Without a
 cause it may try again: it was slow, or belongs to another leader, or was a port check."""
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -65,7 +66,7 @@ class Rejection:
 
     kind: str
     """A word for that."""
-    cause: str | None
+    cause_id: str | None
     """None: it may try again."""
     host: str
     """Its name; if it sent none, its address."""
@@ -280,11 +281,11 @@ class Acceptor:
             peer.max_frame_bytes = MAX_FRAME_BYTES
             self._on_peer(peer, join.card)
 
-    def _reject(self, peer: Connection, reason: str, cause: str | None = None, *, kind: str) -> None:
+    def _reject(self, peer: Connection, reason: str, cause_id: str | None = None, *, kind: str) -> None:
         """Tell a peer why it is disconnected; without a cause it may try again."""
         host = self._forget(peer).host
-        turn_away(peer, reason, is_final=cause is not None)
-        self._on_rejected(Rejection(kind=kind, cause=cause, host=host, address=peer.peer, reason=reason))
+        turn_away(peer, reason, is_final=cause_id is not None)
+        self._on_rejected(Rejection(kind=kind, cause_id=cause_id, host=host, address=peer.peer, reason=reason))
 
     def _forget(self, peer: Connection) -> _Pending:
         pending = self._pending.pop(peer)

@@ -356,7 +356,7 @@ def test_the_late_end_of_an_old_worker_is_not_that_of_the_new_one_with_its_rank(
     job.run_until(lambda: job.leader.verdict, "the verdict")
     assert job.leader.verdict is not None
     assert job.leader.verdict.exit_code == 0
-    assert [each.cause.partition(" ")[0] for each in job.leader.verdict.findings] == ["AR210"]
+    assert [each.cause_id for each in job.leader.verdict.findings] == ["AR210"]
 
 
 @pytest.mark.parametrize("is_finished", [True, False])

@@ -40,7 +40,7 @@ def test_of_several_crashes_the_one_that_came_back_is_named():
     other = msgspec.structs.replace(KILLED, node="n3", ranks=(3,), message="killed by SIGSEGV")
     crash = Crash(cause=other.cause, ranks=(3,), step=40, what=other.message)
     first, *others = loop_of(Judged(findings=(KILLED, other), exit_code=137, ranks=(2,)), crash).findings
-    assert (first.cause[:5], first.node, first.ranks, others) == ("AR509", "n3", (3,), [KILLED, other])
+    assert (first.cause_id, first.node, first.ranks, others) == ("AR509", "n3", (3,), [KILLED, other])
     assert first.message.endswith("at step 40 after a restart: AR407 dead-rank: killed by SIGSEGV")
 
 

@@ -17,7 +17,7 @@ from allranks.why.logs.match import Hit, Matcher
 from allranks.why.logs.plain import PlainEngine
 from allranks.why.logs.read import Chunk
 
-SIGNS = [sign.pattern for cause in all_causes() for sign in cause.signs]
+SIGNS = [sign.pattern for cause in all_causes() for sign in cause.signs if "log" in sign.where]
 EXACT = [re.compile(pattern.encode()) for pattern in SIGNS]
 LINES = [line for cause in all_causes() for text in (*cause.hits, *cause.misses) for line in text.splitlines()]
 

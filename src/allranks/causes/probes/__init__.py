@@ -38,7 +38,6 @@ def ways_to_find(cause: Cause) -> dict[str, str]:
         ways["by the roll call"] = f"{cause.roll_call}."
     if cause.deep:
         ways["by --deep"] = f"{cause.deep}."
-    if cause.signs:
-        count = len(cause.signs)
+    if count := sum("log" in sign.where for sign in cause.signs):
         ways["in logs"] = f"{count} pattern{'s' if count > 1 else ''} of lines."
     return ways

@@ -114,7 +114,7 @@ def judge(
     is_survived = strike.severity is Expected.SURVIVED
     if is_survived or not strike.cause:
         allowed = {*strike.cause, *strike.also}
-        accused = [each for each in verdicts if str(each["cause"])[:5] not in allowed]
+        accused = [each for each in verdicts if each["cause_id"] not in allowed]
         wrong += [f"accused: {each['cause']} {each.get('node') or ''}".rstrip() for each in accused]
     else:
         wrong += _judge_verdict(strike, seen, verdicts, truth, ranks)
@@ -137,7 +137,7 @@ def _judge_verdict(
     wrong = []
     first = _merge(verdicts, strike.together_s)
     named = f"{first['cause']} {first['node']} {tuple(first['ranks'])}"
-    if first["cause"][:5] not in strike.cause:
+    if first["cause_id"] not in strike.cause:
         wrong.append(f"verdict {named}; the truth is {' or '.join(strike.cause)} {truth}".rstrip())
     elif truth.nodes and not is_named(_as_finding(first), truth):
         wrong.append(f"verdict {named}; the truth is {truth}")

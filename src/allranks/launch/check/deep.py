@@ -44,7 +44,8 @@ PAYLOAD_MB = (4 << 20) / 1e6
 """Size of the smaller all-reduce."""
 MAX_EVIDENCE = 6
 NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
-_BACKENDS = {"AR403": "gloo", "AR416": "nccl"}
+_CAUSES = {"gloo": "AR403", "nccl": "AR416"}
+"""Backend -> why its collectives fail between a pair."""
 _SLOW = "AR417"
 _PAIR = "{backend}, round {round}: {nodes[0]} <-> {nodes[1]}: 4 MiB in {seconds} s, {mb_s} MB/s"
 _MATMUL = "{node} GPU {gpu}: matmul {seconds} s, {of_median} of the median"
@@ -79,23 +80,28 @@ def judge_reports(
     here = [name for name in order.ends if name not in skipped]
     meetings = list_meetings(order, reports)
     shares = {backend: compare(each for each in meetings if each.backend == backend) for backend in order.backends}
-    results, findings = list[Result](), list[Finding]()
-    for cause in (each for each in wanted if each.deep):
-        cells = [(name, Status.SKIP, why) for name, why in skipped.items()]
-        if cause.id == _SLOW:
-            for of_backend in shares.values():
-                findings += find_slow(of_backend, order.ends)
-                cells += [(name, *_cell_of_speed(name, of_backend)) for name in here]
-        elif (backend := _BACKENDS[cause.id]) in order.backends:
-            tests = _tests(
-                meetings, backend, absent=skipped.keys() | (order.ends.keys() - {each.node for each in reports})
-            )
+    findings = list[Finding]()
+    absent = skipped.keys() | (order.ends.keys() - {report.node for report in reports})
+    left_out = [(name, Status.SKIP, why) for name, why in skipped.items()]
+    cells: dict[Cause, list[tuple[str, Status, str]]] = {}
+    for backend, cause in ((name, find_cause(cause_id)) for name, cause_id in _CAUSES.items()):
+        if cause in wanted and backend in order.backends:
+            tests = _tests(meetings, backend, absent=absent)
             edges = [Edge(*pair, not reason) for pair, reason in tests.items()]
             findings += [_finding(cause, NAMES[backend], each, tests) for each in blame(edges)]
-            cells += [(name, *_cell(name, tests, reports)) for name in here]
-        else:
-            cells = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
-        results += [Result(cause=cause.label, node=name, status=status, note=note) for name, status, note in cells]
+            cells[cause] = [*left_out, *((name, *_cell(name, tests, reports)) for name in here)]
+        elif cause in wanted:
+            cells[cause] = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
+    slow = find_cause(_SLOW)
+    if slow in wanted:
+        speeds = ((name, *_cell_of_speed(name, share)) for share in shares.values() for name in here)
+        cells[slow] = [*left_out, *speeds]
+        findings += [found for share in shares.values() for found in find_slow(share, order.ends)]
+    results = [
+        Result(cause=cause.label, node=name, status=status, note=note)
+        for cause, of_cause in cells.items()
+        for name, status, note in of_cause
+    ]
     figures = (*_figures(meetings, shares), *_matmuls(reports))
     return replace(add_more(outcome, results, findings), figures=figures)
 

@@ -149,7 +149,7 @@ def judge_network(pairs: Sequence[Pair], marks: Marks, ends: Mapping[str, End]) 
 def find_obstacles(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return what keeps nodes from being measured: all that would stop a job, except what bench measures itself."""
     bad = (each for each in findings if each.severity is Severity.FAIL)
-    return tuple(each for each in bad if not set(find_cause(each.cause.split()[0]).symptoms) & MEASURED)
+    return tuple(each for each in bad if not set(find_cause(each.cause_id).symptoms) & MEASURED)
 
 
 def find_gaps(cards: Iterable[Card]) -> tuple[str, ...]:

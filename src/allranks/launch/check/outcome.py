@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from allranks.causes.book import all_causes, select_causes
-from allranks.causes.cause import Cause, Symptom
+from allranks.causes.cause import Cause, Symptom, Trait
 from allranks.causes.probes import ways_to_find
 from allranks.launch.check.step import Held
 from allranks.model.errors import Exit, HostlistError, UsageError
@@ -23,8 +23,6 @@ from allranks.model.hostlist import expand_hosts
 from allranks.preflight.judge import ALONE, judge, name_at, name_nodes
 from allranks.preflight.symptoms import has_tried_large, is_untried
 
-_ALWAYS = frozenset(("AR001", "AR012", "AR512"))
-"""Always included: without an answer of the node, no other check has a result."""
 _WORST_FIRST = (Status.FAIL, Status.CRASH, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
 
 
@@ -87,7 +85,8 @@ def judge_check(
         ignored: ids that are not reported even then.
         skipped: id -> why it cannot be judged in this check.
     """
-    chosen = ({cause.id for cause in wanted} | _ALWAYS) - set(ignored)
+    always = (cause for cause in all_causes() if Trait.KEEPS_ITS_NODE_OUT in cause.traits)
+    chosen = {cause.id for cause in (*wanted, *always)} - set(ignored)
     left_out = {cause.id for cause in all_causes()} - (chosen - skipped.keys())
     judgement = judge(held.seen, msgspec.structs.replace(held, ignored=frozenset(left_out)))
     names = name_nodes(held.seen.cards)
@@ -156,7 +155,7 @@ def _between_nodes(held: Held, cause: Cause, index: int) -> tuple[Status, str] |
     """Return a cell that no node report fills: whether a node answered, and what its pair tests showed."""
     if not cause.roll_call and not cause.symptoms:
         return None
-    if held.num_nodes == 1 and cause.id not in _ALWAYS:
+    if held.num_nodes == 1 and Trait.KEEPS_ITS_NODE_OUT not in cause.traits:
         return Status.SKIP, ALONE
     if cause.roll_call:
         return Status.PASS, ""

@@ -131,7 +131,7 @@ class LeaderDriver:
         start_thread(lambda: self._answers.put(look()), name="allranks-leader-look")
 
     def _tell_rejected(self, rejection: Rejection) -> None:
-        if rejection.cause is not None and self._rejections.is_news(
+        if rejection.cause_id is not None and self._rejections.is_news(
             rejection
         ):  # port checks and slow agents are no news
             say(rejection.line)

@@ -402,8 +402,9 @@ class Reports:
     def _pronounce(self, findings: tuple[Finding, ...]) -> None:
         """Print the findings and write them to events.jsonl."""
         for finding in findings:
-            fields = {name: getattr(finding, name) for name in ("cause", "node", "ranks", "confidence", "message")}
-            self._record("verdict", generation=self._generation.number, **fields)
+            names = ("cause", "cause_id", "node", "ranks", "confidence", "message")
+            told = {name: getattr(finding, name) for name in names}
+            self._record("verdict", generation=self._generation.number, **told)
         self._do(events.Show(findings=findings))
         self.is_said = True
 

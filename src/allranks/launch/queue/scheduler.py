@@ -38,6 +38,7 @@ from allranks.host.slurm_site import read_partition, read_site
 from allranks.host.threads import start_thread
 from allranks.launch.queue.ending import Decision, Told, decide, why_no_requeue
 from allranks.model.errors import AllranksError, Exit
+from allranks.model.finding import fill_cause_id
 from allranks.model.foreign import Unreadable, decode_json
 from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.report.readback import MAX_BYTES, Count, Name
@@ -195,8 +196,13 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
     node: Name
     cause: Name
     """Of the latest attempt, `AR012 node-failure`."""
+    cause_id: str = ""
+    """The id alone, for programs; always that of `cause`."""
     attempts: Annotated[tuple[Count, ...], Meta(min_length=1, max_length=1 << 16)]
     """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
+
+    def __post_init__(self) -> None:
+        fill_cause_id(self)
 
     @property
     def is_hopeless(self) -> bool:

@@ -37,9 +37,6 @@ from allranks.state.saved.reader import Loaded
 
 PROGRESS_EVERY_S = 10.0
 
-_LOST = re.compile(r"/gloo/|^(?:Connection reset by peer|Broken pipe)$|NCCL (?:error|communicator)|ncclRemoteError")
-"""What torch says in a plain RuntimeError when a collective failed; a client of the script's own names more than the
-lost connection. Source: torch 2.13 with Gloo, measured."""
 _CALLBACK = re.compile(r"^(?:Got the following error when running the callback: \w+: )+")
 """Before the error of a communication hook, once for each callback."""
 
@@ -53,7 +50,13 @@ class StepLost(AllranksError, SystemExit):
 
 def is_collective_failure(error: BaseException) -> bool:
     """Whether this is torch saying that a collective did not come to its end."""
-    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_LOST.search(str(error))))
+    if isinstance(error, dist.DistError):
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    from allranks.causes.book import find_loss  # only here: it takes up to 0.1 s, and most steps do not fail
+
+    return find_loss(f"RuntimeError: {error}") is not None
 
 
 def first_words(error: BaseException) -> str:

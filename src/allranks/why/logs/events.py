@@ -1,7 +1,7 @@
 """What the lines that matter mean: who, when, what. Pure.
 
-    event.kind == "AR407"            a line that shows a cause; its sign says how much it proves
-    event.kind == "frame"            a mark: a line that only the readings of whole logs use
+    logs.of(Trait.ONLY_WAITS)        lines that show causes; their signs say how much they prove
+    logs.of("frame")                 a mark: lines that only the readings of whole logs use
 
 Clocks of nodes differ, and many lines have no time. Events of one source are in the order of their lines; events of
 different sources are compared by time only if both have one.
@@ -16,7 +16,7 @@ from functools import cache, cached_property
 
 import msgspec
 
-from allranks.causes.cause import Cause, Sign
+from allranks.causes.cause import Cause, Sign, Trait
 from allranks.why.logs.line import Line
 from allranks.why.logs.marks import MARKS, Mark
 from allranks.why.logs.printed import HEAD, KIND, Printed, scan_pattern
@@ -36,6 +36,11 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """The named groups of its pattern that matched."""
     cause: Cause | None = None
     sign: Sign | None = None
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """What its cause is; empty for a mark."""
+        return frozenset() if self.cause is None else self.cause.traits
 
     def number(self, group: str) -> int | None:
         """Return a group as a number; None if it is missing or not a number."""
@@ -70,8 +75,9 @@ class Logs:
     """Findings that allranks itself printed into the logs. Their lines are no events: they quote other lines."""
 
     def of(self, *kinds: str) -> Iterator[Event]:
-        """Return the events of these kinds, in their order."""
-        there = [kind for kind in kinds if kind in self._by_kind]
+        """Return the events of these kinds, and of the causes with these traits, in their order."""
+        asked = frozenset(kinds)
+        there = [kind for kind, events in self._by_kind.items() if kind in asked or events[0].traits & asked]
         if len(there) < 2:
             return iter(self._by_kind[there[0]] if there else ())
         return (event for event in self.events if event.kind in there)
@@ -99,7 +105,12 @@ class Pattern:
 def list_patterns(causes: Iterable[Cause]) -> tuple[Pattern, ...]:
     """Return all patterns: the signs of these causes, all marks, and the findings that allranks prints."""
     causes = tuple(causes)
-    signs = [Pattern(sign.pattern, sign.pattern, cause.id, cause, sign) for cause in causes for sign in cause.signs]
+    signs = [
+        Pattern(sign.pattern, sign.pattern, cause.id, cause, sign)
+        for cause in causes
+        for sign in cause.signs
+        if "log" in sign.where
+    ]
     return (*signs, *(_pattern(mark) for mark in MARKS), Pattern(scan_pattern(causes), HEAD, KIND))
 
 

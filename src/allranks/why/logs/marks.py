@@ -1,6 +1,6 @@
 """Lines that show no cause by themselves, but that the readings of whole logs use.
 
-A mark is a pattern like a sign (causes/cause.py), without a cause: a frame of a traceback, a line of torchrun's summary,
+A mark is a pattern like a sign (causes/cause.py) without a cause: a frame of a traceback, a line of torchrun's summary,
 the number of ranks.
 """
 

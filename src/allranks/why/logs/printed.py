@@ -35,7 +35,7 @@ _SEVERITY = {"✗": Severity.FAIL, "x": Severity.FAIL, "⚠": Severity.WARN, "!"
 _STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:\d\d):? "
 _END = r"(?: {3,}(?P<confidence>certain|likely|undecided)(?: between .{1,200})?)"
 HEAD = (
-    rf"^(?:{_STAMP})?(?P<mark>[✗⚠x!]) (?P<cause>AR\d{{3}} [a-z0-9-]+)(?:   (?P<who>\S.{{0,400}}?))??"
+    rf"^(?:{_STAMP})?(?P<mark>[✗⚠x!]) (?P<cause>(?P<id>AR\d{{3}}) [a-z0-9-]+)(?:   (?P<who>\S.{{0,400}}?))??"
     rf"(?:{_END}|(?P<torn> *))$"
 )
 """The first line of a finding; `torn` if its confidence is cut off."""
@@ -115,7 +115,7 @@ def read_printed(line: Line, text: str) -> Printed | None:
     is_torn = head["torn"] is not None
     if not body and (is_torn or any(each.strip() for each in following)):
         return None
-    if is_torn and not any(each.startswith("  more allranks explain " + head["cause"][:5]) for each in body):
+    if is_torn and not any(each.startswith("  more allranks explain " + head["id"]) for each in body):
         return None
     who = head["who"] or ""
     return Printed(_read_finding(head, who.strip(), body), line, line.number + last)

@@ -60,9 +60,13 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
             evidence=tuple(event.line for event in many[:2]),
             weight=2,
         )
-    members = [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
     if next(logs.of("all-came"), None) is None:
-        yield from _twice(members)
+        yield from _twice(read_members(logs))
+
+
+def read_members(logs: Logs) -> list[Event]:
+    """Return the lines in which a rank reports its start and how many there are to be."""
+    return [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
 
 
 def _alone(logs: Logs) -> Iterator[Conclusion]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
+from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
@@ -73,11 +73,12 @@ def read_groups(logs: Logs, people: People) -> Mapping[str, Mapping[int, Stuck]]
 
 def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return which rank is behind in each group, or that this is undecided."""
+    failed = _failed(logs, people)
     for group in read_groups(logs, people).values():
         stuck = sorted(group.values(), key=lambda each: each.rank)
         yield from _behind(stuck)
         yield from _different(stuck)
-        yield from _silent(stuck, people, failed=_failed(logs, people))
+        yield from _silent(stuck, people, failed=failed)
     yield from _slow(logs)
     timeouts = [(event, rank) for event, rank in _speakers(logs, people) if event.number("ms")]
     if timeouts:
@@ -89,7 +90,7 @@ def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 def _slow(logs: Logs) -> Iterator[Conclusion]:
     """Ranks that themselves report that something took longer than the others' timeout."""
-    timeouts = [ms for event in logs.of("AR490") if (ms := event.number("ms"))]
+    timeouts = [ms for event in logs.of(Trait.ONLY_WAITS) if (ms := event.number("ms"))]
     if not timeouts:
         return
     limit_s = min(timeouts) / 1000
@@ -243,7 +244,7 @@ def _name(stuck: Stuck) -> str:
 
 def _speakers(logs: Logs, people: People) -> Iterator[tuple[Event, int]]:
     """Return the reports of watchdogs with their ranks; reports without a rank are dropped."""
-    for event in logs.of("AR490"):
+    for event in logs.of(Trait.ONLY_WAITS):
         rank = people.know(event.line).rank
         if rank is None:
             rank = event.number("rank")

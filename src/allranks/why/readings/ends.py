@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
+from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs
@@ -156,7 +156,7 @@ def conclude_ends(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 def _store_gone(logs: Logs) -> Iterator[Conclusion]:
     """An agent with running workers had reached the store before: the store is gone, not unreachable."""
-    refused = [event for event in logs.of("AR201") if "RendezvousConnectionError" in event.line.text]
+    refused = [event for event in logs.of(Trait.AT_THE_MEETING) if "RendezvousConnectionError: " in event.line.text]
     if not refused or next(logs.of("agent-runs"), None) is None:
         return
     yield Conclusion(

@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterator, Sequence
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
+from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
 from allranks.why.people import Culprit, People, speaker
+from allranks.why.readings.arrivals import read_members
 
 LAST_LINES = 5
 LONG_S = 1200.0
@@ -58,7 +59,7 @@ _STUCK = re.compile(
 def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
     """Return healthy or silent-hang, if no reading has found a failure."""
     failures = [each for each in found if each.role <= Role.VICTIM]
-    if failures and all(each.cause.name == "cancelled" and each.role is Role.VICTIM for each in failures):
+    if failures and all(Trait.ENDS_FROM_OUTSIDE in each.cause.traits and each.role is Role.VICTIM for each in failures):
         if not any(_goes_on(line) for tail in logs.tails for line in tail.lines):
             yield _ended_from_outside(*failures[0].evidence)
         return
@@ -183,7 +184,7 @@ def _half_made(everything: Sequence[Line]) -> Line | None:
 
 def _all_announced(logs: Logs, last: Line) -> int:
     """Return how many ranks reported their start, if all did and the log ends with that; else 0."""
-    members = [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
+    members = read_members(logs)
     wanted = max((event.number("wanted") or 0 for event in members), default=0)
     ends = any((event.line.source, event.line.number) == (last.source, last.number) for event in members)
     return wanted if ends and len({event.values["rank"] for event in members}) == wanted > 1 else 0

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
+from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
@@ -21,7 +21,7 @@ _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
 
 def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return the ranks that are ready for nothing, or for other operations than most."""
-    lines = [event.line for event in logs.of("AR408") if "ready ranks:" in event.line.text]
+    lines = [event.line for event in logs.of(Trait.OTHERS_WAIT_FOR_IT) if "ready ranks:" in event.line.text]
     sets = {frozenset(parse_ranks(ready)) for line in lines for ready in _READY.findall(line.text)}
     if not sets:
         return

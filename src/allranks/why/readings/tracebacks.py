@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
+from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.model.raised import is_wrapper
 from allranks.why.conclusion import Conclusion
@@ -36,8 +36,6 @@ _CONSEQUENCES = frozenset((
     "TimeoutExpired", "WorkerCrashedError",
 ))  # fmt: skip
 """Exceptions that are consequences, or no errors."""
-_WATCHERS = frozenset(("AR407", "AR008", "AR590", "AR506", "AR507", "AR508", "AR509", "AR012", "AR602"))
-"""Causes that other processes report: they may be below an exception, and do not explain it."""
 _GOES_ON = frozenset(("_run_finalizers",))
 """Functions that print an exception and continue: those of multiprocessing, for cleanup at exit."""
 _PARTS = frozenset(("traceback", "frame", "exception", "chained", "ignored"))
@@ -166,7 +164,7 @@ def _explained_lines(logs: Logs, sources: Collection[str]) -> dict[str, list[tup
     lines: dict[str, list[tuple[int, bool, Line]]] = {}
     for event in logs.events:
         source = event.line.source.shown
-        if event.sign is None or source not in sources or event.kind in _WATCHERS:
+        if event.sign is None or source not in sources or Trait.REPORTED_BY_WATCHERS in event.traits:
             continue
         if event.sign.role in {Role.CONTEXT, Role.GENERIC}:
             continue
