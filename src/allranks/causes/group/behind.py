@@ -266,7 +266,6 @@ class StragglerRank(Cause, id="AR409"):
         "[default0]:Detected Stragglers: [3, 11]",
         "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
         "via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout",
-        "torch.distributed.DistStoreError: wait timeout after 2000ms, keys: /default_pg/0//nokey",
         "[5] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key "
         "'0', but store->get('0') got error: wait timeout after 300000ms, keys: /default_pg/0//cuda//0",
         "[rank1]:[W602 11:34:56.854597329 socket.cpp:489] [c10d] waitForInput: socket SocketImpl(fd=79, "
