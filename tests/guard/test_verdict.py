@@ -189,7 +189,7 @@ def test_a_data_loaders_process_that_died_is_no_error_of_the_code(case):
     guard.ended(end(1, message=message, traceback=trace), 100.0)
     guard.hear(Beat(node=beat(1, away(1, num=3), **more)), 100.2)
     judged = guard.judge(101.0)
-    assert judged.findings[0].cause.startswith(cause)
+    assert judged.findings[0].cause_id == cause
     assert judged.findings[0].message.startswith(f"{WORKER} {said}")
     assert (judged.ranks, judged.is_retryable, judged.exit_code) == ((1,), True, 1)
 

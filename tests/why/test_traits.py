@@ -76,8 +76,8 @@ def test_events_are_asked_for_by_trait_and_come_in_their_order(why: Why, read: R
     assert asked == [1, 4, 5, 6]
 
 
-def test_no_mark_is_called_as_a_trait_is() -> None:
-    assert not {mark.name for mark in MARKS} & {*Trait}
+def test_no_mark_is_called_as_a_cause_or_a_trait_is() -> None:
+    assert not {mark.name for mark in MARKS} & {*Trait, *(cause.name for cause in all_causes())}
 
 
 @pytest.mark.parametrize(

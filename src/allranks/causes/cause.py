@@ -42,7 +42,8 @@ class Trait(StrEnum):
     ALL_OTHERS_REPORT_IT = "all_others_report_it"
     """All ranks but the culprit report it: a rank without a report is the culprit (why.naming)."""
     AT_THE_MEETING = "at_the_meeting"
-    """It is about the rendezvous, whose address is the culprit if no rank or node is named (why.naming, why ends)."""
+    """It is about the rendezvous, whose address is the culprit if no rank or node is named (why.naming,
+    why.readings.ends)."""
     BEFORE_THE_FIRST_STEP = "before_the_first_step"
     """No rank reaches its first step with it: a step after it shows that it was overcome (why.overcome)."""
     BREAKS_WITH_ITS_PEER = "breaks_with_its_peer"
@@ -53,7 +54,7 @@ class Trait(StrEnum):
     """A rank ended, and no reason but its end is known: an unnamed one is the rank that stopped first (why.naming,
     guard.ends)."""
     ENDS_FROM_OUTSIDE = "ends_from_outside"
-    """The scheduler or a person ended the job (why.blame, why.verdicts, why silence)."""
+    """The scheduler or a person ended the job (why.blame, why.readings.silence, why.verdicts)."""
     ENDS_RANKS = "ends_ranks"
     """An exception of a rank with one of its signs is this cause, and no error of the script: its machine lacks
     something, which may be there the next time (guard.disk)."""
@@ -84,11 +85,12 @@ class Trait(StrEnum):
     """Its node and the other nodes may report it, in other words: of two findings about a node the first counts
     (preflight.judge)."""
     ONLY_WAITS = "only_waits"
-    """It reports that a rank waited, and not for whom (why.naming, why.clocks, why collectives)."""
+    """It reports that a rank waited, and not for whom (why.clocks, why.naming, why.readings.collectives)."""
     OTHERS_WAIT_FOR_IT = "others_wait_for_it"
-    """It tells which rank the others wait for (why.naming, why.people, why stalls)."""
+    """It tells which rank the others wait for (why.naming, why.people, why.readings.stalls)."""
     REPORTED_BY_WATCHERS = "reported_by_watchers"
-    """Launcher, scheduler or kernel report it: such a line below an exception is no reason for it (why tracebacks)."""
+    """Launcher, scheduler or kernel report it: such a line below an exception is no reason for it
+    (why.readings.tracebacks)."""
     SAYS_NOTHING = "says_nothing"
     """The log has no failure; its end alone does not tell a success from a hang (why.blame, why.findings)."""
     SUCCESS = "success"

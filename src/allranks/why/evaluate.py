@@ -35,8 +35,8 @@ FINER = {"straggler-rank": ("stuck-rank",)}
 INNOCENT = frozenset(("healthy", "user-code-error"))
 """Labels for which the network or the hardware must not be blamed."""
 _HARDWARE = frozenset((Family.GPU, Family.NETWORK, Family.FABRIC))
-_NO_HARDWARE = frozenset(("AR109", "AR110", "AR106", "AR111"))
-"""The label in family 1 that means an error of the program."""
+_NO_HARDWARE = frozenset(("cuda-oom", "cuda-illegal-access", "invalid-device", "backend-device-mismatch"))
+"""Causes of the GPU's family that are errors of the program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -
 
 
 def _blames_hardware(conclusion: Conclusion) -> bool:
-    return conclusion.cause.family in _HARDWARE and conclusion.cause.id not in _NO_HARDWARE
+    return conclusion.cause.family in _HARDWARE and conclusion.cause.name not in _NO_HARDWARE
 
 
 def _has_words(text: str, token: str) -> bool:

@@ -55,14 +55,13 @@ def add_nodes(conclusion: Conclusion, nodes: Mapping[int, str]) -> Conclusion:
 
 def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclusion:
     """Return the conclusion with a culprit, if its own lines name none or only a part."""
-    traits = conclusion.cause.traits
-    if Trait.ERROR_OF_SCRIPT in traits and not conclusion.culprit.ranks:
+    if Trait.ERROR_OF_SCRIPT in conclusion.cause.traits and not conclusion.culprit.ranks:
         first = find_first(logs)
         if first is not None and first.code is not None and first.code > 0 and first.culprit():
             return replace(conclusion, culprit=first.culprit() | conclusion.culprit)
         if announced := _announced(conclusion, people):
             return replace(conclusion, culprit=announced | conclusion.culprit)
-    if Trait.EXPLAINS_A_KILL in traits and not conclusion.culprit:
+    if Trait.EXPLAINS_A_KILL in conclusion.cause.traits and not conclusion.culprit:
         first = find_first(logs)
         if first is not None and first.is_killed and first.culprit():
             return replace(conclusion, culprit=first.culprit())
@@ -94,12 +93,9 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
 
 def add_awaited(found: Sequence[Conclusion]) -> list[Conclusion]:
     """Return the conclusions with the rank that others waited for, if one lacks its name and another has it."""
-    awaited = (one.culprit for one in found if Trait.OTHERS_WAIT_FOR_IT in one.cause.traits and one.culprit)
-    culprit = next(awaited, Culprit())
-    return [
-        replace(one, culprit=culprit) if Trait.ONLY_WAITS in one.cause.traits and not one.culprit else one
-        for one in found
-    ]
+    awaited = [one.culprit for one in found if Trait.OTHERS_WAIT_FOR_IT in one.cause.traits and one.culprit]
+    nameless = [one for one in found if Trait.ONLY_WAITS in one.cause.traits and not one.culprit]
+    return [replace(one, culprit=awaited[0]) if awaited and one in nameless else one for one in found]
 
 
 def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
@@ -107,7 +103,7 @@ def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
     line = conclusion.first
     near = [
         event
-        for event in logs.of(conclusion.cause.id)
+        for event in logs.of(conclusion.cause.name)
         if event.sign is not None
         and (event.sign.role, event.sign.blames) == (Role.CONTEXT, Blames.NOBODY)
         and event.line.source == line.source
@@ -133,7 +129,7 @@ def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
         return Culprit(things=(people.endpoint,))
     if conclusion.role is Role.VICTIM or _is_nobodys(conclusion.cause):
         return Culprit()
-    ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.id) if "ran_on" in event.values}
+    ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.name) if "ran_on" in event.values}
     nodes = people.nodes if len(people.nodes) <= 2 else ()
     if len(ran_on) == 1 and not nodes:
         nodes = tuple(ran_on)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from allranks.causes.book import all_causes
 from allranks.why.logs import match
 from allranks.why.logs.engine import Engine
+from allranks.why.logs.events import list_patterns
 from allranks.why.logs.hyper import HyperscanEngine
 from allranks.why.logs.match import Hit, Matcher
 from allranks.why.logs.plain import PlainEngine
@@ -42,6 +43,12 @@ def scan(patterns: Sequence[str], data: bytes) -> list[Hit]:
     hits = Matcher(patterns, HyperscanEngine).scan(Chunk(data, 1, 0))
     assert Matcher(patterns, PlainEngine).scan(Chunk(data, 1, 0)) == hits
     return hits
+
+
+def test_what_only_an_end_says_is_not_looked_for_in_lines() -> None:
+    looked_for = [pattern.sign for pattern in list_patterns(all_causes()) if pattern.sign is not None]
+    assert [sign.pattern for sign in looked_for] == SIGNS
+    assert len(SIGNS) < sum(len(cause.signs) for cause in all_causes())
 
 
 # What hits

@@ -122,7 +122,7 @@ def test_a_report_quotes_lines_that_are_no_events(read: Read) -> None:
     quoted = Evidence(seen="torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     text = render_finding(Finding(**{**_fields(STUCK), "evidence": (quoted,)}), PLAIN)
     logs = read(f"{text}\n\nsrun: error: Node failure on node07\n")
-    assert [event.kind for event in logs.events if event.cause] == ["AR012"]
+    assert [event.kind for event in logs.events if event.cause] == ["node-failure"]
 
 
 def _fields(finding: Finding) -> dict[str, object]:

@@ -30,6 +30,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from allranks.causes.book import find_loss
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import one_line, say
 from allranks.state.resumed.sampler import Share
@@ -49,14 +50,14 @@ class StepLost(AllranksError, SystemExit):
 
 
 def is_collective_failure(error: BaseException) -> bool:
-    """Whether this is torch saying that a collective did not come to its end."""
+    """Whether this is torch saying that a collective did not come to its end.
+
+    It has types for what NCCL and its store say; for Gloo's words the catalogue is asked, which takes up to 0.1 s to
+    read. A client of the script's own names more than the lost connection.
+    """
     if isinstance(error, dist.DistError):
         return True
-    if not isinstance(error, RuntimeError):
-        return False
-    from allranks.causes.book import find_loss  # only here: it takes up to 0.1 s, and most steps do not fail
-
-    return find_loss(f"RuntimeError: {error}") is not None
+    return isinstance(error, RuntimeError) and find_loss(f"RuntimeError: {error}") is not None
 
 
 def first_words(error: BaseException) -> str:

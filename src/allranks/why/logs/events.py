@@ -30,7 +30,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     """One line with a meaning."""
 
     kind: str
-    """The id of a cause, or the name of a mark."""
+    """The name of its cause or mark."""
     line: Line
     values: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The named groups of its pattern that matched."""
@@ -106,7 +106,7 @@ def list_patterns(causes: Iterable[Cause]) -> tuple[Pattern, ...]:
     """Return all patterns: the signs of these causes, all marks, and the findings that allranks prints."""
     causes = tuple(causes)
     signs = [
-        Pattern(sign.pattern, sign.pattern, cause.id, cause, sign)
+        Pattern(sign.pattern, sign.pattern, cause.name, cause, sign)
         for cause in causes
         for sign in cause.signs
         if "log" in sign.where

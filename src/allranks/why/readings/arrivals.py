@@ -22,7 +22,8 @@ FEW_RANKS = 16
 
 def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return the ranks missing at the store's barrier, and the ranks that were started twice."""
-    waiting = [event for event in logs.of("AR401") if event.number("rank") is not None and event.number("wanted")]
+    reports = logs.of("missing-rank")
+    waiting = [event for event in reports if event.number("rank") is not None and event.number("wanted")]
     yield from _alone(logs)
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
     if barrier:
@@ -66,12 +67,12 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 def read_members(logs: Logs) -> list[Event]:
     """Return the lines in which a rank reports its start and how many there are to be."""
-    return [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
+    return [event for event in logs.of("slurm-env") if "rank" in event.values and "wanted" in event.values]
 
 
 def _alone(logs: Logs) -> Iterator[Conclusion]:
     """Conclude that all ranks but 0 are missing, if only the store's host, rank 0, has joined."""
-    for event in logs.of("AR401"):
+    for event in logs.of("missing-rank"):
         wanted = event.number("wanted") or 0
         if event.number("present") == 1 and "clients joined" in event.line.text and 1 < wanted <= FEW_RANKS:
             others = tuple(range(1, wanted))

@@ -22,7 +22,7 @@ _RESTART = re.compile(r"will restart worker group|restart_count=[1-9]")
 def conclude_restarts(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Conclude that the workers started from the beginning, if a log has both lines in this order."""
     restarts: dict[str, Line] = {}
-    for event in logs.of("AR602"):
+    for event in logs.of("elastic-no-resume"):
         source = event.line.source.shown
         if _RESTART.search(event.line.text):
             restarts.setdefault(source, event.line)

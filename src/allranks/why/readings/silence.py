@@ -68,7 +68,7 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
     last = [line for tail in logs.tails for line in tail.lines[-LAST_LINES:]]
     if not last:
         return
-    finished = list(logs.of("AR599"))
+    finished = list(logs.of("healthy"))
     everything = [line for tail in logs.tails for line in tail.lines]
     goes = [line for line in everything if _goes_on(line)]
     silent_s = _silence_s(everything, goes)
