@@ -21,6 +21,7 @@ from allranks.model.errors import UsageError
 
 if TYPE_CHECKING:
     from allranks.causes.cause import Cause
+    from allranks.causes.sign import Sign
     from allranks.causes.trait import Trait
 
 FAMILIES: Mapping[str, str] = {
