@@ -39,7 +39,7 @@ help:
 	@echo "make test-without-slurm"
 	@echo "                   as root: those tests of 'make test' that could differ on a machine without SLURM"
 	@echo "make lint          formatting, types, import contracts"
-	@echo "make pages         write the generated pages in docs/reference"
+	@echo "make pages         write the generated pages of docs"
 	@echo "make docs          build the documentation site, site/index.html"
 	@echo "make clean         remove .venv and caches"
 	@echo
@@ -153,6 +153,7 @@ carry:
 pages: $(VENV)/.torch
 	$(BIN)/python -m allranks.causes.pages docs/reference/causes
 	$(BIN)/python -m allranks.cli.pages docs/reference
+	$(BIN)/python tests/docs/tree.py
 
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --strict --clean
