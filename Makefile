@@ -14,6 +14,8 @@ LISTS := pyproject.toml constraints.txt
 # pip prints much: show only the slow parts, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
+# A new .venv has the pip of its Python, which may be older than dependency groups (25.1).
+PIP_GROUP := $(PIP) --quiet pip && $(PIP) --group
 # Processes that run tests on two cores: most tests wait for other processes. Two of them run the tests of the two labs.
 JOBS ?= 4
 # Tests start hundreds of Python processes, which load compiled files faster.
@@ -28,7 +30,7 @@ NEAR_SLURM := tests/lab tests/cli tests/host tests/model tests/docs tests/launch
 # Run as the last command of a target: its row in the table gets the date of today.
 RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
 
-.PHONY: help demo test test-all test-without-slurm test-by-hand lint bench drills slurm-versions versions horovod \
+.PHONY: help demo test test-all test-without-slurm test-by-hand lint format bench drills slurm-versions versions horovod \
     mutations mutated-inputs break simulate gpu carry pages docs clean
 
 help:
@@ -39,7 +41,8 @@ help:
 	@echo "make test-without-slurm"
 	@echo "                   as root: those tests of 'make test' that could differ on a machine without SLURM"
 	@echo "make lint          formatting, types, import contracts"
-	@echo "make pages         write the generated pages in docs/reference"
+	@echo "make format        sort imports and format (ruff)"
+	@echo "make pages         write the generated pages of docs"
 	@echo "make docs          build the documentation site, site/index.html"
 	@echo "make clean         remove .venv and caches"
 	@echo
@@ -77,6 +80,10 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache >$(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --select I --fix .
+	$(BIN)/ruff format .
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bring_up.py
@@ -152,6 +159,7 @@ carry:
 
 pages: $(VENV)/.torch
 	$(BIN)/python -m allranks.cli.pages docs/reference
+	$(BIN)/python tests/docs/tree.py
 
 docs: $(VENV)/.docs $(VENV)/.torch
 	$(BIN)/python -m allranks.causes.pages docs .site-docs
@@ -172,12 +180,12 @@ $(VENV)/.torch: $(VENV)/bin/python $(LISTS)
 
 $(VENV)/.dev: $(VENV)/.torch
 	@echo "installing what the tests need (once)"
-	@$(PIP) --editable '.[dev]' 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
+	@{ $(PIP_GROUP) dev; } 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/bin/python $(LISTS)
 	@echo "installing the site's generator (once)"
-	@$(PIP) zensical 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
+	@{ $(PIP_GROUP) docs; } 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
 	@touch $@
 
 clean:

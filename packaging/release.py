@@ -5,7 +5,7 @@
 
 The checkout must be clean, CHANGELOG.md must have a section with a date for the version in src/allranks/__init__.py
 (`## 0.1.0, 2026-12-01`), and the version must not be tagged yet. The wheel is built from the unpacked source
-distribution, so a file that is missing there is noticed here. Needs `pip install .[release]`.
+distribution, so a file that is missing there is noticed here. Needs `pip install --group release`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The in-process way through: who am I, is everybody here, form the group, run the block, leave the group.
+"""A session inside a script: hold the roll call, form the group, run the block, leave the group.
 
     with allranks.session() as s:
         model = s.ddp(Net().to(s.device))

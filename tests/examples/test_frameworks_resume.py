@@ -51,7 +51,7 @@ LIGHTNING = Example(
 )
 NEEDS_DEEPSPEED = pytest.mark.skipif(
     find_spec("deepspeed") is None,
-    reason="DeepSpeed is not installed: DS_BUILD_OPS=0 pip install -c constraints.txt '.[frameworks]'",
+    reason="DeepSpeed is not installed: DS_BUILD_OPS=0 pip install -c constraints.txt --group frameworks",
 )
 FRAMEWORKS = [
     Example(name="accelerate", pattern=STEP_LOSS, strike_after="step 12 ", length=("--epochs", "4")),

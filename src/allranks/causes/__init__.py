@@ -1,1 +1,1 @@
-"""The catalogue: what can be wrong with a job, one class a cause. `catalogue` finds them; `cause` is their contract."""
+"""The book of causes: what can be wrong with a job, one text file a cause, and how it is looked for."""

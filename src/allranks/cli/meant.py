@@ -1,4 +1,4 @@
-"""Which logs do the arguments of `allranks why` mean? A job, a run, paths, or the newest run."""
+"""Which logs do the arguments of `allranks why` stand for? A job, a run, paths, or the newest run."""
 
 from __future__ import annotations
 

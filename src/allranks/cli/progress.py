@@ -1,4 +1,4 @@
-"""Progress of what may take longer than a person waits without a word: on standard error, if it is a terminal."""
+"""The progress of a slow command, on standard error if that is a terminal."""
 
 from __future__ import annotations
 

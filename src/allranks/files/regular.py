@@ -1,4 +1,4 @@
-"""Open files that others may have put there: regular ones only, without waiting, and no more than so many bytes.
+"""Opens files that others may have made: regular files only, without blocking, up to a number of bytes.
 
     read_regular(Path("runs/7/attempt_0/verdict.json"), at_most=MAX_BYTES)
 

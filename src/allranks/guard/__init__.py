@@ -1,1 +1,1 @@
-"""The guard: what is told of running workers, and what it means."""
+"""The guard: finds the fault in a running job, and its culprit. Read `verdict.py` first; it asks the other modules."""

@@ -1,4 +1,4 @@
-"""What does the failure of one worker come to: its cause, a headline, evidence, and what to do? Pure."""
+"""What does the failure of one worker mean: its cause, a headline, evidence, and a fix? Pure."""
 
 from __future__ import annotations
 

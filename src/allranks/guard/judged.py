@@ -1,4 +1,4 @@
-"""What the guard comes to: a proven fault, whose it is, and what that means for the job."""
+"""What the guard concludes: a proven fault, its culprit, and what follows for the job."""
 
 from __future__ import annotations
 

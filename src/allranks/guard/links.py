@@ -1,4 +1,4 @@
-"""Is a way between nodes broken, and whose is it? Pure.
+"""Is a link between nodes broken, and which node or link is at fault? Pure.
 
 It begins with a connection that does not get its bytes across: the other kernel acknowledges nothing for stalled_s,
 whatever the processes do. Then every node tries the machines at both ends of such connections, in rounds. Packets that

@@ -1,4 +1,4 @@
-"""Which node is to try to reach which other one now? Pure; the leader sends what comes out as Try.
+"""Which node should test its connection to which other node now? Pure; the leader sends the result as Try.
 
 Two matters ask for tries: a node that fell silent (presence.py), and connections that get nothing across (links.py).
 """

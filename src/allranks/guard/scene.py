@@ -1,4 +1,4 @@
-"""What the leader knows of all nodes and ranks now: the last word of each, and when it came. The rules look at this.
+"""What the leader knows of all nodes and ranks now: the last report of each, and its age. The guard's rules read it.
 
 Times are of the guard's clock, which stands still while the leader itself was asleep (a suspended job, a laptop lid).
 """

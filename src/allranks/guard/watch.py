@@ -1,4 +1,4 @@
-"""How are this node's workers, and what does its kernel say of their connections? One NodeBeat when it is due.
+"""The heartbeat of this node: its workers, and their connections as the kernel sees them. One NodeBeat when it is due.
 
     watch = Watch(cluster.guard, data_address="192.168.20.13", control_address="10.0.0.13")
     watch.begin(plan.generation, workers, now_s, node_index=plan.node_index)

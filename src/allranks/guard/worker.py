@@ -1,4 +1,4 @@
-"""How is one worker, from outside and inside together? Agent side: a cell and /proc become a RankBeat.
+"""The state of one worker, from its cell and from /proc, as one RankBeat. Runs in the agent.
 
     watched = WatchedWorker(rank=3, pid=process.pid, cell=cell)
     watched.look()    # several times a second; never waits for the worker

@@ -1,1 +1,1 @@
-"""Elastic Horovod inside a SLURM allocation: started, watched, and its pauses explained."""
+"""Elastic Horovod inside a SLURM allocation: started, watched, and its pauses explained. Read `run.py` first."""

@@ -1,4 +1,4 @@
-"""How is an elastic Horovod job run? Starts the driver, gives it the hosts that work, and says what its log leaves out.
+"""Runs an elastic Horovod job: starts the driver, gives it the hosts that work, and explains what its log leaves out.
 
     exit_code = run_horovod(request, run_dir, say=say, show=print)
 

@@ -1,4 +1,4 @@
-"""Where are these processes now, asked of py-spy while the asker goes on? What came of it, and as people read it.
+"""Reads the stacks of processes with py-spy, in a thread, so that the caller does not wait.
 
 glance = Glance(4711)
 glance.wait(within_s)               # or not

@@ -1,4 +1,4 @@
-"""What this machine is, as far as starting a job needs to know.
+"""The facts of this machine for its node report, read in threads, within a deadline.
 
 `read_facts` is quick and reads what a plan needs. `read_card_facts` looks at everything that a cause may judge; each
 reader that can hang (a driver, a file system, a resolver) has a thread of its own, and at the deadline the card says

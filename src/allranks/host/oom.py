@@ -1,4 +1,4 @@
-"""Did the kernel kill a process of this job for want of memory, and which one?
+"""Did the kernel kill a process of this job because memory ran out, and which one?
 
     watch = OomWatch()
     ...

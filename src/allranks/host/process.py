@@ -1,4 +1,4 @@
-"""What is a process doing, as the kernel has it? Cheap enough to be asked several times a second.
+"""What is a process doing, according to the kernel? Cheap enough to be asked several times a second.
 
     read_process(4711).state is ProcessState.STOPPED
 

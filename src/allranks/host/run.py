@@ -1,4 +1,4 @@
-"""The one door to external tools: nvidia-smi, systemctl, dmesg, a child that may never come back.
+"""Runs all external programs (nvidia-smi, systemctl, dmesg ...), each with a deadline.
 
     >>> run_command(["echo", "hello"], deadline_s=5).stdout
     'hello\\n'

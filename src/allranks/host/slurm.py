@@ -1,4 +1,4 @@
-"""What does SLURM say of jobs and nodes, and take from us? Every parser stands beside its runner.
+"""Asks SLURM about jobs and nodes, submits and cancels jobs. Every parser stands beside its runner.
 
     >>> parse_job_id("this site greets you\\n4711;north\\n")
     '4711'

@@ -1,4 +1,4 @@
-"""How are SLURM's commands run? The one door to them: a deadline, an environment that filters nothing, its own words.
+"""Runs one command of SLURM: with a deadline, without variables that filter its output, with SLURM's own error.
 
 Source: SQUEUE_STATES and its like, and SLURM_TIME_FORMAT, in squeue(1), scontrol(1), sinfo(1).
 """

@@ -1,4 +1,4 @@
-"""What does a job ask SLURM about itself, and how does it go back into the queue? From inside the job.
+"""What does a job ask SLURM about itself, and how is it requeued? From inside the job.
 
     >>> own_job({"SLURM_JOB_ID": "13", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "4"})
     OwnJob(id='12_4', restarts=0, num_nodes=1, is_heterogeneous=False)

@@ -1,4 +1,4 @@
-"""How has this site set SLURM up, as far as a job that wants to come back must know? `scontrol show config`.
+"""Which settings of this site's SLURM decide whether a job can be requeued? From `scontrol show config`.
 
     >>> parse_site("KillWait                = 30 sec\\nJobRequeue              = 1\\n").kill_wait_s
     30.0

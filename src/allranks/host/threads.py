@@ -1,4 +1,4 @@
-"""Start a thread where the machine still has one to give: workers may have used up all that this user may have."""
+"""Starts a thread, or reports that none can be started: workers may have used up the user's limit."""
 
 from __future__ import annotations
 

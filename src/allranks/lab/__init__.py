@@ -1,1 +1,1 @@
-"""A cluster.toml as a real SLURM cluster in namespaces of one Linux machine; the verbs are in `lab.py`."""
+"""A cluster.toml as a real SLURM cluster in namespaces of one Linux machine. Read `lab.py` first."""

@@ -1,4 +1,4 @@
-"""What is the first process of a node of the lab? This one: it creates the node's namespaces, sets them up, then reaps.
+"""Process 1 of a lab node: creates the node's namespaces, sets them up, then collects ended processes.
 
     python -I -S init.py LAB_DIR NODE
 

@@ -1,1 +1,1 @@
-"""Starts, watches and ends the workers of a job."""
+"""Starts, watches and ends the workers of a job. Read `job.py` first, then `lead/course.py`."""

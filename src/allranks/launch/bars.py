@@ -1,4 +1,4 @@
-"""Lines that redraw themselves (tqdm, rich, `print(end="\\r")`): what of them stays, and what a terminal shows. Pure.
+"""Which lines of progress bars (tqdm, rich, ...) stay, and what would a terminal show of them? Pure.
 
     lines = Lines()
     lines.feed(b"\\r 10%|#   |\\r 20%|##  |")     []: nothing has ended

@@ -1,4 +1,4 @@
-"""When is it said that the workers run but write nothing? At growing intervals. Pure."""
+"""When does the agent report that its workers run but print nothing? At growing intervals. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of running workers: by each worker to its agent, by the agent to the leader. Frozen data.
+"""Heartbeats: what each worker reports to its agent, and each agent to the leader. Frozen data.
 
     worker --cell (shared memory)--> agent --NodeBeat, one message a node--> leader --> guard
 

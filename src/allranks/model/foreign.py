@@ -1,4 +1,4 @@
-"""What others wrote, as data: decoded with a type, or refused with one error. Pure.
+"""Decodes data that other programs wrote into a type, or rejects it with one kind of error. Pure.
 
     try:
         note = decode_json(data, Note)

@@ -1,4 +1,4 @@
-"""What other machines and programs say, as it can be sent and printed."""
+"""Makes text from other machines and programs safe to send and to print."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What came of a roll call: its leader gives out places in the group, or the verdict why the job does not begin."""
+"""The result of a roll call: each rank's place in the group, or the verdict why the job does not start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which interface of this node carries gradients: the one that cluster.toml means, held against what is there. Pure."""
+"""Which interface of this node carries gradients: the choice of cluster.toml, compared with what exists. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What does the roll call come to for a rank that no agent started: srun's, or MPI's? It holds the call itself."""
+"""All that `init_process_group` needs, for a rank that srun or MPI started without an agent; from its roll call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what the roll call saw to its findings: the cards against the catalogue, the pairs through blame. Pure.
+"""From the observations of a roll call to findings: cards are matched with causes, pair tests go to blame. Pure.
 
 Whatever `Observations` hold, in whatever order it came, the same findings follow, on every machine. Where two findings
 have one reason, the more basic one stays: a node whose interface is down is not also a node that nothing reaches.

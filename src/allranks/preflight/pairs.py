@@ -1,4 +1,4 @@
-"""Which nodes try which: everybody everybody else while that is cheap, then a sparse set without a weak spot.
+"""Which pairs of nodes are tested: all while that is cheap, then a sparse set that crosses any split of the nodes.
 
     >>> choose_pairs(3, seed=0)
     [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]

@@ -1,4 +1,4 @@
-"""The roll call where there is no agent: the ranks of `srun python train.py` hold it themselves, one applicant a rank.
+"""The roll call without agents: the ranks of `srun python train.py` take part themselves, each as one applicant.
 
 It is the roll call of preflight.entry with ranks in the place of nodes, several of them on a host. What it says of them
 is said again in the words of ranks (preflight.ranks), and what the leader gives out are places in the group. The leader

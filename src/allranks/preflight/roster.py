@@ -1,4 +1,4 @@
-"""What a roll call is about, and who has come to it. Data and pure functions."""
+"""The terms of a roll call, and who has joined it. Data and pure functions."""
 
 from __future__ import annotations
 

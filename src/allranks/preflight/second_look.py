@@ -1,4 +1,4 @@
-"""What of the first pair tests must be looked at again, and how? Pure.
+"""Which of the first pair tests must be repeated, and how? Pure.
 
 All nodes test at the same time, on machines that are busy starting a job: a port may answer late, a datagram may be
 dropped by a full queue, a transfer may wait for a core. So nothing is concluded from the first look alone:

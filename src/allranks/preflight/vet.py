@@ -1,4 +1,4 @@
-"""What of that which other nodes say can be worked with? Pure.
+"""Which reports of other nodes are possible, and which are rejected? Pure.
 
 A card and a report come from machines that may be broken, and from whoever knows the job's secret. What makes no sense
 is not passed on: such a card becomes one that says so itself, so that the verdict names its node; such a report is

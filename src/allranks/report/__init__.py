@@ -1,1 +1,1 @@
-"""Output: text and JSON."""
+"""What a job leaves behind and prints: the run directory, verdicts, tables, JSON."""

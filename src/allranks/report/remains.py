@@ -1,4 +1,4 @@
-"""What has a run left that cannot tell its end: when was it last alive, and what did its ranks print last?
+"""What do the files of a run without a verdict show: when was it last alive, and what did its ranks print last?
 
     last_alive(run.attempt_path)               # Unix time of its newest file
 

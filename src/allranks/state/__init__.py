@@ -1,1 +1,1 @@
-"""Checkpoints that cannot lie, and what makes a resumed run the same run."""
+"""Checkpoints that are verified, and what makes a resumed run equal to one that was never interrupted."""

@@ -1,4 +1,4 @@
-"""How often is a checkpoint worth its price?  Young and Daly, with what was measured; pure, and without torch.
+"""How often should a run save? Young and Daly, with what was measured; pure, and without torch.
 
     >>> day_s = 86400
     >>> interval = choose_interval(stall_s=0.2, write_s=9, num_nodes=100, node_s=100 * day_s, num_faults=10)

@@ -1,1 +1,1 @@
-"""From the logs of any job to the culprit: `allranks why`."""
+"""From the logs of any job to the culprit: `allranks why`. Read `blame.py` first."""

@@ -1,7 +1,7 @@
-"""Errors that do no harm:
+"""Errors that the job recovered from, or that follow a success: they are no cause. Pure.
 
-retries at the start before a training that works, a store that ends with the job, and what came before a run that
-succeeded. Pure.
+Retries at the start before a training that works, a store that ends with the job, and what came before a run that
+succeeded.
 """
 
 from __future__ import annotations

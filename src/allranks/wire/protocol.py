@@ -1,4 +1,4 @@
-"""The protocol: what two agents say to each other (wire.connection: as which bytes). Who speaks when:
+"""The messages between two agents, and who sends which when. Their bytes are in wire.connection.
 
     leader                                     agent
     Hello   version, job, nonce          -->

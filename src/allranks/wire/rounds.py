@@ -1,4 +1,4 @@
-"""How do nodes that measure each other in pairs find together, round by round, without anybody who directs them?
+"""How do nodes that measure each other in pairs meet, round by round, without a coordinator?
 
 Every node listens at one port of its data address. The first node hears all others, and tells them who is absent. In a
 round, the second node of a pair connects to the first one: a connection that comes early waits until its round, so a

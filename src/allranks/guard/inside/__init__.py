@@ -1,1 +1,1 @@
-"""What the guard has inside every worker: standard library and torch only, loaded by path through `join/hook.py`."""
+"""The guard's part inside every worker: standard library and torch only, loaded by path through `join/hook.py`."""

@@ -1,4 +1,4 @@
-"""What tells the agent, five times a second, how far this worker is? A daemon thread that mostly sleeps.
+"""A daemon thread that reports to the agent, five times a second, how far this worker is.
 
 It runs also while the main thread is blocked in C++ (a collective lets go of the GIL), and says nothing when the
 process is stopped or its GIL held, which the agent then sees from outside. What it tells, as JSON, all times `_ns` by

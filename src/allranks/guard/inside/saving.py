@@ -1,4 +1,4 @@
-"""How does a script say that it saves, so that it is not ended meanwhile?
+"""How does a script say that it is saving, so that the agent does not end it meanwhile?
 
     with allranks.saving():
         torch.save(state, path)

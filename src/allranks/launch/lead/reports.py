@@ -1,4 +1,4 @@
-"""What agents tell the leader, what it knows of the job by that, and what it tells all of them. Pure.
+"""What agents report to the leader, what it concludes about its members, and what it tells all of them. Pure.
 
 A member whose connection has ended is away, and has RETURN_S to take it up again; the guard suspects it from then on. A
 node that is lost, and comes back, waits for the next generation.

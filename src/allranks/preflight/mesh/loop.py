@@ -1,4 +1,4 @@
-"""A selector that somebody else runs, and deadlines beside it: what the pair tests of one node wait for.
+"""Timers and sockets of one node's pair tests, on a selector that the caller runs.
 
 Nothing here blocks, starts a thread or is global, so that one thread can run many nodes on one selector.
 """

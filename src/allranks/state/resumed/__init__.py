@@ -1,1 +1,1 @@
-"""The training loop that resumes, and what makes a resumed run the same run. `track.py` first."""
+"""The training loop that resumes, and what makes a resumed run the same run. Read `track.py` first."""

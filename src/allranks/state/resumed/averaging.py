@@ -1,4 +1,4 @@
-"""Which gradients of a training are weighed, and how, so that a step comes to the same at any number of ranks?
+"""How are gradients weighted, so that a step gives the same result at any number of ranks?
 
 DDP averages the gradients of ranks. Where rank r has m of the step's M samples, and W ranks take part, the average
 over samples needs its gradient at m W / M: exactly 1 where the ranks share evenly, which is nearly always, and then

@@ -1,4 +1,4 @@
-"""What does a training tell its agent, and what does the agent want of it? Nothing of both where there is no agent.
+"""What a training reports to its agent, and what the agent requests of it. Without an agent, neither.
 
 SIGTERM is the agent's, too: at a time limit or a preemption SLURM may signal every process of a job at once, the
 workers included. The agent gets the signal as well and knows better: whether there is time for a checkpoint, and when

@@ -1,4 +1,4 @@
-"""What does a model give over a whole dataset, shared among the ranks? Each sample counts once, at any number of ranks.
+"""Evaluates a model over a whole dataset, shared among the ranks: each sample counts once, at any number of ranks.
 
 Every rank makes the same number of forward passes: DDP sends buffers in each of them, FSDP2 parameters, and a rank with
 one pass less would leave the others waiting. A rank that has run out of samples repeats one, which does not count.

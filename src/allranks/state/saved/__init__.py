@@ -1,1 +1,1 @@
-"""Checkpoints: how a state becomes files that can be believed, and a state again. `checkpoint.py` first."""
+"""Checkpoints: how a state becomes files that are verified, and a state again. Read `checkpoint.py` first."""

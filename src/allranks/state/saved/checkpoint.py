@@ -1,4 +1,4 @@
-"""Where did the training stand, and does every rank agree?  Saves and loads the state of a run.
+"""Saves and loads the state of a run, so that all ranks resume from the same checkpoint.
 
     with Checkpointer("runs/17/checkpoints", membership, store=store) as checkpoints:
         if loaded := checkpoints.load():                     # all ranks together, the same one on all

@@ -1,4 +1,4 @@
-"""How do parts that many processes write become one checkpoint, or none?  The protocol on the directory.
+"""How do parts that many processes write become one checkpoint, or none? The protocol on the directory.
 
 All ranks' writers, on any node, and nothing but the shared directory between them:
 

@@ -1,4 +1,4 @@
-"""How do all ranks come to the same answer?  Rank 0 collects words, decides, and tells all, over torch's store.
+"""How do all ranks agree on one answer? Rank 0 collects the answers, decides, and tells all, over torch's store.
 
 No collective: a rank that fails to read would leave the others in it. Every wait has a deadline and says for whom.
 """

@@ -1,4 +1,4 @@
-"""Does this directory hold checkpoints?  Writes, kills the trainer in the middle, loads, alters, loads again.
+"""Is this directory fit for checkpoints? Saves, kills the trainer in the middle, loads, corrupts, loads again.
 
     python -m allranks.state.saved.dry_run DIRECTORY        started by `allranks check --checkpoints DIRECTORY`
 

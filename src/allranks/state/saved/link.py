@@ -1,4 +1,4 @@
-"""How does a rank speak with its writer?  Starts it, hands over what is to be written, hears what became of it.
+"""How does a rank tell its writer what to write, and learn the result? Starts the writer, and talks over a socket pair.
 
 Messages are JSON over a socket pair that keeps their bounds, so none can be torn: a request that was sent before the
 trainer died is served, and there is no half one. A thread listens, so that a failure is said when it happens.

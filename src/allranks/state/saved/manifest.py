@@ -1,4 +1,4 @@
-"""What is a whole checkpoint made of?  Names, checksums and the MANIFEST, pure.
+"""What is a whole checkpoint made of? Names, checksums and the MANIFEST, pure.
 
     step_300/
         rank_00000.safetensors    what is common to all ranks, and what is rank 0's own

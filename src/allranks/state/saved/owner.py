@@ -1,4 +1,4 @@
-"""Whose is this directory of checkpoints?  Decides by its owner file, and by what can be seen of the owner from here.
+"""Whose is this directory of checkpoints? Decides by its owner file, and by what can be seen of the owner from here.
 
     DIRECTORY/owner.json      who writes checkpoints there; touched every RENEW_S while that process lives
 

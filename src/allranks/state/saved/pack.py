@@ -1,4 +1,4 @@
-"""How does the state of a run become a safetensors file, and a state again?  Nested values in, bytes out, and back.
+"""How does the state of a run become a safetensors file, and a state again? Nested values in, bytes out, and back.
 
 A part is a safetensors file: 8 bytes with the length of a JSON header, the header, the bytes of all tensors. The tree
 of the state is JSON, too, and lies in the header's `__metadata__`. In it None, bool, int, float, str and dicts with

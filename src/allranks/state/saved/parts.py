@@ -1,4 +1,4 @@
-"""Is this file what its writer wrote?  Reads manifests and parts, and believes only what matches its checksum.
+"""Is this file what its writer wrote? Reads manifests and parts, and believes only what matches its checksum.
 
 Standard library only: the writer's process imports it, too.
 """

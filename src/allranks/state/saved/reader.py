@@ -1,4 +1,4 @@
-"""What is in a checkpoint for this rank?  Reads it, believes nothing that does not match its checksum, runs nothing."""
+"""What is in a checkpoint for this rank? Reads it, believes nothing that does not match its checksum, runs nothing."""
 
 from __future__ import annotations
 

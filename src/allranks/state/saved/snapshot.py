@@ -1,4 +1,4 @@
-"""How is the state copied out of the training's way, as fast as memory goes?  Into shared memory, allocated once.
+"""How is the state copied without delaying the training? Into shared memory, allocated once.
 
 The memory (a memfd) holds exactly the bytes of the part that the writer's process is to write. It is as large as the
 largest state so far and stays mapped and populated: faulting pages in costs ten times what copying to them does, so the

@@ -1,4 +1,4 @@
-"""Which checkpoints can go?  Old ones, and what dead writers left behind; never the newest two that are whole, nor the
+"""Which checkpoints can go? Old ones, and what dead writers left behind; never the newest two that are whole, nor the
 one that `best` links to.
 
 Whole means verified: each part of those that stay has been read back by its writer, and is read again here when its

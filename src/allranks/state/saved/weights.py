@@ -1,4 +1,4 @@
-"""How do the weights of a checkpoint get out of it, into a program that has no process group?
+"""Reads the weights of a checkpoint in a program that has no process group.
 
     model.load_state_dict(allranks.load_weights("runs/17/checkpoints"))
 
