@@ -4,6 +4,7 @@
     sudo python benchmarks/slow_network.py --interfaces 2 --rates 500      # two interfaces of 250 against one of them
     sudo python benchmarks/slow_network.py --switches 2 --rates 500        # an uplink of half a link
     sudo python benchmarks/slow_network.py --nodes 2 4 6 --rates 100 500 1000 0     # against allranks advise
+    sudo python benchmarks/slow_network.py --gpt --rates 500               # examples/gpt, which computes
     python benchmarks/slow_network_page.py        # the section in docs/evidence/benchmarks.md, from stored figures
 
 Real jobs through SLURM in the lab, whose links are shaped with tbf (rate 0: not at all). Each job runs all methods, one
@@ -11,6 +12,7 @@ after the other; jobs alternate between the rates. Compute is a sleep (50 ms for
 13.1 MB. `floor` is what no order of sending can beat: forward, the first gradients, then 2 (n - 1) / n of the bytes at
 the link's full rate. Ratios are taken job by job. Before the first job with some nodes and rate, `allranks bench`
 measures the network; --store keeps its tables, too, so that predictions can be made again of the same measurements.
+With --gpt, jobs of examples/gpt/train.py take turns, each with other flags of `allranks run`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -28,7 +31,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slow_network_page import RESULTS, TABLES, Record, with_predictions
+from slow_network_page import GPT_RESULTS, RESULTS, TABLES, Record, with_predictions
 from slow_network_worker import BACKWARD_S, FORWARD_S, LAYERS, PARAMETERS
 
 from allranks.lab import lab as labs
@@ -37,6 +40,10 @@ from allranks.lab.hosts import SWITCH, find_inits, run_in
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT / "examples" / "six-node" / "cluster.toml"
 WORKER = Path(__file__).with_name("slow_network_worker.py")
+GPT = ROOT / "examples" / "gpt" / "train.py"
+GPT_FLAGS = {"plain": (), "equal": ("--bucket-mb", "1"), "bf16": ("--compress", "bf16", "--bucket-mb", "1")}
+GPT_BATCH, GPT_CONTEXT = 2, 256
+"""Sequences of a rank and step, fewer than the script's default since two cores compute for all ranks; their bytes."""
 METHODS = ("compute", "torch", "equal", "s.ddp", "bf16", "int8", "powersgd")
 DEADLINE_S = 600
 BURST = "128kb"
@@ -58,6 +65,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--interfaces", type=int, choices=[1, 2], default=1, help="of a node; they share the rate")
     parser.add_argument("--switches", type=int, choices=[1, 2], default=1, help="neighbors in the node list alternate")
+    parser.add_argument(
+        "--gpt", action="store_true", help="run examples/gpt/train.py in place of the model that sleeps"
+    )
     parser.add_argument("--store", action="store_true", help=f"keep the figures in {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
     records: list[Record] = []
@@ -68,12 +78,13 @@ def main() -> None:
             for nodes in options.nodes:
                 for rate in options.rates if number % 2 == 0 else reversed(options.rates):
                     lab.shape_links(rate / options.interfaces, uplink=rate / 2)
-                    records += measure(lab, Path(folder), number, nodes, rate, options)
-                    print_records(records[-len(options.methods) :])
+                    fresh = (measure_gpt if options.gpt else measure)(lab, Path(folder), number, nodes, rate, options)
+                    print_records(fresh)
+                    records += fresh
                     if options.store:
                         store(records, options, lab.tables)
     print("\nmedians")
-    is_plain = options.switches == options.interfaces == 1
+    is_plain = options.switches == options.interfaces == 1 and not options.gpt
     summarize(with_predictions(records, lab.tables) if is_plain else records)
 
 
@@ -181,6 +192,26 @@ def run_job(
     return [about | json.loads(line) for line in lines]
 
 
+def measure_gpt(
+    lab: Lab, folder: Path, number: int, nodes: int, rate: int, options: argparse.Namespace
+) -> list[Record]:
+    """A job with each of the flags; each round begins with another one."""
+    names, found = list(GPT_FLAGS), list[Record]()
+    for name in names[number % len(names) :] + names[: number % len(names)]:
+        script = [str(GPT), f"--batch-size={GPT_BATCH}", f"--context={GPT_CONTEXT}", "--json"]
+        script += [f"--steps={options.steps + 1}", f"--log-every={options.steps + 1}"]  # the first one is not counted
+        flags = ["--cluster", str(lab.cluster), "--ignore", "AR213", *GPT_FLAGS[name]]
+        printed = lab.run(nodes, Path(tempfile.mkdtemp(dir=folder)), "allranks", "run", *flags, *script)
+        told = re.search(r"\{\"tokens_per_s.*\}", printed)
+        if told is None:
+            sys.exit(f"no figures of {name}:\n{printed}")
+        figures = json.loads(told[0])
+        ms = round(figures["world_size"] * GPT_BATCH * GPT_CONTEXT / figures["tokens_per_s"] * 1e3, 1)
+        about = {"round": number, "nodes": nodes, "rate": rate, "floor_ms": None}
+        found.append(about | {"method": name, "ms": ms, "loss": round(figures["loss"], 3), "steps": options.steps})
+    return found
+
+
 def floor_ms(nodes: int, mbit: float) -> float:
     first_s = BACKWARD_S / LAYERS
     return round((FORWARD_S + first_s + 2 * (nodes - 1) / nodes * PARAMETERS * 32 / mbit / 1e6) * 1e3, 1)
@@ -203,7 +234,8 @@ def summarize(records: Sequence[Record]) -> None:
             some = [each for each in mine if each["method"] == method]
             times = [each["ms"] for each in some]
             line = f"  {method:<9} {statistics.median(times):7.0f} ms ({min(times):.0f} to {max(times):.0f})"
-            line += f"  {statistics.median(each['sent_mb'] for each in some):5.1f} MB sent"
+            if "sent_mb" in some[0]:
+                line += f"  {statistics.median(each['sent_mb'] for each in some):5.1f} MB sent"
             if plain:
                 ratios = [plain[each["round"]] / each["ms"] for each in some]
                 line += f"  {statistics.median(ratios):.2f} x equal ({min(ratios):.2f} to {max(ratios):.2f})"
@@ -216,7 +248,11 @@ def summarize(records: Sequence[Record]) -> None:
 
 def store(records: Sequence[Record], options: argparse.Namespace, tables: Mapping[tuple[int, int], Any]) -> None:
     """Put the figures into docs/evidence, in place of those of the same nodes, links and switches."""
-    date, place = datetime.date.today().isoformat(), {"switches": options.switches, "two": options.interfaces == 2}
+    date = datetime.date.today().isoformat()
+    if options.gpt:
+        replace(GPT_RESULTS, [each | {"date": date} for each in records], "nodes", "rate")
+        return
+    place = {"switches": options.switches, "two": options.interfaces == 2}
     replace(RESULTS, [place | each | {"date": date} for each in records], "switches", "two", "nodes", "rate")
     if place == {"switches": 1, "two": False}:
         fresh = [{"nodes": nodes, "rate": rate, "table": table} for (nodes, rate), table in tables.items()]

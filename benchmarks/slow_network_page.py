@@ -21,6 +21,7 @@ from allranks.comm.table import BenchTable, from_json
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "evidence" / "slow_network.json"
+GPT_RESULTS = DOCS / "evidence" / "slow_network_gpt.json"
 TABLES = DOCS / "evidence" / "slow_network_tables.json"
 """What `allranks bench` measured, by nodes and rate."""
 PAGE = DOCS / "evidence" / "benchmarks.md"
@@ -51,6 +52,7 @@ def main() -> None:
         methods_table([each for each in at(plain, nodes=6) if each["rate"] in RATES]),
         interfaces_table(at(records, two=True)),
         switches_table(at(records, switches=2)),
+        gpt_table(json.loads(GPT_RESULTS.read_text()) if GPT_RESULTS.exists() else []),
         predictions_table([each for each in with_predictions(plain, tables) if "predicted_ms" in each]),
     ]
     section = "\n".join(filter(None, sections))
@@ -102,6 +104,30 @@ def switches_table(records: Sequence[Record]) -> str:
             ordered = at(records, rate=rate, method=method, ring="ordered")
             cells = [spread([each["ms"] for each in some], digits=0) for some in (listed, ordered)]
             lines.append(f"| {NAMES[method]}, {rate} Mbit/s | {' | '.join(cells)} | {ratio(listed, ordered)} |")
+    return "\n".join([*lines, ""])
+
+
+def gpt_table(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    lines = [
+        f"`examples/gpt/train.py`, unmodified: 11 M parameters, real computing, on two cores that all ranks share "
+        f"({dates(records)}: {rounds(records)} round(s) of {records[0]['steps']} steps, ratios within a round):",
+        "",
+        "| `allranks run` | ms a step | to buckets of 1 MiB | loss after the last step |",
+        "|---|---|---|---|",
+    ]
+    flags = {"plain": "no flag", "equal": "`--bucket-mb 1`", "bf16": "`--compress bf16 --bucket-mb 1`"}
+    for nodes, rate in sorted({(each["nodes"], each["rate"]) for each in records}):
+        here = at(records, nodes=nodes, rate=rate)
+        for name, said in flags.items():
+            own = at(here, method=name)
+            times, loss = (
+                spread([each["ms"] for each in own], digits=0),
+                spread([each["loss"] for each in own], digits=3),
+            )
+            faster = ratio(at(here, method="equal"), own)
+            lines.append(f"| {said}, {nodes} nodes, {rate} Mbit/s | {times} | {faster} | {loss} |")
     return "\n".join([*lines, ""])
 
 
