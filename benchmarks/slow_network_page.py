@@ -112,7 +112,7 @@ def gpt_table(records: Sequence[Record]) -> str:
         return ""
     lines = [
         f"`examples/gpt/train.py`, unmodified: 11 M parameters, real computing, on two cores that all ranks share "
-        f"({dates(records)}: {rounds(records)} round(s) of {records[0]['steps']} steps, ratios within a round):",
+        f"({dates(records)}: {rounds(records)} rounds of {records[0]['steps']} steps, ratios within a round):",
         "",
         "| `allranks run` | ms a step | to buckets of 1 MiB | loss after the last step |",
         "|---|---|---|---|",

@@ -259,6 +259,19 @@ def test_a_small_all_reduce_that_nobody_measured_is_twice_an_all_gather() -> Non
     assert bare.time_s("all_gather", 8 * MIB) == pytest.approx(bare.time_s("all_reduce", 8 * MIB) / 2)
 
 
+def test_packing_takes_what_all_ranks_at_once_took_in_the_table() -> None:
+    import msgspec
+
+    table = bench_of(100)
+    slow = Row(collective="pack_bf16", size_bytes=4 * MIB, count=MIB, time_s=4.0, p95_s=4.0)
+    packed = msgspec.structs.replace(table, rows=(*table.rows, slow))
+    assert (Network.of(packed).code_s("bf16", MIB), Network.of(packed).code_s("int8", MIB)) == (1.0, None)
+    one, other = (Model(STEP, Network.of(own), own).predict(methods.BF16).step_s for own in (table, packed))
+    # 12.5 MiB take 12.5 s: half of it in the backward pass, and after it the last bucket's 1.56 MiB are unpacked.
+    assert other == pytest.approx(STEP.compute_s + 12.5 / 2 + 0.78 + 0.07, abs=0.1)
+    assert one < 1.1
+
+
 @pytest.mark.parametrize(("rows", "ranks"), [((), 6), (bench_of(100).rows, 1)])
 def test_a_table_without_all_reduces_predicts_nothing(rows: tuple[Row, ...], ranks: int) -> None:
     table = BenchTable(backend="gloo", nodes=("node01",), ranks=ranks, rows=rows)
