@@ -3,13 +3,16 @@
     sudo python benchmarks/slow_network.py                          # six nodes at 500 and 100 Mbit/s, three rounds
     sudo python benchmarks/slow_network.py --interfaces 2 --rates 500      # two interfaces of 250 against one of them
     sudo python benchmarks/slow_network.py --switches 2 --rates 500        # an uplink of half a link
-    sudo python benchmarks/slow_network.py --predict --nodes 2 4 6 --rates 100 500 1000 0   # against allranks advise
+    sudo python benchmarks/slow_network.py --nodes 2 4 6 --rates 100 500 1000 0     # against allranks advise
+    sudo python benchmarks/slow_network.py --gpt --rates 500               # examples/gpt, which computes
     python benchmarks/slow_network_page.py        # the section in docs/evidence/benchmarks.md, from stored figures
 
 Real jobs through SLURM in the lab, whose links are shaped with tbf (rate 0: not at all). Each job runs all methods, one
 after the other; jobs alternate between the rates. Compute is a sleep (50 ms forward, 100 ms backward), the model has
 13.1 MB. `floor` is what no order of sending can beat: forward, the first gradients, then 2 (n - 1) / n of the bytes at
-the link's full rate. Ratios are taken job by job.
+the link's full rate. Ratios are taken job by job. Before the first job with some nodes and rate, `allranks bench`
+measures the network; --store keeps its tables, too, so that predictions can be made again of the same measurements.
+With --gpt, jobs of examples/gpt/train.py take turns, each with other flags of `allranks run`.
 """
 
 from __future__ import annotations
@@ -18,15 +21,17 @@ import argparse
 import datetime
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slow_network_page import GPT_RESULTS, RESULTS, TABLES, Record, with_predictions
 from slow_network_worker import BACKWARD_S, FORWARD_S, LAYERS, PARAMETERS
 
 from allranks.lab import lab as labs
@@ -35,7 +40,10 @@ from allranks.lab.hosts import SWITCH, find_inits, run_in
 ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT / "examples" / "six-node" / "cluster.toml"
 WORKER = Path(__file__).with_name("slow_network_worker.py")
-RESULTS = ROOT / "docs" / "evidence" / "slow_network.json"
+GPT = ROOT / "examples" / "gpt" / "train.py"
+GPT_FLAGS = {"plain": (), "equal": ("--bucket-mb", "1"), "bf16": ("--compress", "bf16", "--bucket-mb", "1")}
+GPT_BATCH, GPT_CONTEXT = 2, 256
+"""Sequences of a rank and step, fewer than the script's default since two cores compute for all ranks; their bytes."""
 METHODS = ("compute", "torch", "equal", "s.ddp", "bf16", "int8", "powersgd")
 DEADLINE_S = 600
 BURST = "128kb"
@@ -57,10 +65,12 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--interfaces", type=int, choices=[1, 2], default=1, help="of a node; they share the rate")
     parser.add_argument("--switches", type=int, choices=[1, 2], default=1, help="neighbors in the node list alternate")
-    parser.add_argument("--predict", action="store_true", help="run allranks bench before, and compare allranks advise")
+    parser.add_argument(
+        "--gpt", action="store_true", help="run examples/gpt/train.py in place of the model that sleeps"
+    )
     parser.add_argument("--store", action="store_true", help=f"keep the figures in {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args()
-    records: list[dict[str, Any]] = []
+    records: list[Record] = []
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, Lab(Path(folder), options.interfaces) as lab:
         if options.switches == 2:
             lab.split_switch()
@@ -68,12 +78,14 @@ def main() -> None:
             for nodes in options.nodes:
                 for rate in options.rates if number % 2 == 0 else reversed(options.rates):
                     lab.shape_links(rate / options.interfaces, uplink=rate / 2)
-                    records += measure(lab, Path(folder), number, nodes, rate, options)
-                    print_records(records[-len(options.methods) :])
+                    fresh = (measure_gpt if options.gpt else measure)(lab, Path(folder), number, nodes, rate, options)
+                    print_records(fresh)
+                    records += fresh
+                    if options.store:
+                        store(records, options, lab.tables)
     print("\nmedians")
-    summarize(records)
-    if options.store:
-        store(records, options)
+    is_plain = options.switches == options.interfaces == 1 and not options.gpt
+    summarize(with_predictions(records, lab.tables) if is_plain else records)
 
 
 class Lab:
@@ -85,7 +97,8 @@ class Lab:
         second = '[network]\nsecond = "192.168.21.0/24"' if interfaces == 2 else "[network]"
         self.cluster.write_text(CLUSTER.read_text().replace("[network]", second))
         self.uplink: tuple[str, str] | None = None
-        self.tables: dict[tuple[int, int], bytes] = {}
+        self.tables: dict[tuple[int, int], Any] = {}
+        """What `allranks bench` measured, by nodes and rate."""
 
     def __enter__(self) -> Lab:
         allranks("lab", "up", "--name", self.name, "--cluster", str(self.cluster))
@@ -124,12 +137,12 @@ class Lab:
         for end in self.uplink or ():
             set_rate(self.switch, end, uplink)
 
-    def bench(self, nodes: int, rate: int) -> bytes:
+    def bench(self, nodes: int, rate: int) -> Any:
         """Return what `allranks bench` measures at this rate; once for each."""
         if (nodes, rate) not in self.tables:
             here = Path(tempfile.mkdtemp(dir=self.folder))
             self.execute("allranks", "bench", "--nodes", str(nodes), "--cluster", str(self.cluster), cwd=here)
-            self.tables[nodes, rate] = (here / "runs" / "bench.json").read_bytes()
+            self.tables[nodes, rate] = json.loads((here / "runs" / "bench.json").read_text())
         return self.tables[nodes, rate]
 
     def run(self, nodes: int, folder: Path, *command: str) -> str:
@@ -147,9 +160,7 @@ def set_rate(pid: int, interface: str, mbit: float) -> None:
         run_in(pid, ["tc", "qdisc", "delete", "dev", interface, "root"], must_work=False)
 
 
-def measure(
-    lab: Lab, folder: Path, number: int, nodes: int, rate: int, options: argparse.Namespace
-) -> list[dict[str, Any]]:
+def measure(lab: Lab, folder: Path, number: int, nodes: int, rate: int, options: argparse.Namespace) -> list[Record]:
     """One job; or two, where one interface is compared with two, or an order of ranks with another."""
     about = {"round": number, "nodes": nodes, "rate": rate, "floor_ms": floor_ms(nodes, rate) if rate else None}
     found = []
@@ -161,15 +172,16 @@ def measure(
 
 
 def run_job(
-    lab: Lab, folder: Path, options: argparse.Namespace, about: dict[str, Any], *, has_table: bool = True
-) -> list[dict[str, Any]]:
+    lab: Lab, folder: Path, options: argparse.Namespace, about: Record, *, has_table: bool = True
+) -> list[Record]:
     here = Path(tempfile.mkdtemp(dir=folder))
     (here / "one_interface.sh").write_text(ONE_INTERFACE)
     if has_table:
         (here / "runs").mkdir()
-        (here / "runs" / "bench.json").write_bytes(lab.bench(about["nodes"], about["rate"]))
-    predicted = predict(here) if options.predict else {}
-    job = ["allranks", "run", "--cluster", str(lab.cluster), str(WORKER), "--steps", str(options.steps)]
+        (here / "runs" / "bench.json").write_text(json.dumps(lab.bench(about["nodes"], about["rate"])))
+    # tbf lets a burst pass at any rate, so the roll call may see one link at its rate and the others without a limit.
+    job = ["allranks", "run", "--cluster", str(lab.cluster), "--ignore", "AR213", str(WORKER)]
+    job += ["--steps", str(options.steps)]
     job += ["--methods", *options.methods]
     if about.get("interfaces", 1) < options.interfaces:
         job = ["sh", str(here / "one_interface.sh"), *job]
@@ -177,10 +189,27 @@ def run_job(
     lines = [line.partition("measured ")[2] for line in printed.splitlines() if "measured {" in line]
     if len(lines) != len(options.methods):
         sys.exit(f"{len(lines)} of {len(options.methods)} methods were measured:\n{printed}")
-    found = [about | json.loads(line) for line in lines]
-    return [
-        each | ({"predicted_ms": predicted[each["method"]]} if each["method"] in predicted else {}) for each in found
-    ]
+    return [about | json.loads(line) for line in lines]
+
+
+def measure_gpt(
+    lab: Lab, folder: Path, number: int, nodes: int, rate: int, options: argparse.Namespace
+) -> list[Record]:
+    """A job with each of the flags; each round begins with another one."""
+    names, found = list(GPT_FLAGS), list[Record]()
+    for name in names[number % len(names) :] + names[: number % len(names)]:
+        script = [str(GPT), f"--batch-size={GPT_BATCH}", f"--context={GPT_CONTEXT}", "--json"]
+        script += [f"--steps={options.steps + 1}", f"--log-every={options.steps + 1}"]  # the first one is not counted
+        flags = ["--cluster", str(lab.cluster), "--ignore", "AR213", *GPT_FLAGS[name]]
+        printed = lab.run(nodes, Path(tempfile.mkdtemp(dir=folder)), "allranks", "run", *flags, *script)
+        told = re.search(r"\{\"tokens_per_s.*\}", printed)
+        if told is None:
+            sys.exit(f"no figures of {name}:\n{printed}")
+        figures = json.loads(told[0])
+        ms = round(figures["world_size"] * GPT_BATCH * GPT_CONTEXT / figures["tokens_per_s"] * 1e3, 1)
+        about = {"round": number, "nodes": nodes, "rate": rate, "floor_ms": None}
+        found.append(about | {"method": name, "ms": ms, "loss": round(figures["loss"], 3), "steps": options.steps})
+    return found
 
 
 def floor_ms(nodes: int, mbit: float) -> float:
@@ -188,20 +217,12 @@ def floor_ms(nodes: int, mbit: float) -> float:
     return round((FORWARD_S + first_s + 2 * (nodes - 1) / nodes * PARAMETERS * 32 / mbit / 1e6) * 1e3, 1)
 
 
-def predict(here: Path) -> dict[str, float]:
-    """Milliseconds of a step as `allranks advise` predicts them from `allranks bench` of the same minute."""
-    figures = {"params": PARAMETERS, "forward-ms": FORWARD_S * 1e3, "backward-ms": BACKWARD_S * 1e3}
-    flags = [f"--{name}={value:.0f}" for name, value in figures.items()]
-    told = json.loads(allranks("advise", "--bench", str(here / "runs" / "bench.json"), *flags, "--json"))
-    return {each["name"]: each["step_ms"] for each in told["methods"]}
-
-
-def print_records(records: Sequence[dict[str, Any]]) -> None:
+def print_records(records: Sequence[Record]) -> None:
     for record in records:
         print(" ".join(f"{name}={value}" for name, value in record.items()), flush=True)
 
 
-def summarize(records: Sequence[dict[str, Any]]) -> None:
+def summarize(records: Sequence[Record]) -> None:
     """Medians and the spread of ratios, which are taken within one job."""
     keys = ("nodes", "rate", "interfaces", "ring")
     for group in dict.fromkeys(tuple(each.get(key) for key in keys) for each in records):
@@ -213,27 +234,37 @@ def summarize(records: Sequence[dict[str, Any]]) -> None:
             some = [each for each in mine if each["method"] == method]
             times = [each["ms"] for each in some]
             line = f"  {method:<9} {statistics.median(times):7.0f} ms ({min(times):.0f} to {max(times):.0f})"
-            line += f"  {statistics.median(each['sent_mb'] for each in some):5.1f} MB sent"
+            if "sent_mb" in some[0]:
+                line += f"  {statistics.median(each['sent_mb'] for each in some):5.1f} MB sent"
             if plain:
                 ratios = [plain[each["round"]] / each["ms"] for each in some]
                 line += f"  {statistics.median(ratios):.2f} x equal ({min(ratios):.2f} to {max(ratios):.2f})"
             if floor:
                 line += f"  {statistics.median(times) / floor:.2f} x floor"
-            guesses = [each["predicted_ms"] / each["ms"] for each in some if "predicted_ms" in each]
-            if guesses:
+            if guesses := [each["predicted_ms"] / each["ms"] for each in some if "predicted_ms" in each]:
                 line += f"  predicted {statistics.median(guesses):.2f} ({min(guesses):.2f} to {max(guesses):.2f})"
             print(line)
 
 
-def store(records: Sequence[dict[str, Any]], options: argparse.Namespace) -> None:
+def store(records: Sequence[Record], options: argparse.Namespace, tables: Mapping[tuple[int, int], Any]) -> None:
     """Put the figures into docs/evidence, in place of those of the same nodes, links and switches."""
-    date, place = datetime.date.today().isoformat(), {"switches": options.switches, "two": options.interfaces == 2}
-    fresh = [place | each | {"date": date} for each in records]
-    names = ("switches", "two", "nodes", "rate")
+    date = datetime.date.today().isoformat()
+    if options.gpt:
+        replace(GPT_RESULTS, [each | {"date": date} for each in records], "nodes", "rate")
+        return
+    place = {"switches": options.switches, "two": options.interfaces == 2}
+    replace(RESULTS, [place | each | {"date": date} for each in records], "switches", "two", "nodes", "rate")
+    if place == {"switches": 1, "two": False}:
+        fresh = [{"nodes": nodes, "rate": rate, "table": table} for (nodes, rate), table in tables.items()]
+        replace(TABLES, fresh, "nodes", "rate")
+
+
+def replace(path: Path, fresh: Sequence[Record], *names: str) -> None:
+    """Keep of a file what differs from all that is new in one of the fields."""
     measured = {tuple(each[name] for name in names) for each in fresh}
-    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else []
+    known = json.loads(path.read_text()) if path.exists() else []
     kept = [each for each in known if tuple(each[name] for name in names) not in measured]
-    RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, [*kept, *fresh])) + "\n]\n")
+    path.write_text("[\n" + ",\n".join(map(json.dumps, [*kept, *fresh])) + "\n]\n")
 
 
 def allranks(*arguments: str, cwd: Path | None = None) -> str:

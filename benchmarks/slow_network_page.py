@@ -13,8 +13,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from slow_network_worker import BACKWARD_S, FORWARD_S, PARAMETERS
+
+from allranks.cli.advise import guess_step
+from allranks.comm.advise import advise
+from allranks.comm.table import BenchTable, from_json
+
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "evidence" / "slow_network.json"
+GPT_RESULTS = DOCS / "evidence" / "slow_network_gpt.json"
+TABLES = DOCS / "evidence" / "slow_network_tables.json"
+"""What `allranks bench` measured, by nodes and rate."""
 PAGE = DOCS / "evidence" / "benchmarks.md"
 PLOT = DOCS / "pictures" / "slow_network.svg"
 RATES = (500, 100)
@@ -29,22 +38,24 @@ NAMES = {
     "int8": '`compress="int8"`',
     "powersgd": '`compress="powersgd"`',
 }
-Record = Mapping[str, Any]
+Record = dict[str, Any]
 
 
 def main() -> None:
     records = json.loads(RESULTS.read_text())
+    tables = {(each["nodes"], each["rate"]): each["table"] for each in json.loads(TABLES.read_text())}
     page = PAGE.read_text()
     before, _, rest = page.partition(BEGIN)
     after = rest.partition(END)[2]
     plain = at(records, switches=1, two=False)
-    tables = [
+    sections = [
         methods_table([each for each in at(plain, nodes=6) if each["rate"] in RATES]),
         interfaces_table(at(records, two=True)),
         switches_table(at(records, switches=2)),
-        predictions_table([each for each in plain if "predicted_ms" in each]),
+        gpt_table(json.loads(GPT_RESULTS.read_text()) if GPT_RESULTS.exists() else []),
+        predictions_table([each for each in with_predictions(plain, tables) if "predicted_ms" in each]),
     ]
-    section = "\n".join(filter(None, tables))
+    section = "\n".join(filter(None, sections))
     PAGE.write_text(f"{before}{BEGIN}\n\n{section}\n{END}{after}")
     PLOT.write_text(draw([each for each in at(plain, nodes=6) if each["rate"] in RATES]))
 
@@ -96,18 +107,37 @@ def switches_table(records: Sequence[Record]) -> str:
     return "\n".join([*lines, ""])
 
 
-def predictions_table(records: Sequence[Record]) -> str:
+def gpt_table(records: Sequence[Record]) -> str:
     if not records:
         return ""
     lines = [
-        f"Step time that `allranks advise` predicted, over the measured one ({dates(records)}; from `allranks bench`):"
+        f"`examples/gpt/train.py`, unmodified: 11 M parameters, real computing, on two cores that all ranks share "
+        f"({dates(records)}: {rounds(records)} rounds of {records[0]['steps']} steps, ratios within a round):",
+        "",
+        "| `allranks run` | ms a step | to buckets of 1 MiB | loss after the last step |",
+        "|---|---|---|---|",
     ]
-    methods = [
-        m
-        for m in dict.fromkeys(each["method"] for each in records)
-        if any("predicted_ms" in each for each in at(records, method=m))
-    ]
-    lines += [
+    flags = {"plain": "no flag", "equal": "`--bucket-mb 1`", "bf16": "`--compress bf16 --bucket-mb 1`"}
+    for nodes, rate in sorted({(each["nodes"], each["rate"]) for each in records}):
+        here = at(records, nodes=nodes, rate=rate)
+        for name, said in flags.items():
+            own = at(here, method=name)
+            times, loss = (
+                spread([each["ms"] for each in own], digits=0),
+                spread([each["loss"] for each in own], digits=3),
+            )
+            faster = ratio(at(here, method="equal"), own)
+            lines.append(f"| {said}, {nodes} nodes, {rate} Mbit/s | {times} | {faster} | {loss} |")
+    return "\n".join([*lines, ""])
+
+
+def predictions_table(records: Sequence[Record]) -> str:
+    if not records:
+        return ""
+    methods = list(dict.fromkeys(each["method"] for each in records))
+    lines = [
+        f"Step time that `allranks advise` predicts, over the measured one ({dates(records)}): from the table of",
+        "`allranks bench`, which ran before, and the step time of `compute only` in the same job.",
         "",
         f"| nodes, link | {' | '.join(NAMES[method] for method in methods)} |",
         "|---|" + "---|" * len(methods),
@@ -117,11 +147,34 @@ def predictions_table(records: Sequence[Record]) -> str:
     ):
         cells = []
         for method in methods:
-            own = [each for each in at(records, nodes=nodes, rate=rate, method=method) if "predicted_ms" in each]
-            cells.append(spread([each["predicted_ms"] / each["ms"] for each in own], digits=2) if own else "")
+            own = at(records, nodes=nodes, rate=rate, method=method)
+            cells.append(spread([each["predicted_ms"] / each["ms"] for each in own], digits=2))
         link = f"{rate} Mbit/s" if rate else "unshaped"
         lines.append(f"| {nodes}, {link} | {' | '.join(cells)} |")
     return "\n".join([*lines, ""])
+
+
+def with_predictions(records: Sequence[Record], tables: Mapping[tuple[int, int], Any]) -> list[Record]:
+    """Return the records with the step time that is predicted, where their network was measured."""
+    jobs, found = ("nodes", "rate", "round"), list[Record]()
+    compute_ms = {tuple(each[name] for name in jobs): each["ms"] for each in at(records, method="compute")}
+    for each in records:
+        table, own_ms = tables.get((each["nodes"], each["rate"])), compute_ms.get(tuple(each[name] for name in jobs))
+        is_known = table and own_ms and each["method"] != "compute"
+        found.append(each | {"predicted_ms": predict(table, own_ms)[each["method"]]} if is_known else each)
+    return found
+
+
+def predict(table: Any, compute_ms: float) -> dict[str, float]:
+    """Milliseconds of a step with each method, as `allranks advise --bench FILE --params N --step-ms M ...` says.
+
+    Args:
+        compute_ms: of a step that sends nothing.
+    """
+    read = from_json(json.dumps(table).encode())
+    assert isinstance(read, BenchTable), read
+    found = advise(read, guess_step(PARAMETERS, max(compute_ms, 150.0), FORWARD_S * 1e3, BACKWARD_S * 1e3))
+    return {each.method.name: each.step_s * 1e3 for each in (*found.offered, *found.refused)}
 
 
 def at(records: Sequence[Record], **wanted: Any) -> list[Record]:

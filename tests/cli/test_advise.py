@@ -40,7 +40,7 @@ def test_figures_become_a_ranked_list_and_times_for_each_number_of_nodes(allrank
     assert lines[0].startswith("network  node[01-06], 6 ranks, gloo (runs/bench.json, ")
     assert lines[1] == "step     computes 150 ms (forward 50, backward 100, other 0); 52 MB of gradients"
     assert '   write: s.ddp(model, compress="int8")' in lines
-    assert "   or:    allranks run --compress int8 SCRIPT" in lines
+    assert "   or:    allranks run --compress int8 --bucket-mb auto SCRIPT" in lines
     assert "   cost:  validation loss -0.4 % after as many samples; 52 MB more memory on each rank; 52 MB more" in (
         result.stdout
     )

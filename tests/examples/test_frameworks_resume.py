@@ -168,6 +168,30 @@ def test_a_killed_rank_is_named_and_its_script_goes_on_from_its_own_checkpoint(e
     assert finding["message"] == "killed by SIGKILL (signal 9), not by allranks"
 
 
+@pytest.mark.parametrize(
+    "example",
+    [
+        Example(name="accelerate", pattern=STEP_LOSS, strike_after="", length=("--epochs", "2")),
+        Example(name="lightning", pattern=LIGHTNING.pattern, strike_after="", length=("--epochs", "3")),
+    ],
+    ids=lambda example: example.name,
+)
+def test_a_framework_that_makes_ddp_itself_sends_its_gradients_compressed(example: Example, tmp_path: Path):
+    plain, packed = Run(example, tmp_path / "plain"), Run(example, tmp_path / "packed", "--compress", "int8")
+    with running(plain, packed):
+        plain.end()
+        packed.end()
+    assert re.search(r" allranks: DDP with \S+ MB of gradients: sent as int8, ", packed.err.read_text())
+    assert "sent as" not in plain.err.read_text()
+    assert [at for at, _ in packed.losses] == [at for at, _ in plain.losses]
+    assert plain.losses
+    off = [
+        abs(float(loss) / float(exact) - 1) for (_, loss), (_, exact) in zip(packed.losses, plain.losses, strict=True)
+    ]
+    assert max(off) < 0.02
+    assert packed.weights != plain.weights
+
+
 @pytest.mark.by_hand
 def test_a_stopped_rank_of_plain_ddp_is_named_and_the_script_goes_on(tmp_path: Path):
     undisturbed, struck = lose_rank_1(DDP, tmp_path, signal.SIGSTOP)

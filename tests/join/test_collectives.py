@@ -27,11 +27,13 @@ def case(collective: str = "all_reduce", size_bytes: Any = MIB, in_flight: Any =
 
 
 def test_a_measurement_has_every_collective_and_all_reduces_as_ddp_makes_them() -> None:
-    cases = list_cases()
+    cases = list_cases(formats=("bf16", "int8", "powersgd"))
     assert {each["collective"] for each in cases} == {*COLLECTIVES}
     reduces = [(each["size_bytes"] / MIB, each["in_flight"]) for each in cases if each["collective"] == "all_reduce"]
-    small, *others = reduces[:2], *reduces[2:]
-    assert small == [(4 / 1024, 1), (64 / 1024, 1)]  # as PowerSGD makes them
+    small, *others = reduces[:3], *reduces[3:]
+    assert small == [(4 / 1024, 1), (64 / 1024, 1), (256 / 1024, 1)]  # as PowerSGD makes them
+    exchanged = [each for each in cases if each["collective"] == "all_to_all" and each["in_flight"] > 1]
+    assert exchanged == [case("all_to_all", MIB // 4, 8), case("all_to_all", MIB, 8)]  # as int8 makes them
     assert others == [(size, count) for count in (1, 8) for size in (0.5, 1, 2, 4, 8, 16, 32)]
     assert list_cases(bucket_sizes=[], collectives=["broadcast"], sizes=[8, 4]) == [
         case("broadcast", 4), case("broadcast", 8), case("barrier", 0),
@@ -47,13 +49,13 @@ def test_a_case_is_repeated_for_its_share_of_the_time(took_s: float, repetitions
     ("took_s", "left_s", "why"),
     [
         (0.3, 5.0, ""),
-        (0.4, 5.0, "it takes about 1.2 s with its repetitions, and has 1 s"),
+        (0.8, 5.0, "it takes about 2.4 s with its repetitions, and has 2 s"),
         (0.0, -1.0, ""),
         (0.001, -1.0, "it takes about 0.003 s with its repetitions, and has 0 s"),
         (2.0, 100.0, ""),
         (5.1, 100.0, "one takes about 5.1 s, and a collective times out after 10 s"),
     ],
-    ids=["fits", "more than two shares", "unknown", "nothing is left", "long", "near its timeout"],
+    ids=["fits", "more than four shares", "unknown", "nothing is left", "long", "near its timeout"],
 )
 def test_what_takes_too_long_is_skipped_with_the_reason(took_s: float, left_s: float, why: str) -> None:
     assert Limit(left_s=left_s, share=0.1, timeout_s=10.0, repeat=(2, 100)).why_too_long(took_s) == why

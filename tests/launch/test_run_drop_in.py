@@ -365,6 +365,9 @@ def test_no_script_is_one_line(allranks: Allranks, tmp_path: Path):
     result = allranks("run")
     assert (result.returncode, result.stderr.count("\n")) == (2, 1)
     assert result.stderr == "error: missing argument 'SCRIPT'; see allranks run --help\n"
+    result = allranks("run", "--standalone", "--bucket-mb", "train.py")
+    took = "--bucket-mb took 'train.py' as its value"
+    assert result.stderr == f"error: missing argument 'SCRIPT': {took}; see allranks run --help\n"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import sys
@@ -316,16 +315,13 @@ class _Run:
 
     def _write(self, path: Path, data: bytes) -> list[str]:
         """Write a file, whole or not at all; returns its path, if it was written."""
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        from allranks.files.folder import Folder
+
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with draft.open("xb") as file:
-                file.write(data)
-            draft.replace(path)
+            Folder.root(path.parent).write_whole(path.name, data)
             return [str(path)]
         except OSError as exc:
-            with contextlib.suppress(OSError):
-                draft.unlink()
             self.unwritten = f"{path} cannot be written: {(exc.strerror or str(exc)).lower()}"
             say(self.unwritten)
             return []

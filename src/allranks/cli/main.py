@@ -207,6 +207,10 @@ def _message_of(exc: click.UsageError) -> str:
         longer = sorted(each for each in exc.possibilities or () if each.startswith(exc.option_name))
         nearest = next(iter(longer or exc.possibilities or ()), None)
         return f"no such option {exc.option_name!r}" + (f" (did you mean {nearest!r}?)" if nearest else "")
+    *_, flag, word = "", *sys.argv
+    options = [name for parameter in exc.ctx.command.params for name in parameter.opts] if exc.ctx else []
+    if isinstance(exc, click.MissingParameter) and flag in options and word.endswith(".py"):
+        return f"{exc.format_message().rstrip('.')}: {flag} took {word!r} as its value"
     return exc.format_message()
 
 

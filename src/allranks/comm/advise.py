@@ -2,14 +2,15 @@
 
     advice = advise(table, Step(tensor_bytes=(4 << 20,) * 3, forward_s=0.05, backward_s=0.1))
 
-In the model, DDP's buckets go over the network one after the other, none before its gradients are ready. Gradients
-become ready evenly over the backward pass, the last parameter's first. The forward pass hides nothing. A bucket takes
-what the table has for its size: eight in flight if another one is ready before it ends, else one alone. Compression
-adds what its code takes, and its collectives are those of comm/hooks.py:
+In the model, collectives go over the network one after the other, in the order in which their data is ready. Gradients
+become ready evenly over the backward pass, the last parameter's first. The forward pass hides nothing. A collective
+takes what the table has for its size: eight in flight if another one is ready before it ends, else one alone.
+Compression adds the collectives of comm/hooks.py, and the code between them, which only its own bucket waits for; but
+the code before the first one is part of the backward pass:
 
-    bf16       one all-reduce of half the bytes
-    int8       all-to-all and all-gather of a quarter; the next bucket's all-to-all hides the hops of one of them
-    powersgd   three small all-reduces: what has no matrix form, P and Q
+    bf16       pack; one all-reduce of half the bytes; unpack
+    int8       pack; all-to-all of a quarter; take the mean, pack; all-gather of a quarter; unpack
+    powersgd   three small all-reduces (what has no matrix form, P, Q), and all code, in one thread, bucket by bucket
 
 Methods are ranked by time to equal loss: the gain in time per sample, divided by the samples that a method needs more
 (comm/methods.py). What changes the result is offered only under the conditions there.
@@ -20,7 +21,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from heapq import heappop, heappush
 from itertools import accumulate
+from typing import NamedTuple
 
 from allranks.comm import methods
 from allranks.comm.curves import Network
@@ -38,10 +41,9 @@ LOW_RANK = 1 / 44
 """What PowerSGD sends of a byte of gradients, where nobody told the shapes: of a model of 13 MB, with rank 4."""
 CODE_S: Mapping[str, float] = {"bf16": 0.1e-9, "int8": 0.4e-9, "powersgd": 1e-9}
 """Seconds of one core for each byte of gradients that a format packs and unpacks, with Gloo (torch 2.13, x86-64); on a
-GPU, nothing."""
+GPU, nothing. For tables that do not have it."""
 MAX_NUMBERS = 8
 """Columns of numbers of nodes that fit into a terminal."""
-INT8 = ("all_to_all", "all_gather")
 NOISE_FACTORS = (2, 4, 8, 16)
 """Micro-batches a step that are tried where the noise scale is known."""
 
@@ -232,7 +234,7 @@ class Model:
         buckets = split(step.tensor_bytes, *(mb * MIB for mb in limits))
         if as_now and step.bucket_bytes:
             buckets = [float(size) for size in step.bucket_bytes]
-        step_s = step.forward_s + end_s(buckets, step.backward_s, partial(self._cost_s, method)) + step.other_s
+        step_s = step.forward_s + end_s(buckets, step.backward_s, partial(self._way, method)) + step.other_s
         step_s = (step_s + (method.every - 1) * compute_s) / method.every
         sent_bytes *= self._share(method) / method.every
         return Prediction(method=method, step_s=step_s, sent_bytes=sent_bytes, buckets=chosen)
@@ -246,7 +248,6 @@ class Model:
             ranks=self.network.ranks,
             link_mbit_s=self.table.slowest_mbit_s() or self.network.link_mbit_s,
             interfaces=max((len(names) for names in self.table.interfaces.values()), default=1) or 1,
-            backward_s=self.step.backward_s,
             backend=self.table.backend,
             compress=method.wire or None,
         )
@@ -259,35 +260,62 @@ class Model:
             return (self.step.low_rank_bytes or LOW_RANK * total) / total
         return SENT[method.wire] * 4 / self.step.element_bytes if method.wire else 1.0
 
-    def _cost_s(self, method: Method, size: float, in_flight: int) -> float:
-        """Return the seconds of a bucket of this many bytes of gradients."""
+    def _way(self, method: Method, size: float) -> Way:
+        """Return what becomes of a bucket of this many bytes of gradients."""
         sent, time_s = self._share(method) * size, self.network.time_s
-        code_s = size * CODE_S[method.wire] if method.wire and self.table.backend == "gloo" else 0.0
+
+        def leg(collective: str) -> tuple[float, float]:
+            return time_s(collective, sent), time_s(collective, sent, in_flight=AMONG)
+
+        code_s = 0.0
+        if method.wire and self.table.backend == "gloo":
+            code_s = self.network.code_s(method.wire, size) or size * CODE_S[method.wire]
         if method.wire == "int8":
-            hidden_s = min(time_s(each, 0) for each in INT8) if in_flight > 1 else 0.0
-            return code_s + sum(time_s(each, sent) for each in INT8) - hidden_s
+            legs = [leg("all_to_all"), leg("all_gather")]
+            return Way(legs, pack_s=code_s / 2, between_s=code_s / 4, unpack_s=code_s / 4)
         if method.wire == "powersgd":
-            return code_s + time_s("all_reduce", 0) + 2 * time_s("all_reduce", sent / 2)
-        return code_s + time_s("all_reduce", sent, in_flight=in_flight)
+            sum_s = code_s + time_s("all_reduce", 0) + 2 * time_s("all_reduce", sent / 2)
+            return Way([(sum_s, sum_s)])
+        return Way([leg("all_reduce")], pack_s=code_s / 2, unpack_s=code_s / 2)
 
 
-def end_s(buckets: Sequence[float], backward_s: float, cost: Callable[[float, int], float]) -> float:
+class Way(NamedTuple):
+    """What becomes of one bucket."""
+
+    legs: Sequence[tuple[float, float]]
+    """Seconds of each of its collectives: alone, and while others are under way."""
+    pack_s: float = 0.0
+    """Code in the thread of the backward pass."""
+    between_s: float = 0.0
+    """Code between two collectives, in a thread of its own."""
+    unpack_s: float = 0.0
+
+
+def end_s(buckets: Sequence[float], backward_s: float, way: Callable[[float], Way]) -> float:
     """Return when the last bucket has been reduced, in seconds after the begin of the backward pass.
 
-    >>> end_s([1, 3], 4.0, lambda size, in_flight: size * (1 if in_flight > 1 else 2))
+    >>> end_s([1, 3], 4.0, lambda size: Way([(size * 2, size)]))
     10.0
 
     Args:
         buckets: bytes, in the order in which they become ready.
         backward_s: seconds of the backward pass.
-        cost: seconds of a bucket, by its bytes and how many are in flight.
+        way: of a bucket, by its bytes.
     """
-    total = sum(buckets)
-    ready_s = [backward_s * size / total for size in accumulate(buckets)]
-    done_s = 0.0
-    for size, mine_s, next_s in zip(buckets, ready_s, [*ready_s[1:], float("inf")], strict=True):
-        begin_s = max(mine_s, done_s)
-        done_s = begin_s + cost(size, 1)
-        if next_s < done_s:
-            done_s = begin_s + cost(size, AMONG)
-    return max(done_s, backward_s)
+    ways, total = [way(size) for size in buckets], sum(buckets)
+    packed_s = accumulate(own.pack_s for own in ways)
+    ready_s = [backward_s * size / total + code_s for size, code_s in zip(accumulate(buckets), packed_s, strict=True)]
+    waiting = [(at_s, number, 0) for number, at_s in enumerate(ready_s)]  # a heap, since it is sorted
+    last_s, free_s = ready_s[-1], 0.0
+    while waiting:
+        at_s, number, place = heappop(waiting)
+        alone_s, among_s = ways[number].legs[place]
+        begin_s = max(at_s, free_s)
+        free_s = begin_s + alone_s
+        if waiting and waiting[0][0] < free_s:
+            free_s = begin_s + among_s
+        if place + 1 < len(ways[number].legs):
+            heappush(waiting, (free_s + ways[number].between_s, number, place + 1))
+        else:
+            last_s = max(last_s, free_s + ways[number].unpack_s)
+    return last_s

@@ -101,13 +101,24 @@ class Network:
         numbers = [number for name, number in self.curves if name == collective]
         if not numbers:  # it sends a part of what an all-reduce sends
             return self.time_s("all_reduce", size_bytes) * bus_factor(collective, 4) / bus_factor("all_reduce", 4)
-        curve = self.curves[collective, min(numbers, key=lambda number: abs(number - in_flight))]
+        nearest = min(numbers, key=lambda number: abs(number - in_flight))
+        curve = self.curves[collective, nearest]
         time_s = self._scaled(collective, curve, size_bytes)
+        if nearest < in_flight and collective != "all_reduce":
+            # Alone, it waits at its hops. Others fill these gaps: its bytes then pass as those of all-reduces do.
+            factor = bus_factor(collective, self.ranks) / bus_factor("all_reduce", self.ranks)
+            time_s = min(time_s, self.time_s("all_reduce", size_bytes * factor, in_flight=in_flight))
         gather = self.curves.get(("all_gather", 1))
-        if collective == "all_reduce" and gather and size_bytes < SMALL_BYTES <= curve.points[0][0]:
+        is_small = nearest == 1 and size_bytes < SMALL_BYTES <= curve.points[0][0]
+        if collective == "all_reduce" and gather and is_small:
             # It is a reduce-scatter and an all-gather, whose small sizes were measured.
             time_s = max(time_s, 2 * self._scaled("all_gather", gather, size_bytes))
         return time_s
+
+    def code_s(self, wire_format: str, size_bytes: float) -> float | None:
+        """Return the seconds in which ranks pack and unpack gradients, all at a time; None: nobody measured it."""
+        curve = self.curves.get((f"pack_{wire_format}", 1))
+        return curve.time_s(size_bytes) if curve else None
 
     @property
     def link_mbit_s(self) -> float:

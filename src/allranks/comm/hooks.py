@@ -79,7 +79,8 @@ def attach(ddp: DistributedDataParallel, wire_format: str) -> Compressor:
     ):
         if is_so:
             raise ValueError(f"compress={wire_format!r}: {why}")
-    compressor = Compressor(ddp, wire_format, backend, is_on_cpu=device.type == "cpu")
+    has_lane = device.type == "cpu" and ddp.process_group.size() > 1
+    compressor = Compressor(ddp, wire_format, backend, has_lane=has_lane)
     if compressor.world_size > 1:
         # DDP refuses wrong annotations, and on Gloo torch's own hook for bf16, by its name.
         hook = lambda _, bucket: compressor.reduce(bucket)  # noqa: E731
@@ -91,11 +92,10 @@ def attach(ddp: DistributedDataParallel, wire_format: str) -> Compressor:
 class Compressor:
     """What one DDP module sends, and what this rank still owes to the sums."""
 
-    def __init__(self, ddp: DistributedDataParallel, wire_format: str, backend: Any, *, is_on_cpu: bool) -> None:
+    def __init__(self, ddp: DistributedDataParallel, wire_format: str, backend: Any, *, has_lane: bool) -> None:
         group: Any = ddp.process_group
         self.format, self.world_size = wire_format, int(group.size())
-        is_threaded = is_on_cpu and self.world_size > 1 and wire_format != "bf16"
-        self._lane = _Lane.beside(group, backend) if is_threaded else None
+        self._lane = _Lane.beside(group, backend) if has_lane and wire_format != "bf16" else None
         for held in (group, self._lane and self._lane.group):  # never freed: see join/leave.py, _keep_groups
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
         self._owed = _Owed({id(own): name for name, own in ddp.module.named_parameters()})

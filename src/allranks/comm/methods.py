@@ -76,7 +76,7 @@ class Method:
 
 
 def _compressed(name: str, *, bucket_mb: float | None = None, kept: float = 0.0) -> Method:
-    line, flags = f's.ddp(model, compress="{name}")', f"--compress {name}"
+    line, flags = f's.ddp(model, compress="{name}")', f"--compress {name}{'' if bucket_mb else ' --bucket-mb auto'}"
     return Method(
         name=name,
         line=line,
@@ -95,7 +95,7 @@ TORCH = Method(name="torch", line="DistributedDataParallel(model)")
 EQUAL = Method(name="equal", line="DistributedDataParallel(model, bucket_cap_mb=1)", bucket_mb=1.0)
 CHOSEN = Method(name="s.ddp", line="s.ddp(model)", flags="--bucket-mb auto")
 BF16 = _compressed("bf16")
-INT8 = _compressed("int8", bucket_mb=4.0, kept=1.0)
+INT8 = _compressed("int8", kept=1.0)
 POWERSGD = _compressed("powersgd", bucket_mb=25.0, kept=1.0)
 ACCUMULATE = Method(
     name="accumulate 8",

@@ -21,8 +21,8 @@ from itertools import pairwise
 
 import msgspec
 
-from allranks.host.net import read_traffic
 from allranks.host.tcpinfo import TcpInfo, read_tcp_info, read_unacked_bytes
+from allranks.host.traffic import ByteCounter
 from allranks.wire.rounds import LATE_S, Rounds, reason
 
 WARM_S, MEASURE_S = 0.12, 0.27
@@ -150,7 +150,9 @@ class _End:
     """One node's end of all its streams."""
 
     def __init__(self, interface: str, times: int) -> None:
-        self._interface, self._times = interface, times
+        self._times, self._counter = times, None
+        with contextlib.suppress(OSError):  # what others send is then not counted
+            self._counter = ByteCounter(interface)
 
     def play(self, sock: socket.socket, *, is_first: bool) -> RoundReport:
         """Run both streams of one pair; returns what the own one carried."""
@@ -187,13 +189,17 @@ class _End:
         )
 
     def _mark(self, sock: socket.socket) -> Mark:
-        return Mark(time.monotonic(), read_tcp_info(sock), read_traffic(self._interface)[1])
+        return Mark(time.monotonic(), read_tcp_info(sock), self._carried()[0])
+
+    def _carried(self) -> tuple[int, int]:
+        """Return the bytes that the interface has sent and received."""
+        return (self._counter and self._counter.read()) or (0, 0)
 
     def _receive(self, sock: socket.socket) -> float:
         """Take all that comes, and throw it away in the kernel; returns the Mbit/s that came for others."""
         began_s = time.monotonic()
         by_s = began_s + SLOT_S * self._times + DRAIN_S
-        before, count = read_traffic(self._interface)[0], 0
+        before, count = self._carried()[1], 0
         while True:
             sock.settimeout(max(0.01, by_s - time.monotonic()))
             try:
@@ -203,4 +209,4 @@ class _End:
             if not got:
                 break
             count += got
-        return _others_mbit_s(read_traffic(self._interface)[0] - before, count, time.monotonic() - began_s)
+        return _others_mbit_s(self._carried()[1] - before, count, time.monotonic() - began_s)

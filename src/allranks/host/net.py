@@ -120,16 +120,6 @@ def _number(path: Path) -> int | None:
     return number if 0 <= number < 1 << 31 else None
 
 
-def read_traffic(interface: str, *, root: Path = Path("/")) -> tuple[int, int]:
-    """Return how many bytes an interface has received and sent since it came up; 0 where it is gone."""
-    for line in (root / "proc/net/dev").read_text().splitlines()[2:]:
-        name, _, counts = line.partition(":")
-        if name.strip() == interface:
-            words = counts.split()
-            return int(words[0]), int(words[8])
-    return 0, 0
-
-
 def read_tcp_counters(*, root: Path = Path("/")) -> tuple[int, int]:
     """Return how many TCP segments this machine has sent, and how many of them again, since it came up."""
     lines = (root / "proc/net/snmp").read_text().splitlines()

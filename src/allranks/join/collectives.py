@@ -26,9 +26,12 @@ Standard library and torch only: it runs in the Python of the job.
 from __future__ import annotations
 
 import math
+import runpy
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -39,11 +42,15 @@ Agree = Callable[[str, Answer, float, Callable[[list[Answer]], Answer]], Answer]
 MIB = 1 << 20
 BUCKET_SIZES = tuple(MIB // 2 << power for power in range(7))
 """0.5 to 32 MiB, as DDP sends its buckets."""
-SIZES = (4 << 10, 64 << 10, MIB, 16 * MIB)
+SIZES = (4 << 10, 64 << 10, 256 << 10, MIB, 16 * MIB)
 """Of the collectives other than all-reduce."""
 IN_FLIGHT = (1, 8)
+EXCHANGES, EXCHANGED_SIZES = ("all_to_all", "all_gather"), (256 << 10, MIB)
+"""What buckets of 1 and 4 MiB become as int8: they are timed eight at a time, too."""
+FORMATS, PACKED_BYTES = ("bf16", "int8", "powersgd"), 4 * MIB
+"""Wire formats, and the bytes of a bucket that is packed and unpacked in each, without a network."""
 REPEAT = (2, 100)
-MAX_SHARES = 2
+MAX_SHARES = 4
 """A case whose fewest repetitions take more than this many of its shares of the time is skipped."""
 LONG_S = 1.0
 NUM_VALUES, NUM_WEIGHTS = 127, 61
@@ -57,17 +64,22 @@ def list_cases(
     bucket_sizes: Sequence[int] = BUCKET_SIZES,
     collectives: Iterable[str] = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"),
     sizes: Sequence[int] = SIZES,
+    formats: Iterable[str] = (),
 ) -> list[Case]:
     """Return the cases of a whole measurement: all-reduce as DDP uses it, then the others, smallest first. Pure.
 
     Args:
         bucket_sizes: bytes of the all-reduces, which run alone and eight at a time.
         sizes: bytes of each of the other collectives, and of small all-reduces, as PowerSGD uses them.
+        formats: wire formats, whose code is timed.
     """
     cases = [_case("all_reduce", size) for size in sorted(sizes) if size < min(bucket_sizes, default=0)]
     cases += [_case("all_reduce", size, count) for count in IN_FLIGHT for size in sorted(bucket_sizes)]
-    cases += [_case(collective, size) for collective in collectives for size in sorted(sizes)]
-    return [*cases, _case("barrier", 0)]
+    for collective in collectives:
+        cases += [_case(collective, size) for size in sorted(sizes)]
+        if collective in EXCHANGES:
+            cases += [_case(collective, size, IN_FLIGHT[-1]) for size in EXCHANGED_SIZES if size in sizes]
+    return [*cases, _case("barrier", 0), *(_case(f"pack_{name}", PACKED_BYTES) for name in formats)]
 
 
 def _case(collective: str, size_bytes: int, in_flight: int = 1) -> Case:
@@ -241,8 +253,11 @@ class _Run:
     """One case on this rank."""
 
     def __init__(self, case: Case, work: dict[str, Any], timeout_s: float) -> None:
+        import torch
+
         self.case, self.timeout_s = case, timeout_s
-        self.place = _Place(work["rank"], len(work["names"]), _count(case, len(work["names"])), _device(work))
+        ranks, device = len(work["names"]), f"cuda:{work.get('device', 0)}" if work["backend"] == "nccl" else "cpu"
+        self.place = _Place(work["rank"], ranks, _count(case, ranks), torch.device(device))
         self.operations: list[_Operation] = []
         self.began_s = time.monotonic()
         self.first_s = 0.0  # of the first run, once it has ended
@@ -260,7 +275,7 @@ class _Run:
         make = _OPERATIONS[self.case["collective"]]
         self.operations += [make(self.place) for _ in range(self.case["in_flight"])]
         took_s, wrong = self.once(), None
-        if self.place.count:
+        if self.place.count and self.operations[0].output is not None:
             expected = self.operations[0].expected()
             wrong = sum(int((each.output != expected).sum()) for each in self.operations)
         if self.place.device.type == "cuda":  # the first run opened NCCL's connections
@@ -284,12 +299,6 @@ class _Run:
         return time.monotonic() - self.began_s
 
 
-def _device(work: dict[str, Any]) -> Any:
-    import torch
-
-    return torch.device("cuda", work.get("device", 0)) if work["backend"] == "nccl" else torch.device("cpu")
-
-
 @dataclass(frozen=True, slots=True)
 class _Place:
     """What one rank's part in a collective depends on."""
@@ -303,20 +312,16 @@ class _Place:
         """What a rank sends to another one: whole numbers, so that every order of adding gives the same sum."""
         import torch
 
-        count = self.count * parts
-        return torch.arange(count, dtype=torch.float32, device=self.device) % NUM_VALUES * _weight(rank) + target
+        values = torch.arange(self.count * parts, dtype=torch.float32, device=self.device) % NUM_VALUES
+        return values * (rank % NUM_WEIGHTS + 1) + target
 
     def sums(self, *, parts: int = 1) -> Any:
-        return self.numbers(0, parts=parts) * sum(map(_weight, range(self.num_ranks)))
+        return self.numbers(0, parts=parts) * sum(rank % NUM_WEIGHTS + 1 for rank in range(self.num_ranks))
 
     def empty(self, *, parts: int = 1) -> Any:
         import torch
 
         return torch.empty(self.count * parts, dtype=torch.float32, device=self.device)
-
-
-def _weight(rank: int) -> int:
-    return rank % NUM_WEIGHTS + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +399,12 @@ def _barrier(place: _Place) -> _Operation:
     return _Operation(lambda: [dist.barrier(async_op=True, device_ids=ids)])
 
 
+def _pack(place: _Place, wire_format: str) -> _Operation:
+    packing = runpy.run_path(str(Path(__file__).with_name("packing.py")))
+    reduce = packing["reduce_alone"](wire_format, rank=place.rank, gradients=place.numbers(place.rank))
+    return _Operation(lambda: [reduce()])
+
+
 _OPERATIONS: dict[str, Callable[[_Place], _Operation]] = {
     "all_reduce": _all_reduce,
     "all_gather": _all_gather,
@@ -402,6 +413,7 @@ _OPERATIONS: dict[str, Callable[[_Place], _Operation]] = {
     "all_to_all": _all_to_all,
     "send_recv": _send_recv,
     "barrier": _barrier,
+    **{f"pack_{name}": partial(_pack, wire_format=name) for name in FORMATS},
 }
 _SHARED = ("all_gather", "reduce_scatter", "all_to_all")
 """Ranks share the size: each has an equal part of the larger buffer."""

@@ -31,10 +31,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import importlib.util
 import json
 import os
 import re
+import runpy
 import select
 import signal
 import sys
@@ -73,7 +73,7 @@ def main() -> None:
         is_absent = isinstance(exc, ModuleNotFoundError) and exc.name == "torch"
         _tell({"no_torch": "torch is not installed" if is_absent else f"torch cannot be imported: {_one_line(exc)}"})
         return
-    measure = _load("collectives").measure
+    measure = runpy.run_path(str(Path(__file__).with_name("collectives.py")))["measure"]  # there is no package here
     for work in order["work"]:
         arrive_by_s = began_s + order["start_s"] + work["step"] * order["group_s"]
         group = {"round": work["round"], "backend": work["backend"]}
@@ -87,17 +87,6 @@ def main() -> None:
     if order.get("num_gpus"):
         said = _in_a_process(_time_matmuls, arrive_by_s=time.monotonic() + order["group_s"], group_s=order["group_s"])
         _tell({"matmul_s": said.get("matmul_s", []), "what": said.get("what", "")})
-
-
-def _load(name: str) -> Any:
-    """Return the module beside this one: there is no package around a file that is started by path."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def _die_with(parent: int) -> None:

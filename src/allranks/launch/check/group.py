@@ -18,7 +18,7 @@ import msgspec
 import allranks.join
 from allranks.comm.table import Row
 from allranks.host.net import read_tcp_counters
-from allranks.join.collectives import list_cases
+from allranks.join.collectives import BUCKET_SIZES, FORMATS, SIZES, list_cases
 from allranks.launch.check.collective import COLLECTIVE_S, START_S, Report
 from allranks.launch.check.members import SLACK_S, End, begin_member, lines_of, run_members
 from allranks.launch.check.network import Show
@@ -132,7 +132,8 @@ def plan_group(
         raise UsageError(f"--backend nccl: {ranks} ranks a node need as many GPUs, and {poorest} has {num_gpus}")
     if len(ends) * ranks < 2:
         raise UsageError("--nproc-per-node 1: expected at least 2 ranks on one node")
-    cases = list_cases(bucket_sizes=sizes, sizes=sizes) if sizes else list_cases()
+    formats = FORMATS if backend == "gloo" else ()
+    cases = list_cases(bucket_sizes=sizes or BUCKET_SIZES, sizes=sizes or SIZES, formats=formats)
     return GroupOrder(
         ends=dict(ends), ranks_per_node=ranks, backend=backend, port=port, cases=tuple(cases), budget_s=budget_s
     )
