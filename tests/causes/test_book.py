@@ -299,6 +299,8 @@ def test_a_text_is_read() -> None:
         ("AR999", "AR998", ":4: id = 'AR998', expected 'AR999' as in the file's name"),
         ("(?&color)", "(?&colour)", "key 'colour' is missing"),
         ('role = "likely"', 'role = "like"', ": `like`: expected primary, likely, generic, victim, context"),
+        ('id = "AR999"', 'name = "too-blue"', ":4: Object contains unknown field `name`"),
+        ("[[sign]]", "[[sgin]]", ":17: Object contains unknown field `sgin`"),
         ("hits =", "hit =", ":20: Object contains unknown field `hit`"),
         ("hits = ['a blue node node07']", "hits = 'a blue node node07'", ":20: Expected `array`, got `str`"),
         ("match = '", "match = ", ":18: "),

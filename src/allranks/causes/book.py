@@ -94,19 +94,21 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
         raise BookError(f"{path}:1: expected `# Title.`, the head (```toml), sections, and `## {LINES}` with ```toml")
     identity, _, name = path.stem.partition("-")
     _, *pieces = re.split(r"^## (.+)$", page["sections"], flags=re.MULTILINE)
-    signs = _read_toml(page["lines"] or "", path, below=text[: page.start("lines")]).get("sign", [])
-    fields = _read_toml(page["head"], path, below=text[: page.start("head")]) | {
+    head = _read_toml(page["head"], path, below=text[: page.start("head")])
+    lines = _read_toml(page["lines"] or "", path, below=text[: page.start("lines")])
+    own = {
         "name": name,
         "title": page["title"],
         "sections": {heading: body.strip("\n") for heading, body in zip(pieces[::2], pieces[1::2], strict=True)},
-        "signs": signs,
+        "signs": lines.pop("sign", []),
     }
     try:
-        for sign in signs:
+        for key in (*(head.keys() & own), *lines):
+            raise msgspec.ValidationError(f"Object contains unknown field `{key}`")
+        for sign in own["signs"]:
             sign["match"] = expand(sign["match"], parts)
             sign["role"] = _member(Role, sign.get("role", "primary"))
-        fields["exit"] = _member(Exit, fields["exit"])
-        cause = msgspec.convert(fields, Cause)
+        cause = msgspec.convert(head | own | {"exit": _member(Exit, head["exit"])}, Cause)
     except (KeyError, msgspec.ValidationError) as exc:
         missing = f"key {exc} is missing" if isinstance(exc, KeyError) else str(exc)
         raise BookError(f"{path}:{_line_of(str(exc), text)}: {missing}") from exc
