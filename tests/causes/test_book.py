@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import re
 import string
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,8 +37,13 @@ from allranks.model.errors import Exit, UsageError
 from allranks.preflight import links
 
 CAUSES = all_causes()
-SIGNS = [(cause.id, re.compile(sign.pattern)) for cause in CAUSES for sign in cause.signs if "log" in sign.where]
-"""Of lines of logs; compiled once: there are more than `re` keeps."""
+
+
+@functools.cache
+def signs() -> list[tuple[str, re.Pattern[str]]]:
+    """Ids and patterns of lines of logs; compiled once: there are more than `re` keeps."""
+    return [(cause.id, re.compile(sign.pattern)) for cause in CAUSES for sign in cause.signs if "log" in sign.where]
+
 
 BEFORE_A_RUN = {
     "AR001", "AR002", "AR003", "AR004", "AR005", "AR006", "AR007", "AR009", "AR010", "AR011", "AR012",
@@ -54,17 +61,19 @@ JUDGED = {"node", "interface", "job", "rank", "what", "command"}
 
 
 def test_ids_have_their_form_and_names_are_words() -> None:
-    assert [cause.id for cause in CAUSES if not re.fullmatch(r"AR[0-9]{3}", cause.id)] == []
+    assert [cause.id for cause in CAUSES if not re.fullmatch(r"AR[0-6][0-9]{2}", cause.id)] == []
     assert [cause.name for cause in CAUSES if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", cause.name)] == []
 
 
 def test_nothing_is_called_as_something_else_is() -> None:
-    called = [name.lower() for cause in CAUSES for name in (cause.id, cause.name, *cause.aliases)]
-    assert sorted(called) == sorted(set(called))
+    called = Counter(name.lower() for cause in CAUSES for name in (cause.id, cause.name, *cause.aliases))
+    assert [name for name, times in called.items() if times > 1] == []
 
 
-def test_causes_are_in_the_order_of_their_ids() -> None:
+def test_causes_are_in_the_order_of_their_ids_and_every_file_is_read() -> None:
     assert [cause.id for cause in CAUSES] == sorted(cause.id for cause in CAUSES)
+    files = {path.name for path in TEXT.iterdir()} - {"README.md", "patterns.toml"}
+    assert files - {f"{cause.id}-{cause.name}.md" for cause in CAUSES} == set()
 
 
 def test_what_can_be_found_before_a_run_is_in_it() -> None:
@@ -77,14 +86,18 @@ def test_texts_are_complete() -> None:
 
 def wrong_texts(cause: Cause) -> list[str]:
     """What the texts of a cause lack."""
-    sections = cause.sections
+    text = (TEXT / f"{cause.id}-{cause.name}.md").read_bytes().decode()
+    needed = [head for head in SECTIONS if head != "Fix" or not cause.is_outcome or "Fix" in cause.sections]
+    sections = [*needed, *(["Lines"] if cause.signs else [])]
+    seen = re.findall(r"^## (.+)$", text, re.MULTILINE)
     holds = {
-        "a section": set(SECTIONS) - ({"Fix"} if cause.is_outcome else set()) <= set(sections) <= set(SECTIONS),
-        "the order of sections": list(sections) == [head for head in SECTIONS if head in sections],
-        "a text in each section": all(sections.values()),
+        f"{', '.join(sections)}, each once, in this order": seen == sections,
+        "a section right below the head": f"\n```\n\n## {SECTIONS[0]}\n" in text,
+        "a text in each section": all(cause.sections.values()),
         "a title that is a sentence": cause.title.endswith("."),
-        "ASCII": (TEXT / f"{cause.id}-{cause.name}.md").read_text().isascii(),
+        "line ends without a carriage return": "\r" not in text,
         "a message": bool(cause.message),
+        "a message, told and fix of one line": "\n" not in cause.message + cause.told + cause.fix,
         "a fix, unless it is an outcome": bool(cause.fix) != cause.is_outcome,
         "an exit code": Exit(cause.exit_code) is not Exit.UNKNOWN,
     }
@@ -121,8 +134,8 @@ def test_messages_ask_for_values_that_somebody_gives() -> None:
 
 
 def missing_values(cause: Cause) -> set[str]:
-    """Fields of a cause's texts that neither its probes fill, nor who compares nodes or judges their pairs."""
-    asked = {field for _, field, _, _ in string.Formatter().parse(cause.message + cause.fix) if field is not None}
+    """Fields of a cause's texts that neither its probes nor its signs fill, nor who compares or judges nodes."""
+    asked = fields_of(cause.message) | fields_of(cause.fix)
     checks, given = checks_of(cause), set(JUDGED)
     for look in (checks.probe, checks.survey):
         given |= given_values(inspect.getmodule(look)) if look else set()
@@ -130,12 +143,33 @@ def missing_values(cause: Cause) -> set[str]:
         given |= COMPARED
     if cause.symptoms:
         given |= given_values(links)
-    return asked - given
+    named = {group for sign in cause.signs for group in re.compile(sign.pattern).groupindex}
+    return asked - given | (fields_of(cause.told) - named)
+
+
+def fields_of(text: str) -> set[str]:
+    """Names of the values that a text asks for; a brace without its other half is one, too."""
+    try:
+        return {field for _, field, _, _ in string.Formatter().parse(text) if field is not None}
+    except ValueError as exc:
+        return {str(exc)}
+
+
+PARSER = getattr(re, "_parser")  # noqa: B009  (no public way to see into a pattern)
+NOT_IN_HYPERSCAN = {"ASSERT", "ASSERT_NOT", "GROUPREF", "GROUPREF_EXISTS", "ATOMIC_GROUP", "POSSESSIVE_REPEAT"}
+
+
+def operators(parsed: object) -> Iterator[str]:
+    """Names of all that a parsed pattern is made of."""
+    if isinstance(parsed, PARSER.SubPattern | list | tuple):
+        for part in parsed:
+            yield from operators(part)
+    else:
+        yield str(parsed)
 
 
 def literal_runs(pattern: str) -> Iterator[int]:
     """Lengths of the runs of characters that every match of a pattern has."""
-    parser = getattr(re, "_parser")  # noqa: B009  (no public way to see into a pattern)
 
     def runs(items: object, length: int = 0) -> Iterator[int]:
         for operator, argument in items:  # type: ignore[attr-defined]
@@ -148,18 +182,43 @@ def literal_runs(pattern: str) -> Iterator[int]:
             length = 0
         yield length
 
-    yield from runs(parser.parse(pattern))
+    yield from runs(PARSER.parse(pattern))
 
 
-def test_signs_compile_and_have_a_literal_that_finds_them_fast() -> None:
-    patterns = [pattern.pattern for _, pattern in SIGNS]
-    for pattern in patterns:
+def wrong_pattern(pattern: str) -> str | None:
+    """What is wrong with a pattern: hyperscan does not know all that `re` does, and is fast with a literal only."""
+    try:
         re.compile(pattern.encode())
-    assert [pattern for pattern in patterns if max(literal_runs(pattern)) < 6] == []
+    except re.error as exc:
+        return f"{exc}: {pattern}"
+    if unknown := NOT_IN_HYPERSCAN & set(operators(PARSER.parse(pattern))):
+        return f"hyperscan has no {min(unknown)}: {pattern}"
+    return None if max(literal_runs(pattern)) >= 6 else f"no literal of six bytes: {pattern}"
+
+
+def test_patterns_are_of_a_kind_that_hyperscan_finds_fast() -> None:
+    patterns = [(cause.id, sign.pattern) for cause in CAUSES for sign in cause.signs if "log" in sign.where]
+    assert [(identity, wrong) for identity, pattern in patterns if (wrong := wrong_pattern(pattern))] == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "wrong"),
+    [
+        (r"ended \+ [0-9]{1,9}", None),
+        (r"rank ([0-9]", "missing ), unterminated subpattern at position 5: "),
+        (r"[a-z]+ended[0-9]", "no literal of six bytes: "),
+        (r"ended (?=by)", "hyperscan has no ASSERT: "),
+        (r"(?<!not )ended by", "hyperscan has no ASSERT_NOT: "),
+        (r"ended (by|with) \1", "hyperscan has no GROUPREF: "),
+        (r"ended by [0-9]++", "hyperscan has no POSSESSIVE_REPEAT: "),
+    ],
+)
+def test_what_a_pattern_may_not_be(pattern: str, wrong: str | None) -> None:
+    assert wrong_pattern(pattern) == (wrong and wrong + pattern)
 
 
 def fired_by(line: str) -> set[str]:
-    return {identity for identity, pattern in SIGNS if pattern.search(line)}
+    return {identity for identity, pattern in signs() if pattern.search(line)}
 
 
 def test_hits_fire_their_cause_and_nothing_else_but_what_they_may_mean_too() -> None:
@@ -170,6 +229,12 @@ def test_hits_fire_their_cause_and_nothing_else_but_what_they_may_mean_too() -> 
         hit for cause, hit in lines if not any(re.search(sign.pattern, hit) for of, sign in ends if of == cause)
     ] == []
     assert [(cause.id, hit, fired) for cause, hit, fired in hits if fired - {cause.id, *cause.also}] == []
+
+
+def test_a_hit_stands_at_the_first_sign_that_it_fires() -> None:
+    hits = [(cause, sign, hit) for cause in CAUSES for sign in cause.signs for hit in sign.hits]
+    firsts = [next((sign for sign in cause.signs if re.search(sign.pattern, hit)), None) for cause, _, hit in hits]
+    assert [(cause.id, hit) for (cause, sign, hit), first in zip(hits, firsts, strict=True) if first is not sign] == []
 
 
 def test_misses_do_not_fire() -> None:
@@ -294,24 +359,47 @@ def test_a_text_is_read() -> None:
         ('message = "{what}"', 'message = "{what}', ":5: "),
         ("traits = []\n", "", "Object missing required field `traits`"),
         ("traits = []", 'traits = ["blue"]', ":7: Invalid enum value 'blue'"),
-        ('exit = "setup"', 'exit = "soon"', ":6: `soon`: expected ok, user-code, usage, unknown, node-fault, setup"),
-        ('exit = "setup"\n', "", "key 'exit' is missing"),
+        ('exit = "setup"', 'exit = "soon"', ":6: 'soon': expected ok, user-code, usage, unknown, node-fault, setup"),
+        ('exit = "setup"\n', "", ":1: Object missing required field `exit`"),
         ("AR999", "AR998", ":4: id = 'AR998', expected 'AR999' as in the file's name"),
-        ("(?&color)", "(?&colour)", "key 'colour' is missing"),
-        ('role = "likely"', 'role = "like"', ": `like`: expected primary, likely, generic, victim, context"),
+        ("(?&color)", "(?&colour)", ":18: no part `colour` in patterns.toml"),
+        ('role = "likely"', 'role = "like"', ":19: 'like': expected primary, likely, generic, victim, context"),
+        ('id = "AR999"\n', "", ":1: Object missing required field `id`"),
         ('id = "AR999"', 'name = "too-blue"', ":4: Object contains unknown field `name`"),
         ("[[sign]]", "[[sgin]]", ":17: Object contains unknown field `sgin`"),
         ("hits =", "hit =", ":20: Object contains unknown field `hit`"),
         ("hits = ['a blue node node07']", "hits = 'a blue node node07'", ":20: Expected `array`, got `str`"),
         ("match = '", "match = ", ":18: "),
+        ("(?&color)", "(?&shade)", ": maximum recursion depth exceeded"),
+        ("match = '(?&color) node (?P<node>[a-z0-9]+)'\n", "", ":17: Object missing required field `match`"),
+        ("match = '(?&color) node (?P<node>[a-z0-9]+)'", "match = ['blue']", ": expected string or bytes-like object"),
+        ("node07']\n```\n", "node07']\n", ":14: ## Lines: expected one ```toml block"),
+        ("node07']\n```\n", "node07']\n```", ":14: ## Lines: expected one ```toml block"),
+        ("## Lines\n", "## Lines\n\nThey are:\n", ":14: ## Lines: expected one ```toml block"),
     ],
 )
 def test_a_wrong_text_is_refused_with_file_and_line(before: str, after: str, said: str) -> None:
     assert GOOD.count(before) == 1
     with pytest.raises(BookError) as caught:
-        read_cause(GOOD.replace(before, after), Path("AR999-too-blue.md"), {"color": "blue"})
+        read_cause(GOOD.replace(before, after), Path("AR999-too-blue.md"), {"color": "blue", "shade": "(?&shade)"})
     assert said in str(caught.value)
     assert str(caught.value).startswith("AR999-too-blue.md:")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("patterns.toml", b"[part]\n", "patterns.toml:1: Object contains unknown field `part`"),
+        ("patterns.toml", b"[parts]\n\n[xids]\n13 = {}\n", "patterns.toml:3: Object missing required field `what`"),
+        ("AR999-too-blue.md", b"# Nodes are too blue.\n\nThey\x92re blue.\n", "AR999-too-blue.md:3: expected ASCII"),
+    ],
+)
+def test_a_wrong_file_ends_a_command_with_one_line(tmp_path: Path, name: str, text: bytes, said: str) -> None:
+    (tmp_path / "patterns.toml").write_text("[parts]\n\n[xids]\n")
+    (tmp_path / name).write_bytes(text)
+    with pytest.raises(UsageError) as caught:
+        read_book(tmp_path)
+    assert str(caught.value).startswith(f"{tmp_path}/{said}")
 
 
 def test_parts_of_patterns_are_used_and_stand_for_themselves() -> None:

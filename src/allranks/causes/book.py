@@ -15,14 +15,12 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from allranks.causes.cause import Cause, Family, Role, Sign, Trait
 from allranks.model.errors import Exit, UsageError
-
-E = TypeVar("E", bound=Enum)
 
 TEXT = Path(__file__).parent / "text"
 BOOK = Path(__file__).parent / "book.json"
@@ -42,7 +40,7 @@ LINES = "Lines"
 """Heading of the patterns, below a cause's sections."""
 
 
-class BookError(ValueError):
+class BookError(UsageError):
     """A text file of the book is wrong: which file and line, what was seen, what was expected."""
 
 
@@ -66,6 +64,13 @@ class Book(msgspec.Struct, frozen=True):
         return msgspec.json.encode(self)
 
 
+class _Shared(msgspec.Struct, forbid_unknown_fields=True):
+    """What `text/patterns.toml` holds."""
+
+    parts: dict[str, str]
+    xids: dict[int, Xid]
+
+
 def read_book(folder: Path = TEXT) -> Book:
     """Read all text files.
 
@@ -73,10 +78,13 @@ def read_book(folder: Path = TEXT) -> Book:
         BookError: one of them is wrong.
     """
     path = folder / "patterns.toml"
-    shared = _read_toml(path.read_text(encoding="utf-8"), path)
+    text = _read(path)
+    try:
+        shared = msgspec.convert(_read_toml(text, path), _Shared, strict=False)
+    except msgspec.ValidationError as exc:
+        raise BookError(f"{path}:{_line_of(str(exc), text)}: {exc}") from exc
     pages = sorted(folder.glob("AR*.md"))
-    causes = tuple(read_cause(page.read_text(encoding="utf-8"), page, shared["parts"]) for page in pages)
-    return Book(causes, msgspec.convert(shared["xids"], dict[int, Xid], strict=False))
+    return Book(tuple(read_cause(_read(page), page, shared.parts) for page in pages), shared.xids)
 
 
 def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
@@ -94,6 +102,9 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
         raise BookError(f"{path}:1: expected `# Title.`, the head (```toml), sections, and `## {LINES}` with ```toml")
     identity, _, name = path.stem.partition("-")
     _, *pieces = re.split(r"^## (.+)$", page["sections"], flags=re.MULTILINE)
+    if LINES in pieces[::2]:
+        expected = "one ```toml block below it, which ends the file with ``` and a line break"
+        raise BookError(f"{path}:{_line_of(f'`## {LINES}`', text)}: ## {LINES}: expected {expected}")
     head = _read_toml(page["head"], path, below=text[: page.start("head")])
     lines = _read_toml(page["lines"] or "", path, below=text[: page.start("lines")])
     own = {
@@ -105,13 +116,15 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
     try:
         for key in (*(head.keys() & own), *lines):
             raise msgspec.ValidationError(f"Object contains unknown field `{key}`")
-        for sign in own["signs"]:
-            sign["match"] = expand(sign["match"], parts)
-            sign["role"] = _member(Role, sign.get("role", "primary"))
-        cause = msgspec.convert(head | own | {"exit": _member(Exit, head["exit"])}, Cause)
-    except (KeyError, msgspec.ValidationError) as exc:
-        missing = f"key {exc} is missing" if isinstance(exc, KeyError) else str(exc)
-        raise BookError(f"{path}:{_line_of(str(exc), text)}: {missing}") from exc
+        _read_member(Exit, head, "exit", "$")
+        for index, sign in enumerate(own["signs"]):
+            _read_member(Role, sign, "role", f"$.signs[{index}]")
+            if "match" in sign:
+                sign["match"] = expand(sign["match"], parts)
+        cause = msgspec.convert(head | own, Cause)
+    except (KeyError, RecursionError, TypeError, msgspec.ValidationError) as exc:
+        problem = f"no part `{exc.args[0]}` in patterns.toml" if isinstance(exc, KeyError) else str(exc)
+        raise BookError(f"{path}:{_line_of(problem, text)}: {problem}") from exc
     if cause.id != identity:
         raise BookError(
             f"{path}:{_line_of('`id`', text)}: id = {cause.id!r}, expected {identity!r} as in the file's name"
@@ -212,6 +225,13 @@ _PAGE = re.compile(
 _PART = re.compile(r"\(\?&([a-z0-9_]+)\)")
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except UnicodeDecodeError as exc:
+        raise BookError(f"{path}:{exc.object[: exc.start].count(10) + 1}: expected ASCII") from exc
+
+
 def _read_toml(block: str, path: Path, *, below: str = "") -> dict[str, Any]:
     """Read a block of TOML; `below` is what stands above it in its file, so that errors have the file's lines."""
     import tomllib  # only here: a wheel has no text to read
@@ -224,21 +244,24 @@ def _read_toml(block: str, path: Path, *, below: str = "") -> dict[str, Any]:
         raise BookError(f"{path}:{below.count(chr(10)) + line}: {problem}") from exc
 
 
-def _member(kind: type[E], name: str) -> E:
+def _read_member(kind: type[Enum], table: dict[str, Any], key: str, place: str) -> None:
+    """Put the member of an enum of numbers where the text has its name, in lower case."""
     members = {member.name.lower().replace("_", "-"): member for member in kind}
-    if name not in members:
-        raise msgspec.ValidationError(f"`{name}`: expected {', '.join(members)}")
-    return members[name]
+    if key in table and table[key] not in members:
+        raise msgspec.ValidationError(f"{table[key]!r}: expected {', '.join(members)} - at `{place}.{key}`")
+    if key in table:
+        table[key] = members[table[key]]
 
 
 def _line_of(problem: str, text: str) -> int:
-    """The line that a message of msgspec is about: the first one with a word that it quotes, from the sign on."""
+    """The line that a message of msgspec is about: of the key that it quotes, in the sign whose number it has."""
     lines = text.splitlines()
     place = re.search(r"`\$\.(?:signs\[([0-9]+)\]\.?)?(\w*)", problem)
     starts = [number for number, line in enumerate(lines) if line == "[[sign]]"]
-    first = starts[int(place[1])] if place and place[1] else 0
-    words = [place[2]] if place and place[2] else re.findall(r"[`']([^`'$]+)[`']", problem)
-    found = (number for number in range(first, len(lines)) if any(word in lines[number] for word in words))
+    first, end = (*starts, len(lines))[int(place[1]) :][:2] if place and place[1] else (0, len(lines))
+    words = [place[2]] if place and place[2] else re.findall(r"`([^`$]+)`", problem)
+    keys = [re.compile(rf"(?:\[*{re.escape(word)}(?: =|\]|$))|.*\(\?&{re.escape(word)}\)") for word in words]
+    found = (number for number in range(first, end) if any(key.match(lines[number]) for key in keys))
     return next(found, first) + 1
 
 

@@ -17,7 +17,7 @@ from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
 SECTIONS = ("What it means", "Why it breaks the job", "Example", "Fix", "Source")
-"""Headings of every cause, in this order; an outcome has no fix. The lines of logs follow under their own."""
+"""Headings of every cause, in this order; an outcome may lack the fix. The lines of logs follow under their own."""
 CULPRIT_GROUPS = frozenset({"rank", "ranks", "node", "address", "interface", "port", "gpu", "hca", "pid", "thing"})
 """Named groups of patterns that say who is at fault."""
 
