@@ -134,7 +134,7 @@ def test_messages_ask_for_values_that_somebody_gives() -> None:
 
 
 def missing_values(cause: Cause) -> set[str]:
-    """Fields of a cause's texts that neither its probes nor its signs fill, nor who compares or judges nodes."""
+    """Fields of a cause's texts that neither its probes, nor every sign, nor who compares or judges nodes fills."""
     asked = fields_of(cause.message) | fields_of(cause.fix)
     checks, given = checks_of(cause), set(JUDGED)
     for look in (checks.probe, checks.survey):
@@ -143,8 +143,8 @@ def missing_values(cause: Cause) -> set[str]:
         given |= COMPARED
     if cause.symptoms:
         given |= given_values(links)
-    named = {group for sign in cause.signs for group in re.compile(sign.pattern).groupindex}
-    return asked - given | (fields_of(cause.told) - named)
+    read = [set(re.compile(sign.pattern).groupindex) for sign in cause.signs]
+    return asked - given | (fields_of(cause.told) - (set.intersection(*read) if read else set()))
 
 
 def fields_of(text: str) -> set[str]:

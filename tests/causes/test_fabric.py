@@ -1,3 +1,5 @@
+"""Are RDMA ports judged right: active, without errors, as many on all nodes, and skipped where NCCL uses none?"""
+
 from __future__ import annotations
 
 from typing import Any
@@ -10,8 +12,8 @@ from allranks.causes.probes import checks_of
 from allranks.causes.probes.rdma import (
     collect_gdr_differs,
     collect_hca_set_differs,
-    probe_hca_set_differs,
     probe_ib_config,
+    probe_rdma_in_use,
     survey_ib_config,
     weigh_gdr_differs,
     why_no_rdma,
@@ -76,7 +78,7 @@ def test_where_nccl_uses_no_rdma_it_is_skipped(cause: Cause, card: Card, note: s
 
 
 def test_ib_disable_0_disables_nothing() -> None:
-    assert why_no_rdma(node(1, env={"NCCL_IB_DISABLE": "0"})) == ""
+    assert why_no_rdma(node(1, env={"NCCL_IB_DISABLE": "0"})) is None
 
 
 @pytest.mark.parametrize("cause", ALL)
@@ -172,7 +174,7 @@ def test_the_set_is_what_nccl_ib_hca_leaves(hca: str, value: str) -> None:
 def test_a_node_without_a_device_differs_from_those_that_have_one() -> None:
     assert collect_hca_set_differs(node(1, ())) == {SET: "0"}
     assert checks_of(find_cause("AR303")).severity_of(SET) is Severity.FAIL
-    assert probe_hca_set_differs(node(1)) is None
+    assert probe_rdma_in_use(node(1)) is None
 
 
 def test_what_could_not_be_read_is_none() -> None:

@@ -1,6 +1,6 @@
-from __future__ import annotations
+"""What is said of the group's causes, which no card shows: whoever finds one fills its message."""
 
-import re
+from __future__ import annotations
 
 import pytest
 
@@ -43,11 +43,5 @@ def test_a_timeout_and_a_silence_are_outcomes_and_a_dead_rank_is_a_cause() -> No
 
 
 @pytest.mark.parametrize("cause", GROUP, ids=lambda cause: cause.id)
-def test_what_a_log_told_is_one_line_with_groups_that_every_sign_fills(cause: Cause) -> None:
-    named = (
-        set.intersection(*(set(re.compile(sign.pattern).groupindex) for sign in cause.signs)) if cause.signs else set()
-    )
-    assert "\n" not in cause.told
-    assert set(re.findall(r"\{(\w+)\}", cause.told)) <= named
-    if cause.signs or cause.is_outcome:
-        assert cause.told
+def test_what_a_log_told_has_words_of_its_own(cause: Cause) -> None:
+    assert cause.told or not (cause.signs or cause.is_outcome)

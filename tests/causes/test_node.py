@@ -9,8 +9,8 @@ import pytest
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
 from allranks.causes.outcome import Outcome
+from allranks.causes.probes.cards import is_same_machine
 from allranks.causes.probes.node import (
-    is_same_machine,
     probe_clock_skew,
     probe_cpu_starved,
     probe_disk_full,

@@ -171,7 +171,7 @@ def find_cause(text: str) -> Cause:
 
 
 def known_cause(text: str) -> Cause | None:
-    """Return the same; None if there is none: a finding may be of another version."""
+    """Return the cause of this id, name or alias; None if there is none: a finding may be of another version."""
     return _by_name().get(text.strip().lower())
 
 

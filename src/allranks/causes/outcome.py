@@ -87,7 +87,7 @@ Surveyed: TypeAlias = "Sequence[tuple[tuple[str, ...], Outcome]]"
 """The culprits (hosts of the cards) with each outcome that is not PASS."""
 
 
-def _as_bad_as_it_gets(_: str) -> Severity:
+def _always_fail(_: str) -> Severity:
     return Severity.FAIL
 
 
@@ -98,7 +98,7 @@ class Checks(NamedTuple):
     """Judges one node alone: limits, GPUs, disks; None: nothing to say of this node."""
     alike: Callable[[Card], Alike] | None = None
     """What must be the same on all nodes: the majority is right, the odd nodes are the culprits."""
-    severity_of: Callable[[str], Severity] = _as_bad_as_it_gets
+    severity_of: Callable[[str], Severity] = _always_fail
     """How bad it is when the nodes differ in this key of `alike`."""
     survey: Callable[[Sequence[Card]], Surveyed] | None = None
     """Judges all nodes together, where it shows only when their cards lie side by side: the same name twice."""

@@ -1,6 +1,6 @@
 """The documentation as the site's generator reads it: the pages in `docs`, and one page a cause with a list of them.
 
-python -m allranks.causes.pages docs .site-docs      copies docs, and adds reference/causes/
+    python -m allranks.causes.pages docs .site-docs      copies docs, and adds reference/causes/
 
 On GitHub the text files of the causes are their pages, so links in `docs` lead there; the site's lead to its own.
 """
@@ -72,9 +72,9 @@ def _page(cause: Cause) -> str:
 
 def _index() -> str:
     lines = [(TEXT / "README.md").read_text(encoding="utf-8")]
-    for digit, family in FAMILIES.items():
-        members = [cause for cause in all_causes() if cause.id[2] == digit]
-        lines += [f"## {digit}xx {family}", "", "| cause | what it is |", "|---|---|"]
+    for family, subject in FAMILIES.items():
+        members = [cause for cause in all_causes() if cause.family == family]
+        lines += [f"## {family}xx {subject}", "", "| cause | what it is |", "|---|---|"]
         lines += [f"| {_link(cause)}{_also_called(cause)} | {cause.title} |" for cause in members] + [""]
     return "\n".join(lines)
 

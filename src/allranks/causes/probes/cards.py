@@ -1,4 +1,4 @@
-"""What a card says of its node's place on the data network, as all probes read it."""
+"""What a card says of its node's identity and of its place on the data network, as all probes read it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from typing import TypeVar
 
 from allranks.model.card import Card, Facts, Interface
 
-# What does a card say of its node's place on the data network?
-
 V = TypeVar("V", bound=Hashable)
 
 
 def with_facts(cards: Sequence[Card]) -> list[tuple[Card, Facts]]:
     """Return the cards that say something of their node, each with what it says."""
     return [(card, card.facts) for card in cards if card.facts is not None]
+
+
+def is_same_machine(one: Facts, other: Facts) -> bool:
+    """Whether two cards are of one machine: two agents on it, which is fine."""
+    if one.boot_id is None or one.boot_id != other.boot_id or one.host_name != other.host_name:
+        return False
+    return _addresses(one) == _addresses(other)
+
+
+def _addresses(facts: Facts) -> set[str]:
+    return {address for interface in facts.interfaces for address in interface.addresses}
 
 
 def parse_address(text: str | None) -> IPv4Address | IPv6Address | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from allranks.causes.book import all_xids
 from allranks.causes.outcome import PASSED, Alike, Checks, Outcome, Surveyed, failed, skipped, unknown, warned
-from allranks.causes.probes.node import is_same_machine
+from allranks.causes.probes.cards import is_same_machine
 from allranks.model.card import Card, Facts, Gpu
 from allranks.model.finding import Severity
 
@@ -149,7 +149,7 @@ def probe_gpu_missing(card: Card) -> Outcome:
         return facts
     promised, seen = card.num_promised_gpus, len(facts.gpus)
     if promised is not None and seen < promised:
-        return failed(_list(facts), seen=seen, wanted=promised, source="allocated by SLURM")
+        return failed(_listed_gpus(facts), seen=seen, wanted=promised, source="allocated by SLURM")
     return PASSED
 
 
@@ -163,7 +163,7 @@ def survey_gpu_missing(cards: Sequence[Card]) -> Surveyed:
         return []
     source = f"{times} of {len(counted)} nodes show {usual}"
     return [
-        ((card.host,), failed(_list(card.facts), seen=number, wanted=usual, source=source))
+        ((card.host,), failed(_listed_gpus(card.facts), seen=number, wanted=usual, source=source))
         for card, number in counted
         if number < usual and card.facts and not _is_as_promised(card, number)
     ]
@@ -193,7 +193,7 @@ def _all_of(values: Iterable[str]) -> str:
     return ", ".join(sorted(set(values)))
 
 
-def _list(facts: Facts) -> str:
+def _listed_gpus(facts: Facts) -> str:
     return "nvidia-smi: " + (", ".join(gpu.pci_bus or gpu.uuid for gpu in facts.gpus) or "no GPU")
 
 
@@ -207,11 +207,11 @@ def _counted_facts(card: Card) -> Facts | Outcome:
 
 
 def _is_as_promised(card: Card, number: int) -> bool:
-    """Whether the node shows exactly what SLURM gave; fewer than that is what `probe` finds."""
+    """Whether the node shows exactly what SLURM gave; fewer than that is what probe_gpu_missing finds."""
     return card.num_promised_gpus is not None and number <= card.num_promised_gpus
 
 
-# Which rank uses which GPU: is it free, does no other rank use it, and are there enough?
+# Which worker uses which GPU: is it free, does no other node use it, and are there enough?
 
 
 def probe_gpu_busy(card: Card) -> Outcome:

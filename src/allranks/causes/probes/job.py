@@ -185,7 +185,7 @@ def _outcome(hosts: Sequence[str], files: Mapping[str, _Difference]) -> Outcome:
     )
 
 
-# How the job was started: SLURM's environment, launchers inside each other, timeouts.
+# Do variables change the timeouts of collectives by accident?
 
 
 def probe_timeout_by_accident(card: Card) -> Outcome:
@@ -212,7 +212,7 @@ _DEAD_NAMES = {
 
 
 def _surprise(name: str, value: str) -> str | None:
-    """What is surprising about this variable, or None."""
+    """What this variable does that few expect; None where it does nothing of the kind."""
     if name in _DEAD_NAMES:
         return _DEAD_NAMES[name]
     if name == "TORCH_NCCL_BLOCKING_WAIT" and value not in ("", "0"):

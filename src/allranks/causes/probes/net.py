@@ -101,7 +101,7 @@ def _are_loopback(addresses: Sequence[str]) -> bool:
     return bool(parsed) and all(address is not None and address.is_loopback for address in parsed)
 
 
-# Do packets come through whole, all of them, and fast: MTU, loss, speed?
+# Do the data interfaces have the same MTU and speed on all nodes?
 
 
 def survey_mtu_unequal(cards: Sequence[Card]) -> Surveyed:
@@ -136,7 +136,7 @@ def survey_mtu_unequal(cards: Sequence[Card]) -> Surveyed:
 def survey_slow_link(cards: Sequence[Card]) -> Surveyed:
     """Warns if a minority of the data interfaces came up at a lower speed than the others."""
     nics = _data_interfaces(cards)
-    speeds = {h: nic.speed_mbit_s for h, nic in nics.items() if nic.speed_mbit_s and nic.speed_mbit_s > 0}
+    speeds = {host: nic.speed_mbit_s for host, nic in nics.items() if nic.speed_mbit_s and nic.speed_mbit_s > 0}
     counts = Counter(speeds.values()).most_common()
     if len(counts) < 2 or counts[1][1] == counts[0][1]:
         return []
@@ -147,7 +147,7 @@ def survey_slow_link(cards: Sequence[Card]) -> Surveyed:
             continue
         hosts = tuple(host for host, own in speeds.items() if own == speed)
         outcome = warned(
-            *(f"{_fold(speeds, each)}: {each} Mbit/s by /sys/class/net/*/speed" for each in (speed, usual)),
+            *(f"{_fold(speeds, value)}: {value} Mbit/s by /sys/class/net/*/speed" for value in (speed, usual)),
             interface=_common_name(nics, hosts),
             culprit=fold_hosts(list(hosts)),
             mbit_s=speed,
@@ -225,9 +225,9 @@ def survey_master_unreachable(cards: Sequence[Card]) -> Surveyed:
     literal = parse_address(endpoint)
     led_to = {literal} if literal else {parse_address(text) for text in resolved} - {None}
     own = {parse_address(text) for nic in cards[0].facts.interfaces for text in nic.addresses}
-    came_by = {each.came_by.rpartition(":")[0].strip("[]") for each in cards if each.came_by}
+    came_by = {joined.came_by.rpartition(":")[0].strip("[]") for joined in cards if joined.came_by}
     has_led = endpoint.strip("[]") in came_by or led_to & {parse_address(text) for text in came_by}
-    if not led_to or not own or led_to & own or has_led or any(each and each.is_loopback for each in led_to):
+    if not led_to or not own or led_to & own or has_led or any(address and address.is_loopback for address in led_to):
         return []
     there = "" if literal else f" (there {', '.join(sorted(map(str, led_to)))})"
     what = f"the nodes were told to meet at {endpoint}, but the leader {leader.host} has no such address"

@@ -14,7 +14,7 @@ from allranks.model.card import Card, Facts, Interface
 from allranks.model.choice import gloo_address, nccl_address, nccl_candidates
 from allranks.model.finding import Status
 
-# What NCCL's and Gloo's variables lead to on each node, and which of them lead astray.
+# Where does a variable lead on each node, and which of these places are not on the nodes' common network?
 
 NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
@@ -119,7 +119,7 @@ def find_astray(picked: Sequence[Choice], own: Mapping[str, str | None], shared:
         yield from (choice for host, choice in first.items() if choice.subnet not in (expected, own.get(host)))
 
 
-# Which interface is NCCL or Gloo made to use by hand, and does it lead to the other nodes?
+# Is a variable at fault: its interface leads elsewhere, is missing, or is down?
 
 
 def survey_wrong_nic(cards: Sequence[Card]) -> Surveyed:
@@ -138,7 +138,7 @@ def survey_wrong_nic(cards: Sequence[Card]) -> Surveyed:
     for (host, _), choices in off.items():
         first = choices[0]
         # docker0 and lo look alike on all nodes: one finding names all of them.
-        key = (first.spelled, first.address, tuple(each.variable for each in choices))
+        key = (first.spelled, first.address, tuple(choice.variable for choice in choices))
         groups.setdefault(key, []).append((host, choices))
     return [
         (tuple(host for host, _ in group), _outcome(group[0][1], shared or own.get(group[0][0])))
@@ -181,7 +181,7 @@ def _outcome(choices: Sequence[Choice], network: str | None) -> Outcome:
             "why": why,
         },
         evidence=tuple(
-            dict.fromkeys(f"{each.variable}={each.spelled} in the environment of the agent" for each in choices)
+            dict.fromkeys(f"{choice.variable}={choice.spelled} in the environment of the agent" for choice in choices)
         ),
         interface=first.interface.name,
     )

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from allranks.causes.outcome import PASSED, Checks, Outcome, Surveyed, failed, skipped, unknown, warned
-from allranks.causes.probes.cards import most_common, with_facts
+from allranks.causes.probes.cards import is_same_machine, most_common, with_facts
 from allranks.model.card import Card, Facts, Place
 from allranks.model.finding import Status
 from allranks.model.text import GIB, KIB, MIB, size_text
@@ -228,7 +228,7 @@ def _objection(place: Place, theirs: Place, leader: str) -> str | None:
     return f"it shows another file than {leader} wrote, so this is another directory of the same name"
 
 
-# Did the node's agent join, does its host name occur only once, is its clock right?
+# Is the node's clock right, and does its host name occur only once?
 
 
 def probe_clock_skew(card: Card) -> Outcome:
@@ -262,17 +262,6 @@ def survey_duplicate_host(cards: Sequence[Card]) -> Surveyed:
             outcome = warned(*evidence, count=len(same), name=name, what=what)
         found.append((hosts, outcome))
     return found
-
-
-def is_same_machine(one: Facts, other: Facts) -> bool:
-    """Whether two cards are of one machine: two agents on it, which is fine."""
-    if one.boot_id is None or one.boot_id != other.boot_id or one.host_name != other.host_name:
-        return False
-    return _addresses(one) == _addresses(other)
-
-
-def _addresses(facts: Facts) -> set[str]:
-    return {address for interface in facts.interfaces for address in interface.addresses}
 
 
 def _nccl_identity(facts: Facts) -> str | None:

@@ -12,15 +12,15 @@ from allranks.causes.probes.cards import data_interface
 from allranks.model.card import Card, Facts, Gid, RdmaPort
 from allranks.model.finding import Severity
 
-# Family 3, RDMA and fabric: do all nodes have the same ports for NCCL, and which are they?
+# Which RDMA ports would NCCL use, and do all nodes have the same number of them?
 
 _NO_DEVICE = "no RDMA device"
 
 
-def why_no_rdma(card: Card) -> str:
-    """Return why NCCL uses no RDMA on this node; empty where it would, or where that cannot be told."""
+def why_no_rdma(card: Card) -> str | None:
+    """Return why NCCL uses no RDMA on this node; None where it would, or where that cannot be told."""
     if card.facts is None:
-        return ""
+        return None
     env = card.facts.environment
     if env.get("NCCL_IB_DISABLE", "0") not in ("", "0"):
         return f"NCCL_IB_DISABLE={env['NCCL_IB_DISABLE']}"
@@ -28,13 +28,15 @@ def why_no_rdma(card: Card) -> str:
         return f"NCCL_NET={env['NCCL_NET']}"
     if card.wanted_backend == "gloo" or card.num_gpus == 0:
         return "no rank here uses NCCL"
-    return ""
+    return None
 
 
-def probe_hca_set_differs(card: Card) -> Outcome | None:
+def probe_rdma_in_use(card: Card) -> Outcome | None:
     """Skipped without an RDMA device, or if NCCL does not use RDMA; otherwise the nodes are compared."""
-    reason = why_skipped(card, card.facts) if card.facts is not None else ""
-    return skipped(reason) if reason and "rdma_ports" not in (card.facts or Facts()).unread else None
+    if card.facts is None or "rdma_ports" in card.facts.unread:
+        return None
+    reason = why_skipped(card, card.facts)
+    return skipped(reason) if reason else None
 
 
 def collect_hca_set_differs(card: Card) -> Alike:
@@ -44,11 +46,6 @@ def collect_hca_set_differs(card: Card) -> Alike:
     if "rdma_ports" in card.facts.unread:
         return {"the number of active RDMA ports": None}
     return {"the number of active RDMA ports": str(len(active_ports(card.facts)))}
-
-
-def probe_gdr_differs(card: Card) -> Outcome | None:
-    """Skipped without an RDMA device, or if NCCL does not use RDMA; otherwise the nodes are compared."""
-    return probe_hca_set_differs(card)
 
 
 def collect_gdr_differs(card: Card) -> Alike:
@@ -64,8 +61,8 @@ def weigh_gdr_differs(key: str) -> Severity:
     return Severity.WARN
 
 
-def why_skipped(card: Card, facts: Facts) -> str:
-    """Return why RDMA is nothing to look at on this node: there is none, or NCCL does not use it; else empty."""
+def why_skipped(card: Card, facts: Facts) -> str | None:
+    """Return why there is no RDMA to judge on this node: no device, or NCCL does not use it; else None."""
     return _NO_DEVICE if not facts.rdma_ports else why_no_rdma(card)
 
 
@@ -110,7 +107,7 @@ def port_name(port: RdmaPort) -> str:
     return f"{port.device}:{port.port}"
 
 
-# Family 3, RDMA: is every port that NCCL would use active and without errors, and what did its operations say?
+# Is every port that NCCL would use active and without errors?
 
 HARDWARE_ERRORS = frozenset(
     {
@@ -184,7 +181,7 @@ def _is_zero(number: str | None) -> bool:
         return False
 
 
-# Family 3, RDMA: do the ports of all nodes agree on packet size (MTU) and kind of address (GID)?
+# Do the ports of all nodes agree on packet size (MTU) and kind of address (GID)?
 
 _INDEX = "NCCL_IB_GID_INDEX"
 
@@ -317,8 +314,8 @@ def _kind(gid: Gid) -> str:
 CHECKS = {
     "AR301": Checks(probe=probe_ib_config, survey=survey_ib_config),
     "AR302": Checks(probe=probe_ib_link_error),
-    "AR303": Checks(probe=probe_hca_set_differs, alike=collect_hca_set_differs),
-    "AR304": Checks(probe=probe_gdr_differs, alike=collect_gdr_differs, severity_of=weigh_gdr_differs),
+    "AR303": Checks(probe=probe_rdma_in_use, alike=collect_hca_set_differs),
+    "AR304": Checks(probe=probe_rdma_in_use, alike=collect_gdr_differs, severity_of=weigh_gdr_differs),
     "AR305": Checks(probe=probe_rdma_mtu_unequal, alike=collect_rdma_mtu_unequal),
     "AR306": Checks(probe=probe_roce_gid_differs, alike=collect_roce_gid_differs),
 }
