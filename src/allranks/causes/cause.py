@@ -200,7 +200,7 @@ class Cause(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True, o
     message: str
     """One line, with {fields} that the outcome's values fill."""
     exit_code: Exit = msgspec.field(name="exit")
-    """75 where leaving the node out cures it, else 78."""
+    """75 where leaving the node out cures it; 1 where the script, 2 where flags or environment must change; else 78."""
     traits: frozenset[Trait]
     """What engines may ask of it."""
     aliases: tuple[str, ...] = ()
