@@ -300,6 +300,7 @@ def test_a_text_is_read() -> None:
         ("(?&color)", "(?&colour)", "key 'colour' is missing"),
         ('role = "likely"', 'role = "like"', ": `like`: expected primary, likely, generic, victim, context"),
         ('id = "AR999"', 'name = "too-blue"', ":4: Object contains unknown field `name`"),
+        ("node07']\n```", "node07']\n", ":14: `## Lines`: expected an empty line and the signs at the end"),
         ("[[sign]]", "[[sgin]]", ":17: Object contains unknown field `sgin`"),
         ("hits =", "hit =", ":20: Object contains unknown field `hit`"),
         ("hits = ['a blue node node07']", "hits = 'a blue node node07'", ":20: Expected `array`, got `str`"),

@@ -89,26 +89,30 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
     Raises:
         BookError: it is not as a cause must be.
     """
-    page = _PAGE.fullmatch(text)
-    if page is None:
-        raise BookError(f"{path}:1: expected `# Title.`, the head (```toml), sections, and `## {LINES}` with ```toml")
+    head, lines = _HEAD.match(text), _LINES.search(text)
+    if head is None:
+        raise BookError(f"{path}:1: expected `# Title.`, an empty line, and the head: ```toml to ```")
     identity, _, name = path.stem.partition("-")
-    _, *pieces = re.split(r"^## (.+)$", page["sections"], flags=re.MULTILINE)
-    head = _read_toml(page["head"], path, below=text[: page.start("head")])
-    lines = _read_toml(page["lines"] or "", path, below=text[: page.start("lines")])
+    _, *pieces = re.split(r"^## (.+)$", text[head.end() : lines.start() if lines else None], flags=re.MULTILINE)
+    fields = _read_toml(head["toml"], path, below=text[: head.start("toml")])
+    signs = _read_toml(lines["toml"], path, below=text[: lines.start("toml")]) if lines else {}
     own = {
         "name": name,
-        "title": page["title"],
+        "title": head["title"],
         "sections": {heading: body.strip("\n") for heading, body in zip(pieces[::2], pieces[1::2], strict=True)},
-        "signs": lines.pop("sign", []),
+        "signs": signs.pop("sign", []),
     }
     try:
-        for key in (*(head.keys() & own), *lines):
+        if LINES in own["sections"]:
+            raise msgspec.ValidationError(
+                f"`## {LINES}`: expected an empty line and the signs at the end: ```toml to ```"
+            )
+        for key in (*(fields.keys() & own), *signs):
             raise msgspec.ValidationError(f"Object contains unknown field `{key}`")
         for sign in own["signs"]:
             sign["match"] = expand(sign["match"], parts)
             sign["role"] = _member(Role, sign.get("role", "primary"))
-        cause = msgspec.convert(head | own | {"exit": _member(Exit, head["exit"])}, Cause)
+        cause = msgspec.convert(fields | own | {"exit": _member(Exit, fields["exit"])}, Cause)
     except (KeyError, msgspec.ValidationError) as exc:
         missing = f"key {exc} is missing" if isinstance(exc, KeyError) else str(exc)
         raise BookError(f"{path}:{_line_of(str(exc), text)}: {missing}") from exc
@@ -204,11 +208,8 @@ def select_causes(select: Sequence[str], ignore: Sequence[str]) -> tuple[Cause, 
     return tuple(cause for cause in all_causes() if cause in chosen and cause not in left_out)
 
 
-_PAGE = re.compile(
-    r"# (?P<title>[^\n]+)\n\n```toml\n(?P<head>.*?)^```\n(?P<sections>.*?)"
-    rf"(?:^## {LINES}\n\n```toml\n(?P<lines>.*)^```\n)?",
-    re.DOTALL | re.MULTILINE,
-)
+_HEAD = re.compile(r"# (?P<title>[^\n]+)\n\n```toml\n(?P<toml>.*?)^```\n", re.DOTALL | re.MULTILINE)
+_LINES = re.compile(rf"^## {LINES}\n\n```toml\n(?P<toml>.*)^```\n\Z", re.DOTALL | re.MULTILINE)
 _PART = re.compile(r"\(\?&([a-z0-9_]+)\)")
 
 
@@ -224,6 +225,7 @@ def _read_toml(block: str, path: Path, *, below: str = "") -> dict[str, Any]:
         raise BookError(f"{path}:{below.count(chr(10)) + line}: {problem}") from exc
 
 
+@functools.cache
 def _member(kind: type[E], name: str) -> E:
     members = {member.name.lower().replace("_", "-"): member for member in kind}
     if name not in members:
