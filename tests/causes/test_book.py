@@ -270,6 +270,7 @@ They are blue.
 ```toml
 [[sign]]
 match = '(?&color) node (?P<node>[a-z0-9]+)'
+source = "colors 1.0, nodes.c"
 role = "likely"
 hits = ['a blue node node07']
 ```
@@ -302,8 +303,8 @@ def test_a_text_is_read() -> None:
         ('id = "AR999"', 'name = "too-blue"', ":4: Object contains unknown field `name`"),
         ("node07']\n```", "node07']\n", ":14: `## Lines`: expected an empty line and the signs at the end"),
         ("[[sign]]", "[[sgin]]", ":17: Object contains unknown field `sgin`"),
-        ("hits =", "hit =", ":20: Object contains unknown field `hit`"),
-        ("hits = ['a blue node node07']", "hits = 'a blue node node07'", ":20: Expected `array`, got `str`"),
+        ("hits =", "hit =", ":21: Object contains unknown field `hit`"),
+        ("hits = ['a blue node node07']", "hits = 'a blue node node07'", ":21: Expected `array`, got `str`"),
         ("match = '", "match = ", ":18: "),
     ],
 )
@@ -342,9 +343,11 @@ def test_the_book_costs_nothing_until_it_is_asked() -> None:
 
 
 def test_the_site_has_a_page_of_each_cause_with_its_lines() -> None:
-    pages = make_pages()
+    pages = make_pages("kernel: NVRM: Xid (PCI:0000:44:00): 79, pid=812")
     assert {f"{cause.id}-{cause.name}.md" for cause in CAUSES} | {"README.md"} == set(pages)
     assert [cause.id for cause in CAUSES if cause.label not in pages["README.md"]] == []
+    assert "seen in real logs" in pages["AR105-gpu-hardware.md"]
+    assert "seen in real logs" not in pages["AR204-mtu-blackhole.md"]
     hits = [(cause, hit) for cause in CAUSES for hit in cause.hits if "\n" not in hit]
     assert [hit for cause, hit in hits if f"    {hit}\n" not in pages[f"{cause.id}-{cause.name}.md"]] == []
 
@@ -355,7 +358,7 @@ def test_links_to_texts_lead_to_pages_on_the_site(tmp_path: Path) -> None:
     (docs / "how-to/check.md").write_text("[MTU](../../src/allranks/causes/text/AR204-mtu-blackhole.md), [x](slurm.md)")
     (docs / "index.md").write_text("[all](../src/allranks/causes/text/README.md)")
     for _ in range(2):  # the second time over what the first one left
-        write_site(docs, tmp_path / "site")
+        write_site(docs, tmp_path / "site", TEXT.parents[3] / "tests/why")
     assert (tmp_path / "site/how-to/check.md").read_text() == (
         "[MTU](../reference/causes/AR204-mtu-blackhole.md), [x](slurm.md)"
     )

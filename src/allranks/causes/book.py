@@ -129,7 +129,7 @@ def expand(pattern: str, parts: Mapping[str, str]) -> str:
     Raises:
         KeyError: there is no part of this name.
     """
-    return _PART.sub(lambda part: expand(parts[part[1]], parts), pattern)
+    return _PART.sub(lambda part: expand(parts[part[1]], parts), pattern) if "(?&" in pattern else pattern
 
 
 @functools.cache
