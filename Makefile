@@ -162,7 +162,7 @@ pages: $(VENV)/.torch
 	$(BIN)/python tests/docs/tree.py
 
 docs: $(VENV)/.docs $(VENV)/.torch
-	$(BIN)/python -m allranks.causes.pages docs .site-docs
+	$(BIN)/python -m allranks.causes.pages docs .site-docs tests/why
 	$(BIN)/zensical build --strict --clean
 	@echo "open site/index.html"
 

@@ -335,6 +335,7 @@ They are blue.
 ```toml
 [[sign]]
 match = '(?&color) node (?P<node>[a-z0-9]+)'
+source = "colors 1.0, nodes.c"
 role = "likely"
 hits = ['a blue node node07']
 ```
@@ -363,19 +364,19 @@ def test_a_text_is_read() -> None:
         ('exit = "setup"\n', "", ":1: Object missing required field `exit`"),
         ("AR999", "AR998", ":4: id = 'AR998', expected 'AR999' as in the file's name"),
         ("(?&color)", "(?&colour)", ":18: no part `colour` in patterns.toml"),
-        ('role = "likely"', 'role = "like"', ":19: 'like': expected primary, likely, generic, victim, context"),
+        ('role = "likely"', 'role = "like"', ":20: 'like': expected primary, likely, generic, victim, context"),
         ('id = "AR999"\n', "", ":1: Object missing required field `id`"),
         ('id = "AR999"', 'name = "too-blue"', ":4: Object contains unknown field `name`"),
         ("[[sign]]", "[[sgin]]", ":17: Object contains unknown field `sgin`"),
-        ("hits =", "hit =", ":20: Object contains unknown field `hit`"),
-        ("hits = ['a blue node node07']", "hits = 'a blue node node07'", ":20: Expected `array`, got `str`"),
+        ("hits =", "hit =", ":21: Object contains unknown field `hit`"),
+        ("hits = ['a blue node node07']", "hits = 'a blue node node07'", ":21: Expected `array`, got `str`"),
         ("match = '", "match = ", ":18: "),
         ("(?&color)", "(?&shade)", ": maximum recursion depth exceeded"),
         ("match = '(?&color) node (?P<node>[a-z0-9]+)'\n", "", ":17: Object missing required field `match`"),
-        ("match = '(?&color) node (?P<node>[a-z0-9]+)'", "match = ['blue']", ": expected string or bytes-like object"),
-        ("node07']\n```\n", "node07']\n", ":14: ## Lines: expected one ```toml block"),
-        ("node07']\n```\n", "node07']\n```", ":14: ## Lines: expected one ```toml block"),
-        ("## Lines\n", "## Lines\n\nThey are:\n", ":14: ## Lines: expected one ```toml block"),
+        ("match = '(?&color) node (?P<node>[a-z0-9]+)'", "match = ['blue']", ":18: Expected `str`, got `array`"),
+        ("node07']\n```\n", "node07']\n", ":14: `## Lines`: expected an empty line and the signs at the end"),
+        ("node07']\n```\n", "node07']\n```", ":14: `## Lines`: expected an empty line and the signs at the end"),
+        ("## Lines\n", "## Lines\n\nThey are:\n", ":14: `## Lines`: expected an empty line and the signs at the end"),
     ],
 )
 def test_a_wrong_text_is_refused_with_file_and_line(before: str, after: str, said: str) -> None:
@@ -429,9 +430,11 @@ def test_the_book_costs_nothing_until_it_is_asked() -> None:
 
 
 def test_the_site_has_a_page_of_each_cause_with_its_lines() -> None:
-    pages = make_pages()
+    pages = make_pages("kernel: NVRM: Xid (PCI:0000:44:00): 79, pid=812")
     assert {f"{cause.id}-{cause.name}.md" for cause in CAUSES} | {"README.md"} == set(pages)
     assert [cause.id for cause in CAUSES if cause.label not in pages["README.md"]] == []
+    assert "seen in real logs" in pages["AR105-gpu-hardware.md"]
+    assert "seen in real logs" not in pages["AR204-mtu-blackhole.md"]
     hits = [(cause, hit) for cause in CAUSES for hit in cause.hits if "\n" not in hit]
     assert [hit for cause, hit in hits if f"    {hit}\n" not in pages[f"{cause.id}-{cause.name}.md"]] == []
 
@@ -442,7 +445,7 @@ def test_links_to_texts_lead_to_pages_on_the_site(tmp_path: Path) -> None:
     (docs / "how-to/check.md").write_text("[MTU](../../src/allranks/causes/text/AR204-mtu-blackhole.md), [x](slurm.md)")
     (docs / "index.md").write_text("[all](../src/allranks/causes/text/README.md)")
     for _ in range(2):  # the second time over what the first one left
-        write_site(docs, tmp_path / "site")
+        write_site(docs, tmp_path / "site", TEXT.parents[3] / "tests/why")
     assert (tmp_path / "site/how-to/check.md").read_text() == (
         "[MTU](../reference/causes/AR204-mtu-blackhole.md), [x](slurm.md)"
     )

@@ -356,7 +356,9 @@ NCCL_TIMEOUT = (
     "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5, OpType=ALLREDUCE, NumelIn=8, "
     "Timeout(ms)=600000) ran for 600012 milliseconds before timing out."
 )
-GLOO_TIMEOUT = "RuntimeError: [../gloo/tcp/unbound_buffer.cc:81] Timed out waiting 600000ms for recv operation"
+GLOO_TIMEOUT = (
+    "RuntimeError: [../gloo/tcp/unbound_buffer.cc:81] Timed out waiting 600000ms for recv operation to complete"
+)
 
 
 @pytest.mark.parametrize(("exit_code", "words"), [(-6, NCCL_TIMEOUT), (1, GLOO_TIMEOUT)], ids=["NCCL", "Gloo"])
@@ -560,7 +562,7 @@ ENDS = st.builds(
     time_s=st.floats(0, 2000),
     ended_by_us=st.booleans(),
     message=st.none()
-    | st.sampled_from([GLOO_LOST, "ValueError: x", "Timed out waiting 5ms for recv operation"])
+    | st.sampled_from([GLOO_LOST, "ValueError: x", "Timed out waiting 5ms for recv operation to complete"])
     | TEXTS,
     stderr_tail=st.none() | st.just(GLOO_ABORT) | TEXTS,
 )

@@ -97,31 +97,32 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
     Raises:
         BookError: it is not as a cause must be.
     """
-    page = _PAGE.fullmatch(text)
-    if page is None:
-        raise BookError(f"{path}:1: expected `# Title.`, the head (```toml), sections, and `## {LINES}` with ```toml")
+    head, lines = _HEAD.match(text), _LINES.search(text)
+    if head is None:
+        raise BookError(f"{path}:1: expected `# Title.`, an empty line, and the head: ```toml to ```")
     identity, _, name = path.stem.partition("-")
-    _, *pieces = re.split(r"^## (.+)$", page["sections"], flags=re.MULTILINE)
-    if LINES in pieces[::2]:
-        expected = "one ```toml block below it, which ends the file with ``` and a line break"
-        raise BookError(f"{path}:{_line_of(f'`## {LINES}`', text)}: ## {LINES}: expected {expected}")
-    head = _read_toml(page["head"], path, below=text[: page.start("head")])
-    lines = _read_toml(page["lines"] or "", path, below=text[: page.start("lines")])
+    _, *pieces = re.split(r"^## (.+)$", text[head.end() : lines.start() if lines else None], flags=re.MULTILINE)
+    fields = _read_toml(head["toml"], path, below=text[: head.start("toml")])
+    signs = _read_toml(lines["toml"], path, below=text[: lines.start("toml")]) if lines else {}
     own = {
         "name": name,
-        "title": page["title"],
+        "title": head["title"],
         "sections": {heading: body.strip("\n") for heading, body in zip(pieces[::2], pieces[1::2], strict=True)},
-        "signs": lines.pop("sign", []),
+        "signs": signs.pop("sign", []),
     }
     try:
-        for key in (*(head.keys() & own), *lines):
+        if LINES in own["sections"]:
+            raise msgspec.ValidationError(
+                f"`## {LINES}`: expected an empty line and the signs at the end: ```toml to ```"
+            )
+        for key in (*(fields.keys() & own), *signs):
             raise msgspec.ValidationError(f"Object contains unknown field `{key}`")
-        _read_member(Exit, head, "exit", "$")
+        _read_member(Exit, fields, "exit", "$")
         for index, sign in enumerate(own["signs"]):
             _read_member(Role, sign, "role", f"$.signs[{index}]")
             if "match" in sign:
                 sign["match"] = expand(sign["match"], parts)
-        cause = msgspec.convert(head | own, Cause)
+        cause = msgspec.convert(fields | own, Cause)
     except (KeyError, RecursionError, TypeError, msgspec.ValidationError) as exc:
         problem = f"no part `{exc.args[0]}` in patterns.toml" if isinstance(exc, KeyError) else str(exc)
         raise BookError(f"{path}:{_line_of(problem, text)}: {problem}") from exc
@@ -138,7 +139,7 @@ def expand(pattern: str, parts: Mapping[str, str]) -> str:
     Raises:
         KeyError: there is no part of this name.
     """
-    return _PART.sub(lambda part: expand(parts[part[1]], parts), pattern)
+    return _PART.sub(lambda part: expand(parts[part[1]], parts), pattern) if "(?&" in pattern else pattern
 
 
 @functools.cache
@@ -217,11 +218,8 @@ def select_causes(select: Sequence[str], ignore: Sequence[str]) -> tuple[Cause, 
     return tuple(cause for cause in all_causes() if cause in chosen and cause not in left_out)
 
 
-_PAGE = re.compile(
-    r"# (?P<title>[^\n]+)\n\n```toml\n(?P<head>.*?)^```\n(?P<sections>.*?)"
-    rf"(?:^## {LINES}\n\n```toml\n(?P<lines>.*)^```\n)?",
-    re.DOTALL | re.MULTILINE,
-)
+_HEAD = re.compile(r"# (?P<title>[^\n]+)\n\n```toml\n(?P<toml>.*?)^```\n", re.DOTALL | re.MULTILINE)
+_LINES = re.compile(rf"^## {LINES}\n\n```toml\n(?P<toml>.*)^```\n\Z", re.DOTALL | re.MULTILINE)
 _PART = re.compile(r"\(\?&([a-z0-9_]+)\)")
 
 
@@ -244,9 +242,14 @@ def _read_toml(block: str, path: Path, *, below: str = "") -> dict[str, Any]:
         raise BookError(f"{path}:{below.count(chr(10)) + line}: {problem}") from exc
 
 
+@functools.cache
+def _members(kind: type[Enum]) -> dict[str, Enum]:
+    return {member.name.lower().replace("_", "-"): member for member in kind}
+
+
 def _read_member(kind: type[Enum], table: dict[str, Any], key: str, place: str) -> None:
-    """Put the member of an enum of numbers where the text has its name, in lower case."""
-    members = {member.name.lower().replace("_", "-"): member for member in kind}
+    """Put the member of an enum of numbers where the text has its name."""
+    members = _members(kind)
     if key in table and table[key] not in members:
         raise msgspec.ValidationError(f"{table[key]!r}: expected {', '.join(members)} - at `{place}.{key}`")
     if key in table:

@@ -20,6 +20,8 @@ SECTIONS = ("What it means", "Why it breaks the job", "Example", "Fix", "Source"
 """Headings of every cause, in this order; an outcome may lack the fix. The lines of logs follow under their own."""
 CULPRIT_GROUPS = frozenset({"rank", "ranks", "node", "address", "interface", "port", "gpu", "hca", "pid", "thing"})
 """Named groups of patterns that say who is at fault."""
+UNCHECKED = "unchecked"
+"""The source of a sign that nobody could compare with what the program prints."""
 
 
 class Family(StrEnum):
@@ -169,6 +171,8 @@ class Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     pattern: str = msgspec.field(name="match")
     """A regular expression; `(?&name)` stands for a part of `text/patterns.toml`."""
+    source: str
+    """Who prints such lines: program, versions, file; or the report that has them; or UNCHECKED."""
     hits: tuple[str, ...] = ()
     """Real lines that it must match, and for which no earlier sign of the cause fires."""
     misses: tuple[str, ...] = ()

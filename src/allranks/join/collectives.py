@@ -75,11 +75,12 @@ def list_cases(
     """
     cases = [_case("all_reduce", size) for size in sorted(sizes) if size < min(bucket_sizes, default=0)]
     cases += [_case("all_reduce", size, count) for count in IN_FLIGHT for size in sorted(bucket_sizes)]
+    cases += [_case(f"pack_{name}", PACKED_BYTES) for name in formats]
     for collective in collectives:
         cases += [_case(collective, size) for size in sorted(sizes)]
         if collective in EXCHANGES:
             cases += [_case(collective, size, IN_FLIGHT[-1]) for size in EXCHANGED_SIZES if size in sizes]
-    return [*cases, _case("barrier", 0), *(_case(f"pack_{name}", PACKED_BYTES) for name in formats)]
+    return [*cases, _case("barrier", 0)]
 
 
 def _case(collective: str, size_bytes: int, in_flight: int = 1) -> Case:

@@ -54,8 +54,13 @@ def resembling(texts: Sequence[str], *, most: int = 3) -> Iterator[tuple[Cause, 
 
 @functools.cache
 def _samples() -> tuple[Mapping[str, float], tuple[tuple[Cause, Mapping[str, float]], ...]]:
-    causes = [cause for cause in all_causes() if cause.hits and not cause.is_outcome]
-    counts = {cause: Counter(word for hit in (*cause.hits, cause.title) for word in _words(hit)) for cause in causes}
+    lines = {
+        cause: [hit for sign in cause.signs if "log" in sign.where for hit in sign.hits]
+        for cause in all_causes()
+        if not cause.is_outcome
+    }
+    causes = [cause for cause, hits in lines.items() if hits]
+    counts = {cause: Counter(word for hit in (*lines[cause], cause.title) for word in _words(hit)) for cause in causes}
     users = Counter(word for words in counts.values() for word in words)
     weights = {word: math.log(len(causes) / count) for word, count in users.items()}
     vectors = tuple(
