@@ -282,6 +282,11 @@ def test_a_variable_that_hides_gpus_from_workers_is_warned_of() -> None:
             Status.FAIL,
             "GPU 0 (00000000:18:00.0): Xid 48: uncorrectable memory error",
         ),
+        (
+            card(gpu(), xids=("NVRM: Xid (PCI:0000:18:00 GPU-I:05 GPU-CI:00): 48, pid=1, DBE",)),
+            Status.FAIL,
+            "GPU 0 (00000000:18:00.0): Xid 48: uncorrectable memory error",
+        ),
     ],
 )
 def test_a_broken_gpu_is_named(node: Card, status: Status, message: str) -> None:

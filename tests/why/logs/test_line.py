@@ -59,6 +59,7 @@ SPEAKERS = [
     ("10.151.80.10: node-23-10:13:15 [0] transport/net_ib.cc:1038 NCCL WARN x", "node-23-10", None, 0, 13),
     ("node02: node02:4123:4190 [3] NCCL INFO transport/net.cc:890 -> 5", "node02", None, 3, 4123),
     ("1: p4de-2:4827:6900 [4] bootstrap.cc:77 NCCL WARN Message truncated", "p4de-2", None, 4, 4827),
+    ("n201:12:16 [2] transport/net_ib/common.cc:140 (ncclIbAsyncThreadMain) NCCL WARN x", "n201", None, 2, 12),
     ("12: p4de-2:4827:6900 [4] NCCL INFO x", "p4de-2", 12, 4, 4827),
     ("[2025-04-01 10:00:00] h1:7:8 [-1] NCCL INFO x", "h1", None, None, 7),
     ("4b1a9e8a140f:21:22 [1] NCCL INFO x", "4b1a9e8a140f", None, 1, 21),

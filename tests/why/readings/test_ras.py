@@ -35,6 +35,13 @@ def test_one_that_has_launched_nothing_is_behind(why: Why) -> None:
     assert why(HEAD + counts)[0].culprit.ranks == (2,)
 
 
+def test_one_that_sees_only_some_of_the_gpus_has_two_numbers_of_its_own(why: Why) -> None:
+    counts = "  6 ranks have launched up to operation 64\n"
+    alone = "  Rank 7 has launched up to operation 60 -- GPU 0 (NVML 3) managed by process 71 on node node1\n"
+    few = "  2 ranks have launched up to operation 60\n  Rank 7 -- GPU 0 (NVML 3) managed by process 71 on node node1\n"
+    assert [why(HEAD + counts + behind)[0].culprit.nodes for behind in (alone, few)] == [("node1",), ("node1",)]
+
+
 def test_few_that_are_ahead_are_in_another_collective(why: Why) -> None:
     counts = "  30 ranks have launched up to operation 640\n  2 ranks have launched up to operation 641\n"
     ranks = "".join(f"  Rank {rank} -- GPU {rank} managed by process {70 + rank} on node 10.0.0.7\n" for rank in (4, 5))

@@ -9,6 +9,7 @@ import pytest
 
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Logs
 
 RAISED = Path(__file__).parents[2] / "model" / "raised"
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
@@ -317,6 +318,35 @@ def test_nothing_said_at_all_is_healthy_or_a_hang_or_what_the_command_tells(why:
     )
     assert [each.cause.name for each in found] == ["healthy", "silent-hang", "gpu-binding"]
     assert [each.cause.name for each in why("hello")] == ["healthy", "silent-hang"]
+
+
+def test_where_in_nccl_an_error_passed_is_a_complaint_with_and_without_the_function(why: Why) -> None:
+    for where in ("transport/net.cc:890", "transport/net.cc:890 (sendProxyProgress)"):
+        first = why(f"n1:1:1 [0] NCCL INFO {where} -> 5")[0]
+        assert (first.cause.name, first.culprit.nodes) == ("nccl-pair-failed", ("n1",))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "ncclCommInitRank comm 0x55 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x7b - Init START",
+        "[Rank 0] ncclCommInitRank comm 0x55 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 commId 0x7b - Init START",
+        "ncclCommSplit comm 0x55 rank 0 nranks 2 cudaDev 0 nvmlDev 0 busId 1000 parent 0x5 color 7 key 0- Init START",
+    ],
+)
+def test_a_communicator_that_is_begun_and_never_made_is_waited_for(why: Why, said: str) -> None:
+    first = why(f"n1:1:1 [0] NCCL INFO {said}")[0]
+    assert (first.cause.name, "while NCCL creates a communicator" in first.message) == ("silent-hang", True)
+
+
+@pytest.mark.parametrize("bootstrap", ["Bootstrap : Using eth0:10.0.0.2<0>", "Bootstrap: Using eth0:10.0.0.2<0>"])
+def test_a_peer_is_known_by_the_address_that_its_bootstrap_took(why: Why, bootstrap: str) -> None:
+    lost = "n1:4:8 [0] misc/socket.cc:860 NCCL WARN ncclSocketRecv: Connection closed by remote peer 10.0.0.2<45763>"
+    assert why(f"n2:5:5 [0] NCCL INFO {bootstrap}\n{lost}")[0].culprit.nodes == ("n2",)
+
+
+def test_the_port_of_a_device_is_no_address(read: Callable[[str], Logs]) -> None:
+    assert not list(read("n2:5:5 [0] NCCL INFO Bootstrap: Using mlx5_0:1").of("bootstrap"))
 
 
 def test_what_nccl_does_without_is_no_failure(why: Why) -> None:

@@ -284,7 +284,7 @@ def probe_gpu_binding(card: Card) -> Outcome:
 
 # Is the GPU healthy: memory errors, Xids, PCIe, NVLink, heat and power?
 
-_XID = re.compile(r"Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>[0-9]+)")
+_XID = re.compile(r"Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)(?: GPU-C?I:[0-9]+){0,2}\): (?P<code>[0-9]+)")
 
 _SLOWED = {
     0x08: "hardware slowdown",

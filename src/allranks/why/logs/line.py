@@ -237,7 +237,7 @@ def _may_be_rank(task: int, said: _Said) -> bool:
 
 _NCCL = re.compile(
     r"(?<![\w.:/-])-?(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,7}):\d{1,7} \[(?P<device>-?\d{1,10})\] "
-    r"(?:[\w./+-]+:\d+ )?NCCL "
+    r"(?:[\w./+-]+:\d+ (?:\(\S{1,80}\) )?)?NCCL "  # with the function since 2.30.7: src/debug.cc
 )
 # NCCL before 2.4 does not print its name; a time of day (10:34:07 [0] INFO) is not a node.
 _OLD_NCCL = re.compile(

@@ -168,12 +168,14 @@ MARKS = (
         "launched",
         r"ha(?:s|ve) (?:launched up to operation [0-9]|not launched any operations)",
         r"(?:[0-9]+ ranks have|Rank (?P<rank>[0-9]+) has) (?:launched up to operation (?P<count>[0-9]+)"
-        r"|not launched any operations)(?: -- GPU \S+ managed by process (?P<pid>[0-9]+) on node (?P<node>\S+))?",
+        r"|not launched any operations)(?: -- GPU \S+(?: \(NVML \S+\))? managed by process (?P<pid>[0-9]+) on node "
+        r"(?P<node>\S+))?",
     ),
     Mark(
         "launched-rank",
         r"Rank [0-9]+ -- (?:GPU |\[process information not found\])",
-        r"Rank (?P<rank>[0-9]+) -- (?:GPU \S+ managed by process (?P<pid>[0-9]+) on node (?P<node>\S+))?",
+        r"Rank (?P<rank>[0-9]+) -- "
+        r"(?:GPU \S+(?: \(NVML \S+\))? managed by process (?P<pid>[0-9]+) on node (?P<node>\S+))?",
     ),
     # allranks itself: what it printed before belongs to an earlier start (launch/job.py, launch/lead/outcome.py).
     Mark("begun", r"allranks: [0-9]+ ranks? on .{1,300}; logs in "),
@@ -208,8 +210,8 @@ MARKS = (
     ),
     Mark(
         "bootstrap",
-        r"NCCL INFO Bootstrap : Using ",
-        r"NCCL INFO Bootstrap : Using (?:\[0\])?(?P<interface>[^\s:]+):(?P<address>[0-9a-fA-F.:]+)",
+        r"NCCL INFO Bootstrap ?: Using ",  # up to 2.23 with a blank; a device's port is no address
+        r"NCCL INFO Bootstrap ?: Using (?:\[0\])?(?P<interface>[^\s:]+):(?P<address>[0-9a-fA-F.:]{3,45})",
     ),
     # Lightning, once all ranks have joined (strategies/ddp.py, utilities/distributed.py, 1.0 to 2.6).
     Mark("all-came", r"All distributed processes registered\."),

@@ -30,7 +30,8 @@ _EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): ")
 """Its text may have a command with `'--epochs', '180'` in it."""
 _INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
 _NCCL = re.compile(
-    r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)|NCCL INFO [\w./+-]+:\d+ -> [1-9]"
+    r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)"
+    r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]"
 )
 """NCCL's complaints other than those about optional parts, or the source lines through which an error passed."""
 _STEPS = re.compile(r"(?i)\d(?:it/s|s/it)|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d")
@@ -44,7 +45,7 @@ _HARMLESS = re.compile(
     r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
 )
 """Lines that say themselves that they are no failure."""
-_BEGUN = re.compile(r"NCCL INFO .{0,200} - Init START$")
+_BEGUN = re.compile(r"NCCL INFO .{0,200}- Init START$")
 _MADE = re.compile(r"Init COMPLETE|NCCL INFO Connected all|NCCL WARN ")
 _DIALS = re.compile(r"returned Connection refused, retrying")
 """Normal while other ranks start, and overcome then."""
