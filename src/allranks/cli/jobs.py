@@ -23,7 +23,7 @@ from allranks.cli.options import json_option, note_misplaced
 from allranks.cli.request import REQUEST_FLAGS, make_request, parse_nnodes
 from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
-from allranks.launch.batch.script import (
+from allranks.launch.batch.batch_script import (
     SbatchOptions,
     name_secrets,
     parse_env,
@@ -215,12 +215,12 @@ def _wait(job: str, log_dir: Path, *, as_json: bool, is_followed: bool = False) 
     """Wait for a job to end and return its exit code; 130 if the user presses Ctrl-C."""
     from allranks.cli.follow import show_reports
     from allranks.launch.batch.follow import wait_for_end
-    from allranks.launch.batch.logs import Wanted, show_logs
+    from allranks.launch.batch.logs import WantedLines, show_logs
 
     try:
         if is_followed:
             with contextlib.suppress(UsageError):  # it has printed nothing, and its state tells why
-                show_logs(job, log_dir=log_dir, wanted=Wanted(is_followed=True))
+                show_logs(job, log_dir=log_dir, wanted=WantedLines(is_followed=True))
         reports, exit_code = wait_for_end(job, log_dir=log_dir)
     except KeyboardInterrupt:
         say(f"stopped waiting; job {job} continues (allranks status {job}; allranks cancel {job} ends it)")

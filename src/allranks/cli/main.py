@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks import __version__
-from allranks.cli.group import VerbGroup
-from allranks.cli.streams import has_reader, secure_streams
+from allranks.cli.std_streams import has_reader, secure_streams
+from allranks.cli.verb_groups import VerbGroup
 from allranks.model.errors import AllranksError, Exit, StoppedBySignal
 
 if TYPE_CHECKING:

@@ -35,7 +35,7 @@ def find_meant(target: str) -> str:
         UsageError: `latest`, and there is no run here.
     """
     from allranks.report.runs import find_run, list_runs
-    from allranks.why.logs.job import is_job_id
+    from allranks.why.logs.job_files import is_job_id
 
     if os.path.lexists(target):  # an existing path comes first
         runs = list_runs(Path(target))
@@ -59,7 +59,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     """
     from allranks.report.runs import is_run
     from allranks.why.dumps import is_dump
-    from allranks.why.logs.job import find_job_sources, is_job_id
+    from allranks.why.logs.job_files import find_job_sources, is_job_id
     from allranks.why.logs.sources import find_sources
 
     targets = [target for target in targets if target == "-" or not is_dump(Path(target))]
@@ -89,7 +89,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
 
 def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict | None) -> str | None:
     """Return the id of the job or run that is asked about, as other verbs take it; None if it is unknown."""
-    from allranks.why.logs.job import is_job_id
+    from allranks.why.logs.job_files import is_job_id
 
     if verdict is not None:
         return verdict.job
@@ -125,7 +125,7 @@ def find_unfinished(targets: Sequence[str]) -> Unfinished:
     """Return whether the run or job that is asked about still runs, or has lost its agent, if anybody here knows."""
     from allranks.host.slurm import find_jobs
     from allranks.report.runs import is_run, read_run
-    from allranks.why.logs.job import is_job_id
+    from allranks.why.logs.job_files import is_job_id
 
     if len(targets) != 1:
         return Unfinished()
@@ -158,7 +158,7 @@ def find_unfinished(targets: Sequence[str]) -> Unfinished:
 
 def _look_at(run: Run) -> Unfinished:
     """Look for the agent of a run without SLURM."""
-    from allranks.launch.batch.local import describe_lost, look_at_run  # with psutil, which takes a moment
+    from allranks.launch.batch.local_run import describe_lost, look_at_run  # with psutil, which takes a moment
     from allranks.report.remains import ALIVE_S, last_alive
 
     local = look_at_run(run)
@@ -174,7 +174,7 @@ def _look_at(run: Run) -> Unfinished:
 
 
 def _judge(run: Run, how: str, confidence: Confidence) -> Finding:
-    from allranks.launch.batch.local import show_time
+    from allranks.launch.batch.local_run import show_time
     from allranks.report.remains import last_alive, last_words
     from allranks.why.verdicts import judge_lost
 
@@ -195,7 +195,7 @@ def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[
     """
     from allranks.report.runs import is_run
     from allranks.why.dumps import find_dumps
-    from allranks.why.logs.job import is_job_id
+    from allranks.why.logs.job_files import is_job_id
 
     if named := [target for target in targets if os.path.lexists(target)]:
         return find_dumps(named)

@@ -30,17 +30,17 @@ from allranks.cli.meant import (
     find_unfinished,
 )
 from allranks.cli.options import json_option
-from allranks.cli.progress import EVERY_S, SHOW_AFTER_S, ProgressLine
+from allranks.cli.progress_line import EVERY_S, SHOW_AFTER_S, ProgressLine
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.report.text import Style, one_line, render_findings, say
 
 if TYPE_CHECKING:
     from allranks.recorder.calls import Dump
-    from allranks.why.logs.events import Logs
+    from allranks.why.logs.log_events import Logs
     from allranks.why.logs.read import ReadProblem
     from allranks.why.logs.sources import Source
-    from allranks.why.timeline import Row
+    from allranks.why.timeline import TimelineRow
 
 MAX_PROBLEMS = 8
 WITHOUT_HYPERSCAN = (
@@ -124,7 +124,7 @@ def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: 
     """Read all sources; Ctrl-C ends the process at once."""
     from allranks.causes.book import all_causes
     from allranks.why.logs.collect import collect
-    from allranks.why.logs.events import list_patterns
+    from allranks.why.logs.log_events import list_patterns
     from allranks.why.logs.match import has_hyperscan
 
     def end(signum: int, frame: object) -> NoReturn:
@@ -206,7 +206,7 @@ class Answer:
     last: tuple[str, ...]
     """Set if no finding says what happened."""
     problems: tuple[str, ...]
-    rows: tuple[Row, ...] | None
+    rows: tuple[TimelineRow, ...] | None
     running: str | None = None
     restarts: str = ""
 

@@ -16,8 +16,8 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from allranks.comm.bench_table import Pair
 from allranks.comm.streams import RoundReport
-from allranks.comm.table import Pair
 
 SLOW_BELOW = 0.5
 LOSSY_ABOVE = 0.004

@@ -25,14 +25,14 @@ import msgspec
 from allranks.causes.book import all_causes, find_cause
 from allranks.causes.cause import Cause, Role, Sign, Trait
 from allranks.guard.failure import describe, find_evidence
-from allranks.guard.judged import name_fault
+from allranks.guard.guard_verdict import name_fault
 from allranks.guard.origin import killed_by
 from allranks.guard.scene import NodeView
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.model.raised import last_printed
 from allranks.model.room import FullPlace, Room
-from allranks.model.text import size_text
+from allranks.model.safe_text import size_text
 from allranks.report.text import count_of, fold_ranks
 from allranks.wire.protocol import WorkerEnd
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import RankView, Scene
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence
@@ -68,7 +68,7 @@ def find_idle(scene: Scene, now_s: float, *, for_s: float) -> Idle | None:
     return Idle(tuple(sorted(views, key=lambda view: view.beat.rank)), min(idle_s)) if is_whole else None
 
 
-def judge_idle(scene: Scene, now_s: float) -> Judged | None:
+def judge_idle(scene: Scene, now_s: float) -> GuardVerdict | None:
     """Return the verdict where no rank has made progress for hang_s."""
     idle = find_idle(scene, now_s, for_s=scene.settings.hang_s)
     if idle is None or idle.excuse is not None:
@@ -84,7 +84,7 @@ def judge_idle(scene: Scene, now_s: float) -> Judged | None:
     elif places := dict.fromkeys(view.beat.main_at for view in blamed if view.beat.main_at):
         what += f"; {', '.join(list(places)[:MAX_NAMED])}"
     finding = scene.fault("AR408", what, *ranks, evidence=_evidence(idle, blamed), confidence=Confidence.LIKELY)
-    return Judged(findings=(finding,), exit_code=Exit.HANG, ranks=ranks)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.HANG, ranks=ranks)
 
 
 def say_idle(idle: Idle) -> str:

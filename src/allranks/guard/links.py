@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import Scene, Tried
 from allranks.model.beat import LinkSeen
 from allranks.model.errors import Exit
@@ -131,7 +131,7 @@ def collect_round(scene: Scene, episode: Episode) -> Round:
     return found
 
 
-def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
+def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> GuardVerdict | None:
     """Return the verdict that the finished rounds, at least one, allow; None where another round is needed."""
     now = episode.rounds[-1]
     bad = _bad(now)
@@ -172,7 +172,9 @@ def _is_large_lost(tried: Sequence[Tried]) -> bool:
     return any(each.seen.connects for each in tried)
 
 
-def _judge_apart(scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, stalled: Sequence[Stalled]) -> Judged:
+def _judge_apart(
+    scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, stalled: Sequence[Stalled]
+) -> GuardVerdict:
     in_main = {index for pair in now for index in pair} - {index for part in apart for index in part}
     findings, bad = [], sorted(_bad(now))
     for part in apart:
@@ -196,10 +198,10 @@ def _judge_apart(scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, sta
         findings.append(scene.fault(cause_id, what, *ranks, **about))
     nodes = tuple(sorted(index for part in apart for index in part))
     ranks_apart = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
-    return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks_apart, nodes=nodes, cures=True)
+    return GuardVerdict(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks_apart, nodes=nodes, cures=True)
 
 
-def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> Judged:
+def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> GuardVerdict:
     """Pairs that do not reach each other, while others reach both."""
     pairs = sorted(_bad(now))
     is_mtu = all(_is_large_lost(now[pair]) for pair in pairs)
@@ -215,7 +217,7 @@ def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> Judged
     return _undecided(scene, cause_id, what, (one, two), leave, evidence=seen, fix=fix)
 
 
-def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequence[Stalled]) -> Judged | None:
+def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequence[Stalled]) -> GuardVerdict | None:
     """Now it passes, now it does not."""
     met = Counter(index for pair in bad for index in pair)
     most = max(met.values())
@@ -237,10 +239,10 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     if not is_decided:
         return _undecided(scene, "AR212", what, names[:2], leave, **about)
     finding = scene.fault("AR212", what, *node.ranks, node=node.name, confidence=Confidence.LIKELY, **about)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
 
 
-def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
+def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> GuardVerdict | None:
     """Every try passes, and a connection does not."""
     old = [each for each in stalled if each.link.stalled_s >= max(FILTERED_S, 4 * scene.settings.stalled_s)]
     if not old or len(episode.rounds) < MAX_ROUNDS:
@@ -258,10 +260,10 @@ def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) 
     return _undecided(scene, "AR206", what, (one, two), worst.pair[1], evidence=seen, fix=fix)
 
 
-def _undecided(scene: Scene, cause_id: str, what: str, names: Sequence[str], leave: int, **more: Any) -> Judged:
+def _undecided(scene: Scene, cause_id: str, what: str, names: Sequence[str], leave: int, **more: Any) -> GuardVerdict:
     """One of two nodes is at fault; `leave` is to be left out."""
     finding = scene.fault(cause_id, what, node=" or ".join(names), confidence=Confidence.UNDECIDED, **more)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
 
 
 def _evidence(scene: Scene, stalled: Sequence[Stalled], pairs: Sequence[Pair], now: Round) -> list[str]:

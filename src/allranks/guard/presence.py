@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.guard.judged import Judged, name_fault
+from allranks.guard.guard_verdict import GuardVerdict, name_fault
 from allranks.guard.scene import NodeView, Scene, Tried
 from allranks.guard.waits import find_waiting
 from allranks.model.beat import ProcessState
@@ -63,7 +63,7 @@ def _find_silent(scene: Scene, now_s: float) -> list[NodeView]:
     ]
 
 
-def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
+def judge_gone(scene: Scene, now_s: float) -> tuple[GuardVerdict | None, bool]:
     """Return the verdict on nodes that are gone, and whether it can wait for others that may be gone with them."""
     silent = _find_silent(scene, now_s)
     suspects = [node for node in silent if not _is_done(scene, node)]
@@ -81,7 +81,7 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
         are_all_silent = len(silent) == len(scene.nodes) - 1 and len(proven) == len(suspects)
         is_deaf = are_all_silent and not any(each.seen.connects for each in tried)
         lost = tuple(node.index for node in silent)
-        split = Judged(findings=(_lose_part(scene, silent),), exit_code=Exit.NODE_FAULT, lost=lost)
+        split = GuardVerdict(findings=(_lose_part(scene, silent),), exit_code=Exit.NODE_FAULT, lost=lost)
         return _blame_leader(scene) if is_deaf else split, is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
@@ -90,7 +90,7 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     part = [node for node in silent if node.index in proven or _is_done(scene, node)]
     if 2 * len(part) == len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
         findings = (_lose_part(scene, part),)
-    judged = Judged(
+    judged = GuardVerdict(
         findings=findings,
         exit_code=Exit.NODE_FAULT,
         ranks=ranks,
@@ -110,7 +110,7 @@ def _count_unheard(scene: Scene, now_s: float) -> int:
     return sum(node.index != scene.leader and node.silent_s(now_s) > _patience_s(scene) for node in unheard)
 
 
-def judge_stopped(scene: Scene) -> Judged | None:
+def judge_stopped(scene: Scene) -> GuardVerdict | None:
     """Return the verdict on processes that are stopped for longer than a look with a debugger takes."""
     held = scene.held(ProcessState.STOPPED, ProcessState.TRACED, for_s=scene.settings.stopped_s)
     if not held:
@@ -129,7 +129,7 @@ def judge_stopped(scene: Scene) -> Judged | None:
     if is_traced:
         fix = f"find the debugger (gdb, strace, py-spy) that held pid {pid}; on {node}: ps -ef | grep -w {pid}"
     finding = scene.fault("AR010", what, *ranks, evidence=seen, fix=fix)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 
 
 def _patience_s(scene: Scene) -> float:
@@ -267,14 +267,14 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
     return f"{where}: answers" + ("" if seen.carries is not False else ", but acknowledges nothing of full size")
 
 
-def _blame_leader(scene: Scene) -> Judged:
+def _blame_leader(scene: Scene) -> GuardVerdict:
     leader = scene.nodes[scene.leader]
     told = [_say(scene, leader.index, tried) for tried in leader.tries.values()]
     silent = fold_hosts([node.name for node in scene.nodes if node is not leader])
     what = "the node receives nothing: all other nodes became silent at once, so its own link is at fault"
     seen, ranks = [f"no word from {silent}", *told[:4]], tuple(leader.ranks)
     finding = scene.fault("AR210", what, *ranks, evidence=seen, confidence=Confidence.LIKELY)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(leader.index,), cures=True)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(leader.index,), cures=True)
 
 
 def _lose_part(scene: Scene, silent: list[NodeView]) -> Finding:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.guard.judged import name_fault
+from allranks.guard.guard_verdict import name_fault
 from allranks.model.beat import HELD_STATES, CallSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding

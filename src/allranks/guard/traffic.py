@@ -1,6 +1,6 @@
 """How much do this node's data interfaces carry, and how much do its ranks send again? The agent's half.
 
-    traffic = Traffic("192.168.20.13")
+    traffic = TrafficMeter("192.168.20.13")
     traffic.turn(now_s)                               # often (every 50 ms): the slices of time that count
     traffic.look(now_s, sockets.connections, pids)    # whose connections these are; looks every few seconds
     traffic.interfaces, traffic.sent[rank]
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allranks.host.net import read_interfaces
-from allranks.host.sockets import Connection
+from allranks.host.sockets import TcpConnection
 from allranks.host.traffic import ByteCounter, find_sockets
 from allranks.model.beat import MAX_INTERFACES, InterfaceSeen
 from allranks.model.card import Interface
-from allranks.model.text import plain_address
+from allranks.model.safe_text import plain_address
 
 SLICE_S = 0.04
 """Shortest slice: an agent's loop turns every 50 ms, or sooner."""
@@ -88,7 +88,7 @@ class _Watched:
             self.duration_s -= self.slices.popleft().duration_s
 
 
-class Traffic:
+class TrafficMeter:
     """The interfaces and connections of one node.
 
     Args:
@@ -126,7 +126,7 @@ class Traffic:
         for watched in self._watched.values():
             watched.read(now_s)
 
-    def look(self, now_s: float, connections: Collection[Connection], pids: Mapping[int, int]) -> None:
+    def look(self, now_s: float, connections: Collection[TcpConnection], pids: Mapping[int, int]) -> None:
         """Find out whose connections these are and what they have sent, from time to time.
 
         Args:
@@ -160,7 +160,7 @@ class Traffic:
             watched.counter.close()
         self._watched = {}
 
-    def _watched_by(self, connection: Connection) -> _Watched | None:
+    def _watched_by(self, connection: TcpConnection) -> _Watched | None:
         """Return what watches the interface of a connection; None: it leads out of the cluster."""
         interface = self._of[connection.own_address]
         watched = self._watched.get(interface.name.partition(":")[0])
@@ -182,7 +182,7 @@ class Traffic:
                 return None
         return self._watched.get(name)
 
-    def _find_owners(self, connections: Sequence[Connection], pids: Mapping[int, int]) -> None:
+    def _find_owners(self, connections: Sequence[TcpConnection], pids: Mapping[int, int]) -> None:
         inodes = {each.inode for each in connections if each.inode > 0}
         if inodes - self._owners.keys():
             found = {inode: rank for rank, pid in pids.items() if pid for inode in find_sockets(pid, root=self._root)}
@@ -190,7 +190,7 @@ class Traffic:
         else:
             self._owners = {inode: self._owners[inode] for inode in inodes}
 
-    def _count(self, rank: int, connection: Connection) -> None:
+    def _count(self, rank: int, connection: TcpConnection) -> None:
         now = Sent(connection.segments, connection.retransmitted)
         before = self._counted.get(connection.key, Sent())
         if now.segments < before.segments:  # another connection between the same ports

@@ -30,13 +30,13 @@ from typing import IO, Any
 import msgspec
 
 from allranks.causes.book import find_cause
-from allranks.horovod import driver
-from allranks.horovod.nodes import NodeWatch
-from allranks.horovod.watch import Look, Said, Watch
+from allranks.horovod import elastic_driver
+from allranks.horovod.usable_nodes import NodeWatch
+from allranks.horovod.watch import HorovodWatch, Said, StackRequest
 from allranks.host.net import find_interface_in, read_interfaces
 from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.signals import die_with_parent
-from allranks.launch.look.step import probe_job
+from allranks.launch.look.stack_step import probe_job
 from allranks.model.errors import AllranksError, Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Finding, Severity, Verdict
 from allranks.report.mask import mask_command
@@ -116,7 +116,7 @@ class _Job:
         self._stacks: queue.SimpleQueue[tuple[Mapping[str, list[list[str]]], str]] = queue.SimpleQueue()
         self._signum: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self.watch = Watch(
+        self.watch = HorovodWatch(
             min_np=request.min_np, start_np=request.start_np, timeout_s=request.timeout_s, now_s=time.time()
         )
 
@@ -213,7 +213,7 @@ class _Job:
 
     def _tell(self, said: list[Said]) -> None:
         for each in said:
-            if isinstance(each, Look):
+            if isinstance(each, StackRequest):
                 threading.Thread(target=self._look, daemon=True).start()
             elif isinstance(each, Finding):
                 self._show(each)
@@ -287,13 +287,19 @@ def driver_command(request: HorovodRequest, directory: Path) -> list[str]:
     options += ["--slots-per-host", request.slots, "--elastic-timeout", request.timeout_s]
     options += ["--blacklist-cooldown-range", *request.cooldown_s]
     options += ["--host-discovery-script", request.discovery_script or "allranks"]
-    words = [driver.__file__, *(directory / name for name in (EVENTS, HOSTS, LOST)), "--", *options, *request.command]
+    words = [
+        elastic_driver.__file__,
+        *(directory / name for name in (EVENTS, HOSTS, LOST)),
+        "--",
+        *options,
+        *request.command,
+    ]
     return [sys.executable, "-u", *map(str, words)]
 
 
 def place_words(subnet: str) -> str:
-    """Return what stands before each worker's command (place.py)."""
-    return f"{sys.executable} -m allranks.horovod.place {subnet} --"
+    """Return what stands before each worker's command (start_worker.py)."""
+    return f"{sys.executable} -m allranks.horovod.start_worker {subnet} --"
 
 
 def choose_slots(env: Mapping[str, str]) -> int:

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from allranks.host.run import Ran, run_command
+from allranks.host.programs import Ran, run_command
 from allranks.model.card import MAX_TEXT, Gpu
 
 QUERY_FIELDS = (

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from allranks.model.card import Place
+from allranks.model.card import JobDirectory
 
 NONCE = ".nonce"
 """The leader's file in the run directory: who sees its text shares the directory."""
@@ -78,7 +78,7 @@ def name_places(env: Mapping[str, str], *, run_dir: Path | None = None, root: Pa
     return places
 
 
-def read_place(purpose: str, path: Path) -> Place:
+def read_place(purpose: str, path: Path) -> JobDirectory:
     """Look at a directory: how much is free, and whether a block can really be written. Leaves nothing there.
 
     Blocks as long as the file system does.
@@ -91,9 +91,9 @@ def read_place(purpose: str, path: Path) -> Place:
     try:
         stat = os.statvfs(path)
     except (OSError, ValueError) as exc:
-        return Place(purpose=purpose, path=name, problem=_reason(exc))
+        return JobDirectory(purpose=purpose, path=name, problem=_reason(exc))
     is_writable, problem = _try_to_write(path)
-    return Place(
+    return JobDirectory(
         purpose=purpose,
         path=name,
         free_bytes=stat.f_bavail * stat.f_frsize,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.host.run import run_command
+from allranks.host.programs import run_command
 from allranks.model.card import MAX_TEXT, Gid, RdmaPort
 
 MAX_PORTS = 64

@@ -1,6 +1,6 @@
 """Which Python processes of a job run on this machine, and what is each doing now?
 
-    look(Wanted(job="123"), node="node01").processes[0].threads[0].frames[0].function
+    look(WantedStacks(job="123"), node="node01").processes[0].threads[0].frames[0].function
 
 Nothing is stopped, signalled or written to: /proc is read, and py-spy reads the interpreter's memory from outside
 (`--nonblocking`; an ordinary dump would pause the process, and fails on a stopped one).
@@ -41,7 +41,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are no tasks but batch scripts and shells (slurm/slurm.h)."""
 
 
-class Role(StrEnum):
+class ProcessRole(StrEnum):
     """What a process is in its job."""
 
     WORKER = "worker"
@@ -71,7 +71,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One Python process of the job, as it was seen."""
 
     pid: int
-    role: Role
+    role: ProcessRole
     rank: int | None
     local_rank: int | None
     world_size: int | None
@@ -97,14 +97,14 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedStacks:
     """Whose stacks: a job's (SLURM's id, or as `name_job` says), these processes', or every process with a RANK."""
 
     job: str = ""
     pids: tuple[int, ...] = ()
 
 
-def look(wanted: Wanted, *, node: str, root: Path = Path("/")) -> NodeStacks:
+def look(wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> NodeStacks:
     """Return the stacks of all wanted Python processes of this machine; what could not be read says why.
 
     Args:
@@ -165,14 +165,14 @@ class _Stat:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundProcess:
     """A Python process before it was read."""
 
     pid: int
     stat: _Stat
     env: Mapping[str, str]
     command: Sequence[str]
-    role: Role = Role.WORKER
+    role: ProcessRole = ProcessRole.WORKER
     rank: int | None = field(init=False)
     local_rank: int | None = field(init=False)
     job: str = field(init=False)
@@ -199,13 +199,13 @@ def name_job(env: Mapping[str, str]) -> str:
     return run if run not in ("", "none") else env.get("SLURM_JOB_ID") or store
 
 
-def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Found], list[str]]:
+def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[list[FoundProcess], list[str]]:
     """Return the wanted Python processes, workers first, and the names of the job's other processes.
 
     allranks' own agents, probes and standbys are left out, as are Python's helpers without a stack of interest.
     """
     stats = {pid: stat for pid in _pids(root) if (stat := _stat(root, pid))}
-    mine: dict[int, Found] = {}
+    mine: dict[int, FoundProcess] = {}
     others: list[str] = []
     for pid, stat in sorted(stats.items()):
         env = read_environment(pid, root=root)
@@ -215,19 +215,19 @@ def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Foun
         if not (_is_python(root, pid, stat.name) or pid in wanted.pids):
             others.append(stat.name)
         elif pid != os.getpid() and not _is_helper(command, _read(root / f"proc/{stat.parent}/cmdline")):
-            mine[pid] = Found(pid, stat, env, command)
+            mine[pid] = FoundProcess(pid, stat, env, command)
     # The dead have no environment any more: their parent says whose they were.
     for pid, stat in stats.items():
         if stat.state == "Z" and stat.parent in mine and pid not in mine and _PYTHON.match(stat.name):
-            mine[pid] = Found(pid, stat, {}, ())
+            mine[pid] = FoundProcess(pid, stat, {}, ())
             mine[pid].job = mine[stat.parent].job
     _assign_roles(mine, stats)
-    order = list(Role)
+    order = list(ProcessRole)
     ranked = sorted(mine.values(), key=lambda each: (order.index(each.role), each.rank is None, each.rank, each.pid))
     return ranked, sorted(set(others) - {"slurm_script"})
 
 
-def _assign_roles(mine: Mapping[int, Found], stats: Mapping[int, _Stat]) -> None:
+def _assign_roles(mine: Mapping[int, FoundProcess], stats: Mapping[int, _Stat]) -> None:
     """Who is whose child; a process without RANK above one that has it started it."""
     for each in mine.values():
         above = each.stat.parent
@@ -235,16 +235,16 @@ def _assign_roles(mine: Mapping[int, Found], stats: Mapping[int, _Stat]) -> None
             above = stats[above].parent
         parent = mine.get(above)
         if "RANK" not in each.env and _LAUNCHER.search(" ".join(each.command[:4])):
-            each.role = Role.LAUNCHER
+            each.role = ProcessRole.LAUNCHER
         if parent is None:
             continue
         if "RANK" in each.env and "RANK" not in parent.env:
-            parent.role = Role.LAUNCHER
+            parent.role = ProcessRole.LAUNCHER
         elif each.rank == parent.rank or each.rank is None:
-            each.role = Role.CHILD
+            each.role = ProcessRole.CHILD
             each.rank, each.local_rank = parent.rank, parent.local_rank
     for each in mine.values():
-        if each.role is Role.LAUNCHER:  # SLURM's number of it is a node's, not a rank
+        if each.role is ProcessRole.LAUNCHER:  # SLURM's number of it is a node's, not a rank
             each.rank = each.local_rank = None
 
 
@@ -267,7 +267,7 @@ def _is_helper(command: Sequence[str], above: bytes) -> bool:
     return is_server or is_ours or "multiprocessing.resource_tracker" in str(command)
 
 
-def _is_wanted(wanted: Wanted, pid: int, env: Mapping[str, str], root: Path) -> bool:
+def _is_wanted(wanted: WantedStacks, pid: int, env: Mapping[str, str], root: Path) -> bool:
     if wanted.pids:
         return pid in wanted.pids
     if not wanted.job:
@@ -279,7 +279,7 @@ def _is_wanted(wanted: Wanted, pid: int, env: Mapping[str, str], root: Path) -> 
     return wanted.job in names
 
 
-def _dump(each: Found, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...], str]:
+def _dump(each: FoundProcess, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...], str]:
     """Threads of one process, or why there are none."""
     if each.stat.state == "Z":
         return (), "has ended (zombie)"

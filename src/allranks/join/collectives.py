@@ -8,7 +8,7 @@ join/trial.py forms the group and loads this file by path, with the cases that o
 
 Rank 0 answers with a line for each case, in their order:
 
-    {"row": {...}}                    the fields of comm/table.py, Row
+    {"row": {...}}                    the fields of comm/bench_table.py, Row
     {"skipped": {...}, "why": "..."}  the case, and the reason
 
 Phases of one case; where ranks agree, they do so at the store, which names a rank that is missing:

@@ -158,7 +158,7 @@ def _tell_of_itself() -> None:
     with contextlib.suppress(OSError):  # a shell between may have closed it
         if fd.isdecimal() and "allranks-cell" in os.readlink(f"/proc/self/fd/{fd}"):
             load_inside("handlers").begin(int(fd))
-            load_inside("output").begin(int(fd))
+            load_inside("lost_output").begin(int(fd))
 
 
 def load_inside(name: str = "entry") -> ModuleType:

@@ -42,7 +42,7 @@ def main() -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    watch = Watch(out)
+    watch = DdpWatch(out)
     construct = DistributedDataParallel.__init__
 
     def construct_watched(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     watch.write()
 
 
-class Watch:
+class DdpWatch:
     """Every DistributedDataParallel of this process, and what its log said."""
 
     def __init__(self, out: str) -> None:

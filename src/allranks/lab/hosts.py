@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.lab import init
-from allranks.lab.plan import DOCKER_ADDRESS, DOCKER_INTERFACE, MANAGEMENT_INTERFACE, SECOND_INTERFACE, Host
+from allranks.lab.node_plan import DOCKER_ADDRESS, DOCKER_INTERFACE, MANAGEMENT_INTERFACE, SECOND_INTERFACE, Host
 from allranks.model.errors import SetupError
 
 SWITCH = "@switch"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from allranks.launch.events import RELAYED_S, Effect, Forward, Hold
+from allranks.launch.events import RELAYED_S, Effect, EndingFacts, Forward
 from allranks.launch.grace import RECEIPT_S, has_begun
 
 
@@ -29,7 +29,7 @@ class Relays:
         own_s = self.came_s(signum, now_s)
         self._asked.append((signum, own_s if own_s > now_s - RELAYED_S else now_s, now_s + RECEIPT_S))
 
-    def due(self, now_s: float, ranks: Collection[int], holds: Mapping[int, Hold]) -> list[Effect]:
+    def due(self, now_s: float, ranks: Collection[int], holds: Mapping[int, EndingFacts]) -> list[Effect]:
         """Return what is due: signals to ranks that handle them and have not got them."""
         effects: list[Effect] = []
         for signum, since_s, _ in [each for each in self._asked if now_s >= each[2]]:

@@ -38,7 +38,7 @@ from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
 from allranks.launch.last_words import read_crash, read_left, read_tail
 from allranks.launch.worker_end import Left, explain_end, will_end_with
-from allranks.model.text import as_utf8
+from allranks.model.safe_text import as_utf8
 from allranks.wire.protocol import Ended, WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36

@@ -86,7 +86,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RootException:
     """The exception at the root."""
 
     headline: str
@@ -130,7 +130,7 @@ def is_wrapper(first_line: str) -> bool:
     return bool(WRAPPERS.match(first_line))
 
 
-def find_origin(text: str, *, is_one: bool = True) -> Origin | None:
+def find_origin(text: str, *, is_one: bool = True) -> RootException | None:
     """Return the exception at the root of a printed one; None: the text has no whole traceback.
 
     Args:
@@ -146,7 +146,7 @@ def find_origin(text: str, *, is_one: bool = True) -> Origin | None:
         seen.add(at)
         at = _step(chain, at)
     place = _place(chain[at].frames) or _place([frame for each in sorted(seen) for frame in chain[each].frames])
-    return Origin(chain[at].first_line or "", place)
+    return RootException(chain[at].first_line or "", place)
 
 
 def _step(chain: Sequence[Raised], at: int) -> int:

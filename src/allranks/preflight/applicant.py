@@ -12,7 +12,7 @@ from allranks.model.errors import AllranksError
 from allranks.model.world import Launcher
 from allranks.preflight.datapath import DataPath
 from allranks.report.rundir import RunDir
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 
 SPARE_FILES = 768
 """Open files of a leader beside those of its nodes and ranks: peers that are not known yet, and its own."""

@@ -23,7 +23,7 @@ from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import name_hosts
 from allranks.model.pair import PairResult
-from allranks.model.text import as_one_line
+from allranks.model.safe_text import as_one_line
 from allranks.preflight.compare import compare_values, values_of
 from allranks.preflight.links import judge_pairs
 from allranks.preflight.untried import judge_untried

@@ -16,7 +16,7 @@ from allranks.model.card import Card, Interface
 from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
-from allranks.preflight.blame import Blame, Edge, Kind, blame
+from allranks.preflight.pair_blame import Blame, Edge, Kind, blame
 from allranks.preflight.roster import mtu_of
 from allranks.preflight.symptoms import (
     filtered_ports,
@@ -41,7 +41,7 @@ CLOCK_S = 1.0
 trip, milliseconds on a busy machine."""
 
 
-class Judged(NamedTuple):
+class LinkVerdict(NamedTuple):
     """One thing that is wrong between nodes."""
 
     cause_id: str
@@ -58,7 +58,7 @@ def judge_pairs(
     cards: Mapping[int, Card],
     *,
     store_port: int | None,
-) -> list[Judged]:
+) -> list[LinkVerdict]:
     """Name who explains the pair tests that did not go well.
 
     Args:
@@ -171,7 +171,7 @@ def _blame_symptom(tests: _Tests, shown: Sequence[_Shown], symptom: Symptom) -> 
     return [(each, [failed[edge.source, edge.target] for edge in each.explains]) for each in found]
 
 
-def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[LinkVerdict]:
     judged = []
     for found, explained in _blame_symptom(tests, shown, Symptom.SILENT):
         culprit, peers = found.culprit, tests.peers(found)
@@ -192,7 +192,7 @@ def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         elif found.kind is Kind.UNDECIDED:
             what = f"no packets pass between {culprit.replace(' or ', ' and ')} {network}"
         outcome = tests.outcome(found, Status.FAIL, *evidence, *_no_routes(tests, explained), what=what)
-        judged.append(Judged(cause, culprit, _nodes(found), outcome))
+        judged.append(LinkVerdict(cause, culprit, _nodes(found), outcome))
     return judged
 
 
@@ -207,7 +207,7 @@ def _no_routes(tests: _Tests, shown: Iterable[_Shown]) -> list[str]:
     return list(said)[:MAX_REASONS]
 
 
-def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) -> list[Judged]:
+def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) -> list[LinkVerdict]:
     looked = {(each.source, each.target): each for each in quiet if each.datagrams_sent}
     graph: list[tuple[PairResult, bool]] = []
     for each in (shown_each.result for shown_each in shown if shown_each.symptom is not Symptom.SILENT):
@@ -222,7 +222,7 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
         for each in shown
         if each.symptom is Symptom.LOSSY and (each.result.source, each.result.target) not in looked
     ]
-    judged: list[Judged] = []
+    judged: list[LinkVerdict] = []
     if all(is_ok for _, is_ok in graph):
         return judged
     # Where a node loses a few, a pair of it may have been lucky: only the second look speaks for a pair of a loser.
@@ -243,11 +243,11 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
             continue  # a busy agent drops datagrams; a network that does drops segments, too
         seen = f"{lost} of {sent} datagrams were lost, and TCP retransmitted {retransmits} segments"
         outcome = tests.outcome(found, Status.FAIL, seen, percent=f"{100 * one_way:.2g}")
-        judged.append(Judged("AR212", found.culprit, _nodes(found), outcome))
+        judged.append(LinkVerdict("AR212", found.culprit, _nodes(found), outcome))
     return judged
 
 
-def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[LinkVerdict]:
     # A pair that loses packets speaks for its ends where some port is open.
     known = [
         each
@@ -269,11 +269,11 @@ def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         told = "; ".join(reasons[:MAX_REASONS])
         seen = f"for example port {', '.join(map(str, examples))}: {told}; other packets pass"
         outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=_port_range(tests), where=where)
-        judged.append(Judged("AR206", where, _nodes(found), outcome))
+        judged.append(LinkVerdict("AR206", where, _nodes(found), outcome))
     return judged
 
 
-def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | None) -> list[Judged]:
+def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | None) -> list[LinkVerdict]:
     basic = (Symptom.SILENT, Symptom.LOSSY)
     known = [each.result for each in shown if each.symptom not in basic]
     asked = [each for each in known if each.store is not None and each.target == 0]
@@ -297,10 +297,10 @@ def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | No
         confidence=Confidence.CERTAIN,
     )
     nodes = (leader,) if culprit == leader else (tests.names[silent[0].source], leader)
-    return [Judged("AR206", culprit, nodes, outcome)]
+    return [LinkVerdict("AR206", culprit, nodes, outcome)]
 
 
-def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[LinkVerdict]:
     basic = (Symptom.SILENT, Symptom.LOSSY, Symptom.FILTERED)
     # Between many nodes few pairs send anything large: the others say nothing of it.
     tried = [each for each in shown if has_tried_large(each.result) or has_large_passed(each.result)]
@@ -321,11 +321,11 @@ def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
                 f"{worst.retransmits} retransmits"
             )
         outcome = tests.outcome(found, Status.FAIL, *filter(None, seen), path_mtu=path_mtu, mtu=mtu)
-        judged.append(Judged("AR204", found.culprit, _nodes(found), outcome))
+        judged.append(LinkVerdict("AR204", found.culprit, _nodes(found), outcome))
     return judged
 
 
-def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
+def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[LinkVerdict]:
     judged = []
     for node, slow in sorted(slow_nodes(quiet).items()):
         name = tests.names[node]
@@ -346,13 +346,13 @@ def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
             interface=tests.cards[node].data_interface,
             confidence=Confidence.CERTAIN,
         )
-        judged.append(Judged("AR213", name, (name,), outcome))
+        judged.append(LinkVerdict("AR213", name, (name,), outcome))
     return judged
 
 
-def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[Judged]:
+def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[LinkVerdict]:
     known = [each for each in results if each.clock_offset_s is not None]
-    judged: list[Judged] = []
+    judged: list[LinkVerdict] = []
     if all(abs(each.clock_offset_s or 0.0) <= CLOCK_S for each in known):
         return judged
     edges = tests.edges((each, abs(each.clock_offset_s or 0.0) <= CLOCK_S) for each in known)
@@ -365,7 +365,7 @@ def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[Judged]:
         ]
         offset = max(offsets, key=abs, default=0.0)
         outcome = tests.outcome(found, Status.WARN, offset_s=f"{offset:+.1f}")
-        judged.append(Judged("AR007", found.culprit, _nodes(found), outcome))
+        judged.append(LinkVerdict("AR007", found.culprit, _nodes(found), outcome))
     return judged
 
 

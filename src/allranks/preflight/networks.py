@@ -64,7 +64,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class NetworkChoice:
     """The network that was chosen, and why; None where there is none."""
 
     network: Network | None
@@ -73,7 +73,7 @@ class Choice:
     """What else should be known: other networks, nodes that are not on it."""
 
 
-def choose_network(cards: Sequence[Card]) -> Choice:
+def choose_network(cards: Sequence[Card]) -> NetworkChoice:
     """Choose the data network.
 
     Args:
@@ -83,13 +83,13 @@ def choose_network(cards: Sequence[Card]) -> Choice:
     networks, passed_over = find_networks(facts)
     notes = [f"skipped: {'; '.join(passed_over)}"] if passed_over else []
     if not networks:
-        return Choice(network=None, reason="no network is left that could carry gradients", notes=tuple(notes))
+        return NetworkChoice(network=None, reason="no network is left that could carry gradients", notes=tuple(notes))
     most = max(len(network.nodes) for network in networks)
     left = [network for network in networks if len(network.nodes) == most]
     if most * 2 <= len(facts):
         found = ", ".join(f"{each.subnet} ({fold_hosts(list(each.nodes))})" for each in networks[:6])
         reason = "the nodes share no subnet" + (f": {found}" if len(facts) > 1 else "")
-        return Choice(network=None, reason=reason, notes=tuple(notes))
+        return NetworkChoice(network=None, reason=reason, notes=tuple(notes))
     chosen, why = _narrow(left, facts)
     where = f"all {len(facts)} nodes are on it" if most == len(facts) else f"{most} of {len(facts)} nodes are on it"
     only = "no other network could carry gradients" if len(networks) == 1 else f"no other has {most} nodes"
@@ -100,7 +100,7 @@ def choose_network(cards: Sequence[Card]) -> Choice:
         notes.append(f"down at the moment: the interface of {fold_hosts(down)}")
     if others := [each for each in networks if each is not chosen]:
         notes.append(f"other networks: {', '.join(f'{each.subnet} ({each.interfaces})' for each in others[:6])}")
-    return Choice(network=chosen, reason=reason, notes=tuple(notes))
+    return NetworkChoice(network=chosen, reason=reason, notes=tuple(notes))
 
 
 def advise_network(cards: Sequence[Card], taken: str | None) -> str | None:

@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from allranks.model.pair import FULL, LARGE, Effort, PairResult
-from allranks.preflight.look import Look
+from allranks.preflight.look import RoundOfTests
 from allranks.preflight.pairs import follow_up
 from allranks.preflight.symptoms import (
     has_failed,
@@ -50,7 +50,7 @@ NUM_RATE_LOOKS = 2
 """How often a slow node is measured again before it is called one."""
 
 
-def plan_confirmation(results: Sequence[PairResult]) -> Look | None:
+def plan_confirmation(results: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that repeat what failed outright; None where nothing did, or what did is proven."""
     # Where much is lost, ARP may be, too, which asks once a second: such a pair is silent for a while.
     losers = {*_cover([each for each in results if is_heavy_loss(each)])}
@@ -61,10 +61,10 @@ def plan_confirmation(results: Sequence[PairResult]) -> Look | None:
     ]
     if not pairs or len(pairs) > MAX_FAILED:
         return None
-    return Look(pairs, FULL, CONFIRM_S, is_one_by_one=False, reason=f"{len(pairs)} pairs failed")
+    return RoundOfTests(pairs, FULL, CONFIRM_S, is_one_by_one=False, reason=f"{len(pairs)} pairs failed")
 
 
-def plan_large_look(results: Sequence[PairResult], *, seed: int) -> Look | None:
+def plan_large_look(results: Sequence[PairResult], *, seed: int) -> RoundOfTests | None:
     """Return the tests with a large payload that follow lost packets of the MTU; None where none was lost.
 
     Only where nothing large was sent beside them: between more than 64 nodes.
@@ -78,10 +78,10 @@ def plan_large_look(results: Sequence[PairResult], *, seed: int) -> Look | None:
     passed = [(place[each.source], place[each.target]) for each in working if has_large_passed(each)]
     more = follow_up(lost, passed, len(nodes), seed=seed, at_most=2 * MAX_LARGE)
     pairs = [(nodes[a], nodes[b]) for a, b in (*sorted(lost)[:MAX_LARGE], *more)]
-    return Look(pairs, LARGE, CONFIRM_S, is_one_by_one=False, reason=f"large packets lost in {len(lost)} pairs")
+    return RoundOfTests(pairs, LARGE, CONFIRM_S, is_one_by_one=False, reason=f"large packets lost in {len(lost)} pairs")
 
 
-def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
+def plan_quiet_look(results: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that tell loss and slowness from a busy machine; None where there is no sign of either."""
     working = [each for each in results if not has_failed(each)]
     slow = slow_nodes(working)
@@ -102,16 +102,16 @@ def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
     for first, second in itertools.pairwise(others[: WITNESSES + 1]):
         pairs |= {(first, second): None}  # what is usual here
     reason = f"datagrams lost at {len(losing)}, slow at {len(slow)} nodes"
-    return Look(list(pairs), QUIET, QUIET_S, is_one_by_one=True, reason=reason)
+    return RoundOfTests(list(pairs), QUIET, QUIET_S, is_one_by_one=True, reason=reason)
 
 
-def plan_rate_look(quiet: Sequence[PairResult]) -> Look | None:
+def plan_rate_look(quiet: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that measure again where the quiet look found slow nodes; None where it found none."""
     slow = slow_nodes(quiet)
     if not slow:
         return None
     pairs = dict.fromkeys((each.source, each.target) for each in quiet)
-    return Look(list(pairs), RATE, QUIET_S, is_one_by_one=True, reason=f"still slow at {len(slow)} nodes")
+    return RoundOfTests(list(pairs), RATE, QUIET_S, is_one_by_one=True, reason=f"still slow at {len(slow)} nodes")
 
 
 def merge(first: Iterable[PairResult], again: Iterable[PairResult]) -> list[PairResult]:

@@ -13,7 +13,7 @@ from allranks.causes.outcome import Outcome, warned
 from allranks.model.card import Card
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
-from allranks.preflight.links import Judged
+from allranks.preflight.links import LinkVerdict
 from allranks.preflight.symptoms import is_silent, own_errno
 from allranks.preflight.vet import is_plausible
 
@@ -23,7 +23,7 @@ _CANNOT_SEND = "cannot send from "
 """How the problem of a pair begins whose datagrams this kernel did not send."""
 
 
-def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> list[Judged]:
+def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> list[LinkVerdict]:
     """Name the nodes whose own kernel made no connection to some others.
 
     Args:
@@ -48,15 +48,15 @@ def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> l
     ]
 
 
-def _judge(cards: Mapping[int, Card], index: int, name: str, reason: str, targets: Sequence[int]) -> Judged:
+def _judge(cards: Mapping[int, Card], index: int, name: str, reason: str, targets: Sequence[int]) -> LinkVerdict:
     card = cards[index]
     to = fold_hosts(sorted(cards[target].host for target in targets))
     if name == "EMFILE":
         limit = card.facts.limits.get("nofile") if card.facts else None
         evidence = f"connections to {to} could not be tested: {reason}"
-        return Judged("AR004", card.host, (card.host,), warned(evidence, limit=limit or "a few"))
+        return LinkVerdict("AR004", card.host, (card.host,), warned(evidence, limit=limit or "a few"))
     what = f"the node's own kernel could not connect to {to}, so the path is untested: {reason}"
-    return Judged("AR217", card.host, (card.host,), _outcome(card, name, what, cards[targets[0]].data_address))
+    return LinkVerdict("AR217", card.host, (card.host,), _outcome(card, name, what, cards[targets[0]].data_address))
 
 
 def _outcome(card: Card, name: str, what: str, address: str | None) -> Outcome:

@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from allranks.model.finding import Finding, Verdict
-from allranks.model.secret import STRONG_NAME, is_secret_name
+from allranks.model.secret_names import STRONG_NAME, is_secret_name
 from allranks.model.setting import Setting
 
 HIDDEN = "(hidden)"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from allranks.model.finding import Confidence, Finding, Severity
+from allranks.model.safe_text import as_one_line
 from allranks.model.setting import Setting
-from allranks.model.text import as_one_line
 from allranks.report.mask import mask_finding, mask_secrets, mask_setting
 
 EVIDENCE_LINES = 24

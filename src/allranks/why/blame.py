@@ -26,26 +26,26 @@ from allranks.recorder.calls import Dump
 from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.conclusion import Conclusion
 from allranks.why.dumps import conclude_dumps
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.naming import add_awaited, add_nodes, add_script, find_culprit, find_nodes, name_somebody
 from allranks.why.overcome import leave_out_overcome, tell_overcome
 from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
-from allranks.why.readings.collectives import conclude_collectives
 from allranks.why.readings.dials import conclude_dials
 from allranks.why.readings.ends import conclude_ends, find_ended, read_ends
+from allranks.why.readings.extra_batch import conclude_rounds
 from allranks.why.readings.innermost import conclude_innermost
 from allranks.why.readings.opcounts import conclude_opcounts
 from allranks.why.readings.paces import conclude_paces
 from allranks.why.readings.progress import conclude_progress
 from allranks.why.readings.ras import conclude_ras
 from allranks.why.readings.restarts import conclude_restarts
-from allranks.why.readings.rounds import conclude_rounds
+from allranks.why.readings.saved_stacks import conclude_stacks
 from allranks.why.readings.silence import conclude_silence, goes_on_after
-from allranks.why.readings.stacks import conclude_stacks
 from allranks.why.readings.stalls import conclude_stalls
 from allranks.why.readings.tracebacks import conclude_tracebacks
+from allranks.why.readings.watchdogs import conclude_collectives
 from allranks.why.resemblance import resembling
 
 READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
@@ -207,7 +207,7 @@ def _last_words(logs: Logs) -> list[Line]:
 
 def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return one conclusion for each cause that a line shows."""
-    by_cause: defaultdict[Cause, list[Event]] = defaultdict(list)
+    by_cause: defaultdict[Cause, list[LogEvent]] = defaultdict(list)
     for event in logs.events:
         if event.cause is not None:
             by_cause[event.cause].append(event)
@@ -247,14 +247,14 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         )
 
 
-def _first_lines(events: Iterable[Event]) -> dict[str, int]:
+def _first_lines(events: Iterable[LogEvent]) -> dict[str, int]:
     first: dict[str, int] = {}
     for event in events:
         first.setdefault(event.line.source.shown, event.line.number)
     return first
 
 
-def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
+def _unlike(events: Sequence[LogEvent]) -> tuple[Line, ...]:
     """Return the first line, and those of the others that say something different."""
     lines: dict[str, Line] = {}
     for event in events[:MAX_LOOKED_AT]:
@@ -262,7 +262,7 @@ def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
     return tuple(lines.values())[:MAX_EVIDENCE]
 
 
-def _is_aftermath(event: Event, cancels: Mapping[str, int], failures: Mapping[str, int]) -> bool:
+def _is_aftermath(event: LogEvent, cancels: Mapping[str, int], failures: Mapping[str, int]) -> bool:
     """Whether srun only reports tasks that srun itself, or the scheduler, was ending.
 
     Args:
@@ -276,7 +276,7 @@ def _is_aftermath(event: Event, cancels: Mapping[str, int], failures: Mapping[st
     return has_failed or number > cancels.get(source, number)
 
 
-def _strength(event: Event) -> tuple[int, int]:
+def _strength(event: LogEvent) -> tuple[int, int]:
     assert event.sign is not None
     return event.sign.role, _DOUBT[event.sign.confidence]
 
@@ -343,7 +343,7 @@ class _Values(dict[str, object]):
         return {"node": "that node", "interface": "that interface", "rank": "that rank"}.get(key, "it")
 
 
-def _tell(cause: Cause, event: Event) -> str:
+def _tell(cause: Cause, event: LogEvent) -> str:
     text = cause.told or cause.title.rstrip(".")
     try:
         return text.format_map(_Values(event.values))

@@ -24,7 +24,7 @@ from allranks.causes.cause import Family
 from allranks.why.blame import conclude
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.collect import collect
-from allranks.why.logs.events import Pattern, list_patterns
+from allranks.why.logs.log_events import Pattern, list_patterns
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import Source
 
@@ -40,7 +40,7 @@ _NO_HARDWARE = frozenset(("cuda-oom", "cuda-illegal-access", "invalid-device", "
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EvaluatedCase:
     """One case, and the conclusions from its log."""
 
     case: dict[str, Any]
@@ -72,7 +72,7 @@ class Judged:
         return any(_has_words(self.culprit, token) for token in tokens) if tokens else None
 
 
-def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -> Judged:
+def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -> EvaluatedCase:
     """Read one case's log and compare the conclusions with its label."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.log"
@@ -80,7 +80,7 @@ def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -
         source = Source(path.name, path, None, None, None, None, path.stat().st_size)
         logs = collect([source], patterns, matcher=matcher)
     found = conclude(logs)
-    return Judged(
+    return EvaluatedCase(
         case=case,
         found=tuple(each.cause.name for each in found),
         culprit=found[0].culprit.words() if found else "",
@@ -100,7 +100,7 @@ def _has_words(text: str, token: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(words)}(?![\w])", plain) is not None
 
 
-def score(judged: Iterable[Judged]) -> dict[str, Any]:
+def score(judged: Iterable[EvaluatedCase]) -> dict[str, Any]:
     """Return the counts of the scored cases, for established and likely labels separately and together."""
     counted = [each for each in judged if each.case["score"]]
     confusions = Counter(
@@ -139,7 +139,7 @@ def read_cases(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in place.read_text().splitlines() if line.strip()]
 
 
-def evaluate(folder: Path, only: Sequence[str] = ()) -> list[Judged]:
+def evaluate(folder: Path, only: Sequence[str] = ()) -> list[EvaluatedCase]:
     """Evaluate all cases of a folder.
 
     Raises:

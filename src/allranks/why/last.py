@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from allranks.report.text import fold_ranks
 from allranks.why.findings import show_line, tell_place
-from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 
 LAST_LINES = 8
 _CODE = {

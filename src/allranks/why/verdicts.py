@@ -17,8 +17,8 @@ from allranks.report.rundir import is_own_file
 from allranks.report.runs import Run, read_verdict
 from allranks.report.text import one_line
 from allranks.why.findings import is_answer, tell_place
-from allranks.why.logs.events import Logs
-from allranks.why.logs.place import read_path
+from allranks.why.logs.log_events import Logs
+from allranks.why.logs.log_path import read_path
 from allranks.why.logs.printed import Printed
 from allranks.why.logs.sources import VERDICT, Source
 from allranks.why.overcome import find_ends

@@ -31,7 +31,7 @@ from operator import itemgetter
 
 from allranks.model.card import Card
 from allranks.model.errors import WireError
-from allranks.model.text import as_one_line, plain_address
+from allranks.model.safe_text import as_one_line, plain_address
 from allranks.wire.connection import MAX_FRAME_BYTES, MAX_JOIN_BYTES, MAX_SHOWN, Connection, describe_version
 from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, PROTOCOL, Hello, Join, Probe, Refused, Welcome
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, is_munge_proof

@@ -24,7 +24,7 @@ from allranks import __version__
 from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.errors import WireError
 from allranks.model.membership import Member
-from allranks.model.text import as_one_line, plain_address
+from allranks.model.safe_text import as_one_line, plain_address
 from allranks.wire.protocol import PROTOCOL, Beat, Join, Message, Plan
 
 MAX_FRAME_BYTES = 4 << 20

@@ -46,7 +46,7 @@ from typing import Any, NamedTuple
 
 from .handlers import BEGUN, HANDLES, OWN, TOLD
 from .handlers import PID as HANDLERS_PID
-from .output import ERRNO, LINES
+from .lost_output import ERRNO, LINES
 
 ENV_FD = "ALLRANKS_CELL_FD"
 NAME = "allranks-cell"

@@ -8,8 +8,8 @@ A group is told by its key, see Group.key: each of its backends numbers its coll
 and formed again begins at 1.
 
 Numbers are those of collectives: in Gloo sends and receives count in the same row but are not recorded, so they are
-taken out again by what `calls.py` counted. Measured, torch 2.13: the state of all groups takes 3 us, a dump 7 us an
-entry, and four times that to parse it as a whole, which is why entries are picked out of the text.
+taken out again by what `wrapped_calls.py` counted. Measured, torch 2.13: the state of all groups takes 3 us, a dump
+7 us an entry, and four times that to parse it as a whole, which is why entries are picked out of the text.
 """
 
 from __future__ import annotations

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.lab.faults.fault import Start
-from allranks.lab.job import wait_until_gone
+from allranks.lab.faults.fault import JobStart
+from allranks.lab.faulty_job import wait_until_gone
 from allranks.lab.lab import Lab
-from allranks.lab.running.drill import END_S, UP_S
-from allranks.lab.running.job import PLAIN, PROGRAM, TIME_MINUTES, Running
+from allranks.lab.running.strike_drill import END_S, UP_S
 from allranks.lab.running.terminal import Terminal
+from allranks.lab.running.training import PLAIN, PROGRAM, TIME_MINUTES, Running
 from allranks.model.errors import SetupError
 
 LATE_S = 3.0
@@ -68,7 +68,7 @@ def train(lab: Lab, *, seed: int, minutes: float, work_dir: Path, is_plain: bool
     """
     directory = (work_dir / f"running-healthy-{seed}-{int(time.time())}").absolute()
     directory.mkdir(parents=True)
-    job = Running(lab, directory, None, Start(), minutes=TIME_MINUTES + round(minutes))
+    job = Running(lab, directory, None, JobStart(), minutes=TIME_MINUTES + round(minutes))
     wrong: list[str] = []
     with Terminal(job.output) as terminal:
         try:

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from allranks.lab.drill import is_named
-from allranks.lab.faults.fault import Culprit, Expected
-from allranks.lab.faults.running.strike import Strike, Succession
+from allranks.lab.faults.fault import Expected, TrueCulprit
+from allranks.lab.faults.running.strike import NextLeader, Strike
 from allranks.lab.faults.running.target import Saved, StepDone
 from allranks.lab.running.rivals import find_rivals
+from allranks.lab.start_drill import is_named
 from allranks.model.finding import Confidence, Finding, Severity
 
 EARLY_S = 0.2
 """An order is logged a moment before it is executed, a signal after it was sent."""
 
 
-class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+class StrikeBaseline(msgspec.Struct, frozen=True, kw_only=True):
     """How plain torchrun behaved after the same strike."""
 
     silent_s: float | None
@@ -30,7 +30,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """None: it was cut off."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one job."""
 
     struck_s: float
@@ -53,12 +53,12 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     more: tuple[str, ...] = ()
     """Errors from the strike's own check."""
 
-    def verdicts(self, succession: Succession | None = None) -> list[Mapping[str, Any]]:
+    def verdicts(self, succession: NextLeader | None = None) -> list[Mapping[str, Any]]:
         """Return the finding events since the strike; after the loss of a leader, those of its successor only."""
         since_s = self._since_s(succession)
         return [each for each in self.events if each["event"] == "verdict" and float(each["time_s"]) >= since_s]
 
-    def verdict_s(self, succession: Succession | None = None) -> float | None:
+    def verdict_s(self, succession: NextLeader | None = None) -> float | None:
         """Return the seconds from the strike to the first verdict, as printed, or as logged if nothing was printed."""
         since_s = self._since_s(succession)
         printed = [time_s for time_s, _ in self.printed if time_s >= since_s]
@@ -89,8 +89,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         found = {name: next((each for each in after if each["event"] == name), None) for name in names}
         return {name: round(float(each["time_s"]) - self.struck_s, 2) for name, each in found.items() if each}
 
-    def _since_s(self, succession: Succession | None) -> float:
-        taken = self.takeovers() if succession is Succession.LOST else []
+    def _since_s(self, succession: NextLeader | None) -> float:
+        taken = self.takeovers() if succession is NextLeader.LOST else []
         return (float(taken[0]["time_s"]) if taken else self.struck_s) - EARLY_S
 
     def _is_after(self, event: Mapping[str, Any]) -> bool:
@@ -98,7 +98,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int], *, slowness: float = 1.0
+    strike: type[Strike], seen: JobSeen, truth: TrueCulprit, ranks: Sequence[int], *, slowness: float = 1.0
 ) -> list[str]:
     """Return what differs from the expected outcome; empty if it is correct.
 
@@ -130,7 +130,7 @@ def judge(
 
 
 def _judge_verdict(
-    strike: type[Strike], seen: Seen, verdicts: Sequence[Mapping[str, Any]], truth: Culprit, ranks: Sequence[int]
+    strike: type[Strike], seen: JobSeen, verdicts: Sequence[Mapping[str, Any]], truth: TrueCulprit, ranks: Sequence[int]
 ) -> list[str]:
     if not verdicts:
         return [f"no verdict; the truth is {' or '.join(strike.cause)} {truth}".rstrip()]
@@ -149,7 +149,7 @@ def _judge_verdict(
     return wrong
 
 
-def _judge_next_step(strike: type[Strike], seen: Seen, slowness: float) -> list[str]:
+def _judge_next_step(strike: type[Strike], seen: JobSeen, slowness: float) -> list[str]:
     taken_s, next_step = seen.next_step_s(), seen.next_step()
     if taken_s is None or next_step is None:
         return ["no further step"]
@@ -164,18 +164,18 @@ def _judge_next_step(strike: type[Strike], seen: Seen, slowness: float) -> list[
     return []
 
 
-def _judge_leaders(strike: type[Strike], seen: Seen, truth: Culprit) -> list[str]:
+def _judge_leaders(strike: type[Strike], seen: JobSeen, truth: TrueCulprit) -> list[str]:
     successors = seen.successors()
     if strike.succession is None:
         return []
-    if strike.succession is Succession.NONE:
+    if strike.succession is NextLeader.NONE:
         return [f"{node} leads now, although the leader was not lost" for node in successors]
     if not successors:
         return ["no other node leads now"]
     return [f"{node} leads now, although it was struck" for node in successors if node in truth.nodes]
 
 
-def _judge_end(strike: type[Strike], seen: Seen) -> list[str]:
+def _judge_end(strike: type[Strike], seen: JobSeen) -> list[str]:
     if not seen.has_ended:
         return ["the job did not end"]
     if strike.severity is not Expected.FAIL:
@@ -185,7 +185,7 @@ def _judge_end(strike: type[Strike], seen: Seen) -> list[str]:
     return []
 
 
-def _is_early(event: Mapping[str, Any], seen: Seen) -> bool:
+def _is_early(event: Mapping[str, Any], seen: JobSeen) -> bool:
     return event["event"] == "verdict" and seen.began_s < float(event["time_s"]) < seen.struck_s - EARLY_S
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
 from allranks.host.slurm_command import NoSlurmError
-from allranks.launch.batch.local import (
+from allranks.launch.batch.local_run import (
     LocalRun,
     cancel_run,
     describe_lost,
@@ -29,7 +29,7 @@ from allranks.launch.batch.submit import describe_unavailable
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.history import Restart, describe_restarts
-from allranks.report.readback import Network
+from allranks.report.readback import NetworkEvent
 from allranks.report.remains import last_alive, last_words
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
@@ -62,7 +62,7 @@ class JobReport:
     """When it was last alive, as its files tell, if it has no verdict."""
     num_damaged: int = 0
     """Lines of its events.jsonl that are no events."""
-    network: Network | None = None
+    network: NetworkEvent | None = None
     """What its nodes sent and how long its steps waited for that, as its leader told last."""
     last_words: tuple[str, ...] = ()
     """If it ended without a verdict: the last lines of its first ranks."""

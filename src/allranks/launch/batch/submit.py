@@ -26,7 +26,7 @@ from pathlib import Path
 from allranks.files.folder import Folder
 from allranks.host.slurm import JobState, Trial, fill_pattern, find_jobs, list_nodes, submit_script, try_script
 from allranks.host.slurm_site import PartitionRules, Site
-from allranks.launch.batch.script import SbatchOptions
+from allranks.launch.batch.batch_script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.report.rundir import RunDir, as_file_name, cannot_use, open_root, point_latest

@@ -24,14 +24,14 @@ from statistics import median
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
 from allranks.causes.outcome import failed, warned
-from allranks.launch.check.collective import Meeting, PairOrder, Report, list_meetings
-from allranks.launch.check.members import End, find_ends
-from allranks.launch.check.outcome import Outcome, add_more
-from allranks.launch.check.step import Held
+from allranks.launch.check.check_outcome import CheckOutcome, add_more
+from allranks.launch.check.check_step import Held
+from allranks.launch.check.member_step import MemberAddress, find_ends
+from allranks.launch.check.pair_collectives import Meeting, PairOrder, Report, list_meetings
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
-from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.matchings import matchings
+from allranks.preflight.pair_blame import Blame, Edge, Kind, blame
 
 WARN_BELOW = 0.8
 """As a fraction of the yardstick; links usually reach 80 % of their advertised speed."""
@@ -64,13 +64,13 @@ def plan_pairs(held: Held) -> tuple[PairOrder, dict[str, str]]:
 
 
 def judge_reports(
-    outcome: Outcome,
+    outcome: CheckOutcome,
     order: PairOrder,
     reports: Sequence[Report],
     *,
     skipped: Mapping[str, str],
     wanted: Collection[Cause],
-) -> Outcome:
+) -> CheckOutcome:
     """Return the outcome of a check with the culprits that follow from the reports, and with the figures.
 
     Args:
@@ -124,7 +124,7 @@ def compare(meetings: Iterable[Meeting]) -> dict[Meeting, float]:
     return {each: each.busbw_gb_s / limit for each, limit in zip(done, limits, strict=True)}
 
 
-def find_slow(shares: Mapping[Meeting, float], ends: Mapping[str, End]) -> Iterator[Finding]:
+def find_slow(shares: Mapping[Meeting, float], ends: Mapping[str, MemberAddress]) -> Iterator[Finding]:
     """Name the slow nodes and pairs of one backend; none below MIN_PAIRS pairs."""
     found = blame(Edge(*each.nodes, share >= WARN_BELOW) for each, share in shares.items())
     for culprit in found if len(shares) >= MIN_PAIRS else ():

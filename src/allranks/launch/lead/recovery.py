@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.model.errors import Exit
 from allranks.model.past import Crash, History
 
@@ -43,7 +43,7 @@ class Decision:
 
 
 def decide(
-    judged: Judged,
+    judged: GuardVerdict,
     *,
     steps: Mapping[int, int],
     history: History,
@@ -103,7 +103,7 @@ def decide(
     return Decision(restarts=True, without=without)
 
 
-def _crash_of(judged: Judged, steps: Mapping[int, int]) -> Crash:
+def _crash_of(judged: GuardVerdict, steps: Mapping[int, int]) -> Crash:
     cause, what = (judged.findings[0].cause, judged.findings[0].message) if judged.findings else ("", "")
     step = min((steps[rank] for rank in judged.ranks if rank in steps), default=None)
     return Crash(cause=cause, ranks=judged.ranks, step=step, what=what)

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 
 from allranks.host.tcpinfo import TcpInfo, read_tcp_info, read_unacked_bytes
-from allranks.preflight.mesh.loop import Loop
+from allranks.preflight.mesh.mesh_loop import MeshLoop
 
 ANSWER_S = 1.6
 """From the first try of a port to the verdict that it does not answer."""
@@ -71,7 +71,7 @@ class Dialer:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: MeshLoop,
         family: int,
         address: Address,
         *,
@@ -211,7 +211,7 @@ class LargeEcho:
     The connection is closed at the end, after the kernel was asked how it went.
     """
 
-    def __init__(self, loop: Loop, sock: socket.socket, num_bytes: int, *, on_end: Callable[[], None]) -> None:
+    def __init__(self, loop: MeshLoop, sock: socket.socket, num_bytes: int, *, on_end: Callable[[], None]) -> None:
         self._loop = loop
         self._sock = sock
         self._unsent = memoryview(_noise(num_bytes))

@@ -70,7 +70,7 @@ def scan_pattern(causes: Iterable[Cause]) -> str:
     return "|".join(cause.label for cause in causes)
 
 
-class Reports:
+class PrintedReports:
     """Collects the findings of one source while it is read."""
 
     def __init__(self) -> None:

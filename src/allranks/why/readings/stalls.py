@@ -13,7 +13,7 @@ from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
+from allranks.why.logs.log_events import Logs
 from allranks.why.people import Culprit, People, missing_of, parse_ranks
 
 _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")

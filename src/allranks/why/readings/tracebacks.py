@@ -17,8 +17,8 @@ from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.model.raised import is_wrapper
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import Culprit, People, speaker
 
 _LIBRARY = re.compile(
@@ -51,7 +51,7 @@ class Traceback:
     kind: str
     """Name of its class without the module."""
     text: str
-    frames: tuple[Event, ...]
+    frames: tuple[LogEvent, ...]
     line: Line
     """Line of the exception itself."""
     is_explained: bool
@@ -68,7 +68,7 @@ class Traceback:
         return bool(self.frames) and bool(_AGENT.search(self.frames[-1].values["file"]))
 
     @property
-    def user_frame(self) -> Event | None:
+    def user_frame(self) -> LogEvent | None:
         """The last frame in a file of the user's."""
         mine = [frame for frame in self.frames if not _LIBRARY.search(frame.values["file"])]
         return mine[-1] if mine else None
@@ -78,7 +78,7 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
     """Return all exceptions, in their order, except those after which Python says that it continues."""
     found: list[Traceback] = []
     wrappers: dict[object, int] = {}  # the number of the last one of each writer
-    frames: dict[object, list[Event]] = {}
+    frames: dict[object, list[LogEvent]] = {}
     chains: dict[object, bool] = {}
     ignored: dict[object, bool] = {}  # False: announced, and not begun
     parts = [event for event in logs.events if event.kind in _PARTS]

@@ -18,11 +18,11 @@ import msgspec
 
 from allranks.host.process import read_environment
 from allranks.lab import hosts as machines
-from allranks.lab.faults.fault import Scene
+from allranks.lab.faults.fault import LabScene
 from allranks.model.errors import SetupError
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
-from allranks.wire.leader import ANNOUNCEMENT, decode_announcement
+from allranks.wire.leader_port import ANNOUNCEMENT, decode_announcement
 
 STRUCK_S = 20.0
 """How long an order may take: a few steps."""
@@ -62,7 +62,7 @@ class Saved(msgspec.Struct, frozen=True):
     """When it was completed, seconds since the epoch."""
 
 
-class Target:
+class DrilledJob:
     """A running job during a drill.
 
     Args:
@@ -147,7 +147,7 @@ class Target:
             raise SetupError(f"lab: {node} has no rank of the job")
         return ranks[0]
 
-    def worker_pid(self, scene: Scene, node: str) -> int:
+    def worker_pid(self, scene: LabScene, node: str) -> int:
         """Return the pid of a node's first worker, as seen from this machine.
 
         Raises:
@@ -156,7 +156,7 @@ class Target:
         there = self.newest()[self.rank_on(node)].pid
         return _pid_here(scene.inits[node], there, f"rank {self.rank_on(node)} on {node}")
 
-    def agent_pid(self, scene: Scene, node: str) -> int:
+    def agent_pid(self, scene: LabScene, node: str) -> int:
         """Return the pid of the agent that started a node's first worker: of `allranks run`, or of torchrun.
 
         Raises:
