@@ -314,7 +314,7 @@ class Agent:
         """After a signal: end the workers, unless they can save; then the leader says when."""
         if self.interrupted_by is None or self.ending is not None:
             return
-        stops = [each for each in self._signals if each != SAVE_SIGNAL]
+        stops = [signum for signum in self._signals if signum != SAVE_SIGNAL]
         is_patient = stops == [signal.SIGTERM] or (self._is_slurm and set(stops) == {signal.SIGTERM})
         if not (is_patient and self._savers & self._pids.keys()):
             if all(hold.handles.isdisjoint(STOP_SIGNALS) for hold in self._holds.values()):

@@ -129,7 +129,7 @@ class TerminalLines:
             data, self._cut = data[: cut.start()], cut.group()
         ended: list[FinishedLine] = []
         if b"\x1b" in data or self._is_hidden:
-            ups = [sum(int(each or 1) for each in _UP_ONCE.findall(run)) for run in _UP.findall(data)]
+            ups = [sum(int(count or 1) for count in _UP_ONCE.findall(run)) for run in _UP.findall(data)]
             self._depth = min(MAX_ROWS, max([self._depth, *ups]))
             if self._is_hidden and b"\r" in data:  # the second time that it draws: now it would have gone up
                 self._is_hidden = False

@@ -307,7 +307,7 @@ class Console:
         if followed.has_verdict or followed.stream in self._is_muted:
             ended = [line for line in ended if not line.is_redrawn]
         first = next((number for number, line in enumerate(ended) if line.is_redrawn), len(ended))
-        if any(each.prefix == followed.prefix for each, _, _ in self._waiting):
+        if any(waiting.prefix == followed.prefix for waiting, _, _ in self._waiting):
             first = 0
         self._show_or_hold(followed, b"".join(line.text + b"\n" for line in ended[:first]))
         self._waiting += [(followed, line, time.monotonic()) for line in ended[first:]]
@@ -325,14 +325,16 @@ class Console:
         for name, screen in self.screen.items():
             if screen.paint is None or (name == "err" and screen is self.screen["out"]):
                 continue
-            own = [each for each in self._followed if self.screen[each.stream] is screen and each.prefix]
-            shown = [each for each in own if each.stream not in self._is_muted and not each.has_verdict]
-            live = [(each.prefix, rows) for each in shown if (rows := each.lines.rows)]
-            waiting = [each for each in self._waiting if self.screen[each[0].stream] is screen]
+            own = [
+                followed for followed in self._followed if self.screen[followed.stream] is screen and followed.prefix
+            ]
+            shown = [followed for followed in own if followed.stream not in self._is_muted and not followed.has_verdict]
+            live = [(followed.prefix, rows) for followed in shown if (rows := followed.lines.rows)]
+            waiting = [entry for entry in self._waiting if self.screen[entry[0].stream] is screen]
             if waiting and (is_end or not live or now_s >= waiting[0][2] + FOLD_S):
-                self._waiting = [each for each in self._waiting if self.screen[each[0].stream] is not screen]
+                self._waiting = [entry for entry in self._waiting if self.screen[entry[0].stream] is not screen]
                 screen.draw([])
-                for source, lines in fold_last((each, each.prefix, line) for each, line, _ in waiting):
+                for source, lines in fold_last((followed, followed.prefix, line) for followed, line, _ in waiting):
                     if source is None:
                         screen.write(lines)
                     else:

@@ -114,7 +114,7 @@ class Grace:
     def is_over(self, ranks: Collection[int]) -> bool:
         """Whether nobody is waited for: these workers were killed some time ago, and are still there."""
         killed_s = [self._turns[rank].killed_s if rank in self._turns else None for rank in ranks]
-        return all(each is not None and self.waited_s >= each + REAP_S for each in killed_s)
+        return all(time_s is not None and self.waited_s >= time_s + REAP_S for time_s in killed_s)
 
     def _advance(self, turn: _Turn, hold: EndingFacts) -> tuple[int, bool] | None:
         """Return which signal a rank gets now, and whether only its handler does; None: it gets none."""

@@ -366,8 +366,8 @@ class Loop:
         if why is None and srun is not None and not listens(srun.address, srun.port, within_s=SRUN_S):
             why = "srun does not answer"
         if why is not None:
-            for each in lead.joined.values():
-                self._lines.joined.pop(each.connection).close()
+            for joined in lead.joined.values():
+                self._lines.joined.pop(joined.connection).close()
             self._feed(events.NotFound(now_s=time.monotonic(), reason=why))
             return
         if (ended := find_end(told, self.agent.leader_name)) is not None:
@@ -404,17 +404,17 @@ class Loop:
         known = {"node_index": agent.node, "attempt": own.attempt, "generation": agent.plan.generation}
         card = msgspec.structs.replace(self.rendezvous.card, **known)
         hints = [
-            [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]
-            for each in contacts
-            for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
+            [Hint(address, contact.port, source=f"agent on {contact.name}", node=contact.node)]
+            for contact in contacts
+            for address in dict.fromkeys(filter(None, (contact.control_address, contact.data_address)))
         ]
         self._search = Search(lambda: hints, job=own.job, secret=lambda: own.secret, card=card)
         if agent.succession is not None and agent.succession.srun is not None:
             leader = agent.succession.leader
-            self._knocking = Knocking(next(each for each in agent.plan.successors if each.node == leader))
+            self._knocking = Knocking(next(heir for heir in agent.plan.successors if heir.node == leader))
 
     def _end_search(self) -> None:
-        for each in (self._knocking, self._search):
-            if each is not None:
-                each.stop()
+        for search in (self._knocking, self._search):
+            if search is not None:
+                search.stop()
         self._knocking = self._search = None

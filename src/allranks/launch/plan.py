@@ -109,8 +109,8 @@ def plan_job(
     try:
         num_workers, reason, source = _num_workers(request, world, facts)
         settings.append(Setting("num_workers", str(num_workers), reason, source))
-        each = f"{count_of(num_nodes, 'node')} with {count_of(num_workers, 'rank')}{' each' if num_nodes > 1 else ''}"
-        settings.append(Setting("world_size", str(num_nodes * num_workers), each, "num_nodes, num_workers"))
+        size = f"{count_of(num_nodes, 'node')} with {count_of(num_workers, 'rank')}{' each' if num_nodes > 1 else ''}"
+        settings.append(Setting("world_size", str(num_nodes * num_workers), size, "num_nodes, num_workers"))
         path = _data_path(request, cluster, facts, num_nodes, origin)
     except (ConfigError, SetupError) as exc:
         if num_nodes == 1:

@@ -32,9 +32,9 @@ class Relays:
     def due(self, now_s: float, ranks: Collection[int], holds: Mapping[int, EndingFacts]) -> list[Effect]:
         """Return what is due: signals to ranks that handle them and have not got them."""
         effects: list[Effect] = []
-        for signum, since_s, _ in [each for each in self._asked if now_s >= each[2]]:
+        for signum, since_s, _ in [asked for asked in self._asked if now_s >= asked[2]]:
             handling = [rank for rank in ranks if rank in holds and signum in holds[rank].handles]
             if told := tuple(rank for rank in handling if not has_begun(holds[rank], signum, since_s)):
                 effects.append(Forward(signum=signum, ranks=told))
-        self._asked = [each for each in self._asked if now_s < each[2]]
+        self._asked = [asked for asked in self._asked if now_s < asked[2]]
         return effects

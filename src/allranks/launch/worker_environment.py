@@ -168,7 +168,7 @@ def describe_torch(version: str) -> list[Setting]:
     A worker does not read this: it looks for each feature where it uses it (its door, tests/versions/table.py), so that
     a torch that nobody has tried works as far as it can. `make versions` compares this with what real jobs found.
 
-    >>> [each.name for each in describe_torch("2.5.1+cu124")], [each.name for each in describe_torch("2.13.0+cpu")]
+    >>> [one.name for one in describe_torch("2.5.1+cu124")], [one.name for one in describe_torch("2.13.0+cpu")]
     (['torch', 'flight recorder', 'kept port'], ['torch'])
     """
     from allranks.join.group import TESTED, is_tested  # an agent needs nothing of it

@@ -174,7 +174,7 @@ class WorkerGroup:
         env = base_env(self.env, settings) | {name: str(fd) for name, fd in fds.items()}
         env["ALLRANKS_STARTED_S"] = str(time.time())
         if request.container:
-            runtime, names = container.find_runtime(request.container_runtime), [each.name for each in settings]
+            runtime, names = container.find_runtime(request.container_runtime), [setting.name for setting in settings]
             has_gpus = self.job.facts.num_gpus > 0
             command, env = container.enter(runtime, request.container, command, env, names=names, has_gpus=has_gpus)
         standby = self._standby_for(env)

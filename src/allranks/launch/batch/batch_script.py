@@ -148,14 +148,14 @@ def _directives(options: SbatchOptions) -> Iterator[str]:
             f"--ntasks-per-node {options.ntasks_per_node}: allranks starts one agent per node, which starts the ranks; "
             f"use --nproc-per-node {options.ntasks_per_node}, and --cpus-per-task for the cores of all ranks together"
         )
-    for each in fields(options):
-        flag, value = "--" + each.name.replace("_", "-"), getattr(options, each.name)
+    for option in fields(options):
+        flag, value = "--" + option.name.replace("_", "-"), getattr(options, option.name)
         if value is True:
             yield flag
-        elif each.name == "requeue":
+        elif option.name == "requeue":
             yield "--no-requeue"
         elif value is not None and value is not False:
-            _refuse_misspelled(each.name, flag, str(value))
+            _refuse_misspelled(option.name, flag, str(value))
             yield f"{flag}={quote_for_sbatch(flag, str(value))}"
 
 
@@ -192,7 +192,7 @@ def _more_option(text: str) -> str:
     if match is None:
         raise UsageError(f"--sbatch-option {text!r}: expected an option of sbatch, for example --licenses=matlab:2")
     flag, value = match[1], match[2]
-    if flag[2:].replace("-", "_") in (*(each.name for each in fields(SbatchOptions)), "no_requeue"):
+    if flag[2:].replace("-", "_") in (*(option.name for option in fields(SbatchOptions)), "no_requeue"):
         raise UsageError(f"--sbatch-option {flag}: give {flag} directly, without --sbatch-option")
     if flag in ("--export", "--export-file", "--get-user-env"):
         raise UsageError(f"--sbatch-option {flag}: set the job's variables with --env NAME or --env NAME=VALUE instead")

@@ -91,7 +91,7 @@ def judge_check(
     judgement = judge(held.seen, msgspec.structs.replace(held, ignored=frozenset(left_out)))
     names = name_nodes(held.seen.cards)
     results = [*judgement.results]
-    for cause in (each for each in all_causes() if each.id in chosen):
+    for cause in (known for known in all_causes() if known.id in chosen):
         for index, name in names.items():
             cell = (Status.SKIP, skipped[cause.id]) if cause.id in skipped else _between_nodes(held, cause, index)
             if cell is not None:
@@ -114,11 +114,11 @@ def add_more(outcome: CheckOutcome, results: Sequence[Result], findings: Sequenc
         for node in _named(finding)
     ]
     cells: dict[tuple[str, str], Result] = {}
-    for each in sorted((*outcome.results, *results, *of_findings), key=lambda one: _WORST_FIRST.index(one.status)):
-        cells.setdefault((each.cause, each.node), each)
+    for result in sorted((*outcome.results, *results, *of_findings), key=lambda one: _WORST_FIRST.index(one.status)):
+        cells.setdefault((result.cause, result.node), result)
     order = {node: place for place, node in enumerate(outcome.nodes)}
-    kept = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
-    is_open = any(each.status in (Status.UNKNOWN, Status.CRASH) for each in kept)
+    kept = sorted(cells.values(), key=lambda cell: (cell.cause, order.get(cell.node, len(order)), cell.node))
+    is_open = any(result.status in (Status.UNKNOWN, Status.CRASH) for result in kept)
     is_bad = any(finding.severity is Severity.FAIL for finding in findings)
     exit_code = Exit.USER_CODE if is_bad else Exit.UNKNOWN if is_open else Exit.OK
     return replace(outcome, results=tuple(kept), findings=findings, exit_code=exit_code)
@@ -130,7 +130,7 @@ def nodes_to_exclude(outcome: CheckOutcome) -> tuple[list[str], list[str]]:
     A link, a partition or an undecided culprit excludes no node: a person has to decide which end to exclude.
     """
     excluded, left = set[str](), list[str]()
-    for finding in (each for each in outcome.findings if each.severity is Severity.FAIL):
+    for finding in (failure for failure in outcome.findings if failure.severity is Severity.FAIL):
         named = set(_named(finding))
         if finding.confidence is Confidence.UNDECIDED or not named or not named <= set(outcome.nodes):
             left.append(f"{finding.cause} ({finding.node or 'no node'}) excludes no node: {finding.message}")
@@ -162,13 +162,15 @@ def _between_nodes(held: Held, cause: Cause, index: int) -> tuple[Status, str] |
     if held.seen.cards[index].problem is not None:
         return Status.SKIP, "the node cannot take part in the tests"
     results = held.seen.results
-    own = [each for each in results if each.source == index]
-    if crashed := next((each.problem for each in own if each.problem), None):
+    own = [result for result in results if result.source == index]
+    if crashed := next((result.problem for result in own if result.problem), None):
         return Status.CRASH, crashed
-    if untried := next((each for each in own if is_untried(each)), None):
+    if untried := next((result for result in own if is_untried(result)), None):
         return Status.UNKNOWN, f"not tested from here: {next(iter(untried.closed.values()))}"
-    if index in held.seen.silent or not (own or any(each.target == index for each in results)):
+    if index in held.seen.silent or not (own or any(result.target == index for result in results)):
         return Status.UNKNOWN, "no pair with this node was tested"
-    if cause.symptoms == (Symptom.LARGE_LOST,) and not any(each.datagrams or has_tried_large(each) for each in results):
+    if cause.symptoms == (Symptom.LARGE_LOST,) and not any(
+        result.datagrams or has_tried_large(result) for result in results
+    ):
         return Status.SKIP, "not tested between this many nodes"
     return Status.PASS, ""

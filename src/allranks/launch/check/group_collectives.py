@@ -94,7 +94,7 @@ class GroupResult:
 
     def describe_lost(self) -> str:
         """Return which nodes sent segments again during the collectives, the most first; empty: next to none did."""
-        shares = {node: each.retransmitted / max(1, each.segments) for node, each in self.counters.items()}
+        shares = {node: counters.retransmitted / max(1, counters.segments) for node, counters in self.counters.items()}
         worst = sorted((node for node in shares if shares[node] >= LOST_ABOVE), key=lambda node: -shares[node])
         told = [f"{node} {100 * shares[node]:.2g} %" for node in worst[:MAX_TOLD]]
         return f"segments sent again during the collectives: {', '.join(told)}" if told else ""
@@ -187,10 +187,10 @@ def _describe_progress(order: GroupOrder, result: GroupResult) -> str:
 
 def find_problem(reports: list[RankReport], silent: list[str]) -> str:
     """Return which rank failed, and how: one without torch, else one that was killed, else what rank 0 says. Pure."""
-    without = [each for each in reports if each.no_torch]
-    failed = [each for each in reports if each.status != "ok"]
-    killed = [each for each in failed if "killed by" in each.what or "crashed" in each.what]
-    if first := next(iter([*without, *killed, *sorted(failed, key=lambda each: each.rank)]), None):
+    without = [report for report in reports if report.no_torch]
+    failed = [report for report in reports if report.status != "ok"]
+    killed = [report for report in failed if "killed by" in report.what or "crashed" in report.what]
+    if first := next(iter([*without, *killed, *sorted(failed, key=lambda report: report.rank)]), None):
         where = f"rank {first.rank} ({first.node})"
         return f"{where}: {first.no_torch or first.what or 'failed'}"
     return f"{', '.join(silent)} did not finish" if silent else ""

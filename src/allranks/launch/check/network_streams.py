@@ -73,8 +73,10 @@ def plan_streams(ends: Mapping[str, MemberAddress], *, port: int) -> StreamPlan:
 def plan_again(plan: StreamPlan, marks: Marks) -> StreamPlan:
     """Return the rounds of a second look: the odd pairs only. Pure."""
     rounds = list[list[tuple[str, str]]]()
-    for pair in dict.fromkeys(tuple(sorted((each.source, each.target))) for each in (*marks.slow, *marks.lossy)):
-        free = next((each for each in rounds if not {*pair} & {name for one in each for name in one}), None)
+    for pair in dict.fromkeys(tuple(sorted((stream.source, stream.target))) for stream in (*marks.slow, *marks.lossy)):
+        free = next(
+            (one_round for one_round in rounds if not {*pair} & {name for one in one_round for name in one}), None
+        )
         if free is None and len(rounds) < MAX_AGAIN:
             rounds.append(free := [])
         if free is not None:
@@ -150,8 +152,8 @@ def judge_network(pairs: Sequence[Pair], marks: Marks, ends: Mapping[str, Member
 
 def find_obstacles(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     """Return what keeps nodes from being measured: all that would stop a job, except what bench measures itself."""
-    bad = (each for each in findings if each.severity is Severity.FAIL)
-    return tuple(each for each in bad if not set(find_cause(each.cause_id).symptoms) & MEASURED)
+    bad = (finding for finding in findings if finding.severity is Severity.FAIL)
+    return tuple(obstacle for obstacle in bad if not set(find_cause(obstacle.cause_id).symptoms) & MEASURED)
 
 
 def find_gaps(cards: Iterable[Card]) -> tuple[str, ...]:

@@ -118,11 +118,11 @@ class Meeting:
 def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     """Return every pair that was to meet. Pure."""
     said, rows = dict[tuple[str, int, str], Report](), dict[tuple[str, int, str], list[BenchRow]]()
-    for each in reports:
-        if each.row:
-            rows.setdefault((each.backend, each.round, each.node), []).append(each.row)
-        elif each.skipped is None:
-            said[each.backend, each.round, each.node] = each
+    for report in reports:
+        if report.row:
+            rows.setdefault((report.backend, report.round, report.node), []).append(report.row)
+        elif report.skipped is None:
+            said[report.backend, report.round, report.node] = report
     speeds = {name: max(end.link_mbit_s or 0, 0) / 8000 for name, end in order.ends.items()}
     meetings = []
     for backend, (number, pairs) in itertools.product(order.backends, enumerate(order.rounds)):
@@ -191,20 +191,22 @@ def work_of(order: PairOrder, node: str) -> dict[str, Any]:
     """Return the order of join/trial.py on one node: its pairs, in the order of the rounds. Pure."""
     work = [
         {
-            "step": order.backends.index(each.backend) * len(order.rounds) + each.round,
-            "round": each.round,
-            "backend": each.backend,
-            "rank": each.nodes.index(node),
-            "names": each.nodes,
-            "address": order.ends[each.nodes[0]].address,
+            "step": order.backends.index(meeting.backend) * len(order.rounds) + meeting.round,
+            "round": meeting.round,
+            "backend": meeting.backend,
+            "rank": meeting.nodes.index(node),
+            "names": meeting.nodes,
+            "address": order.ends[meeting.nodes[0]].address,
             "port": order.port,
             "interface": order.ends[node].interface,
-            "cases": [{"collective": "all_reduce", "size_bytes": size, "in_flight": 1} for size in SIZES[each.backend]],
+            "cases": [
+                {"collective": "all_reduce", "size_bytes": size, "in_flight": 1} for size in SIZES[meeting.backend]
+            ],
             "budget_s": MEASURE_S,
             "repeat": REPEAT,
         }
-        for each in list_meetings(order, ())
-        if node in each.nodes
+        for meeting in list_meetings(order, ())
+        if node in meeting.nodes
     ]
     num_gpus = order.ends[node].num_gpus if node in order.ends and "nccl" in order.backends else 0
     times = {"start_s": START_S, "group_s": PAIR_S, "timeout_s": COLLECTIVE_S}

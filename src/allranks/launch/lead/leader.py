@@ -91,7 +91,7 @@ class Leader(Reports):
         self._record("took_over", leader=members.name_of(own), generation=self._generation.number, after=name)
         if has_resigned:
             members.excluded.add(leader)
-        for index in [each for each in members.group if each not in members.nodes and each not in members.excluded]:
+        for index in [node for node in members.group if node not in members.nodes and node not in members.excluded]:
             # The others come one after another; the last leader's node is given up in this turn, and expected back.
             why, wait_s = (reason, 0.0) if index == leader else (NOT_COME, course.GATHER_S)
             members.miss(index, why, now_s + wait_s)
@@ -419,7 +419,7 @@ class Leader(Reports):
         """End with the verdict that a restart should have outlived."""
         judged = self._generation.judged
         assert judged is not None
-        self._survived = [each for each in self._survived if each not in judged.findings]
+        self._survived = [finding for finding in self._survived if finding not in judged.findings]
         self._generation.decision = Decision(exit_code=judged.exit_code)
         self._conclude()
 
@@ -439,7 +439,7 @@ class Leader(Reports):
             this.judged = summary.loop_of(this.judged, this.decision.again)
             self._pronounce(this.judged.findings[:1])
         exit_code, findings = self._outcome()
-        survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
+        survived = [msgspec.structs.replace(finding, severity=Severity.WARN) for finding in self._survived]
         lost = disk.find_lost(self.lost_lines, sorted(self._lost_on))
         if self.lost_lines and not self._guard.is_all_well:  # else the job's last line says so
             self._say(disk.describe_lost(self.lost_lines))

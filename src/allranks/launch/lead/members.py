@@ -98,7 +98,7 @@ class Members:
     @property
     def running(self) -> list[int]:
         """Nodes whose agents have not said that their workers have ended; they may be away."""
-        away = [index for index, each in self.away.items() if each.node is None or each.node.state is State.RUNNING]
+        away = [index for index, one in self.away.items() if one.node is None or one.node.state is State.RUNNING]
         return [*(index for index, node in self.nodes.items() if node.state is State.RUNNING), *away]
 
     def have_majority(self, *, without: Collection[int] = (), and_away: bool = False) -> bool:

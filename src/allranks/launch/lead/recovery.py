@@ -80,7 +80,7 @@ def decide(
         return Decision(exit_code=judged.exit_code)
     errors = [part for part in judged.parts if not part.is_retryable]
     is_error = bool(errors)
-    if is_error and not (history.retries_errors and all(each.exit_code == Exit.USER_CODE for each in errors)):
+    if is_error and not (history.retries_errors and all(error.exit_code == Exit.USER_CODE for error in errors)):
         return Decision(exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")
     if again is not None and not is_error and again.step is not None:
         return Decision(exit_code=judged.exit_code, again=again)

@@ -186,11 +186,11 @@ class Reports:
         self._generation = Generation(plan, now_s)
         position = {index: at for at, index in enumerate(plan.nodes)}
         addresses = {
-            position[each.node]: {"control": each.control_address, "data": each.data_address or each.control_address}
-            for each in plan.successors
+            position[heir.node]: {"control": heir.control_address, "data": heir.data_address or heir.control_address}
+            for heir in plan.successors
         }
         addresses |= {position[index]: node.addresses for index, node in self._members.here.items()}
-        ports = {position[each.node]: each.port for each in plan.successors}
+        ports = {position[heir.node]: heir.port for heir in plan.successors}
         ports |= {position[index]: node.card.agent_port for index, node in self._members.here.items()}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
         self._capacity_until_s, self._kept_s = None, now_s

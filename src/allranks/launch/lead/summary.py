@@ -17,7 +17,7 @@ MOST_MISSING = 4
 
 def loop_of(judged: GuardVerdict, crash: Crash) -> GuardVerdict:
     """Add the finding that a restart does not help, because this crash came back, in front of the crashes."""
-    first = next((each for each in judged.findings if each.ranks == crash.ranks), judged.findings[0])
+    first = next((finding for finding in judged.findings if finding.ranks == crash.ranks), judged.findings[0])
     what = f"the same crash happened again at step {crash.step} after a restart: {crash.cause}: {crash.what}"
     return replace(judged, findings=(name_fault("AR509", what, node=first.node, ranks=first.ranks), *judged.findings))
 

@@ -114,11 +114,14 @@ class StackReport(msgspec.Struct, frozen=True, kw_only=True):
     def missing_ranks(self) -> list[int]:
         """Ranks of the job for which no process was found."""
         workers = [
-            each for document in self.documents for each in document.processes if each.role is ProcessRole.WORKER
+            process
+            for document in self.documents
+            for process in document.processes
+            if process.role is ProcessRole.WORKER
         ]
-        sizes = {each.world_size for each in workers if each.world_size}
+        sizes = {worker.world_size for worker in workers if worker.world_size}
         world_size = sizes.pop() if len(sizes) == 1 else 0
-        return sorted(set(range(world_size)) - {each.rank for each in workers if each.rank is not None})
+        return sorted(set(range(world_size)) - {worker.rank for worker in workers if worker.rank is not None})
 
 
 def split_jobs(document: NodeStacks) -> list[StackReport]:
@@ -126,7 +129,7 @@ def split_jobs(document: NodeStacks) -> list[StackReport]:
     jobs = sorted({process.job for process in document.processes})
     if len(jobs) < 2:
         return [StackReport(job=document.job, documents=[document])]
-    of_jobs = [(job, tuple(each for each in document.processes if each.job == job)) for job in jobs]
+    of_jobs = [(job, tuple(process for process in document.processes if process.job == job)) for job in jobs]
     return [StackReport(job=job, documents=[replace(document, job=job, processes=own)]) for job, own in of_jobs]
 
 
@@ -136,7 +139,7 @@ def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[
     for document in documents:
         for process in document.processes:
             main = next((thread for thread in process.threads if thread.is_main), Thread("", True, ()))
-            for thread in (main, *(each for each in process.threads if all_threads and each is not main)):
+            for thread in (main, *(other for other in process.threads if all_threads and other is not main)):
                 group = _group_of(process, thread)
                 own = [(frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame)]
                 place = tuple(own or [frame.function for frame in group.frames])
@@ -192,7 +195,7 @@ def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[StackGroup]]]) ->
     ]
     if len(jobs) == 1:
         return json.dumps(mask_fields(jobs[0]), indent=2)
-    joined = {name: [each for job in jobs for each in job[name]] for name in ("groups", "documents")}
+    joined = {name: [entry for job in jobs for entry in job[name]] for name in ("groups", "documents")}
     return json.dumps(mask_fields({"job": "", "silent": {}, "missing_ranks": [], **joined, "jobs": jobs}), indent=2)
 
 
@@ -315,7 +318,9 @@ def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
             ]
         elif lines or not mine:  # what started the user's code is left out, and so are wrappers of decorators
             called = [frame for frame in run if frame is frames[0] or not frame.function.endswith("wrapper")]
-            shown = [f"  {each.function} ({_short(each.file)}:{each.line})" for each in called[:SHOWN_LIBRARY_FRAMES]]
+            shown = [
+                f"  {frame.function} ({_short(frame.file)}:{frame.line})" for frame in called[:SHOWN_LIBRARY_FRAMES]
+            ]
             if hidden := called[SHOWN_LIBRARY_FRAMES:]:
                 shown.append(f"  {style.mark('…', '...')} {len(hidden)} more, down to {hidden[-1].function}")
             lines += [style.paint(cell(text), "2") for text in shown]

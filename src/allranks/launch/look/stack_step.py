@@ -77,15 +77,15 @@ def find_parts(job: str, known: Sequence[JobState]) -> list[JobState]:
     """
     if not known:
         raise UsageError(f"job {job}: SLURM knows no such job; allranks list prints your jobs")
-    active = [each for each in known if not each.is_finished]
+    active = [step for step in known if not step.is_finished]
     if not active:
         raise AllranksError(f"job {job} has ended; to see what happened: allranks why {job}")
-    running = [each for each in active if each.state == "RUNNING"]
+    running = [step for step in active if step.state == "RUNNING"]
     if not running:
         why = f" ({active[0].reason})" if active[0].reason else ""
         raise AllranksError(f"job {job} is {active[0].state}{why}; expected a running job")
-    if len({each.id.partition("+")[0] for each in active}) > 1:
-        ids = ", ".join(each.id for each in running)
+    if len({step.id.partition("+")[0] for step in active}) > 1:
+        ids = ", ".join(step.id for step in running)
         raise UsageError(f"job {job} is an array; give one of its running jobs: {ids}")
     return running
 

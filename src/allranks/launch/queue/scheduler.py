@@ -242,10 +242,11 @@ def plan_requeue(
     """
     asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
     own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
-    closed = set(own) - {each.node for each in culprits}  # nodes that the user excluded: SLURM assigns none of them
+    # Nodes that the user excluded: SLURM assigns none of them.
+    closed = set(own) - {culprit.node for culprit in culprits}
     pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
-    by_guilt = sorted(culprits, key=lambda each: (-len(each.attempts), -each.attempts[-1]))
-    worst_first = [each.node for each in by_guilt if each.node in pool]
+    by_guilt = sorted(culprits, key=lambda culprit: (-len(culprit.attempts), -culprit.attempts[-1]))
+    worst_first = [culprit.node for culprit in by_guilt if culprit.node in pool]
     spare = max(0, len(pool) - min_nodes)
     chosen, stay = worst_first[:spare], worst_first[spare:]
     out = [name for name in pool if name in chosen]
@@ -276,7 +277,7 @@ def describe_return(culprits: Sequence[NodeAtFault], *, attempt: int) -> str:
     'run 2 of this job: the previous run lost node01 (AR012 node-failure); resuming from its checkpoints'
     """
     last = [culprit for culprit in culprits if attempt - 1 in culprit.attempts]
-    lost = f"the previous run lost {fold_hosts([each.node for each in last])} ({last[0].cause})" if last else ""
+    lost = f"the previous run lost {fold_hosts([culprit.node for culprit in last])} ({last[0].cause})" if last else ""
     return f"run {attempt + 1} of this job: {lost}; resuming from its checkpoints" if lost else ""
 
 
