@@ -83,7 +83,7 @@ class NodePlan:
             if interface.is_up and not address.startswith(("127.", "fe80:")) and address != "::1"
         ]
         last = [self.data_path.address] if self.data_path else []
-        return tuple(dict.fromkeys([*(each for each in own if each not in last), *last]))
+        return tuple(dict.fromkeys([*(address for address in own if address not in last), *last]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,7 +92,7 @@ def _node(card: Card, choice: NetworkChoice, around: Surroundings, owners: dict[
         facts = [f"{nic.speed_mbit_s / 1000:g} Gbit/s" if nic.speed_mbit_s else "speed unknown"]
         facts += [f"MTU {nic.mtu}"] if nic.mtu else []
         facts += [] if nic.is_up else ["down at the moment"]
-        facts += [f"also {', '.join(each.nic.name for each in ways[1:])}"] if len(ways) > 1 else []
+        facts += [f"also {', '.join(way.nic.name for way in ways[1:])}"] if len(ways) > 1 else []
     elif choice.network is None and (named := _named_address(card)) is not None:
         (nic, address), why = named, "its host name resolves to it; no data network was found"
     else:
@@ -112,7 +112,7 @@ def _named_address(card: Card) -> tuple[Interface, str] | None:
     named = {*facts.resolved.get(card.host, ()), *facts.resolved.get(facts.host_name, ())}
     all_ = [(nic, address) for nic in facts.interfaces for address in nic.addresses if nic.kind != "bridge"]
     real = [(nic, a) for nic, a in all_ if nic.kind != "loopback" and not a.lower().startswith("fe80:")]
-    return min(real or all_, key=lambda each: (each[1] not in named, not each[0].is_up), default=None)
+    return min(real or all_, key=lambda way: (way[1] not in named, not way[0].is_up), default=None)
 
 
 def _gpus(card: Card, around: Surroundings) -> TomlKey:

@@ -255,7 +255,7 @@ class Entry:
             self._side = None
             announce_leader(self.applicant, port, side_port=int(side.getsockname()[1]))
             acceptors = [
-                Acceptor(each, job=self.group, attempt=terms.attempt, secret=secret) for each in (listener, side)
+                Acceptor(sock, job=self.group, attempt=terms.attempt, secret=secret) for sock in (listener, side)
             ]
             call = RollCall(
                 terms,
@@ -372,7 +372,9 @@ class Entry:
 def _without_unmade(facts: Facts) -> Facts:
     """Leave out a run directory that is not there yet: whoever starts makes it, and SLURM's nodes look again later."""
     unmade = os.strerror(errno.ENOENT)
-    places = [each for each in facts.places if each.purpose != "run directory" or unmade not in (each.problem or "")]
+    places = [
+        place for place in facts.places if place.purpose != "run directory" or unmade not in (place.problem or "")
+    ]
     return facts if len(places) == len(facts.places) else msgspec.structs.replace(facts, places=tuple(places))
 
 

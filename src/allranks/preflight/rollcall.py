@@ -275,7 +275,7 @@ class RollCall:
     def _of_present(self, results: Sequence[PairResult]) -> list[PairResult]:
         """Without the nodes that are known to be silent: to try them again only costs time."""
         absent = self._silent | self._left.keys()
-        return [each for each in results if not {each.source, each.target} & absent]
+        return [result for result in results if not {result.source, result.target} & absent]
 
     def _look_again(self, selector: selectors.BaseSelector, look: RoundOfTests | None) -> list[PairResult]:
         if look is None:
@@ -353,7 +353,7 @@ class RollCall:
             if report.run_dir is not None:
                 self._places[index] = report.run_dir
         cards = self.roster.cards
-        return [each for (source, target), each in results.items() if source in cards and target in cards]
+        return [result for (source, target), result in results.items() if source in cards and target in cards]
 
     def _common_mtu(self, source: int, target: int) -> int:
         """The smaller MTU of two data interfaces; 0: one of them is not known."""

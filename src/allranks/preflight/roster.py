@@ -118,7 +118,7 @@ def with_place(card: Card, place: JobDirectory | None) -> Card:
     """Return the card with what was seen of a directory, in the place of what it said before."""
     if place is None or card.facts is None:
         return card
-    places = (*(each for each in card.facts.places if each.purpose != place.purpose), place)
+    places = (*(other for other in card.facts.places if other.purpose != place.purpose), place)
     return msgspec.structs.replace(card, facts=msgspec.structs.replace(card.facts, places=places))
 
 

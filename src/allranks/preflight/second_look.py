@@ -53,11 +53,12 @@ NUM_RATE_LOOKS = 2
 def plan_confirmation(results: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that repeat what failed outright; None where nothing did, or what did is proven."""
     # Where much is lost, ARP may be, too, which asks once a second: such a pair is silent for a while.
-    losers = {*_cover([each for each in results if is_heavy_loss(each)])}
+    losers = {*_cover([result for result in results if is_heavy_loss(result)])}
     pairs = [
-        (each.source, each.target)
-        for each in results
-        if has_failed(each) and (not is_proven(each) or (is_silent(each) and {each.source, each.target} & losers))
+        (result.source, result.target)
+        for result in results
+        if has_failed(result)
+        and (not is_proven(result) or (is_silent(result) and {result.source, result.target} & losers))
     ]
     if not pairs or len(pairs) > MAX_FAILED:
         return None
@@ -69,13 +70,13 @@ def plan_large_look(results: Sequence[PairResult], *, seed: int) -> RoundOfTests
 
     Only where nothing large was sent beside them: between more than 64 nodes.
     """
-    working = [each for each in results if not has_failed(each)]
-    nodes = sorted({node for each in working for node in (each.source, each.target)})
+    working = [result for result in results if not has_failed(result)]
+    nodes = sorted({node for result in working for node in (result.source, result.target)})
     place = {node: number for number, node in enumerate(nodes)}
-    lost = [(place[each.source], place[each.target]) for each in working if _is_large_in_doubt(each)]
+    lost = [(place[result.source], place[result.target]) for result in working if _is_large_in_doubt(result)]
     if not lost:
         return None
-    passed = [(place[each.source], place[each.target]) for each in working if has_large_passed(each)]
+    passed = [(place[result.source], place[result.target]) for result in working if has_large_passed(result)]
     more = follow_up(lost, passed, len(nodes), seed=seed, at_most=2 * MAX_LARGE)
     pairs = [(nodes[a], nodes[b]) for a, b in (*sorted(lost)[:MAX_LARGE], *more)]
     return RoundOfTests(pairs, LARGE, CONFIRM_S, is_one_by_one=False, reason=f"large packets lost in {len(lost)} pairs")
@@ -83,15 +84,15 @@ def plan_large_look(results: Sequence[PairResult], *, seed: int) -> RoundOfTests
 
 def plan_quiet_look(results: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that tell loss and slowness from a busy machine; None where there is no sign of either."""
-    working = [each for each in results if not has_failed(each)]
+    working = [result for result in results if not has_failed(result)]
     slow = slow_nodes(working)
     # Who explains all losses: of a node that loses, all partners lose, too.
-    losing = _cover([each for each in working if each.datagrams_lost and not is_heavy_loss(each)])
+    losing = _cover([result for result in working if result.datagrams_lost and not is_heavy_loss(result)])
     suspects = [*losing, *(node for node in sorted(slow) if node not in losing)][:MAX_SUSPECTS]
     if not suspects:
         return None
-    heavy = _cover([each for each in results if is_heavy_loss(each)])
-    known = {(each.source, each.target) for each in working if not {each.source, each.target} & {*heavy}}
+    heavy = _cover([result for result in results if is_heavy_loss(result)])
+    known = {(result.source, result.target) for result in working if not {result.source, result.target} & {*heavy}}
     others = [node for node in sorted({node for pair in known for node in pair}) if node not in suspects]
     pairs: dict[tuple[int, int], None] = {}
     for position, suspect in enumerate(suspects):
@@ -110,13 +111,13 @@ def plan_rate_look(quiet: Sequence[PairResult]) -> RoundOfTests | None:
     slow = slow_nodes(quiet)
     if not slow:
         return None
-    pairs = dict.fromkeys((each.source, each.target) for each in quiet)
+    pairs = dict.fromkeys((result.source, result.target) for result in quiet)
     return RoundOfTests(list(pairs), RATE, QUIET_S, is_one_by_one=True, reason=f"still slow at {len(slow)} nodes")
 
 
 def merge(first: Iterable[PairResult], again: Iterable[PairResult]) -> list[PairResult]:
     """Return the results with those of a confirmation in the place of what they repeat."""
-    return list({(each.source, each.target): each for each in (*first, *again)}.values())
+    return list({(result.source, result.target): result for result in (*first, *again)}.values())
 
 
 def _is_large_in_doubt(result: PairResult) -> bool:
@@ -126,9 +127,9 @@ def _is_large_in_doubt(result: PairResult) -> bool:
 def _cover(results: Sequence[PairResult]) -> list[int]:
     """Nodes that take part in all of these pairs, those with most first."""
     met: dict[int, Counter[int]] = defaultdict(Counter)
-    for each in results:
-        met[each.source][each.target] += 1
-        met[each.target][each.source] += 1
+    for result in results:
+        met[result.source][result.target] += 1
+        met[result.target][result.source] += 1
     # An entry that is out of date has a newer one behind it: where all nodes lose, each pair is looked at once.
     most = [(-others.total(), node) for node, others in met.items()]
     heapq.heapify(most)

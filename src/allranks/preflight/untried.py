@@ -32,17 +32,17 @@ def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> l
     """
     targets: dict[tuple[int, str], dict[int, None]] = defaultdict(dict)
     reasons: dict[tuple[int, str], str] = {}
-    for each in results:
-        if each.source not in cards or each.target not in cards or not is_plausible(each) or is_silent(each):
+    for result in results:
+        if result.source not in cards or result.target not in cards or not is_plausible(result) or is_silent(result):
             continue  # of a pair between which nothing at all comes through AR210 and AR211 tell
-        said = [*each.closed.values(), each.store or ""]
-        if (each.problem or "").startswith(_CANNOT_SEND):
-            said.append((each.problem or "").rpartition(": ")[2])
+        said = [*result.closed.values(), result.store or ""]
+        if (result.problem or "").startswith(_CANNOT_SEND):
+            said.append((result.problem or "").rpartition(": ")[2])
         for reason in dict.fromkeys(said):
             if (name := own_errno(reason)) is not None:
-                key = each.source, name
+                key = result.source, name
                 reasons[key] = reason
-                targets[key][each.target] = None
+                targets[key][result.target] = None
     return [
         _judge(cards, index, name, reasons[index, name], [*found]) for (index, name), found in sorted(targets.items())
     ]

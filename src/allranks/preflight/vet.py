@@ -84,7 +84,11 @@ def own_results(
         source: the node that reports.
         asked: all pairs of this round.
     """
-    return {(source, each.target): each for each in results if each.source == source and (source, each.target) in asked}
+    return {
+        (source, result.target): result
+        for result in results
+        if result.source == source and (source, result.target) in asked
+    }
 
 
 def is_plausible(result: PairResult) -> bool:

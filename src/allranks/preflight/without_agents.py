@@ -111,7 +111,7 @@ def take_place(applicant: Applicant) -> Rendezvous | Goodbye:
         places |= {name: (name.removesuffix(f"-rank{rank}"), rank) for rank, name in enumerate(plan.node_names)}
         places |= {name: (called.cards[rank].host, rank) for rank, name in name_nodes(called.cards).items()}
         # Who comes later is too late: a session has no restarts of its own.
-        return called.give_out(_make_plans, name=lambda each: in_ranks(each, places), lets_go=True)
+        return called.give_out(_make_plans, name=lambda one: in_ranks(one, places), lets_go=True)
     if isinstance(called, Rendezvous) and called.leader is not None:
         called.leader.close()
     return called
