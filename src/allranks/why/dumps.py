@@ -218,7 +218,9 @@ def parse_dump(
     return Dump(
         rank=rank,
         calls=tuple(_call(entry, number) for number, entry in _newest(file.entries, keep)),
-        enqueued={names[uid]: each.last_enqueued_collective for uid, each in file.pg_status.items() if uid in names},
+        enqueued={
+            names[uid]: status.last_enqueued_collective for uid, status in file.pg_status.items() if uid in names
+        },
         members=members,
         descs=descs,
         is_whole=not file.entries or file.entries[0].record_id == 0,
@@ -295,11 +297,11 @@ def _newest(entries: Sequence[_Entry], keep: int) -> list[tuple[int, _Entry]]:
         return numbered
     first_open: dict[str, tuple[int, _Entry]] = {}
     last: dict[str, tuple[int, _Entry]] = {}
-    for each in numbered:
-        name = _group_of(each[1])[0]
-        last[name] = each
-        if not _is_done(each[1]):
-            first_open.setdefault(name, each)
+    for entry in numbered:
+        name = _group_of(entry[1])[0]
+        last[name] = entry
+        if not _is_done(entry[1]):
+            first_open.setdefault(name, entry)
     return sorted(dict([*first_open.values(), *last.values(), *numbered[-keep:]]).items())
 
 

@@ -82,7 +82,7 @@ def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -
     found = conclude(logs)
     return EvaluatedCase(
         case=case,
-        found=tuple(each.cause.name for each in found),
+        found=tuple(conclusion.cause.name for conclusion in found),
         culprit=found[0].culprit.words() if found else "",
         is_false_blame=case["label"] in INNOCENT and bool(found) and _blames_hardware(found[0]),
     )
@@ -102,22 +102,24 @@ def _has_words(text: str, token: str) -> bool:
 
 def score(judged: Iterable[EvaluatedCase]) -> dict[str, Any]:
     """Return the counts of the scored cases, for established and likely labels separately and together."""
-    counted = [each for each in judged if each.case["score"]]
+    counted = [evaluated for evaluated in judged if evaluated.case["score"]]
     confusions = Counter(
-        (each.case["label"], each.found[0] if each.found else "-") for each in counted if not each.is_right
+        (evaluated.case["label"], evaluated.found[0] if evaluated.found else "-")
+        for evaluated in counted
+        if not evaluated.is_right
     )
     result: dict[str, Any] = {}
     for name in ("established", "likely", "all"):
-        part = [each for each in counted if name in {"all", each.case["label_confidence"]}]
-        named = [each for each in part if each.has_culprit is not None]
+        part = [evaluated for evaluated in counted if name in {"all", evaluated.case["label_confidence"]}]
+        named = [evaluated for evaluated in part if evaluated.has_culprit is not None]
         result[name] = {
             "cases": len(part),
-            "top_1": _share([each.is_right for each in part]),
-            "top_3": _share([each.is_among_three for each in part]),
+            "top_1": _share([evaluated.is_right for evaluated in part]),
+            "top_3": _share([evaluated.is_among_three for evaluated in part]),
             "culprit_cases": len(named),
-            "culprit": _share([bool(each.has_culprit) for each in named]),
+            "culprit": _share([bool(evaluated.has_culprit) for evaluated in named]),
         }
-    result["false_blames"] = [each.case["id"] for each in judged if each.is_false_blame]
+    result["false_blames"] = [evaluated.case["id"] for evaluated in judged if evaluated.is_false_blame]
     result["confusions"] = [
         {"label": label, "found": found, "cases": count} for (label, found), count in confusions.most_common()
     ]
@@ -172,11 +174,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(figures, indent=2))
         return int(bool(figures["false_blames"]))
-    for each in judged:
-        if each.case["score"] and not (each.is_right and each.has_culprit is not False):
+    for evaluated in judged:
+        if evaluated.case["score"] and not (evaluated.is_right and evaluated.has_culprit is not False):
             print(
-                f"{each.case['id']:<9} {each.case['label']:<20} found {', '.join(each.found[:4]) or '-'}; "
-                f"culprit {each.culprit or '-'} (wanted {each.case.get('culprit_any')})"
+                f"{evaluated.case['id']:<9} {evaluated.case['label']:<20} found {', '.join(evaluated.found[:4]) or '-'}; "
+                f"culprit {evaluated.culprit or '-'} (wanted {evaluated.case.get('culprit_any')})"
             )
     for name in ("established", "likely", "all"):
         part = figures[name]

@@ -78,8 +78,12 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
     """
     traits = conclusion.cause.traits
     if Trait.OF_ONE_CALL in traits and not conclusion.culprit:
-        own = [each for each in read_tracebacks(logs) if each.line in conclusion.evidence or not each.kind]
-        frames = [each.user_frame for each in own]
+        own = [
+            traceback
+            for traceback in read_tracebacks(logs)
+            if traceback.line in conclusion.evidence or not traceback.kind
+        ]
+        frames = [traceback.user_frame for traceback in own]
         places = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
         return replace(conclusion, culprit=Culprit(things=tuple(places[:1])))
     if Trait.ERROR_OF_SCRIPT not in traits or any(".py" in thing for thing in conclusion.culprit.things):

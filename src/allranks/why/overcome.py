@@ -25,7 +25,7 @@ def leave_out_overcome(logs: Logs) -> Logs:
     if not ends:
         return logs
     return replace(
-        logs, events=tuple(each for each in logs.events if each.line.number >= ends.get(each.line.source.shown, 0))
+        logs, events=tuple(event for event in logs.events if event.line.number >= ends.get(event.line.source.shown, 0))
     )
 
 

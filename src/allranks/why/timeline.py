@@ -119,7 +119,7 @@ def tell_times(rows: Iterable[TimelineRow]) -> list[str]:
 
 def tell_clocks(logs: Logs) -> list[str]:
     """Return a line for each clock that is off: its times were corrected."""
-    offsets = sorted(estimate_offsets(logs).items(), key=lambda each: (-abs(each[1]), each[0]))
+    offsets = sorted(estimate_offsets(logs).items(), key=lambda item: (-abs(item[1]), item[0]))
     lines = [
         one_line(f"the clock of {clock} is {abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}: corrected above")
         for clock, off_s in offsets[:MAX_CLOCKS]
@@ -188,7 +188,7 @@ def _in_order(
         for place, (event, time) in enumerate(zip(events, times, strict=True)):
             now = max(now, time) if time is not None else now
             timed.append((now, index, place, event))
-    timed.sort(key=lambda each: each[:3])
+    timed.sort(key=lambda entry: entry[:3])
     yield from ((event, time) for time, _, _, event in timed)
     yield from ((event, None) for event in untimed)
 
@@ -201,7 +201,7 @@ def _usual_kind(logs: Logs) -> _Kind | None:
 
 def _is_of(line: Line, conclusion: Conclusion) -> bool:
     culprit = conclusion.culprit
-    if any(_key(line) == _key(each) for each in conclusion.evidence):
+    if any(_key(line) == _key(evidence) for evidence in conclusion.evidence):
         return True
     if culprit.ranks:
         return line.rank in culprit.ranks

@@ -79,7 +79,7 @@ def narrow(logs: Logs, since: Bound | None, until: Bound | None) -> Logs:
         logs,
         events=tuple(event for event in logs.events if is_within(event.line)),
         tails=tuple(_cut(tail, is_within) for tail in logs.tails),
-        printed=tuple(each for each in logs.printed if is_within(each.line)),
+        printed=tuple(printed for printed in logs.printed if is_within(printed.line)),
     )
 
 

@@ -75,7 +75,7 @@ def collect(
         events=tuple(event for logs, _ in said for event in logs.events),
         tails=tuple(tail for logs, _ in said for tail in logs.tails),
         dropped=sum(logs.dropped for logs, _ in said),
-        printed=tuple(each for logs, _ in said for each in logs.printed),
+        printed=tuple(printed for logs, _ in said for printed in logs.printed),
     )
 
 

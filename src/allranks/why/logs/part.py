@@ -77,7 +77,7 @@ def read_part(
                 kept.improve(event)
         own = reports.finish()
         printed += own
-        events += [event for event in kept.in_order() if not any(each.covers(event.line) for each in own)]
+        events += [event for event in kept.in_order() if not any(mark.covers(event.line) for mark in own)]
         dropped += kept.dropped
         tails.append(end.tail())
     return Logs(tuple(events), tuple(tails), dropped, tuple(printed)), problems

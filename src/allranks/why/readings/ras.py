@@ -36,7 +36,7 @@ class _Launched:
 def conclude_ras(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return the named ranks that are behind all others, at the first report of such ranks."""
     for groups in _read(logs):
-        behind, *others = sorted(groups, key=lambda each: each.count)
+        behind, *others = sorted(groups, key=lambda group: group.count)
         if others and behind.count < others[0].count and behind.culprit:
             ranks = fold_ranks(behind.culprit.ranks)
             yield Conclusion(

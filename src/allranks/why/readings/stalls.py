@@ -39,8 +39,8 @@ def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
         )
         return
     fewest = min(sets, key=len)
-    others = [each for each in sets if not each & fewest]
-    most = max(others, key=lambda each: len(each), default=fewest)
+    others = [ranks for ranks in sets if not ranks & fewest]
+    most = max(others, key=lambda other: len(other), default=fewest)
     if len(fewest) < len(most):
         yield Conclusion(
             cause=find_cause("collective-mismatch"),

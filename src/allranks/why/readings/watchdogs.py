@@ -75,7 +75,7 @@ def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return which rank is behind in each group, or that this is undecided."""
     failed = _failed(logs, people)
     for group in read_groups(logs, people).values():
-        stuck = sorted(group.values(), key=lambda each: each.rank)
+        stuck = sorted(group.values(), key=lambda report: report.rank)
         yield from _behind(stuck)
         yield from _different(stuck)
         yield from _silent(stuck, people, failed=failed)
@@ -113,28 +113,28 @@ def _slow(logs: Logs) -> Iterator[Conclusion]:
 
 def _behind(stuck: list[StuckRank]) -> Iterator[Conclusion]:
     """Ranks whose collective has a lower number than the others', or the few in another operation."""
-    numbered = [each for each in stuck if each.seq is not None]
-    seqs = Counter(each.seq for each in numbered)
+    numbered = [report for report in stuck if report.seq is not None]
+    seqs = Counter(report.seq for report in numbered)
     if len(seqs) < 2:
         return
     lowest = min(seq for seq in seqs if seq is not None)
-    late = [each for each in numbered if each.seq == lowest]
-    others = [each for each in numbered if each.seq != lowest]
+    late = [report for report in numbered if report.seq == lowest]
+    others = [report for report in numbered if report.seq != lowest]
     is_mixed = late[0].op != others[0].op and None not in {late[0].op, others[0].op}
     if len(late) > len(others):
         if not is_mixed:
             return
         late, others = others, late
-    ahead = Counter(each.seq for each in others).most_common(1)[0][0]
+    ahead = Counter(report.seq for report in others).most_common(1)[0][0]
     yield Conclusion(
         cause=find_cause("collective-mismatch" if is_mixed else "straggler-rank"),
         role=Role.LIKELY,
         confidence=Confidence.LIKELY,
-        culprit=Culprit(ranks=tuple(each.rank for each in late)),
-        message=f"{fold_ranks(each.rank for each in late)} waited in collective {late[0].seq}"
+        culprit=Culprit(ranks=tuple(report.rank for report in late)),
+        message=f"{fold_ranks(report.rank for report in late)} waited in collective {late[0].seq}"
         f"{_op(late[0])}, the others waited in {ahead}{_op(others[0])}",
-        evidence=tuple(each.line for each in (*late[:2], *others[:1])),
-        victims=frozenset(each.rank for each in others),
+        evidence=tuple(report.line for report in (*late[:2], *others[:1])),
+        victims=frozenset(report.rank for report in others),
         ask=_ASK,
     )
 
@@ -142,34 +142,38 @@ def _behind(stuck: list[StuckRank]) -> Iterator[Conclusion]:
 def _different(stuck: list[StuckRank]) -> Iterator[Conclusion]:
     """Ranks with the same number in another operation, or with another size."""
     by_seq: defaultdict[int, list[StuckRank]] = defaultdict(list)
-    for each in stuck:
-        if each.seq is not None and each.op is not None:
-            by_seq[each.seq].append(each)
+    for report in stuck:
+        if report.seq is not None and report.op is not None:
+            by_seq[report.seq].append(report)
     for seq, members in by_seq.items():
-        ops = Counter((each.op, None if "GATHER" in (each.op or "") else each.numel) for each in members)
+        ops = Counter((report.op, None if "GATHER" in (report.op or "") else report.numel) for report in members)
         if len(ops) < 2:
             continue
         (usual, count), *rest = ops.most_common()
-        odd = [each for each in members if (each.op, None if "GATHER" in (each.op or "") else each.numel) != usual]
+        odd = [
+            report
+            for report in members
+            if (report.op, None if "GATHER" in (report.op or "") else report.numel) != usual
+        ]
         is_tie = bool(rest) and rest[0][1] == count
         culprits = members if is_tie else odd
         yield Conclusion(
             cause=find_cause("collective-mismatch"),
             role=Role.PRIMARY,
             confidence=Confidence.UNDECIDED if is_tie else Confidence.CERTAIN,
-            culprit=Culprit(ranks=tuple(each.rank for each in culprits)),
-            message=f"at collective {seq} {fold_ranks(each.rank for each in odd)} called {_call(odd[0])}, "
+            culprit=Culprit(ranks=tuple(report.rank for report in culprits)),
+            message=f"at collective {seq} {fold_ranks(report.rank for report in odd)} called {_call(odd[0])}, "
             f"the others {usual[0]} of {usual[1]} elements",
-            evidence=tuple(each.line for each in (*odd[:2], *[m for m in members if m not in odd][:1])),
-            victims=frozenset(each.rank for each in members if each not in culprits),
+            evidence=tuple(report.line for report in (*odd[:2], *[m for m in members if m not in odd][:1])),
+            victims=frozenset(report.rank for report in members if report not in culprits),
         )
 
 
 def _silent(stuck: list[StuckRank], people: People, *, failed: set[int]) -> Iterator[Conclusion]:
     """Ranks that report no timeout although most others do."""
-    if len(stuck) < 2 or (stuck[0].seq is None and len({each.op for each in stuck}) > 1):  # no number before 1.10
+    if len(stuck) < 2 or (stuck[0].seq is None and len({report.op for report in stuck}) > 1):  # no number before 1.10
         return
-    reporting = {each.rank for each in stuck}
+    reporting = {report.rank for report in stuck}
     missing = missing_of(reporting | failed, people.world)
     if not missing or len(missing) >= len(reporting):
         return
@@ -180,7 +184,7 @@ def _silent(stuck: list[StuckRank], people: People, *, failed: set[int]) -> Iter
         culprit=Culprit(ranks=missing),
         message=f"{fold_ranks(missing)} did not enter {_name(stuck[0])}; "
         f"{fold_ranks(reporting)} waited there until the timeout",
-        evidence=tuple(each.line for each in stuck[:2]),
+        evidence=tuple(report.line for report in stuck[:2]),
         victims=frozenset(reporting),
         ask=_ASK,
     )
@@ -188,7 +192,7 @@ def _silent(stuck: list[StuckRank], people: People, *, failed: set[int]) -> Iter
 
 def _are_together(stuck: list[StuckRank]) -> bool:
     """Whether all wait in the same collective."""
-    return len({(each.seq, each.op) for each in stuck}) == 1
+    return len({(report.seq, report.op) for report in stuck}) == 1
 
 
 def _busy(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> Iterator[Conclusion]:
