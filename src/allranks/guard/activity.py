@@ -110,7 +110,7 @@ class Activity:
             self._marks, self._active_s = marks, now_s
         if self._before is not None and now_s < self._looked_s + self._window_s:
             return
-        now = ProcessActivity(pid, read_usage(pid, root=self._root), tuple(each.size() for each in self._outputs))
+        now = ProcessActivity(pid, read_usage(pid, root=self._root), tuple(output.size() for output in self._outputs))
         if self._before is None or is_active(self._before, now, now_s - self._looked_s):
             self._active_s = now_s
         self._before, self._looked_s, self.reads_terminal = now, now_s, now.usage.reads_terminal

@@ -89,7 +89,9 @@ def _was_in_collective(scene: Scene, rank: int) -> bool:
     """Whether a rank's last word, of when its script was through, has a collective that was not."""
     view = scene.ranks.get(rank)
     return (
-        view is not None and view.is_leaving and any(each.enqueued > each.completed >= 0 for each in view.beat.groups)
+        view is not None
+        and view.is_leaving
+        and any(group.enqueued > group.completed >= 0 for group in view.beat.groups)
     )
 
 
@@ -122,7 +124,7 @@ def judge_ends(scene: Scene) -> GuardVerdict:
         finding = _name_absent(scene, ends.first, absent)
     elif ends.open and (not ends.lost or len(ends.open) <= len(ends.lost)):
         judged = _judge_own(scene, replace(ends, own=ends.open, open=()))
-        findings = tuple(msgspec.structs.replace(each, confidence=Confidence.LIKELY) for each in judged.findings)
+        findings = tuple(msgspec.structs.replace(likely, confidence=Confidence.LIKELY) for likely in judged.findings)
         return replace(judged, findings=findings, is_final=False, told_within_s=None)
     else:
         finding = _name_whom_victims_lost(scene, ends.first)
@@ -184,7 +186,7 @@ def _judge_own(scene: Scene, ends: Ends) -> GuardVerdict:
             parts.append(_judge_group(scene, failures, is_sure=is_sure))
     head, *others = parts
     finding = msgspec.structs.replace(head.findings[0], notes=tuple(notes), victims=scene.others(*named))
-    told = [each.findings[0] for each in others]
+    told = [other.findings[0] for other in others]
     sure = tuple(others[: len(groups[0]) - 1])
     is_final = len(scene.ended) == scene.num_ranks
     return replace(
@@ -203,7 +205,9 @@ def _alike(scene: Scene, ends: Sequence[WorkerEnd]) -> list[list[_Failure]]:
         failure = _describe_in(scene, end)
         groups.setdefault(failure.likeness, []).append(failure)
     # Of ranks that failed alike, one that says why stands for those that do not.
-    return [sorted(each, key=lambda failure: failure.confidence is not Confidence.CERTAIN) for each in groups.values()]
+    return [
+        sorted(group, key=lambda failure: failure.confidence is not Confidence.CERTAIN) for group in groups.values()
+    ]
 
 
 def _judge_group(scene: Scene, failures: Sequence[_Failure], *, is_sure: bool) -> GuardVerdict:

@@ -70,6 +70,6 @@ def name_fault(
     cause = find_cause(cause_id)
     if fix is None:
         fix = cause.fix_with(**({"node": node} if node else {}), **(values or {}))
-    seen = tuple(Evidence(seen=each) if isinstance(each, str) else each for each in evidence)
+    seen = tuple(Evidence(seen=shown) if isinstance(shown, str) else shown for shown in evidence)
     more = {"severity": Severity.FAIL, "confidence": Confidence.CERTAIN} | about
     return Finding(cause=cause.label, message=message, node=node, evidence=seen, fix=fix or None, **more)

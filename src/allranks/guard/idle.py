@@ -78,7 +78,9 @@ def judge_idle(scene: Scene, now_s: float) -> GuardVerdict | None:
     what = f"no rank has made progress for {idle.for_s:.0f} s: no collective, step, output or processor time"
     if idle.printed:
         origins = [find_origin(view.beat.printed, is_one=False) for view in idle.printed]
-        words = dict.fromkeys(f"{each.headline}{f' ({each.place})' if each.place else ''}" for each in origins if each)
+        words = dict.fromkeys(
+            f"{origin.headline}{f' ({origin.place})' if origin.place else ''}" for origin in origins if origin
+        )
         who = "it" if len(ranks) == 1 else "they"
         what = f"{who} printed {', '.join(words) or 'a traceback'} and did not end; {what}"
     elif places := dict.fromkeys(view.beat.main_at for view in blamed if view.beat.main_at):
@@ -102,7 +104,7 @@ def show_printed(view: RankView) -> Evidence | None:
 
 
 def _evidence(idle: Idle, blamed: tuple[RankView, ...]) -> list[str | Evidence]:
-    shown: list[str | Evidence] = [each for view in blamed[:1] if (each := show_printed(view))]
+    shown: list[str | Evidence] = [printed for view in blamed[:1] if (printed := show_printed(view))]
     for view in blamed[:MAX_NAMED]:
         beat = view.beat
         at = f" at {beat.main_at}" if beat.main_at else ""

@@ -67,7 +67,7 @@ def _see_node(node: NodeView) -> NodeTraffic:
 
 
 def _busy_share(node: NodeTraffic) -> float:
-    return max((each.busy_share for each in node.interfaces), default=0.0)
+    return max((interface.busy_share for interface in node.interfaces), default=0.0)
 
 
 def find_reason(traffic: Traffic | None) -> tuple[float, NodeTraffic, InterfaceSeen] | None:
@@ -76,14 +76,14 @@ def find_reason(traffic: Traffic | None) -> tuple[float, NodeTraffic, InterfaceS
     if traffic is None or share is None or share < MIN_SHARE:
         return None
     busy = [
-        (each.busy_share, node, each)
+        (carrier.busy_share, node, carrier)
         for node in traffic.nodes
-        for each in node.interfaces
-        if each.limit_mbit_s and each.busy_share >= BUSY_PART * share
+        for carrier in node.interfaces
+        if carrier.limit_mbit_s and carrier.busy_share >= BUSY_PART * share
     ]
     if not busy:
         return None
-    _, node, interface = max(busy, key=lambda each: each[0])
+    _, node, interface = max(busy, key=lambda entry: entry[0])
     return share, node, interface
 
 

@@ -96,7 +96,7 @@ class RoomSpeech:
 
 def _those_meant(told: list[tuple[str, Room]], level: RoomLevel) -> list[tuple[str, Room]]:
     """Return who is named: all that share a full file system, but only those that find it broken."""
-    return [each for each in told if level_of(each[1], was=level) is level] if level is RoomLevel.BROKEN else told
+    return [item for item in told if level_of(item[1], was=level) is level] if level is RoomLevel.BROKEN else told
 
 
 def describe(level: RoomLevel, told: Mapping[str, Room]) -> str:
@@ -106,7 +106,7 @@ def describe(level: RoomLevel, told: Mapping[str, Room]) -> str:
     least = min(newest or rooms, key=lambda room: (room.free_bytes, room.free_inodes or 0))
     size = size_text(least.size_bytes)
     freed = max(room.freed_bytes for room in rooms)
-    each = " on each" if len(told) > 1 else ""
+    on_each = " on each" if len(told) > 1 else ""
     match level:
         case RoomLevel.BROKEN:
             what = next((room.problem or "").partition(": ")[2] or room.problem for room in rooms if room.problem)
@@ -115,10 +115,10 @@ def describe(level: RoomLevel, told: Mapping[str, Room]) -> str:
                 return f"the run directory is gone on {nodes} ({what}): {how}"
             return f"the run directory cannot be used on {nodes} ({what}): output of ranks may be lost"
         case RoomLevel.FREED:
-            kept = f"allranks gave back {size_text(freed)} that it had kept there{each}"
+            kept = f"allranks gave back {size_text(freed)} that it had kept there{on_each}"
             return f"the run directory was full on {nodes} ({size}): {kept}; make room soon, or ranks that print fail"
         case RoomLevel.FULL:
-            kept = f", also the {size_text(freed)} that allranks had kept there{each}" if freed else ""
+            kept = f", also the {size_text(freed)} that allranks had kept there{on_each}" if freed else ""
             if least.lacks_inodes:
                 return f"the run directory is full on {nodes} (no inode is left): ranks cannot make files there"
             errors = [room.problem.partition(": ")[2] for room in rooms if room.problem]  # a quota, mostly

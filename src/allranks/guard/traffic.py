@@ -135,23 +135,33 @@ class TrafficMeter:
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
-        away = [each for each in connections if each.own_address in self._of and each.peer_address not in self._of]
+        away = [
+            connection
+            for connection in connections
+            if connection.own_address in self._of and connection.peer_address not in self._of
+        ]
         self._find_owners(away, pids)
-        acked = {each.key: each.acked_bytes for each in away if each.acked_bytes is not None}
-        for each in away:
-            if (rank := self._owners.get(each.inode)) is None or (watched := self._watched_by(each)) is None:
+        acked = {connection.key: connection.acked_bytes for connection in away if connection.acked_bytes is not None}
+        for connection in away:
+            if (rank := self._owners.get(connection.inode)) is None or (
+                watched := self._watched_by(connection)
+            ) is None:
                 continue
-            self._count(rank, each)
-            is_moving = acked.get(each.key, 0) - self._acked.get(each.key, 0) >= MIN_BYTES
-            if is_moving and each.delivery_bytes_s:
-                watched.rates_mbit_s.append(each.delivery_bytes_s * 8e-6)
+            self._count(rank, connection)
+            is_moving = acked.get(connection.key, 0) - self._acked.get(connection.key, 0) >= MIN_BYTES
+            if is_moving and connection.delivery_bytes_s:
+                watched.rates_mbit_s.append(connection.delivery_bytes_s * 8e-6)
         self._acked = acked
-        alive = {each.key for each in away}
+        alive = {connection.key for connection in away}
         self._counted = {key: sent for key, sent in self._counted.items() if key in alive}
         self.interfaces = tuple(
             found
-            for name, each in self._watched.items()
-            if (found := summarize(name, each.slices, speed=each.interface.speed_mbit_s, rates=each.rates_mbit_s))
+            for name, carrier in self._watched.items()
+            if (
+                found := summarize(
+                    name, carrier.slices, speed=carrier.interface.speed_mbit_s, rates=carrier.rates_mbit_s
+                )
+            )
         )
 
     def close(self) -> None:
@@ -183,7 +193,7 @@ class TrafficMeter:
         return self._watched.get(name)
 
     def _find_owners(self, connections: Sequence[TcpConnection], pids: Mapping[int, int]) -> None:
-        inodes = {each.inode for each in connections if each.inode > 0}
+        inodes = {connection.inode for connection in connections if connection.inode > 0}
         if inodes - self._owners.keys():
             found = {inode: rank for rank, pid in pids.items() if pid for inode in find_sockets(pid, root=self._root)}
             self._owners = {inode: found.get(inode) for inode in inodes}
@@ -209,21 +219,21 @@ def summarize(
         speed: that it reports, in Mbit/s; None: none.
         rates: delivery rates of its connections lately, in Mbit/s.
     """
-    whole_s = sum(each.duration_s for each in slices)
+    whole_s = sum(part.duration_s for part in slices)
     if not whole_s:
         return None
     limit = float(speed) if speed else None
     if limit is None and len(rates) >= MIN_RATES:
-        best = sorted(each.most_mbit_s for each in slices)[-max(1, len(slices) // MOST) :]
+        best = sorted(part.most_mbit_s for part in slices)[-max(1, len(slices) // MOST) :]
         limit = max(statistics.median(rates), statistics.fmean(best))
-    busy = [each for each in slices if limit is not None and each.most_mbit_s >= BUSY * limit]
-    busy_s = sum(each.duration_s for each in busy)
+    busy = [part for part in slices if limit is not None and part.most_mbit_s >= BUSY * limit]
+    busy_s = sum(part.duration_s for part in busy)
     return InterfaceSeen(
         name=name,
-        sent_mbit_s=round(sum(each.sent_bytes for each in slices) * 8e-6 / whole_s, 1),
-        received_mbit_s=round(sum(each.received_bytes for each in slices) * 8e-6 / whole_s, 1),
+        sent_mbit_s=round(sum(part.sent_bytes for part in slices) * 8e-6 / whole_s, 1),
+        received_mbit_s=round(sum(part.received_bytes for part in slices) * 8e-6 / whole_s, 1),
         limit_mbit_s=None if limit is None else round(limit, 1),
         is_measured=limit is not None and not speed,
         busy_share=round(busy_s / whole_s, 3),
-        busy_mbit_s=round(sum(each.most_mbit_s * each.duration_s for each in busy) / busy_s, 1) if busy_s else 0.0,
+        busy_mbit_s=round(sum(part.most_mbit_s * part.duration_s for part in busy) / busy_s, 1) if busy_s else 0.0,
     )

@@ -68,7 +68,7 @@ class TryOrders:
             return {}, 0.0
         if episode is None:
             episode = self.episode = links.Episode()
-        episode.suspects |= {index for each in stalled for index in (each.own, each.peer)}
+        episode.suspects |= {index for stall in stalled for index in (stall.own, stall.peer)}
         scene.stuck_at = links.find_stuck_at(scene, stalled)
         within_s = links.round_s(scene, len(episode.rounds))
         episode.ordered_s = now

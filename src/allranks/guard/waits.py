@@ -88,7 +88,7 @@ def _fell_silent(scene: Scene, ranks: tuple[int, ...], waited_s: float) -> bool:
     A rank that was silent before the wait may have moved on; its position is unknown.
     """
     silences_s = [scene.ranks[rank].beat.silent_s or 0.0 for rank in ranks if rank in scene.ranks]
-    return all(SILENT_S < each <= waited_s + SILENT_S + CROSSING_S for each in silences_s)
+    return all(SILENT_S < silence_s <= waited_s + SILENT_S + CROSSING_S for silence_s in silences_s)
 
 
 def is_typed_at(scene: Scene, waiting: Waiting) -> bool:
@@ -171,7 +171,7 @@ def judge_blocked(scene: Scene) -> GuardVerdict | None:
     nodes = tuple(sorted({scene.node_of(rank).index for rank in ranks}))
     what = f"{fold_ranks(ranks)} waited in the kernel for {held[0].state_for_s:.0f} s: "
     what += "a disk or a file server does not answer"
-    seen = [f"rank {each.rank}, pid {each.pid}: state D in /proc{_at(each.main_at)}" for each in held[:8]]
+    seen = [f"rank {view.rank}, pid {view.pid}: state D in /proc{_at(view.main_at)}" for view in held[:8]]
     finding = scene.fault("AR606", what, *ranks, evidence=seen)
     cures = len(nodes) < len(scene.nodes)
     return GuardVerdict(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes, cures=cures)
@@ -189,9 +189,9 @@ class _Progress:
             for group in view.beat.groups:
                 told[group.name].append((view.moved_s, group.completed))
         self._groups: dict[str, tuple[list[float], list[int]]] = {}
-        for name, each in told.items():
-            each.sort(reverse=True)
-            self._groups[name] = [-moved_s for moved_s, _ in each], [*accumulate((done for _, done in each), max)]
+        for name, moves in told.items():
+            moves.sort(reverse=True)
+            self._groups[name] = [-moved_s for moved_s, _ in moves], [*accumulate((done for _, done in moves), max)]
 
     def completed(self, name: str, *, since_s: float) -> int:
         """The most that a rank has completed which has moved on since; 0: none has."""
@@ -274,7 +274,7 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
 
 def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str | Evidence]:
     stuck = [scene.ranks[rank] for rank in waiting.sinks[:MAX_NAMED] if rank in scene.ranks]
-    lines: list[str | Evidence] = [each for view in stuck if (each := show_printed(view))]
+    lines: list[str | Evidence] = [printed for view in stuck if (printed := show_printed(view))]
     lines.append(f"{fold_ranks(waiting.waiting)} waited for {waiting.waited_s:.0f} s in {_shown(waiting.stop)}")
     for view in stuck:
         beat = view.beat

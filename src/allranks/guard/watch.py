@@ -226,9 +226,9 @@ class WorkerWatch:
 def _all_of_interface(address: str) -> tuple[str, ...]:
     """The address first, then the others of the same interface: a library may use any of them."""
     for interface in read_interfaces():
-        addresses = [plain_address(each) for each in interface.addresses]
+        addresses = [plain_address(known) for known in interface.addresses]
         if address in addresses:
-            return (address, *(each for each in addresses if each != address and not each.startswith("fe80")))
+            return (address, *(other for other in addresses if other != address and not other.startswith("fe80")))
     return (address,)
 
 

@@ -204,7 +204,7 @@ def _calls(
     told: _Told, words: _Told | None, call: CallSeen | None, groups: tuple[GroupSeen, ...]
 ) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
-    known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *(words.calls if words else ()))}
+    known = {(seen.group, seen.seq, seen.peer): seen for seen in (*told.calls, *(words.calls if words else ()))}
     if call is not None and call.op not in POINT_TO_POINT:
         if recorded := known.get(key := (call.group, call.seq, None)):
             known[key], call = msgspec.structs.replace(recorded, place=call.place), None
@@ -213,7 +213,7 @@ def _calls(
             # Without a recorder no number is known, and a call is over when it returns.
             is_over = any(group.completed >= call.seq or group.enqueued < 0 for group in own)
             call = msgspec.structs.replace(call, is_done=call.is_done and is_over)
-    calls = sorted(known.values(), key=lambda each: each.created_ns)
+    calls = sorted(known.values(), key=lambda seen: seen.created_ns)
     return tuple(calls) if call is None else (*calls, call)
 
 

@@ -135,13 +135,13 @@ def combine(logs: Iterable[Sequence[Timed]]) -> dict[str, float]:
     if not known:
         return {}
     means = [(timed, step_s, Timed(*map(statistics.median, zip(*timed, strict=True)))) for timed, step_s in known]
-    main, step_s, _ = max(means, key=lambda each: each[2].communication_s / (each[1] or 1e9))
-    scaled = [(each, step_s / own_s if own_s else float(timed is main)) for timed, own_s, each in means]
+    main, step_s, _ = max(means, key=lambda mean: mean[2].communication_s / (mean[1] or 1e9))
+    scaled = [(mean, step_s / own_s if own_s else float(timed is main)) for timed, own_s, mean in means]
     return {
         "iteration": main[-1].iteration,
         "step_s": round(step_s, 6),
         **{
-            name: round(sum(getattr(each, name) * scale for each, scale in scaled), 6)
+            name: round(sum(getattr(mean, name) * scale for mean, scale in scaled), 6)
             for name in ("forward_s", "backward_s", "communication_s", "overlap_s")
         },
     }
