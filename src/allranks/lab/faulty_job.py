@@ -66,7 +66,7 @@ class Job(msgspec.Struct, kw_only=True):
 
 def run_job(lab: Lab, injected: Sequence[Injected], run_dir: Path) -> Job:
     """Start the job on all nodes under `allranks run`, and return its results."""
-    start = _merge([each.fault.start(each.scene) for each in injected])
+    start = _merge([one.fault.start(one.scene) for one in injected])
     hosts = lab.planned_hosts()
     cluster = write_cluster(lab, run_dir.parent / f"{lab.name}.toml", guard={"join_s": JOIN_S})
     command = [
@@ -202,7 +202,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     first = hosts[0]
     # By name: torchrun would not recognize an address that its own name does not resolve to, and all nodes would wait.
     endpoint = f"{first.name}:29500"
-    start = _merge([each.fault.start(each.scene) for each in injected])
+    start = _merge([one.fault.start(one.scene) for one in injected])
     if "--master-addr" in start.run_flags:
         endpoint = f"{start.run_flags[start.run_flags.index('--master-addr') + 1]}:29500"
     torchrun = [
@@ -214,7 +214,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     # As a careful user sets it: each node's own data interface. A fault's own variables take precedence, as in a shell.
     names = f'export GLOO_SOCKET_IFNAME="${{GLOO_SOCKET_IFNAME:-{data_interface_of(first)}}}"'
     command = ["srun", "--label", *tasks, *start.prefix, "sh", "-c", f'{names}; exec "$@"', "sh", *torchrun]
-    label = ", ".join(each.fault.name for each in injected)
+    label = ", ".join(one.fault.name for one in injected)
     say(f"{label}: the same under plain torchrun, stopped after {BASELINE_S:.0f} s")
     log = run_dir / "torchrun.txt"
     began_s = time.monotonic()

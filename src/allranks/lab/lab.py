@@ -412,6 +412,6 @@ def _node_status(init_pid: int | None) -> dict[str, Any]:
     running = hosts.processes_in(init_pid) if init_pid else {}
     return {
         "init_pid": init_pid,
-        "daemon_pids": {each: running[each][0] for each in _DAEMONS if each in running},
+        "daemon_pids": {daemon: running[daemon][0] for daemon in _DAEMONS if daemon in running},
         "interfaces": hosts.read_links(init_pid) if init_pid else [],
     }

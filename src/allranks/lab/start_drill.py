@@ -66,7 +66,10 @@ class DrillResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def verdict(self) -> str:
         """The findings in one line."""
-        return "; ".join(f"{each.cause} {each.node or ''} ({each.severity})" for each in self.findings) or "none"
+        return (
+            "; ".join(f"{finding.cause} {finding.node or ''} ({finding.severity})" for finding in self.findings)
+            or "none"
+        )
 
 
 def drill(
@@ -100,7 +103,7 @@ def drill(
     injected: list[Injected] = []
     try:
         for position, name in enumerate(names):
-            used = {each.scene.where.node for each in injected}
+            used = {one.scene.where.node for one in injected}
             drawn = choose_seed(lab, name, seed=seed + position, used=used)
             injected.append(inject(lab, name, seed=drawn, on=on if position == 0 else None, run_dir=run_dir))
         job = run_job(lab, injected, run_dir)
@@ -138,27 +141,27 @@ def render_table(done: Sequence[DrillResult], *, seed: int) -> str:
         "| fault | the truth | verdict | seconds | exit | correct | torchrun silent for | first line of torchrun |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    healthy = [each for each in done if not each.faults]
-    for each in done:
-        if not each.faults:
+    healthy = [result for result in done if not result.faults]
+    for result in done:
+        if not result.faults:
             continue
-        found = "; ".join(f"{finding.cause} {finding.node or ''}".strip() for finding in each.findings) or "survived"
-        base = each.baseline
+        found = "; ".join(f"{finding.cause} {finding.node or ''}".strip() for finding in result.findings) or "survived"
+        base = result.baseline
         silent = "" if base is None else f"{base.silent_s:.0f} s{' (cut off)' if base.exit_code is None else ''}"
         cells = [
-            "+".join(each.faults),
-            each.where or "nobody",
+            "+".join(result.faults),
+            result.where or "nobody",
             found,
-            "" if each.seconds is None else f"{each.seconds:.1f}",
-            "cut off" if each.exit_code is None else str(each.exit_code),
-            "no: " + "; ".join(each.wrong) if each.wrong else "yes",
+            "" if result.seconds is None else f"{result.seconds:.1f}",
+            "cut off" if result.exit_code is None else str(result.exit_code),
+            "no: " + "; ".join(result.wrong) if result.wrong else "yes",
             silent,
             "" if base is None else f"`{base.said.replace('`', ' ')}`",
         ]
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     if healthy:
-        calm = [each for each in healthy if not each.wrong]
-        seconds = sorted(each.seconds for each in healthy if each.seconds is not None)
+        calm = [result for result in healthy if not result.wrong]
+        seconds = sorted(result.seconds for result in healthy if result.seconds is not None)
         middle = f", median {seconds[len(seconds) // 2]:.1f} s" if seconds else ""
         lines += ["", f"Healthy starts: {len(calm)} of {len(healthy)} without any finding{middle}."]
     return "\n".join(lines) + "\n"
@@ -172,20 +175,20 @@ def _judge(
     findings = job.verdict.findings if job.verdict else _findings_in(job.output)
     fails = [finding for finding in findings if finding.severity == "fail"]
     expects_fail = False
-    for each in injected:
-        truth = each.fault.culprit(each.scene)
-        if each.fault.severity is Expected.SURVIVED:
+    for one in injected:
+        truth = one.fault.culprit(one.scene)
+        if one.fault.severity is Expected.SURVIVED:
             continue
-        expects_fail |= each.fault.severity is Expected.FAIL
-        named = [finding for finding in findings if finding.cause_id in each.fault.cause]
+        expects_fail |= one.fault.severity is Expected.FAIL
+        named = [finding for finding in findings if finding.cause_id in one.fault.cause]
         if not named:
-            wrong.append(f"{each.fault.name}: no {' or '.join(each.fault.cause)}")
+            wrong.append(f"{one.fault.name}: no {' or '.join(one.fault.cause)}")
         elif not any(is_named(finding, truth) for finding in named):
-            wrong.append(f"{each.fault.name}: {named[0].cause} names {named[0].node}, the truth is {truth}")
-        elif not any(finding.severity == each.fault.severity.value for finding in named):
-            wrong.append(f"{each.fault.name}: severity {named[0].severity}, expected {each.fault.severity}")
-    allowed = {cause for each in injected for cause in (*each.fault.cause, *each.fault.also)}
-    wrong += [f"false alarm: {each.cause} {each.node}" for each in findings if each.cause_id not in allowed]
+            wrong.append(f"{one.fault.name}: {named[0].cause} names {named[0].node}, the truth is {truth}")
+        elif not any(finding.severity == one.fault.severity.value for finding in named):
+            wrong.append(f"{one.fault.name}: severity {named[0].severity}, expected {one.fault.severity}")
+    allowed = {cause for one in injected for cause in (*one.fault.cause, *one.fault.also)}
+    wrong += [f"false alarm: {finding.cause} {finding.node}" for finding in findings if finding.cause_id not in allowed]
     if expects_fail and job.exit_code in (0, None):
         wrong.append(f"exit code {job.exit_code}")
     if not expects_fail and (fails or job.exit_code != 0):
@@ -194,10 +197,10 @@ def _judge(
         wrong.append(f"{len(set(job.node_verdicts.values()))} different verdicts on {len(job.node_verdicts)} nodes")
     wrong += [f"left running: {process}" for process in left]
     return DrillResult(
-        faults=tuple(each.fault.name for each in injected),
+        faults=tuple(one.fault.name for one in injected),
         seed=seed,
-        where="; ".join(str(each.fault.culprit(each.scene)) for each in injected),
-        expected=tuple(f"{'/'.join(each.fault.cause)} {each.fault.severity}".strip() for each in injected),
+        where="; ".join(str(one.fault.culprit(one.scene)) for one in injected),
+        expected=tuple(f"{'/'.join(one.fault.cause)} {one.fault.severity}".strip() for one in injected),
         findings=tuple(findings),
         seconds=round(job.seconds, 2) if job.seconds is not None else None,
         exit_code=job.exit_code,
@@ -212,7 +215,7 @@ def is_named(finding: Finding, truth: TrueCulprit) -> bool:
         sides = {frozenset(names_in(side)) for side in (finding.node or "").split(" | ")}
         return sides == {frozenset(group) for group in truth.groups}
     if truth.address is not None:
-        text = " ".join([finding.node or "", finding.message, *(each.seen for each in finding.evidence)])
+        text = " ".join([finding.node or "", finding.message, *(evidence.seen for evidence in finding.evidence)])
         return truth.address in text
     if truth.interface is not None and finding.interface not in (truth.interface, None):
         return False

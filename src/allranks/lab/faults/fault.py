@@ -179,7 +179,7 @@ class LabScene:
     @property
     def table(self) -> str:
         """Name of this fault's own nft table."""
-        return "fault_" + "".join(each if each.isalnum() else "_" for each in self.key)
+        return "fault_" + "".join(letter if letter.isalnum() else "_" for letter in self.key)
 
     def is_same_life(self, node: str) -> bool:
         """Whether the node is still the one with the fault; a new process 1 has new namespaces without it."""

@@ -178,9 +178,9 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
     healed = []
     with lab.locked():
         there = read_records(lab)
-        chosen = [each for each in there if name in (None, each.fault) and on in (None, each.node)]
+        chosen = [record for record in there if name in (None, record.fault) and on in (None, record.node)]
         if not chosen and (name or on):
-            found = ", ".join(each.key for each in there) or "none"
+            found = ", ".join(record.key for record in there) or "none"
             raise UsageError(
                 f"{lab.label} has no {name or 'fault'}{f' on {on}' if on else ''}: its faults are: {found}"
             )

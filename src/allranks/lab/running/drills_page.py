@@ -27,24 +27,24 @@ def render_table(done: Sequence[StrikeResult], *, seed: int) -> str:
         "| fault | the truth | verdict | to the verdict | to the next step | exit | correct | torchrun |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for fault in dict.fromkeys(each.fault for each in done):
-        lines.append(_row([each for each in done if each.fault == fault]))
+    for fault in dict.fromkeys(drill.fault for drill in done):
+        lines.append(_row([drill for drill in done if drill.fault == fault]))
     return "\n".join(lines) + "\n"
 
 
 def _row(drills: Sequence[StrikeResult]) -> str:
     """Return the row of one fault, which was drilled once or several times."""
-    num, wrong = len(drills), list(dict.fromkeys(line for each in drills for line in each.wrong))
-    num_right = sum(not each.wrong for each in drills)
+    num, wrong = len(drills), list(dict.fromkeys(line for drill in drills for line in drill.wrong))
+    num_right = sum(not drill.wrong for drill in drills)
     counted = "" if num == 1 else f"{num_right} of {num}"
-    baseline = next((each.baseline for each in drills if each.baseline is not None), None)
+    baseline = next((drill.baseline for drill in drills if drill.baseline is not None), None)
     cells = [
         drills[0].fault,
-        _join(each.truth for each in drills),
-        _join(f"{each.verdict}; {each.leader} takes over" if each.leader else each.verdict for each in drills),
-        describe_spread(each.verdict_s for each in drills),
-        describe_spread(each.next_step_s for each in drills),
-        _join("cut off" if each.exit_code is None else str(each.exit_code) for each in drills),
+        _join(drill.truth for drill in drills),
+        _join(f"{drill.verdict}; {drill.leader} takes over" if drill.leader else drill.verdict for drill in drills),
+        describe_spread(drill.verdict_s for drill in drills),
+        describe_spread(drill.next_step_s for drill in drills),
+        _join("cut off" if drill.exit_code is None else str(drill.exit_code) for drill in drills),
         "no: " + "; ".join(filter(None, [counted, *wrong])) if wrong else counted or "yes",
         "" if baseline is None else _describe(baseline),
     ]
@@ -54,9 +54,9 @@ def _row(drills: Sequence[StrikeResult]) -> str:
 def describe_times(done: Sequence[StrikeResult]) -> list[str]:
     """Return lines about the times of each fault that was drilled several times."""
     lines = []
-    for fault in dict.fromkeys(each.fault for each in done):
-        drills = [each for each in done if each.fault == fault]
-        waits = [(each.verdict_s, each.next_step_s) for each in drills]
+    for fault in dict.fromkeys(drill.fault for drill in done):
+        drills = [drill for drill in done if drill.fault == fault]
+        waits = [(drill.verdict_s, drill.next_step_s) for drill in drills]
         between = [step_s - said_s for said_s, step_s in waits if said_s is not None and step_s is not None]
         lines += [
             f"{fault}, {len(drills)} times: minimum / median / maximum",
@@ -73,9 +73,9 @@ def describe_spread(seconds: Iterable[float | None]) -> str:
     >>> describe_spread([0.31, None, 0.2, 2.04]), describe_spread([4.9]), describe_spread([None])
     ('0.2 / 0.3 / 2.0 s', '4.9 s', '')
     """
-    known = sorted(each for each in seconds if each is not None)
+    known = sorted(time_s for time_s in seconds if time_s is not None)
     if len(known) < 2:
-        return "".join(f"{each:.1f} s" for each in known)
+        return "".join(f"{time_s:.1f} s" for time_s in known)
     return f"{known[0]:.1f} / {statistics.median(known):.1f} / {known[-1]:.1f} s"
 
 

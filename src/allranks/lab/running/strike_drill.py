@@ -181,7 +181,7 @@ def _wait_for_outcome(job: Running, strike: type[Strike], start: tuple[int, int]
     def has_resumed() -> bool:
         job.target.saved()  # before the job deletes them
         newest = job.target.newest()
-        num_ranks = next((each.world for each in newest.values()), 0)
+        num_ranks = next((step.world for step in newest.values()), 0)
         if strike.is_needed_again and num_ranks < job.num_nodes:
             return False
         return job.target.is_stepping(num_ranks, after=start)
@@ -213,7 +213,7 @@ def _drill_torchrun(lab: Lab, strike: type[Strike], *, seed: int, on: str | None
     first = next(((time_s, line) for time_s, line in terminal.lines if time_s >= struck_s and complains(line)), None)
     # Lines that it prints because it is cut off do not count.
     is_own = first is not None and first[0] < struck_s + BASELINE_S - 0.5
-    later = [each.time_s for each in job.target.steps() if each.start > start]
+    later = [step.time_s for step in job.target.steps() if step.start > start]
     return StrikeBaseline(
         silent_s=round(first[0] - struck_s, 1) if first and is_own else None,
         said=words_of(first[1]) if first and is_own else "nothing",
@@ -233,7 +233,7 @@ def _conclude(
     baseline: StrikeBaseline | None,
 ) -> StrikeResult:
     verdict_s, next_step_s, next_step = seen.verdict_s(strike.succession), seen.next_step_s(), seen.next_step()
-    said = [f"{each['cause']} {each.get('node') or ''}".strip() for each in seen.verdicts(strike.succession)]
+    said = [f"{verdict['cause']} {verdict.get('node') or ''}".strip() for verdict in seen.verdicts(strike.succession)]
     shown = f"{truth} (rank {', '.join(map(str, ranks))})" if ranks else str(truth)
     return StrikeResult(
         fault=strike.name,

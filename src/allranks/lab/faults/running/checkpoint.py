@@ -56,7 +56,7 @@ class CheckpointStrike(Strike):
     @classmethod
     def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Check that the damaged checkpoint was not loaded, and the one before it was."""
-        began = min((each.step for each in target.steps() if each.start > (0, 0)), default=0)
+        began = min((step.step for step in target.steps() if step.start > (0, 0)), default=0)
         spoiled, before = scene.memory["spoiled"], scene.memory["before"]
         if began != before + 1:
             return [f"resumed with step {began}; step {spoiled} was spoiled, that of step {before} was whole"]

@@ -126,7 +126,9 @@ class CutOff(LeaderStrike):
     def note_workers(cls, scene: LabScene) -> None:
         """Note which workers of the cut-off side still run; they must have ended before it is connected again."""
         give_up_s = time.monotonic() + ENDS_S
-        while (left := [each for each in scene.memory["workers"] if _is_alive(each)]) and time.monotonic() < give_up_s:
+        while (
+            left := [worker for worker in scene.memory["workers"] if _is_alive(worker)]
+        ) and time.monotonic() < give_up_s:
             time.sleep(0.2)
         scene.remember("left", left)
 

@@ -168,7 +168,7 @@ class BatchNodeKilled(NodeKilled, name="batch-node-killed"):
     def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Check that the remaining agents recorded the node for the next attempt."""
         paths = target.directory.glob("runs/[0-9]*/culprits.json")
-        named = [(each["node"], each["cause_id"]) for path in paths for each in json.loads(path.read_text())]
+        named = [(finding["node"], finding["cause_id"]) for path in paths for finding in json.loads(path.read_text())]
         truth = cls.culprit(scene).nodes[0]
         return [] if named == [(truth, "AR012")] else [f"culprits.json has {named}, the truth is AR012 {truth}"]
 

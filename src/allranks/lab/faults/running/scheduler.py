@@ -29,7 +29,7 @@ class SlurmStrike(Strike):
     @classmethod
     def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Run the command where users work."""
-        scene.remember("step", max(each.step for each in target.newest().values()))
+        scene.remember("step", max(done.step for done in target.newest().values()))
         struck_s = time.time()
         scene.run(scene.controller.name, *(word.replace("JOB", target.job_id) for word in cls.command))
         return struck_s
@@ -37,7 +37,7 @@ class SlurmStrike(Strike):
     @classmethod
     def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Check that there was time for a checkpoint, and that a later attempt resumed from it."""
-        done, began = scene.memory["step"], [each.step - 1 for each in target.steps() if each.start > (0, 0)]
+        done, began = scene.memory["step"], [step.step - 1 for step in target.steps() if step.start > (0, 0)]
         saved = min(began) if began else target.whole_checkpoint()
         return (
             []

@@ -115,8 +115,8 @@ class DrilledJob:
     def newest(self) -> dict[int, StepDone]:
         """Return the last step of each rank of the newest start."""
         steps = self.steps()
-        start = max((each.start for each in steps), default=(0, 0))
-        return {each.rank: each for each in steps if each.start == start}
+        start = max((step.start for step in steps), default=(0, 0))
+        return {step.rank: step for step in steps if step.start == start}
 
     def is_stepping(self, num_ranks: int, *, after: tuple[int, int] | None = None, num_steps: int = 3) -> bool:
         """Whether all ranks of the newest start have done some steps.
@@ -130,7 +130,7 @@ class DrilledJob:
         if len(newest) != num_ranks or (after is not None and next(iter(newest.values())).start <= after):
             return False
         start = next(iter(newest.values())).start
-        made = [sum(each.rank == rank and each.start == start for each in self._steps) for rank in newest]
+        made = [sum(step.rank == rank and step.start == start for step in self._steps) for rank in newest]
         return min(made) >= num_steps
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
