@@ -309,15 +309,15 @@ def costs_of(one: Prediction, step: StepProfile) -> list[str]:
 
 def _table_of_nodes(advice: Advice, batch: int | None) -> list[str]:
     best = [one.method.name for one in advice.offered[:3]]
-    rows = [("nodes", [f"{each.nodes}{'*' * each.is_scaled}" for each in advice.by_nodes])]
+    rows = [("nodes", [f"{step.nodes}{'*' * step.is_scaled}" for step in advice.by_nodes])]
     for name in ("now", *best):
-        rows.append((f"{name}, ms", [_ms(each.steps_s[name]) for each in advice.by_nodes]))
+        rows.append((f"{name}, ms", [_ms(step.steps_s[name]) for step in advice.by_nodes]))
         if batch:
-            per_s = [f"{each.ranks * batch / each.steps_s[name]:.4g}" for each in advice.by_nodes]
+            per_s = [f"{step.ranks * batch / step.steps_s[name]:.4g}" for step in advice.by_nodes]
             rows.append((f"{name}, samples/s", per_s))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}" + "".join(f"{text:>9}" for text in texts) for name, texts in rows]
-    if any(each.is_scaled for each in advice.by_nodes):
+    if any(step.is_scaled for step in advice.by_nodes):
         lines.append("* not measured: scaled from the measured number of nodes, as a ring")
     return lines
 
@@ -367,13 +367,13 @@ def describe(advice: Advice, table: BenchTable, *, batch: int | None, measured_s
         ],
         "by_nodes": [
             {
-                "nodes": each.nodes,
-                "ranks": each.ranks,
-                "is_scaled": each.is_scaled,
-                "step_ms": {name: _rounded(time_s) for name, time_s in each.steps_s.items()},
-                **({"samples": each.ranks * batch} if batch else {}),
+                "nodes": scaled.nodes,
+                "ranks": scaled.ranks,
+                "is_scaled": scaled.is_scaled,
+                "step_ms": {name: _rounded(time_s) for name, time_s in scaled.steps_s.items()},
+                **({"samples": scaled.ranks * batch} if batch else {}),
             }
-            for each in advice.by_nodes
+            for scaled in advice.by_nodes
         ],
         "loss_source": LOSS_SOURCE,
     }

@@ -305,7 +305,7 @@ class _Run:
             say(self.problem)
         verdict = "measurement incomplete" if self.problem else "measured"
         if self.findings:
-            where = ", ".join(each.node or "?" for each in self.findings)
+            where = ", ".join(finding.node or "?" for finding in self.findings)
             what = count_of(len(self.findings), "network fault" if self.marks else "problem")
             verdict = f"{what}{'' if self.marks else ' that would stop a job'} ({where})"
         click.echo(

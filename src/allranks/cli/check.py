@@ -273,11 +273,11 @@ def summarise(outcome: CheckOutcome, *, elapsed_s: float) -> str:
     where = printable(outcome.nodes[0]) if len(outcome.nodes) == 1 else f"{len(outcome.nodes)} nodes"
     fails = sum(finding.severity is Severity.FAIL for finding in outcome.findings)
     warnings = len(outcome.findings) - fails
-    lost = {each.cause for each in outcome.results if each.status in (Status.UNKNOWN, Status.CRASH)}
-    passed = {each.cause for each in outcome.results if each.status is Status.PASS}
+    lost = {result.cause for result in outcome.results if result.status in (Status.UNKNOWN, Status.CRASH)}
+    passed = {result.cause for result in outcome.results if result.status is Status.PASS}
     said = []
     if fails:
-        failed = {each.node for each in outcome.results if each.status is Status.FAIL}
+        failed = {result.node for result in outcome.results if result.status is Status.FAIL}
         culprits = [node for node in outcome.nodes if node in failed]
         on = f" ({fold_hosts(culprits)})" if 0 < len(culprits) < len(outcome.nodes) else ""
         said.append(f"{count_of(fails, 'problem')} that would stop a job{on}")

@@ -54,7 +54,7 @@ def command_in_lab(arguments: Sequence[str]) -> str | None:
 
     with contextlib.suppress(AllranksError, OSError, ValueError):
         names = [path.name for path in Lab().dir.parent.glob("*/")]
-        for name in sorted(names, key=lambda each: (each != DEFAULT_NAME, each)):
+        for name in sorted(names, key=lambda one: (one != DEFAULT_NAME, one)):
             lab = Lab(name)
             if lab.planned_hosts() and (node := lab.controller().name) in find_inits(lab.dir):
                 flag = [] if name == DEFAULT_NAME else ["--name", name]

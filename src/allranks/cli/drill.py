@@ -144,7 +144,7 @@ def drill(
             continue
         done.append(result)
         click.echo(_describe(result))
-    wrong = sum(bool(each.wrong) for each in done)
+    wrong = sum(bool(drilled.wrong) for drilled in done)
     missed = len(rounds) - len(done)
     click.echo(describe_count(len(rounds), wrong=wrong, missed=missed, took_s=time.monotonic() - began_s))
     if json_path is not None:
@@ -159,7 +159,7 @@ def _describe(result: DrillResult) -> str:
     mark = style.mark("✗", "x") if result.wrong else style.mark("✓", "+")
     seconds = f"{result.seconds:5.1f} s" if result.seconds is not None else "      -"
     lines = [f"{mark} {'+'.join(result.faults) or 'healthy':<24} {seconds}  {result.verdict}"]
-    lines += [f"    {each}" for each in _notes(result)]
+    lines += [f"    {note}" for note in _notes(result)]
     return "\n".join(lines)
 
 

@@ -87,7 +87,7 @@ def drill_running(
         click.echo(_describe(result))
         if json_path is not None:  # after each: hours of drills may be cut off
             json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
-    wrong = sum(bool(each.wrong) for each in done) + unwell
+    wrong = sum(bool(drilled.wrong) for drilled in done) + unwell
     if times > 1:
         click.echo("\n".join(describe_times(done)))
     click.echo(describe_count(len(rounds), wrong=wrong, missed=missed, took_s=time.monotonic() - began_s))
@@ -110,7 +110,7 @@ def _describe(result: StrikeResult) -> str:
     lines = [f"{mark} {result.fault:<26} {verdict_s:>7} {next_s:>7}  {result.verdict}{leads}"]
     if result.phases_s:
         lines.append("    " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.phases_s.items()))
-    lines += [f"    {each}" for each in result.wrong]
+    lines += [f"    {problem}" for problem in result.wrong]
     if (baseline := result.baseline) is not None:
         silent, next_s = _seconds(baseline.silent_s), _seconds(baseline.next_step_s)
         lines.append(f"    torchrun: no output for {silent}, then: {baseline.said}; next step {next_s}")

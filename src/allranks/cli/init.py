@@ -99,7 +99,7 @@ def _choose(asked: Asked) -> tuple[SrunNodes | None, Surroundings]:
     except AllranksError as exc:
         if partition is None and not in_job:
             raise type(exc)(f"{exc}; to examine only this machine: --standalone") from exc
-    default = next((each[:-1] for node in nodes for each in node.partitions if each.endswith("*")), None)
+    default = next((name[:-1] for node in nodes for name in node.partitions if name.endswith("*")), None)
     promised = {node.name: node.num_gpus for node in nodes}
     if partition is None:
         found = os.environ.get("SLURM_JOB_PARTITION") if in_job else default

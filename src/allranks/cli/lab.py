@@ -199,7 +199,7 @@ def inject(
 
     if is_list:
         if as_json:
-            click.echo(json.dumps([_describe(each) for each in (*FAULTS.values(), *STRIKES.values())], indent=2))
+            click.echo(json.dumps([_describe(known) for known in (*FAULTS.values(), *STRIKES.values())], indent=2))
             return
         click.echo(_HEADER)
         _list(FAULTS.values())
@@ -274,9 +274,9 @@ Columns: name, cause that allranks must report (- for none), what must become of
 
 
 def _list(faults: Collection[type[Fault]]) -> None:
-    width = max(len(each.name) for each in faults)
-    for each in faults:
-        click.echo(f"{each.name:<{width}}  {'|'.join(each.cause) or '-':<11} {each.severity:<8} {each.title()}")
+    width = max(len(fault.name) for fault in faults)
+    for fault in faults:
+        click.echo(f"{fault.name:<{width}}  {'|'.join(fault.cause) or '-':<11} {fault.severity:<8} {fault.title()}")
 
 
 def _describe(fault: type[Fault], scene: LabScene | None = None) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
                 return ()
             raise
         if len(targets) == 1 and is_run(Path(targets[0])):  # many words lead to it: the paths lead there from here
-            return tuple(replace(each, shown=str(Path(targets[0], each.shown))) for each in found)
+            return tuple(replace(source, shown=str(Path(targets[0], source.shown))) for source in found)
         return found
     if len(targets) > 1:
         raise UsageError(
@@ -95,7 +95,7 @@ def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict
         return verdict.job
     if len(targets) == 1 and is_job_id(targets[0]) and not os.path.lexists(targets[0]):
         return targets[0].partition(".")[0]
-    named = {match[1] for each in sources if (match := _SLURM_OUTPUT.search(each.shown))}
+    named = {match[1] for source in sources if (match := _SLURM_OUTPUT.search(source.shown))}
     return named.pop() if len(named) == 1 else None
 
 
@@ -199,7 +199,7 @@ def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[
 
     if named := [target for target in targets if os.path.lexists(target)]:
         return find_dumps(named)
-    folders = dict.fromkeys(each.path.parent for each in sources if each.path is not None)
+    folders = dict.fromkeys(source.path.parent for source in sources if source.path is not None)
     if any(is_job_id(target) for target in targets):
         runs = dict.fromkeys(top for folder in folders for top in (folder, *folder.parents) if is_run(top))
         return find_dumps(sorted(map(str, runs)))

@@ -78,7 +78,7 @@ def stack(
             raise UsageError(f"stack --pid {' '.join(targets)}: expected process ids, for example --pid 4711 4712")
         document = look(WantedStacks(pids=pids), node=node)
         reports = [StackReport(job="", documents=[document])]
-        gone = sorted(set(pids) - {each.pid for each in document.processes})
+        gone = sorted(set(pids) - {process.pid for process in document.processes})
         if gone:
             say(f"no such process on this machine: {', '.join(map(str, gone))}")
     else:

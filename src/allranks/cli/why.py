@@ -90,7 +90,9 @@ def why(
     first, last = (read_bound(text) if text else None for text in (since, until))
     sources, verdict = take_verdict(find_logs(targets))
     recordings = find_recordings(targets, sources)
-    progress = _Progress(sum(source.size for source in sources), is_packed=any(_is_packed(each) for each in sources))
+    progress = _Progress(
+        sum(source.size for source in sources), is_packed=any(_is_packed(source) for source in sources)
+    )
     problems: list[ReadProblem] = []
     logs = read_logs(sources, problems, progress)
     if sources and (what := name_code(logs)):
@@ -230,7 +232,8 @@ class Answer:
             last_words=self.last,
             problems=self.problems,
             sources=tuple(
-                Read(path=each.shown, size_bytes=each.size, node=each.node, rank=each.rank) for each in sources
+                Read(path=source.shown, size_bytes=source.size, node=source.node, rank=source.rank)
+                for source in sources
             ),
             lines=sum(tail.num_lines for tail in self.logs.tails),
             bytes=num_bytes,
@@ -274,15 +277,15 @@ def make_answer(
     from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
     conclusions = conclude(logs, dumps)
-    own = [to_finding(each) for each in conclusions]
+    own = [to_finding(conclusion) for conclusion in conclusions]
     running = unfinished.running
     findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None, restarts=restarts)
     findings = join_lost(unfinished.lost, findings)
     findings = leave_out_consequences(findings, is_judged=verdict is not None)
     last: tuple[str, ...] = ()
     if running is not None:  # it has not succeeded, and what its logs lack now may come
-        proven = (each for each in findings if each.severity is not Severity.NOTE)
-        findings = [each for each in proven if each.confidence is not Confidence.UNDECIDED]
+        proven = (finding for finding in findings if finding.severity is not Severity.NOTE)
+        findings = [finding for finding in proven if finding.confidence is not Confidence.UNDECIDED]
     if not is_answer(findings):
         is_quiet = bool(findings) and running is None  # neither failure nor progress: the last lines may tell
         findings = findings[:1] if is_quiet else []
@@ -291,7 +294,7 @@ def make_answer(
     count = len(findings) if is_all else count_first(findings)
     return Answer(
         logs=logs,
-        findings=tuple(fill_job(each, job) for each in findings[:count]),
+        findings=tuple(fill_job(finding, job) for finding in findings[:count]),
         others=len(findings) - count,
         last=last,
         problems=tuple(map(_tell_problem, problems)),
