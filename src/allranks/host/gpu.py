@@ -283,7 +283,7 @@ def parse_gpu_processes(text: str, *, is_own: Callable[[int], bool]) -> dict[str
         used = _number(values[-1])
         memory = "" if used is None else f", {used} MiB"
         found.setdefault(values[0], []).append(f"{name} (pid {pid}{memory})")
-    return {uuid: tuple(each[:MAX_PROCESSES]) for uuid, each in found.items()}
+    return {uuid: tuple(processes[:MAX_PROCESSES]) for uuid, processes in found.items()}
 
 
 def read_nvlinks(*, deadline_s: float, env: Mapping[str, str] | None = None) -> Details[int]:

@@ -40,7 +40,7 @@ def raise_open_files(wanted: int) -> int:
 
     Workers inherit it: rank 0's store has a connection to each rank.
     """
-    soft, hard = (math.inf if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(_NOFILE))
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(_NOFILE))
     reached = max(soft, min(wanted, hard))
     if reached > soft:
         resource.setrlimit(_NOFILE, (int(reached), resource.getrlimit(_NOFILE)[1]))
@@ -164,8 +164,8 @@ def _quotas(root: Path) -> Iterator[float]:
         # In a container the path may be the host's: whatever is not there is passed over.
         above = [parent for parent in (PurePosixPath(group), *PurePosixPath(group).parents) if ".." not in parent.parts]
         for mount in mounts:
-            for each in above:
-                directory = mount / str(each).lstrip("/")
+            for cgroup in above:
+                directory = mount / str(cgroup).lstrip("/")
                 with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
                     yield _quota_v1(directory) if controllers else _quota_v2((directory / "cpu.max").read_text())
 

@@ -116,23 +116,27 @@ class SocketWatch:
         """Return which of these are stuck, and since when."""
         before, self._since_s = self._since_s, {}
         stuck = []
-        for each in connections:
-            is_between_nodes = each.own_address in addresses and each.peer_address not in addresses
-            if not each.is_pending or not each.is_held or not is_between_nodes:
+        for connection in connections:
+            is_between_nodes = connection.own_address in addresses and connection.peer_address not in addresses
+            if not connection.is_pending or not connection.is_held or not is_between_nodes:
                 continue
             # Without a count of what was acknowledged, what is left and has timed out is the best there is.
-            mark = each.acked_bytes if each.acked_bytes is not None else (each.unacked_bytes, each.retransmits > 0)
-            known, since_s = before.get(each.key, (None, now_s))
+            mark = (
+                connection.acked_bytes
+                if connection.acked_bytes is not None
+                else (connection.unacked_bytes, connection.retransmits > 0)
+            )
+            known, since_s = before.get(connection.key, (None, now_s))
             if known != mark:
                 since_s = now_s
-            self._since_s[each.key] = mark, since_s
-            stuck.append(StuckConnection(each, now_s - since_s))
+            self._since_s[connection.key] = mark, since_s
+            stuck.append(StuckConnection(connection, now_s - since_s))
         return stuck
 
     def _read(self) -> list[TcpConnection]:
         if self._uses_netlink:
             try:
-                return [each for family in (socket.AF_INET, socket.AF_INET6) for each in ask_kernel(family)]
+                return [connection for family in (socket.AF_INET, socket.AF_INET6) for connection in ask_kernel(family)]
             except OSError:
                 self._uses_netlink = False
         return read_proc(root=self._root)
@@ -235,7 +239,7 @@ def read_proc(*, root: Path = Path("/")) -> list[TcpConnection]:
             lines = (root / "proc/net" / name).read_text().splitlines()[1:]
         except OSError:
             continue
-        found += [each for line in lines if (each := parse_proc_line(line)) is not None]
+        found += [connection for line in lines if (connection := parse_proc_line(line)) is not None]
     return found
 
 

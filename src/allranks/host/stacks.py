@@ -114,29 +114,31 @@ def look(wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> NodeStac
     """
     deadline_s = time.monotonic() + LOOK_S
     found, others = find_processes(wanted, root=root)
-    began_s, before = time.monotonic(), {each.pid: _cpu_seconds(root, each.pid) for each in found}
+    began_s, before = time.monotonic(), {process.pid: _cpu_seconds(root, process.pid) for process in found}
     with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        dumps = list(pool.map(lambda each: _dump(each, deadline_s, root), found))
+        dumps = list(pool.map(lambda process: _dump(process, deadline_s, root), found))
     time.sleep(max(0.0, began_s + CPU_WINDOW_S - time.monotonic()))
     window_s = time.monotonic() - began_s
-    wanted_lines = {each.pid: _user_lines(threads) for each, (threads, _) in zip(found, dumps, strict=True)}
+    wanted_lines = {process.pid: _user_lines(threads) for process, (threads, _) in zip(found, dumps, strict=True)}
     texts = read_source_lines(wanted_lines, root=root)
     processes = []
-    for each, (threads, problem) in zip(found, dumps, strict=True):
-        state = (_stat(root, each.pid) or each.stat).state
+    for process, (threads, problem) in zip(found, dumps, strict=True):
+        state = (_stat(root, process.pid) or process.stat).state
         processes.append(
             Process(
-                pid=each.pid,
-                role=each.role,
-                rank=each.rank,
-                local_rank=each.local_rank,
-                world_size=_count(each.env, "WORLD_SIZE", "SLURM_STEP_NUM_TASKS") if each.rank is not None else None,
+                pid=process.pid,
+                role=process.role,
+                rank=process.rank,
+                local_rank=process.local_rank,
+                world_size=_count(process.env, "WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+                if process.rank is not None
+                else None,
                 state=state,
-                kernel_wait=_read(root / f"proc/{each.pid}/wchan").decode(errors="replace") if state == "D" else "",
-                cpu=round(max(0.0, _cpu_seconds(root, each.pid) - before[each.pid]) / window_s, 2),
-                threads=tuple(_with_text(thread, texts.get(each.pid, {})) for thread in threads),
+                kernel_wait=_read(root / f"proc/{process.pid}/wchan").decode(errors="replace") if state == "D" else "",
+                cpu=round(max(0.0, _cpu_seconds(root, process.pid) - before[process.pid]) / window_s, 2),
+                threads=tuple(_with_text(thread, texts.get(process.pid, {})) for thread in threads),
                 problem=problem,
-                job=each.job,
+                job=process.job,
             )
         )
     return NodeStacks(node=node, job=wanted.job, processes=tuple(processes), others=tuple(others))
@@ -223,29 +225,31 @@ def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[lis
             mine[pid].job = mine[stat.parent].job
     _assign_roles(mine, stats)
     order = list(ProcessRole)
-    ranked = sorted(mine.values(), key=lambda each: (order.index(each.role), each.rank is None, each.rank, each.pid))
+    ranked = sorted(
+        mine.values(), key=lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid)
+    )
     return ranked, sorted(set(others) - {"slurm_script"})
 
 
 def _assign_roles(mine: Mapping[int, FoundProcess], stats: Mapping[int, _Stat]) -> None:
     """Who is whose child; a process without RANK above one that has it started it."""
-    for each in mine.values():
-        above = each.stat.parent
+    for process in mine.values():
+        above = process.stat.parent
         while above in stats and above not in mine:
             above = stats[above].parent
         parent = mine.get(above)
-        if "RANK" not in each.env and _LAUNCHER.search(" ".join(each.command[:4])):
-            each.role = ProcessRole.LAUNCHER
+        if "RANK" not in process.env and _LAUNCHER.search(" ".join(process.command[:4])):
+            process.role = ProcessRole.LAUNCHER
         if parent is None:
             continue
-        if "RANK" in each.env and "RANK" not in parent.env:
+        if "RANK" in process.env and "RANK" not in parent.env:
             parent.role = ProcessRole.LAUNCHER
-        elif each.rank == parent.rank or each.rank is None:
-            each.role = ProcessRole.CHILD
-            each.rank, each.local_rank = parent.rank, parent.local_rank
-    for each in mine.values():
-        if each.role is ProcessRole.LAUNCHER:  # SLURM's number of it is a node's, not a rank
-            each.rank = each.local_rank = None
+        elif process.rank == parent.rank or process.rank is None:
+            process.role = ProcessRole.CHILD
+            process.rank, process.local_rank = parent.rank, parent.local_rank
+    for process in mine.values():
+        if process.role is ProcessRole.LAUNCHER:  # SLURM's number of it is a node's, not a rank
+            process.rank = process.local_rank = None
 
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[td]?(-dbg)?$")
@@ -279,9 +283,9 @@ def _is_wanted(wanted: WantedStacks, pid: int, env: Mapping[str, str], root: Pat
     return wanted.job in names
 
 
-def _dump(each: FoundProcess, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...], str]:
+def _dump(process: FoundProcess, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...], str]:
     """Threads of one process, or why there are none."""
-    if each.stat.state == "Z":
+    if process.stat.state == "Z":
         return (), "has ended (zombie)"
     py_spy = _find_py_spy()
     if py_spy is None:
@@ -291,7 +295,7 @@ def _dump(each: FoundProcess, deadline_s: float, root: Path) -> tuple[tuple[Thre
         limit_s = min(DUMP_S, deadline_s - time.monotonic())
         if limit_s <= 0:
             return (), f"not read: the {LOOK_S:.0f} s for all processes of this node were used up"
-        command = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(each.pid)]
+        command = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(process.pid)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             try:
                 out, err = child.communicate(timeout=limit_s)
@@ -301,14 +305,14 @@ def _dump(each: FoundProcess, deadline_s: float, root: Path) -> tuple[tuple[Thre
         words = err.decode(errors="replace")
         if child.returncode == 0:
             try:
-                return tuple(_thread(told, each.pid) for told in decode_json(out, list[_Told])), ""
+                return tuple(_thread(told, process.pid) for told in decode_json(out, list[_Told])), ""
             except Unreadable as exc:  # what it looked at, or itself, was killed meanwhile
                 words = f"its answer is cut off ({exc})"
-        if not (root / f"proc/{each.pid}").exists():
+        if not (root / f"proc/{process.pid}").exists():
             return (), "has ended in the meantime"
         if "ermission" in words or "not permitted" in words:
             return (), explain_refusal(_read(root / "proc/sys/kernel/yama/ptrace_scope").decode().strip())
-    if _namespace(root, each.pid) != _namespace(root, os.getpid()):
+    if _namespace(root, process.pid) != _namespace(root, os.getpid()):
         return (), f"runs in a container that py-spy cannot read: {_shorten(words)}"
     return (), f"py-spy: {_shorten(words)}"
 
