@@ -277,7 +277,7 @@ class _Run:
         took_s, wrong = self.once(), None
         if self.place.count and self.operations[0].output is not None:
             expected = self.operations[0].expected()
-            wrong = sum(int((each.output != expected).sum()) for each in self.operations)
+            wrong = sum(int((operation.output != expected).sum()) for operation in self.operations)
         if self.place.device.type == "cuda":  # the first run opened NCCL's connections
             took_s = self.once()
         self.first_s = took_s
@@ -288,7 +288,7 @@ class _Run:
         import torch
 
         self.began_s = time.monotonic()
-        for under_way in [handle for each in self.operations for handle in each.begin()]:
+        for under_way in [handle for operation in self.operations for handle in operation.begin()]:
             under_way.wait()
         if self.place.device.type == "cuda":
             event = torch.cuda.Event()
