@@ -399,7 +399,7 @@ def _watch(c10d: Any) -> bool:
 def _describe_membership(world: World, c10d: Any) -> Membership:
     spread = Membership.spread(world.rank, world.world_size, per_node=world.local_world_size)
     epoch, number = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0), next(_incarnations)
-    backends = {each.rpartition(":")[2] for each in c10d.get_backend_config().split(",")}
+    backends = {part.rpartition(":")[2] for part in c10d.get_backend_config().split(",")}
     name = c10d._get_default_group().group_name
     return Membership(
         epoch=epoch,

@@ -178,7 +178,7 @@ def _methods(model: Model, noise_scale: float | None, steps_left: int | None) ->
     for method in methods.METHODS:
         if method is methods.ACCUMULATE and noise_scale is not None:
             tried = (methods.accumulate(every, noise_scale) for every in NOISE_FACTORS)
-            yield min(tried, key=lambda each: model.predict(each).step_s * each.samples)
+            yield min(tried, key=lambda one: model.predict(one).step_s * one.samples)
         elif method.has_warm_up:
             yield replace(method, line=method.line.format(plain_steps=plain_steps))
         elif method is not methods.BF16 or model.step.element_bytes > 2:

@@ -131,7 +131,7 @@ def run_streams(plan: StreamPlan, node: str, tell: Callable[[RoundReport], None]
     with Rounds(node, plan.addresses, port=plan.port, key=plan.key) as rounds:
         absent = rounds.meet()
         began_s = time.monotonic()
-        for number, pair in enumerate(next((each for each in pairs if node in each), None) for pairs in plan.rounds):
+        for number, pair in enumerate(next((mine for mine in pairs if node in mine), None) for pairs in plan.rounds):
             if pair is None:
                 continue
             peer, is_second = pair[1 - pair.index(node)], pair[1] == node

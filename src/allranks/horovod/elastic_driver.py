@@ -85,7 +85,7 @@ class LostHosts:
             for host, event in self._waiting:
                 if host in lost:
                     event.set()
-            self._waiting = [each for each in self._waiting if not each[1].is_set()]
+            self._waiting = [waiting for waiting in self._waiting if not waiting[1].is_set()]
             time.sleep(POLL_S)
 
 

@@ -89,7 +89,8 @@ def run_horovod(
     with job.started(), NodeWatch(request.hosts, job_id=request.job_id) as nodes:
         exit_code = job.follow(nodes)
     findings = tuple(
-        each if exit_code else msgspec.structs.replace(each, severity=Severity.WARN) for each in job.watch.findings
+        finding if exit_code else msgspec.structs.replace(finding, severity=Severity.WARN)
+        for finding in job.watch.findings
     )
     if exit_code not in (0, *map(exit_for_signal, ENDING)) and findings:
         exit_code = int(find_cause(findings[-1].cause_id).exit_code)
@@ -125,7 +126,7 @@ class _Job:
         """Start the driver, and end it when the block is left."""
         self._write_hosts()
         self._folder.append(EVENTS, mode=0o600).close()  # what Horovod logs may quote the command
-        handlers = {each: signal.signal(each, self._note_signal) for each in ENDING}
+        handlers = {signum: signal.signal(signum, self._note_signal) for signum in ENDING}
         self._process = subprocess.Popen(
             driver_command(self._request, Path(f"/proc/self/fd/{self._folder.fd}")),
             pass_fds=[self._folder.fd],
@@ -212,13 +213,13 @@ class _Job:
             self._write_hosts()
 
     def _tell(self, said: list[Said]) -> None:
-        for each in said:
-            if isinstance(each, StackRequest):
+        for word in said:
+            if isinstance(word, StackRequest):
                 threading.Thread(target=self._look, daemon=True).start()
-            elif isinstance(each, Finding):
-                self._show(each)
+            elif isinstance(word, Finding):
+                self._show(word)
             else:
-                self._say(each)
+                self._say(word)
 
     def _look(self) -> None:
         """Read the stacks of all nodes, in a thread of its own."""
@@ -227,14 +228,14 @@ class _Job:
         try:
             report = probe_job(self._request.job_id, silence_s=STACKS_S, env=os.environ, say=lambda _: None)
             for document in report.documents:
-                mains = [thread for each in document.processes for thread in each.threads if thread.is_main]
+                mains = [thread for process in document.processes for thread in process.threads if thread.is_main]
                 if mains:
                     found[document.node] = [
                         [frame.function for frame in main.frames]
                         for main in mains
                         if any("/horovod/" in frame.file for frame in main.frames)
                     ]
-                problem = problem or next((each.problem for each in document.processes if each.problem), "")
+                problem = problem or next((process.problem for process in document.processes if process.problem), "")
         except AllranksError as exc:
             problem = str(exc)
         self._run_dir.add_event("stacks", stacks=found, problem=problem)

@@ -24,7 +24,7 @@ def place_command(command: Sequence[str], interface: str) -> list[str]:
     """Return the worker's command with the interface of this node, and without the SLURM variables of another one."""
     placed = []
     for word in command:
-        name = next((each for each in OF_THE_INTERFACE if word.startswith(each)), None)
+        name = next((variable for variable in OF_THE_INTERFACE if word.startswith(variable)), None)
         if name is not None:
             placed.append(name + interface)
         elif not word.startswith("SLURM"):

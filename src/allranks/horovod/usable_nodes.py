@@ -106,7 +106,7 @@ class NodeWatch:
     def _ask_nodes(self) -> None:
         with ThreadPoolExecutor(max_workers=min(64, len(self._memories))) as pool:
             while not self._is_closed.wait(INTERVAL_S):
-                asked = [pool.submit(answers, each.host, PORT, within_s=WITHIN_S) for each in self._memories]
+                asked = [pool.submit(answers, other.host, PORT, within_s=WITHIN_S) for other in self._memories]
                 for memory, answer in zip(self._memories, asked, strict=True):
                     change = memory.note(has_answered=answer.result(), is_in_job=memory.host in self._in_job)
                     if change is not None:

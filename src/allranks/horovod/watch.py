@@ -179,7 +179,7 @@ class HorovodWatch:
     def turn(self, now_s: float) -> list[Said]:
         """Return what is due."""
         said: list[Said] = [self._note(finding) for until_s, finding in self._held if until_s <= now_s]
-        self._held = [each for each in self._held if each[0] > now_s]
+        self._held = [held for held in self._held if held[0] > now_s]
         wait, current = self._wait, self._round
         every_s = min(REMIND_S, self._timeout_s / 4)
         if wait is not None and current is not None and wait.have < 0 and wait.since_s + COUNT_S <= now_s:
@@ -204,8 +204,8 @@ class HorovodWatch:
         current = self._round
         if current is None or not current.is_suspect or current.is_judged:
             return []
-        new = {_place(each) for host in current.new for each in stacks.get(host, ())} - {""}
-        old = {_place(each) for host in current.survivors for each in stacks.get(host, ())} - {""}
+        new = {_place(stack) for host in current.new for stack in stacks.get(host, ())} - {""}
+        old = {_place(stack) for host in current.survivors for stack in stacks.get(host, ())} - {""}
         if not stacks:
             current.is_judged = True
             return [f"no stack can be read ({problem}); if the job stands still now, see horovod/horovod#3494"]

@@ -138,14 +138,14 @@ def find_origin(text: str, *, is_one: bool = True) -> RootException | None:
         is_one: it is one exception with all that belongs to it; False: a log, whose last one counts.
     """
     chain = [raised for raised in read_chain(text, is_one=is_one) if raised.first_line is not None]
-    outermost = [at for at, each in enumerate(chain) if not each.depth and each.link not in _WITHIN]
+    outermost = [at for at, raised in enumerate(chain) if not raised.depth and raised.link not in _WITHIN]
     if not outermost:
         return None
     at, seen = outermost[-1], set[int]()
     while at not in seen:
         seen.add(at)
         at = _step(chain, at)
-    place = _place(chain[at].frames) or _place([frame for each in sorted(seen) for frame in chain[each].frames])
+    place = _place(chain[at].frames) or _place([frame for number in sorted(seen) for frame in chain[number].frames])
     return RootException(chain[at].first_line or "", place)
 
 

@@ -289,7 +289,7 @@ def _name_missing(
 ) -> Standstill:
     """Tell of the wait that lacks most of the culprits, the earliest of equal ones."""
     lacking = [(wait, (wait.missing if kind is StandstillKind.MISSING else wait.unknown) & culprits) for wait in waits]
-    wait, lacks = max(lacking, key=lambda each: (len(each[1]), -(each[0].call.created_s or 0.0)))
+    wait, lacks = max(lacking, key=lambda item: (len(item[1]), -(item[0].call.created_s or 0.0)))
     there = f"{fold_ranks(wait.waiting)} waited in"
     message = f"{fold_ranks(lacks)} did not enter {wait.shown()}; {there} it{wait.call.at}"
     calls = [(rank, dump.calls[-1]) for rank in sorted(lacks) if (dump := dumps.get(rank)) and dump.calls][:2]
@@ -324,10 +324,10 @@ def _circle(waits: Sequence[_Wait], waiting: frozenset[int]) -> Standstill:
         path.append(wait)
         wait = of_rank[min(wait.missing)]
     ring = path[path.index(wait) :]
-    parts = [f"{fold_ranks(each.waiting)} waited in {each.shown()}{each.call.at}" for each in ring[:4]]
-    ranks = frozenset().union(*(each.waiting for each in ring))
+    parts = [f"{fold_ranks(link.waiting)} waited in {link.shown()}{link.call.at}" for link in ring[:4]]
+    ranks = frozenset().union(*(link.waiting for link in ring))
     message = f"ranks waited for each other: {', '.join(parts)}"
-    calls = [(min(each.waiting), each.call) for each in ring[:4]]
+    calls = [(min(link.waiting), link.call) for link in ring[:4]]
     about = {"ranks": ranks, "victims": waiting - ranks, "waiting": ring[0].waiting}
     return ring[0].group.stop(StandstillKind.CIRCLE, ring[0].seq, message, calls, **about)
 

@@ -138,7 +138,7 @@ def mask_finding(finding: Finding) -> Finding:
     texts = {
         name: mask_secrets(text) for name in ("message", "fix", "ask", "subject") if (text := getattr(finding, name))
     }
-    evidence = tuple(msgspec.structs.replace(each, seen=mask_secrets(each.seen)) for each in finding.evidence)
+    evidence = tuple(msgspec.structs.replace(shown, seen=mask_secrets(shown.seen)) for shown in finding.evidence)
     return msgspec.structs.replace(finding, **texts, evidence=evidence, notes=tuple(map(mask_secrets, finding.notes)))
 
 

@@ -235,7 +235,7 @@ def _shorten(finding: Finding) -> Finding:
         **{name: text[:MAX_TEXT] for name, text in told.items() if text},
         notes=tuple(note[:MAX_TEXT] for note in finding.notes[:MAX_EVIDENCE]),
         evidence=tuple(
-            Evidence(seen=each.seen[:MAX_TEXT], source=each.source and each.source[:MAX_TEXT]) for each in evidence
+            Evidence(seen=shown.seen[:MAX_TEXT], source=shown.source and shown.source[:MAX_TEXT]) for shown in evidence
         ),
     )
 

@@ -178,7 +178,7 @@ def read_run(path: Path) -> Run:
         return Run(id=path.name, path=path, job_name=job_name)
     told = _read_events(attempts[-1] / "events.jsonl")
     events = told.lines
-    started: Mapping[str, Any] = next((each for each in events if each["event"] == "started"), {})
+    started: Mapping[str, Any] = next((event for event in events if event["event"] == "started"), {})
     leader, killed = _find_leader(events)
     verdict = read_verdict(attempts[-1] / "verdict.json")
     return Run(
@@ -194,7 +194,7 @@ def read_run(path: Path) -> Run:
         killed=killed,
         restarts=list_restarts(events),
         max_restarts=started.get("max_restarts"),
-        interrupted_by=next((each.get("signum") for each in events if each["event"] == "interrupted"), None),
+        interrupted_by=next((event.get("signum") for event in events if event["event"] == "interrupted"), None),
         started_s=started.get("time_s"),
         ended_s=_changed_s(attempts[-1] / "verdict.json") if verdict else None,
         verdict=verdict,

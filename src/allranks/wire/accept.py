@@ -232,8 +232,8 @@ class Acceptor:
         except WireError as exc:
             self._reject(peer, f"it sent {as_one_line(str(exc))}", FOREIGN, kind="not allranks")
             return
-        if not messages and sum(each.num_buffered for each in self._pending) > MAX_UNPROVEN_BYTES:
-            largest = max(self._pending, key=lambda each: each.num_buffered)
+        if not messages and sum(waiting.num_buffered for waiting in self._pending) > MAX_UNPROVEN_BYTES:
+            largest = max(self._pending, key=lambda waiting: waiting.num_buffered)
             self._reject(largest, f"it sent {largest.num_buffered} bytes of an unfinished message", kind="unfinished")
         match messages:
             case [Probe()]:

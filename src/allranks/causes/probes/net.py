@@ -147,7 +147,7 @@ def survey_slow_link(cards: Sequence[Card]) -> Surveyed:
             continue
         hosts = tuple(host for host, own in speeds.items() if own == speed)
         outcome = warned(
-            *(f"{_fold(speeds, each)}: {each} Mbit/s by /sys/class/net/*/speed" for each in (speed, usual)),
+            *(f"{_fold(speeds, mbit_s)}: {mbit_s} Mbit/s by /sys/class/net/*/speed" for mbit_s in (speed, usual)),
             interface=_common_name(nics, hosts),
             culprit=fold_hosts(list(hosts)),
             mbit_s=speed,
@@ -225,9 +225,9 @@ def survey_master_unreachable(cards: Sequence[Card]) -> Surveyed:
     literal = parse_address(endpoint)
     led_to = {literal} if literal else {parse_address(text) for text in resolved} - {None}
     own = {parse_address(text) for nic in cards[0].facts.interfaces for text in nic.addresses}
-    came_by = {each.came_by.rpartition(":")[0].strip("[]") for each in cards if each.came_by}
+    came_by = {other.came_by.rpartition(":")[0].strip("[]") for other in cards if other.came_by}
     has_led = endpoint.strip("[]") in came_by or led_to & {parse_address(text) for text in came_by}
-    if not led_to or not own or led_to & own or has_led or any(each and each.is_loopback for each in led_to):
+    if not led_to or not own or led_to & own or has_led or any(host and host.is_loopback for host in led_to):
         return []
     there = "" if literal else f" (there {', '.join(sorted(map(str, led_to)))})"
     what = f"the nodes were told to meet at {endpoint}, but the leader {leader.host} has no such address"

@@ -138,7 +138,7 @@ def survey_wrong_nic(cards: Sequence[Card]) -> Surveyed:
     for (host, _), choices in off.items():
         first = choices[0]
         # docker0 and lo look alike on all nodes: one finding names all of them.
-        key = (first.spelled, first.address, tuple(each.variable for each in choices))
+        key = (first.spelled, first.address, tuple(other.variable for other in choices))
         groups.setdefault(key, []).append((host, choices))
     return [
         (tuple(host for host, _ in group), _outcome(group[0][1], shared or own.get(group[0][0])))
@@ -181,7 +181,7 @@ def _outcome(choices: Sequence[NicChoice], network: str | None) -> Outcome:
             "why": why,
         },
         evidence=tuple(
-            dict.fromkeys(f"{each.variable}={each.spelled} in the environment of the agent" for each in choices)
+            dict.fromkeys(f"{other.variable}={other.spelled} in the environment of the agent" for other in choices)
         ),
         interface=first.interface.name,
     )

@@ -164,8 +164,8 @@ def _count_of_pods(said: _Said, env: Env) -> ClaimedCount | None:
     size, nodes = env.count("WORLD_SIZE", least=1), _number(env, "PET_NNODES")
     if size is None or nodes is None:
         return size
-    each = int(said.processes.value) if said.processes and said.processes.value.isdecimal() else 1
-    if size.value not in (nodes.value, nodes.value * each) and ":" not in env["PET_NNODES"]:
+    per_pod = int(said.processes.value) if said.processes and said.processes.value.isdecimal() else 1
+    if size.value not in (nodes.value, nodes.value * per_pod) and ":" not in env["PET_NNODES"]:
         by = f" and {said.processes}" if said.processes else ""
         raise clash(size, f"{nodes}{by}", "WORLD_SIZE counts nodes, or nodes times processes; unset the one left over")
     return nodes

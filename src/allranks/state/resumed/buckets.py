@@ -160,7 +160,11 @@ class Wrapped:
         number, mb = len(self._sizes), arguments.get("bucket_cap_mb")
         is_open = CAN_RESIZE and not CHOSEN & arguments.keys()
         if is_open:
-            own = [each.numel() * each.element_size() for each in module.parameters() if each.requires_grad]
+            own = [
+                parameter.numel() * parameter.element_size()
+                for parameter in module.parameters()
+                if parameter.requires_grad
+            ]
             chosen, reason = choose(own[::-1])
             mb = self._of_leader(chosen)
             arguments = arguments if mb is None else {**arguments, "bucket_cap_mb": mb}
@@ -226,7 +230,10 @@ class Compressors:
             for name, inside in modules.items()
         }
         self._named: dict[str, SavedCompressor] = {
-            f"{name}{number or ''}": own for name, each in found.items() for number, own in enumerate(each) if own
+            f"{name}{number or ''}": own
+            for name, compressors in found.items()
+            for number, own in enumerate(compressors)
+            if own
         }
 
     def state(self) -> dict[str, dict[str, Any]]:

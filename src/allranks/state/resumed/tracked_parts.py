@@ -116,10 +116,10 @@ class Parts:
     def _names(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Names of its parameters in the first module that has them all, else behind the part's name, else none."""
         named = {part: _named(module) for part, module in self._modules.items()}
-        each = [{own: key for key, own in pairs} for pairs in named.values()]
+        by_module = [{own: key for key, own in pairs} for pairs in named.values()]
         both = {own: f"{part}.{key}" for part, pairs in named.items() for key, own in pairs}
         owned = _owned(optimizer)
-        return next(([names[own] for own in owned] for names in (*each, both) if names.keys() >= {*owned}), [])
+        return next(([names[own] for own in owned] for names in (*by_module, both) if names.keys() >= {*owned}), [])
 
 
 def _keys(part: Any, state: Any) -> list[Any]:

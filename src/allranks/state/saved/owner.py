@@ -210,7 +210,7 @@ def parse(data: bytes) -> Owner | None:
     """Return what `to_bytes` wrote; None: it is something else. What is in it may be forged: it is only compared."""
     try:
         told = json.loads(data)
-        known = {each.name: told[each.name] for each in fields(Owner)}
+        known = {key.name: told[key.name] for key in fields(Owner)}
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     texts = [value for name, value in known.items() if name not in ("pid", "started", "agent_pid", "since_s", "names")]
