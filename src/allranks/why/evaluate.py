@@ -102,24 +102,22 @@ def _has_words(text: str, token: str) -> bool:
 
 def score(judged: Iterable[EvaluatedCase]) -> dict[str, Any]:
     """Return the counts of the scored cases, for established and likely labels separately and together."""
-    counted = [evaluated for evaluated in judged if evaluated.case["score"]]
+    counted = [scored for scored in judged if scored.case["score"]]
     confusions = Counter(
-        (evaluated.case["label"], evaluated.found[0] if evaluated.found else "-")
-        for evaluated in counted
-        if not evaluated.is_right
+        (scored.case["label"], scored.found[0] if scored.found else "-") for scored in counted if not scored.is_right
     )
     result: dict[str, Any] = {}
     for name in ("established", "likely", "all"):
-        part = [evaluated for evaluated in counted if name in {"all", evaluated.case["label_confidence"]}]
-        named = [evaluated for evaluated in part if evaluated.has_culprit is not None]
+        part = [scored for scored in counted if name in {"all", scored.case["label_confidence"]}]
+        named = [scored for scored in part if scored.has_culprit is not None]
         result[name] = {
             "cases": len(part),
-            "top_1": _share([evaluated.is_right for evaluated in part]),
-            "top_3": _share([evaluated.is_among_three for evaluated in part]),
+            "top_1": _share([scored.is_right for scored in part]),
+            "top_3": _share([scored.is_among_three for scored in part]),
             "culprit_cases": len(named),
-            "culprit": _share([bool(evaluated.has_culprit) for evaluated in named]),
+            "culprit": _share([bool(scored.has_culprit) for scored in named]),
         }
-    result["false_blames"] = [evaluated.case["id"] for evaluated in judged if evaluated.is_false_blame]
+    result["false_blames"] = [scored.case["id"] for scored in judged if scored.is_false_blame]
     result["confusions"] = [
         {"label": label, "found": found, "cases": count} for (label, found), count in confusions.most_common()
     ]
@@ -174,11 +172,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(figures, indent=2))
         return int(bool(figures["false_blames"]))
-    for evaluated in judged:
-        if evaluated.case["score"] and not (evaluated.is_right and evaluated.has_culprit is not False):
+    for scored in judged:
+        if scored.case["score"] and not (scored.is_right and scored.has_culprit is not False):
             print(
-                f"{evaluated.case['id']:<9} {evaluated.case['label']:<20} found {', '.join(evaluated.found[:4]) or '-'}; "
-                f"culprit {evaluated.culprit or '-'} (wanted {evaluated.case.get('culprit_any')})"
+                f"{scored.case['id']:<9} {scored.case['label']:<20} found {', '.join(scored.found[:4]) or '-'}; "
+                f"culprit {scored.culprit or '-'} (wanted {scored.case.get('culprit_any')})"
             )
     for name in ("established", "likely", "all"):
         part = figures[name]
