@@ -92,7 +92,7 @@ def measure(num_pairs: int, device: str) -> None:
     has_gpu = device != "cpu"
     dist.init_process_group("nccl" if has_gpu else "gloo")
     inside = sys.modules["_allranks_inside.entry"]
-    beat_module = sys.modules["_allranks_inside.beat"]
+    beat_module = sys.modules["_allranks_inside.beat_thread"]
     cell, flight = inside._teller.cell, inside._teller.flight
     inside._beat.end()
     model = DistributedDataParallel(torch.nn.Linear(64, 64).to(device))
@@ -123,7 +123,7 @@ def measure(num_pairs: int, device: str) -> None:
     def block(is_on: bool) -> float:
         nonlocal cpu_ns, on_s, dump_in_ns
         inside._teller.cell = cell if is_on else None
-        beat = beat_module.Beat(cell, flight)
+        beat = beat_module.BeatThread(cell, flight)
         if is_on:
             # It is one beat for the whole run; time without it does not count.
             beat._told_lags, beat._next_dump_ns = told_lags, time.monotonic_ns() + dump_in_ns
@@ -187,14 +187,14 @@ def measure_network() -> None:
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    from allranks.guard.inside import steps
-    from allranks.guard.traffic import LOOK_EVERY_S, Traffic
+    from allranks.guard.inside import step_times
+    from allranks.guard.traffic import LOOK_EVERY_S, TrafficMeter
     from allranks.host.net import read_interfaces
 
     interface = next((each for each in read_interfaces() if each.kind != "loopback" and each.addresses), None)
     if interface is None:
         sys.exit("this machine has no interface but loopback")
-    traffic = Traffic(interface.addresses[0])
+    traffic = TrafficMeter(interface.addresses[0])
     number = itertools.count()
     turn_us = cost_us(lambda: traffic.turn(next(number) * TURN_S), 4000)
     look_us = {num_ranks: cost_of_looks(interface.addresses[0], num_ranks) for num_ranks in (1, 8)}
@@ -203,32 +203,37 @@ def measure_network() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(50))))
     for _ in range(12):
         model(torch.ones(8, 64)).sum().backward()
-    read_us = cost_us(lambda: steps.read_timed(model.logger._get_ddp_logging_data().ints_map), 4000)
+    read_us = cost_us(lambda: step_times.read_timed(model.logger._get_ddp_logging_data().ints_map), 4000)
     print(f"interface {interface.name}; a turn every {TURN_S} s, a look every {LOOK_EVERY_S:g} s")
     print(f"  agent, one turn               {turn_us:6.1f} us")
     for num_ranks, one_us in look_us.items():
         print(f"  agent, one look, {num_ranks} ranks      {one_us:6.1f} us, 16 connections a rank, all new")
-    print(f"  worker, one read of the log   {read_us:6.1f} us, every {steps.EVERY_S:g} s, later {steps.LATER_S:g} s")
+    print(
+        f"  worker, one read of the log   {read_us:6.1f} us, every {step_times.EVERY_S:g} s, "
+        f"later {step_times.LATER_S:g} s"
+    )
     for num_ranks, one_us in look_us.items():
         spent_us = turn_us / TURN_S + one_us / LOOK_EVERY_S
-        first, later = ((spent_us + num_ranks * read_us / each) / 1e4 for each in (steps.EVERY_S, steps.LATER_S))
+        first, later = (
+            (spent_us + num_ranks * read_us / each) / 1e4 for each in (step_times.EVERY_S, step_times.LATER_S)
+        )
         print(f"  a node with {num_ranks} ranks           {first:6.3f} % of a core at first, {later:.3f} % later")
 
 
 def cost_of_looks(address: str, num_ranks: int) -> float:
     """At worst: each look finds sockets that it does not know, and looks for them among all files of all ranks."""
-    from allranks.guard.traffic import LOOK_EVERY_S, WINDOW_S, Traffic
-    from allranks.host.sockets import Connection
+    from allranks.guard.traffic import LOOK_EVERY_S, WINDOW_S, TrafficMeter
+    from allranks.host.sockets import TcpConnection
 
     connections = [
-        Connection(
+        TcpConnection(
             own_address=address, own_port=port, peer_address="192.0.2.1", peer_port=port, unacked_bytes=0,
             is_pending=False, retransmits=0, acked_bytes=port << 20, inode=port, segments=port,
             delivery_bytes_s=10**8,
         )
         for port in range(1, 1 + 16 * num_ranks)
     ]  # fmt: skip
-    traffic, number, ranks = Traffic(address), itertools.count(1), dict.fromkeys(range(num_ranks), os.getpid())
+    traffic, number, ranks = TrafficMeter(address), itertools.count(1), dict.fromkeys(range(num_ranks), os.getpid())
     for turn in range(round(WINDOW_S / TURN_S)):  # its window is full
         traffic.turn(turn * TURN_S)
 

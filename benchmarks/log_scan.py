@@ -29,7 +29,7 @@ from pathlib import Path
 from synthetic_logs import HIT_EVERY, write_log
 
 from allranks.causes.book import all_causes
-from allranks.why.logs.events import list_patterns
+from allranks.why.logs.log_events import list_patterns
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.plain import PlainEngine
 from allranks.why.logs.read import Chunk, read_chunks

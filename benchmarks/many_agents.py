@@ -20,7 +20,7 @@ import msgspec
 
 from allranks import __version__
 from allranks.model.beat import CallSeen, GroupSeen, NodeBeat, RankBeat
-from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, Place, RdmaPort, TestPorts
+from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, JobDirectory, RdmaPort, TestPorts
 from allranks.model.pair import PairResult
 from allranks.wire.connection import LENGTH, decode_frames, encode_frame
 from allranks.wire.protocol import Beat, Hello, Join, Message, Test, Tested, Welcome
@@ -126,7 +126,7 @@ FACTS = Facts(
     limits={"memlock_bytes": None, "nofile": 131072, "stack_bytes": 8 << 20, "nproc": None},
     num_cpus=192,
     places=tuple(
-        Place(purpose=purpose, path=purpose, free_bytes=1 << 40, size_bytes=1 << 41, is_writable=True)
+        JobDirectory(purpose=purpose, path=purpose, free_bytes=1 << 40, size_bytes=1 << 41, is_writable=True)
         for purpose in ("/dev/shm", "TMPDIR", "HOME")  # noqa: S108
     ),
     is_clock_synchronised=True,

@@ -30,7 +30,7 @@ from log_scan import write_patterns
 from synthetic_logs import write_job
 
 from allranks.causes.book import all_causes
-from allranks.why.logs.events import list_patterns
+from allranks.why.logs.log_events import list_patterns
 
 DEADLINE_S = 600
 SAMPLE_S = 0.2

@@ -37,11 +37,11 @@ from many_agents import card_of as talking_card
 
 from allranks.guard.verdict import Guard
 from allranks.host.node import NodeFacts, read_card_facts
+from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.course import Terms as CourseTerms
 from allranks.launch.lead.driver import LeaderDriver
-from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.members import Node
+from allranks.launch.lead.members import ConnectedNode
 from allranks.launch.loop import PUMP_S
 from allranks.launch.plan import Request, plan_job
 from allranks.launch.worker_group import WorkerGroup
@@ -56,11 +56,11 @@ from allranks.preflight.look import FULL_UP_TO, plan_first_look
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.rollcall import RollCall, stop
-from allranks.preflight.roster import Terms
+from allranks.preflight.roster import RollCallTerms
 from allranks.report.rundir import RunDir
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.leader import Hint, bind_port
+from allranks.wire.leader_port import Hint, bind_port
 from allranks.wire.protocol import Plan
 from allranks.wire.seek import Search
 
@@ -135,7 +135,7 @@ def call_roll(num_nodes: int, facts: Facts) -> tuple[float, float]:
     mesh = Mesh(1 if is_sparse else 8)
     joined_s = [0.0]
     try:
-        terms = Terms(
+        terms = RollCallTerms(
             job="benchmark", attempt=0, num_nodes=num_nodes, min_nodes=num_nodes, join_s=JOIN_S, tests_s=TESTS_S
         )
         call = RollCall(
@@ -270,7 +270,9 @@ def load(num_nodes: int, faults: Faults, *, beats_s: float, profile: str | None)
     for pipe in pipes:
         pipe.recv()
     mesh, arrived_s = Mesh(1), [0.0]
-    terms = Terms(job="benchmark", attempt=0, num_nodes=num_nodes, min_nodes=num_nodes, join_s=300.0, tests_s=60.0)
+    terms = RollCallTerms(
+        job="benchmark", attempt=0, num_nodes=num_nodes, min_nodes=num_nodes, join_s=300.0, tests_s=60.0
+    )
     own = msgspec.structs.replace(talking_card(0), test_ports=None)  # nobody tries the leader, nor it the others
     cpu_s, joined_cpu_s = dict.fromkeys(PHASES, 0.0), [0.0]
 
@@ -340,7 +342,9 @@ def lead_for(
         num_nodes=len(cards), min_nodes=len(cards), capacity_s=60.0,
     )  # fmt: skip
     ours, theirs = socket.socketpair()
-    nodes = {index: Node(card=card, name=card.host, address=address_of(index)) for index, card in cards.items()}
+    nodes = {
+        index: ConnectedNode(card=card, name=card.host, address=address_of(index)) for index, card in cards.items()
+    }
     past = Past(history=History(restarts_left=0))
     leader = Leader(terms, guard=Guard(settings), past=past, nodes=nodes, plan=plans[0], now_s=time.monotonic())
     facts = NodeFacts(host="own", interfaces=(), num_gpus=0, num_cpus=2)

@@ -17,7 +17,7 @@ from slow_network_worker import BACKWARD_S, FORWARD_S, PARAMETERS
 
 from allranks.cli.advise import guess_step
 from allranks.comm.advise import advise
-from allranks.comm.table import BenchTable, from_json
+from allranks.comm.bench_table import BenchTable, from_json
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "evidence" / "slow_network.json"

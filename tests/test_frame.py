@@ -145,6 +145,50 @@ def test_no_file_is_a_grab_bag() -> None:
     assert not {p.stem for p in SOURCES} & {"utils", "common", "helpers", "base", "manager", "misc"}
 
 
+TWICE = {
+    "clocks.py": "guard/X and why/X answer the same question, for a running job and for a dead one",
+    "ends.py": "as clocks.py",
+    "links.py": "preflight/X before the start, guard/X in a running job: the same question",
+    "watch.py": "horovod/X watches what guard/X watches, without an agent",
+    "room.py": "model/X has the data of X",
+    "traffic.py": "model/X has the data of X; each floor has its part of it",
+}
+"""File names that occur twice although no rule of the test below allows them, with the reason."""
+
+
+def test_a_public_class_name_occurs_once() -> None:
+    classes: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                classes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    assert {name: places for name, places in classes.items() if len(places) > 1} == {}
+
+
+def test_a_file_name_says_which_file_it_is() -> None:
+    """A verb in cli stands beside what does it, a probe or a fault beside what reads the machine."""
+    halves = ("cli", "causes/probes", "lab/faults/running", "lab/faults")
+    folders: dict[str, list[str]] = {}
+    for path in SOURCES:
+        folder = str(path.relative_to(ROOT / "src/allranks").parent)
+        if path.name not in {"__init__.py", *TWICE} and folder not in halves:
+            folders.setdefault(path.name, []).append(folder)
+    assert {name: places for name, places in folders.items() if len(places) > 1} == {}
+    names = [path.name for path in SOURCES]
+    assert {name for name in TWICE if names.count(name) < 2} == set()
+
+
+def test_no_variable_is_called_each() -> None:
+    """It says nothing about what it holds."""
+    found = {
+        str(path.relative_to(ROOT))
+        for path in SOURCES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Name) and node.id == "each") or (isinstance(node, ast.arg) and node.arg == "each")
+    }
+    assert found == set()
+
+
 def test_files_named_in_the_architecture_exist() -> None:
     paths = [f"/{path.relative_to(ROOT)}" for folder in ("src", "tests") for path in (ROOT / folder).rglob("*.py")]
     named = set(re.findall(r"`(\w+/[\w/]+\.py)`", (ROOT / "docs/explanation/architecture.md").read_text()))

@@ -13,7 +13,7 @@ from allranks import __version__
 from allranks.model.card import Card
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection, decode_frames
-from allranks.wire.leader import bind_port
+from allranks.wire.leader_port import bind_port
 from allranks.wire.protocol import PROTOCOL, Hello, Join, Message
 from allranks.wire.secret import Secret, prove_join
 

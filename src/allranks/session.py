@@ -44,7 +44,7 @@ from allranks.model.errors import AllranksError, UsageError
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
 from allranks.preflight.identify import identify
-from allranks.preflight.ranks import demand_gpu, job_name
+from allranks.preflight.ranks_as_nodes import demand_gpu, job_name
 from allranks.report.refusal import SessionError as SessionError
 from allranks.report.refusal import refuse, refusing
 from allranks.report.rundir import RunDir, read_shared_members
@@ -53,7 +53,7 @@ from allranks.report.text import say
 if TYPE_CHECKING:
     import torch
 
-    from allranks.comm.local import LocalSGD
+    from allranks.comm.local_sgd import LocalSGD
     from allranks.preflight.ground import Ground
     from allranks.state.resumed.buckets import PinnedBuckets, Wrapped
     from allranks.state.resumed.sampler import Sampler, SeededDataset
@@ -149,7 +149,7 @@ class Session:
 
     def local_sgd(self, ddp: PinnedBuckets, optimizer: torch.optim.Optimizer, **arguments: Any) -> LocalSGD:
         """Return an optimizer whose ranks step apart, and meet every few steps; for its arguments see comm.local."""
-        from allranks.comm.local import LocalSGD
+        from allranks.comm.local_sgd import LocalSGD
 
         with refusing():
             return LocalSGD(ddp, optimizer, **arguments)
@@ -399,7 +399,7 @@ def _watch(c10d: Any) -> bool:
 def _describe_membership(world: World, c10d: Any) -> Membership:
     spread = Membership.spread(world.rank, world.world_size, per_node=world.local_world_size)
     epoch, number = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0), next(_incarnations)
-    backends = {each.rpartition(":")[2] for each in c10d.get_backend_config().split(",")}
+    backends = {part.rpartition(":")[2] for part in c10d.get_backend_config().split(",")}
     name = c10d._get_default_group().group_name
     return Membership(
         epoch=epoch,

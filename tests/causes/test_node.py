@@ -23,9 +23,9 @@ from allranks.causes.probes.node import (
     survey_ib_memlock,
     survey_run_dir_not_shared,
 )
-from allranks.model.card import Card, Facts, Interface, Place, RdmaPort
+from allranks.model.card import Card, Facts, Interface, JobDirectory, RdmaPort
 from allranks.model.finding import Status
-from allranks.model.text import size_text
+from allranks.model.safe_text import size_text
 from cards import make_card, probe
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -80,7 +80,7 @@ def test_without_facts_nothing_is_passed(cause: Cause) -> None:
 def test_shared_memory_is_judged_by_size_and_by_what_is_free(
     size: int, free: int, status: Status, message: str
 ) -> None:
-    places = (Place(purpose="/dev/shm", path="/dev/shm", size_bytes=size, free_bytes=free),)
+    places = (JobDirectory(purpose="/dev/shm", path="/dev/shm", size_bytes=size, free_bytes=free),)
     outcome = probe_shm_too_small(card(num_gpus=1, places=places))
     assert outcome.status is status
     milder = {Status.FAIL: Status.WARN, Status.WARN: Status.PASS}.get(status, status)
@@ -90,7 +90,7 @@ def test_shared_memory_is_judged_by_size_and_by_what_is_free(
 
 
 def test_shared_memory_that_did_not_answer_is_unknown() -> None:
-    place = Place(purpose="/dev/shm", path="/dev/shm", problem="no answer within 5 s")
+    place = JobDirectory(purpose="/dev/shm", path="/dev/shm", problem="no answer within 5 s")
     outcome = probe_shm_too_small(card(places=(place,)))
     assert (outcome.status, outcome.note) == (Status.UNKNOWN, "no answer within 5 s")
     assert probe_shm_too_small(card(unread={"places": "no answer"})).note == "no answer"
@@ -198,8 +198,8 @@ def test_sizes_read_well(size: float, text: str) -> None:
 # Directories
 
 
-def place(purpose: str = "TMPDIR", **values: Any) -> Place:
-    return Place(purpose=purpose, path="/scratch", **{"free_bytes": 100 * GIB, "is_writable": True} | values)
+def place(purpose: str = "TMPDIR", **values: Any) -> JobDirectory:
+    return JobDirectory(purpose=purpose, path="/scratch", **{"free_bytes": 100 * GIB, "is_writable": True} | values)
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def place(purpose: str = "TMPDIR", **values: Any) -> Place:
         (place(), Status.PASS),
     ],
 )
-def test_a_full_disk_is_named_by_what_it_is_for(there: Place, status: Status) -> None:
+def test_a_full_disk_is_named_by_what_it_is_for(there: JobDirectory, status: Status) -> None:
     assert probe_disk_full(card(places=(there,))).status is status
 
 

@@ -11,14 +11,16 @@ import msgspec
 import pytest
 
 from allranks.cli.advise import advise, guess_step
-from allranks.comm.table import BenchTable, Pair, Row, to_json
+from allranks.comm.bench_table import BenchRow, BenchTable, Pair, to_json
 from allranks.model.errors import UsageError
 from conftest import Allranks
 
 MIB = 1 << 20
 NODES = tuple(f"node0{number}" for number in range(1, 7))
 ROWS = tuple(
-    Row(collective="all_reduce", size_bytes=size, count=size // 4, in_flight=8, time_s=size / 7e6, p95_s=size / 7e6)
+    BenchRow(
+        collective="all_reduce", size_bytes=size, count=size // 4, in_flight=8, time_s=size / 7e6, p95_s=size / 7e6
+    )
     for size in (MIB // 2, 32 * MIB)
 )
 TABLE = BenchTable(backend="gloo", nodes=NODES, ranks=6, rows=ROWS, began_s=1.8e9)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from fake_srun import FakeStep
 
-from allranks.launch.check.outcome import Outcome, checks, choose_checks, judge_check, nodes_to_exclude
-from allranks.launch.check.step import Heard, Held, sum_up
+from allranks.launch.check.check_outcome import CheckOutcome, checks, choose_checks, judge_check, nodes_to_exclude
+from allranks.launch.check.check_step import Held, StepHeard, sum_up
 from allranks.launch.check.where import Asked, choose_in_cluster, choose_in_job
 from allranks.model.card import Card, Facts, Interface, TestPorts
 from allranks.model.errors import AllranksError, UsageError
@@ -347,12 +347,12 @@ def test_only_nodes_that_are_at_fault_are_excluded() -> None:
         finding("n1 or n5", Confidence.UNDECIDED),
         finding("n5", severity=Severity.WARN),
     )
-    outcome = Outcome(nodes=("n1", "n2", "n3", "n4", "n5"), results=(), findings=found, exit_code=1)
+    outcome = CheckOutcome(nodes=("n1", "n2", "n3", "n4", "n5"), results=(), findings=found, exit_code=1)
     assert nodes_to_exclude(outcome) == (
         ["n2", "n3"],
         ["AR210 link-down (n1 <-> n4) excludes no node: cut", "AR210 link-down (n1 or n5) excludes no node: cut"],
     )
-    everybody = Outcome(nodes=("n1",), results=(), findings=(finding("n1"),), exit_code=1)
+    everybody = CheckOutcome(nodes=("n1",), results=(), findings=(finding("n1"),), exit_code=1)
     assert nodes_to_exclude(everybody) == (
         ["n1"],
         ["all checked nodes are at fault: excluding nodes does not cure it"],
@@ -361,7 +361,7 @@ def test_only_nodes_that_are_at_fault_are_excluded() -> None:
 
 def test_a_node_that_speaks_through_slurm_alone_is_cut_off_and_not_silent() -> None:
     lost = card("n3", 2, problem="no leader of job 7 within 5 s", problem_exit=75)
-    heard = Heard(
+    heard = StepHeard(
         node_names=("n1", "n2", "n3"),
         here={0, 1, 2},
         cards={2: lost},
@@ -375,7 +375,7 @@ def test_a_node_that_speaks_through_slurm_alone_is_cut_off_and_not_silent() -> N
 
 def test_a_leader_whom_nobody_reaches_is_the_one() -> None:
     lost = {i: card(f"n{i + 1}", i, problem="no leader", problem_exit=75) for i in (1, 2)}
-    heard = Heard(node_names=("n1", "n2", "n3"), here={0, 1, 2}, cards=lost, held=held("n1", missing=(1, 2)))
+    heard = StepHeard(node_names=("n1", "n2", "n3"), here={0, 1, 2}, cards=lost, held=held("n1", missing=(1, 2)))
     outcome = judge_check(sum_up(heard, 3, waited_s=5.0), choose_checks(["AR201"], []))
     assert [(each.node, each.message) for each in outcome.findings] == [
         ("n1", "2 nodes answer through SLURM but do not reach the leader on n1")
@@ -384,7 +384,7 @@ def test_a_leader_whom_nobody_reaches_is_the_one() -> None:
 
 def test_a_leader_that_dies_is_said_once() -> None:
     lost = {i: card(f"n{i + 1}", i, problem="no leader", problem_exit=75) for i in (1, 2)}
-    heard = Heard(node_names=("n1", "n2", "n3"), here={0, 1, 2}, cards=lost, words=["srun: error: n1: killed"])
+    heard = StepHeard(node_names=("n1", "n2", "n3"), here={0, 1, 2}, cards=lost, words=["srun: error: n1: killed"])
     outcome = judge_check(sum_up(heard, 3, waited_s=5.0), choose_checks(["AR201"], []))
     assert [(each.cause, each.node) for each in outcome.findings if each.severity is Severity.FAIL] == [
         ("AR012 node-failure", "n1")
@@ -393,4 +393,4 @@ def test_a_leader_that_dies_is_said_once() -> None:
 
 def test_nobody_at_all_is_could_not_tell() -> None:
     with pytest.raises(AllranksError, match="no node answered"):
-        sum_up(Heard(here={1}), 3, waited_s=5.0)
+        sum_up(StepHeard(here={1}), 3, waited_s=5.0)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from allranks.host.process import identify, read_boot_id, read_start_ticks
-from allranks.launch.batch.local import cancel_run
+from allranks.launch.batch.local_run import cancel_run
 from allranks.model.errors import UsageError
 from allranks.report.rundir import RunDir
 from allranks.report.runs import read_run

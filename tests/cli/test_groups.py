@@ -76,7 +76,7 @@ def test_help_imports_no_verb(allranks: Allranks) -> None:
     result = allranks("--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     own = {name for name in imported if name.startswith("allranks.cli.")}
-    assert own == {"allranks.cli.main", "allranks.cli.group", "allranks.cli.streams"}
+    assert own == {"allranks.cli.main", "allranks.cli.verb_groups", "allranks.cli.std_streams"}
     assert not {"difflib", "psutil", "jinja2", "torch"} & imported
 
 

@@ -13,7 +13,7 @@ from allranks.config.file import parse_cluster, read_cluster
 from allranks.model.card import Card, Facts, Gpu, Interface, RdmaPort
 from allranks.preflight.describe import Surroundings, describe_cluster, reasons_of
 from allranks.preflight.networks import choose_network
-from allranks.report.toml import render_toml
+from allranks.report.toml_writer import render_toml
 from cards import make_card
 from conftest import Allranks, without_waiting
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.batch.local import show_duration
+from allranks.launch.batch.local_run import show_duration
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from conftest import Allranks, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from allranks.cli.progress import counted
+from allranks.cli.progress_line import counted
 
 
 @pytest.mark.parametrize(

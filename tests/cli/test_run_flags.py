@@ -14,7 +14,7 @@ from allranks.cli.request import parse_nnodes as nodes_of
 from allranks.cli.run import UNUSED_WITH_VALUE, UNUSED_WITHOUT_VALUE, run
 from allranks.launch.plan import Request
 from allranks.model.errors import UsageError
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 from conftest import Allranks, Tell, Told
 
 COMMAND = ("train.py", "--lr", "3e-4")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.comm.table import BenchTable, Row, bus_factor
+from allranks.comm.bench_table import BenchRow, BenchTable, bus_factor
 
 MIB = 1 << 20
 TCP = 0.945
@@ -18,10 +18,10 @@ EXCHANGE_S = 0.0145
 def bench_of(mbit: int, ranks: int = 6) -> BenchTable:
     """A table as `allranks bench` writes it of links of this rate."""
 
-    def row(collective: str, size: int, overhead_s: float, in_flight: int = 1, gaps: float = 1.0) -> Row:
+    def row(collective: str, size: int, overhead_s: float, in_flight: int = 1, gaps: float = 1.0) -> BenchRow:
         wire_s = bus_factor(collective, ranks) * size * 8e-6 / (mbit * TCP)
         time_s = gaps * wire_s + overhead_s
-        return Row(
+        return BenchRow(
             collective=collective, size_bytes=size, count=size // 4, in_flight=in_flight, time_s=time_s, p95_s=time_s
         )
 

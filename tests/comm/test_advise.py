@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from allranks.comm import methods
-from allranks.comm.advise import MIB, Advice, Model, Step, Way, advise, end_s
-from allranks.comm.curves import Curve, Network
+from allranks.comm.advise import MIB, Advice, BucketTimes, Model, StepProfile, advise, end_s
+from allranks.comm.bench_table import BenchRow, BenchTable
+from allranks.comm.curves import Curve, NetworkCurves
 from allranks.comm.methods import Method
-from allranks.comm.table import BenchTable, Row
 from comm.tables import EXCHANGE_S, bench_of
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ AS_MEASURED = {
     "DiLoCo every 10": methods.LOCAL[1],
     "DiLoCo every 25": methods.LOCAL[2],
 }
-STEP = Step(tensor_bytes=(640 * 640 * 4,) * 8, forward_s=0.050, backward_s=0.100, other_s=0.005)
+STEP = StepProfile(tensor_bytes=(640 * 640 * 4,) * 8, forward_s=0.050, backward_s=0.100, other_s=0.005)
 
 
 def measured(mbit: int) -> dict[str, float]:
@@ -50,7 +50,7 @@ def measured(mbit: int) -> dict[str, float]:
 
 def predicted(mbit: int) -> dict[str, float]:
     table = bench_of(mbit)
-    model = Model(STEP, Network.of(table), table)
+    model = Model(STEP, NetworkCurves.of(table), table)
     return {name: model.predict(method).step_s * 1e3 for name, method in AS_MEASURED.items()}
 
 
@@ -176,16 +176,16 @@ buckets   the last one is reduced after
 def test_buckets_go_one_after_the_other_and_none_before_its_gradients_are_ready(line: str) -> None:
     words = line[:12].split()
     *buckets, end = (int(word) for word in words)
-    assert end_s(buckets, 4.0, lambda size: Way([(2 * size, size)])) == end
+    assert end_s(buckets, 4.0, lambda size: BucketTimes([(2 * size, size)])) == end
 
 
 def test_a_backward_pass_that_hides_all_buckets_is_what_a_step_waits_for() -> None:
-    assert end_s([1, 1], 4.0, lambda size: Way([(0.0, 0.0)])) == 4.0
+    assert end_s([1, 1], 4.0, lambda size: BucketTimes([(0.0, 0.0)])) == 4.0
 
 
 def test_a_bucket_is_sent_while_the_code_of_another_one_runs() -> None:
     """Two collectives a bucket, of 4 s alone and 3 s among others; 1 s of code before, between and after them."""
-    way = Way([(4.0, 3.0), (4.0, 3.0)], pack_s=1.0, between_s=1.0, unpack_s=1.0)
+    way = BucketTimes([(4.0, 3.0), (4.0, 3.0)], pack_s=1.0, between_s=1.0, unpack_s=1.0)
     assert end_s([1, 1], 0.0, lambda size: way) == 1 + 3 + 3 + 3 + 4 + 1
     assert end_s([1, 1], 20.0, lambda size: way) == 20 + 2 + 4 + 1 + 4 + 1
     assert end_s([1], 0.0, lambda size: way) == 1 + 4 + 1 + 4 + 1
@@ -213,7 +213,7 @@ def test_neither_part_of_a_curve_is_negative(points: list[tuple[int, float]], li
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 12])
 def test_a_table_of_six_nodes_is_scaled_to_what_other_numbers_would_measure(ranks: int) -> None:
-    scaled, truth = Network.of(bench_of(500)).among(ranks), Network.of(bench_of(500, ranks))
+    scaled, truth = NetworkCurves.of(bench_of(500)).among(ranks), NetworkCurves.of(bench_of(500, ranks))
     for size in (MIB, 3 * MIB, 20 * MIB):
         assert scaled.time_s("all_reduce", size, in_flight=8) == pytest.approx(
             truth.time_s("all_reduce", size, in_flight=8), rel=0.03
@@ -224,10 +224,10 @@ def test_a_table_of_six_nodes_is_scaled_to_what_other_numbers_would_measure(rank
 def test_hops_and_bytes_of_a_ring_are_scaled_each_by_its_own_number(ranks: int, time_s: float) -> None:
     """A hop takes 1 ms, and 8 MB take 8 ms over a link; six ranks measured."""
     rows = [
-        Row(collective="all_reduce", size_bytes=size, count=1, time_s=10e-3 + 10 / 6 * size / 1e9, p95_s=1)
+        BenchRow(collective="all_reduce", size_bytes=size, count=1, time_s=10e-3 + 10 / 6 * size / 1e9, p95_s=1)
         for size in (1_000_000, 4_000_000, 16_000_000)
     ]
-    network = Network.of(BenchTable(backend="gloo", nodes=("a",) * 6, ranks=6, rows=tuple(rows)))
+    network = NetworkCurves.of(BenchTable(backend="gloo", nodes=("a",) * 6, ranks=6, rows=tuple(rows)))
     assert network.among(ranks).time_s("all_reduce", 8_000_000) == pytest.approx(time_s, rel=1e-4)
 
 
@@ -252,10 +252,10 @@ def test_a_small_all_reduce_that_nobody_measured_is_twice_an_all_gather() -> Non
 
     table = bench_of(500)
     rows = [row for row in table.rows if row.collective != "all_reduce" or row.size_bytes > 64 << 10]
-    without = Network.of(msgspec.structs.replace(table, rows=tuple(rows)))
+    without = NetworkCurves.of(msgspec.structs.replace(table, rows=tuple(rows)))
     assert without.time_s("all_reduce", 4 << 10) == pytest.approx(2 * EXCHANGE_S, rel=0.05)
     nothing_else = [row for row in rows if row.collective == "all_reduce"]
-    bare = Network.of(msgspec.structs.replace(table, rows=tuple(nothing_else)))
+    bare = NetworkCurves.of(msgspec.structs.replace(table, rows=tuple(nothing_else)))
     assert bare.time_s("all_gather", 8 * MIB) == pytest.approx(bare.time_s("all_reduce", 8 * MIB) / 2)
 
 
@@ -263,17 +263,17 @@ def test_packing_takes_what_all_ranks_at_once_took_in_the_table() -> None:
     import msgspec
 
     table = bench_of(100)
-    slow = Row(collective="pack_bf16", size_bytes=4 * MIB, count=MIB, time_s=4.0, p95_s=4.0)
+    slow = BenchRow(collective="pack_bf16", size_bytes=4 * MIB, count=MIB, time_s=4.0, p95_s=4.0)
     packed = msgspec.structs.replace(table, rows=(*table.rows, slow))
-    assert (Network.of(packed).code_s("bf16", MIB), Network.of(packed).code_s("int8", MIB)) == (1.0, None)
-    one, other = (Model(STEP, Network.of(own), own).predict(methods.BF16).step_s for own in (table, packed))
+    assert (NetworkCurves.of(packed).code_s("bf16", MIB), NetworkCurves.of(packed).code_s("int8", MIB)) == (1.0, None)
+    one, other = (Model(STEP, NetworkCurves.of(own), own).predict(methods.BF16).step_s for own in (table, packed))
     # 12.5 MiB take 12.5 s: half of it in the backward pass, and after it the last bucket's 1.56 MiB are unpacked.
     assert other == pytest.approx(STEP.compute_s + 12.5 / 2 + 0.78 + 0.07, abs=0.1)
     assert one < 1.1
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [((), 6), (bench_of(100).rows, 1)])
-def test_a_table_without_all_reduces_predicts_nothing(rows: tuple[Row, ...], ranks: int) -> None:
+def test_a_table_without_all_reduces_predicts_nothing(rows: tuple[BenchRow, ...], ranks: int) -> None:
     table = BenchTable(backend="gloo", nodes=("node01",), ranks=ranks, rows=rows)
     with pytest.raises(ValueError, match="has no all-reduce between two ranks"):
         advise(table, STEP)

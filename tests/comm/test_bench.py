@@ -8,17 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 from allranks.comm.bench import confirm, count_untested, join_reports, mark
+from allranks.comm.bench_table import BenchTable, Pair
 from allranks.comm.streams import RoundReport, read_spread
-from allranks.comm.table import BenchTable, Pair
 from allranks.launch.check.matrix import describe_busy, describe_untested, render_streams
-from allranks.launch.check.members import End
-from allranks.launch.check.network import StreamOrder, judge_network, plan_again, plan_streams
+from allranks.launch.check.member_step import MemberAddress
+from allranks.launch.check.network_streams import StreamOrder, judge_network, plan_again, plan_streams
 from allranks.launch.srun import decode, encode
 from allranks.model.finding import Confidence
 from allranks.preflight.matchings import matchings
 
 NODES = tuple(f"node0{i}" for i in range(1, 7))
-ENDS = {name: End(address=f"10.0.0.{i}", interface=f"eth{i % 2}") for i, name in enumerate(NODES)}
+ENDS = {name: MemberAddress(address=f"10.0.0.{i}", interface=f"eth{i % 2}") for i, name in enumerate(NODES)}
 
 
 def streams(
@@ -125,7 +125,7 @@ def test_what_is_slow_or_lossy_only_once_is_not_blamed() -> None:
 
 
 def test_all_pairs_of_70_nodes_fit_into_a_minute_and_the_rest_is_called_untested() -> None:
-    nodes = {f"n{i}": End(address=f"10.0.0.{i}", interface="eth0") for i in range(72)}
+    nodes = {f"n{i}": MemberAddress(address=f"10.0.0.{i}", interface="eth0") for i in range(72)}
     all_of_70 = plan_streams(dict([*nodes.items()][:70]), port=1)
     assert sum(map(len, all_of_70.rounds)) == 70 * 69 / 2
     plan = plan_streams(nodes, port=1)
@@ -141,7 +141,9 @@ def test_all_pairs_of_70_nodes_fit_into_a_minute_and_the_rest_is_called_untested
 
 
 def test_the_order_of_a_thousand_nodes_fits_into_a_variable() -> None:
-    nodes = {f"gpu-b{i:04}": End(address=f"10.{i >> 8}.{i & 255}.17", interface="ens1f0np0") for i in range(1024)}
+    nodes = {
+        f"gpu-b{i:04}": MemberAddress(address=f"10.{i >> 8}.{i & 255}.17", interface="ens1f0np0") for i in range(1024)
+    }
     plan = plan_streams(nodes, port=29500)
     order = encode(StreamOrder.of(plan))
     assert len(order) < 128 << 10

@@ -7,12 +7,14 @@ from xml.etree import ElementTree
 import pytest
 from msgspec.structs import replace
 
+from allranks.comm.bench_table import BenchRow, BenchTable, Pair
 from allranks.comm.chart import draw_bars, draw_svg, find_link_gb_s, render_table
-from allranks.comm.table import BenchTable, Pair, Row
 
 MIB = 1 << 20
 # At 1 Gbit/s (0.125 GB/s) and six ranks, an all-reduce of 15 MB that takes 0.25 s has 0.1 GB/s: 80 % of the link.
-ROW = Row(collective="all_reduce", size_bytes=15_000_000, count=3_750_000, redop="sum", time_s=0.25, p95_s=0.3, wrong=0)
+ROW = BenchRow(
+    collective="all_reduce", size_bytes=15_000_000, count=3_750_000, redop="sum", time_s=0.25, p95_s=0.3, wrong=0
+)
 TABLE = BenchTable(
     backend="gloo",
     nodes=tuple(f"n{number}" for number in range(1, 7)),
@@ -21,8 +23,8 @@ TABLE = BenchTable(
     rows=(
         ROW,
         replace(ROW, in_flight=8, time_s=0.2, wrong=3),
-        Row(collective="broadcast", size_bytes=MIB, count=MIB // 4, root=0, time_s=0.01, p95_s=0.02, wrong=0),
-        Row(collective="barrier", size_bytes=0, count=0, time_s=0.0004, p95_s=0.001),
+        BenchRow(collective="broadcast", size_bytes=MIB, count=MIB // 4, root=0, time_s=0.01, p95_s=0.02, wrong=0),
+        BenchRow(collective="barrier", size_bytes=0, count=0, time_s=0.0004, p95_s=0.001),
     ),
 )
 
@@ -92,7 +94,7 @@ def test_the_plot_has_a_line_for_each_collective_and_the_link() -> None:
 
 
 @pytest.mark.parametrize("rows", [(), TABLE.rows[-1:], TABLE.rows[:1]], ids=["none", "a barrier", "one"])
-def test_any_rows_make_a_plot(rows: tuple[Row, ...]) -> None:
+def test_any_rows_make_a_plot(rows: tuple[BenchRow, ...]) -> None:
     for table in (replace(TABLE, rows=rows), replace(TABLE, rows=rows, link_mbit_s=None, backend="<&>")):
         ElementTree.fromstring(draw_svg(table))
         draw_bars(table)

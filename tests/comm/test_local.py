@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from allranks.comm.local import LocalSGD
+from allranks.comm.local_sgd import LocalSGD
 from allranks.model.errors import UsageError
-from allranks.state.resumed.parts import Parts
+from allranks.state.resumed.tracked_parts import Parts
 from test_session_track import run_ranks
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,7 @@ import pytest
 
 from allranks.cli.advise import guess_step
 from allranks.comm.advise import advise
-from allranks.comm.table import BenchTable
+from allranks.comm.bench_table import BenchTable
 
 EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 PARAMETERS, FORWARD_MS, BACKWARD_MS = 13_100_000 // 4, 50.0, 100.0

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from allranks.comm import streams
-from allranks.comm.streams import Mark, Plan, RoundReport, read_sent, run_streams
+from allranks.comm.streams import RoundReport, StreamMark, StreamPlan, read_sent, run_streams
 from allranks.host.net import read_tcp_counters
 from allranks.host.tcpinfo import parse_tcp_info
 from allranks.preflight.matchings import matchings
@@ -31,16 +31,16 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def plan() -> Plan:
+def plan() -> StreamPlan:
     nodes = {f"n{i}": f"127.0.0.{i}" for i in range(2, 6)}
     with socket.create_server(("127.0.0.2", 0)) as listener:
         port = int(listener.getsockname()[1])
-    return Plan(
+    return StreamPlan(
         rounds=matchings([*nodes], 99), addresses=nodes, interfaces=dict.fromkeys(nodes, "lo"), port=port, key="k"
     )
 
 
-def run(plan: Plan, *names: str) -> dict[tuple[str, str], RoundReport]:
+def run(plan: StreamPlan, *names: str) -> dict[tuple[str, str], RoundReport]:
     """Run these nodes at the same time; returns what each says of each peer."""
     told: list[RoundReport] = []
     threads = [threading.Thread(target=run_streams, args=(plan, name, told.append)) for name in names]
@@ -52,18 +52,18 @@ def run(plan: Plan, *names: str) -> dict[tuple[str, str], RoundReport]:
     return {(each.node, each.peer): each for each in told}
 
 
-def test_every_node_streams_to_every_other_one(plan: Plan) -> None:
+def test_every_node_streams_to_every_other_one(plan: StreamPlan) -> None:
     told = run(plan, *plan.addresses)
     assert told.keys() == {(a, b) for a in plan.addresses for b in plan.addresses if a != b}
     assert max(each.mbit_s or 0.0 for each in told.values()) > 10
     assert {each.why for each in told.values()} == {""}
 
 
-def test_no_node_is_in_two_streams_at_once(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_node_is_in_two_streams_at_once(plan: StreamPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     lock, streaming, both = threading.Lock(), list[frozenset[str]](), list[frozenset[str]]()
     mark, names = streams._End._mark, {address: name for name, address in plan.addresses.items()}
 
-    def watched(self: streams._End, sock: socket.socket) -> Mark:
+    def watched(self: streams._End, sock: socket.socket) -> StreamMark:
         """A stream is marked where its second part begins, and where it ends."""
         pair = frozenset(names[end[0]] for end in (sock.getsockname(), sock.getpeername()))
         with lock:
@@ -79,7 +79,7 @@ def test_no_node_is_in_two_streams_at_once(plan: Plan, monkeypatch: pytest.Monke
     assert both == []
 
 
-def test_a_node_that_does_not_start_costs_its_own_pairs_only_whoever_says_to_be_it(plan: Plan) -> None:
+def test_a_node_that_does_not_start_costs_its_own_pairs_only_whoever_says_to_be_it(plan: StreamPlan) -> None:
     stop = threading.Event()
 
     def knock() -> None:
@@ -105,7 +105,7 @@ def test_a_node_that_does_not_start_costs_its_own_pairs_only_whoever_says_to_be_
     )
 
 
-def test_a_node_whose_port_is_taken_says_so_to_all(plan: Plan) -> None:
+def test_a_node_whose_port_is_taken_says_so_to_all(plan: StreamPlan) -> None:
     with socket.create_server(("127.0.0.4", plan.port)):
         told = run(plan, *plan.addresses)
     reason = f"n4 cannot listen at port {plan.port}: address already in use"
@@ -113,7 +113,7 @@ def test_a_node_whose_port_is_taken_says_so_to_all(plan: Plan) -> None:
     assert {each.why for way, each in told.items() if "n4" not in way} == {""}
 
 
-def test_a_node_that_ends_between_two_rounds_costs_its_own_pairs_only(plan: Plan) -> None:
+def test_a_node_that_ends_between_two_rounds_costs_its_own_pairs_only(plan: StreamPlan) -> None:
     two = replace(plan, rounds=((("n2", "n3"), ("n4", "n5")), (("n2", "n4"), ("n3", "n5"))))
     told: list[RoundReport] = []
 
@@ -136,11 +136,11 @@ def test_a_node_that_ends_between_two_rounds_costs_its_own_pairs_only(plan: Plan
 def test_a_stream_is_what_was_acknowledged_between_two_moments_and_the_rest_is_of_others() -> None:
     tcp = parse_tcp_info(b"")
 
-    begin = Mark(10.0, tcp, 1_000)
+    begin = StreamMark(10.0, tcp, 1_000)
     later = dataclasses.replace(
         tcp, acked_bytes=100_000_000, sent_bytes=101_000_000, total_retrans=690, data_segments=69_000
     )
-    end = Mark(12.0, later, 1_000 + 158_070_000)
+    end = StreamMark(12.0, later, 1_000 + 158_070_000)
     said = read_sent(begin, end)
     assert (said.mbit_s, said.retransmitted, said.segments) == (400.0, 690, 69_000)
     assert said.sent_by_others_mbit_s == 200.0

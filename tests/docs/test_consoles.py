@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.comm.table import to_json
+from allranks.comm.bench_table import to_json
 from comm.tables import bench_of
 from conftest import is_alive
 from docs import picture

@@ -29,7 +29,7 @@ from allranks.host.gpu import (
 from allranks.host.node import read_card_facts
 from allranks.model.card import Card
 from allranks.preflight.judge import Observations, judge
-from allranks.preflight.roster import Terms
+from allranks.preflight.roster import RollCallTerms
 from conftest import allranks_command
 
 from .conftest import Note, StartJob
@@ -161,7 +161,7 @@ def judged(note: Note) -> list[str]:
     facts = read_card_facts(os.environ, deadline_s=DEADLINE_S)
     note("unread", json.dumps(dict(facts.unread)))
     card = Card(host="here", pid=1, node_index=0, num_workers=1, num_gpus=count_gpus(os.environ), facts=facts)
-    found = judge(Observations(cards={0: card}), Terms(job="gpu", attempt=0, num_nodes=1, min_nodes=1)).findings
+    found = judge(Observations(cards={0: card}), RollCallTerms(job="gpu", attempt=0, num_nodes=1, min_nodes=1)).findings
     shown = [f"{each.cause} {each.severity}: {each.message}" for each in found if each.cause_id.startswith("AR1")]
     note("GPU findings", shown)
     return [f"{each.cause_id} {each.severity}" for each in found if each.cause_id.startswith("AR1")]

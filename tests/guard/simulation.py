@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.verdict import Guard
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
@@ -125,7 +125,7 @@ class World:
         self.oom_kills = [0] * self.num_nodes
         self.tries: list[dict[tuple[int, str], tuple[float, TrySeen]]] = [{} for _ in range(self.num_nodes)]
         self.lines: list[tuple[float, str]] = []
-        self.judged: Judged | None = None
+        self.judged: GuardVerdict | None = None
         self.judged_s = 0.0
         self.ask_every_s = ask_every_s
         self._events: list[tuple[float, int, Callable[[], None]]] = []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from allranks.guard.ends import judge_ends
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import Scene
 from allranks.model.beat import NodeBeat
 from allranks.model.membership import Member, Membership
@@ -33,7 +33,7 @@ def end(rank: int = 1, exit_code: int = 1, *, at: float = 100.0, **more: Any) ->
     return WorkerEnd(rank=rank, node=f"node0{rank + 1}", exit_code=exit_code, time_s=at, stderr_path=path, **more)
 
 
-def judge(*ends: WorkerEnd, **beat: Any) -> Judged:
+def judge(*ends: WorkerEnd, **beat: Any) -> GuardVerdict:
     """Judge the ends of ranks, on nodes that all tell the same of their disks."""
     scene = Scene(FAST, Membership(members=MEMBERS), {}, 0.0)
     for index in range(3):

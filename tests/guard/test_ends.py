@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from allranks.guard.ends import MOST_TOLD, judge_ends, should_stop
-from allranks.guard.origin import Origin, origin_of
+from allranks.guard.origin import FailureOrigin, origin_of
 from allranks.guard.scene import RankView, Scene
 from allranks.model.beat import GroupSeen, RankBeat
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
@@ -172,7 +172,7 @@ def test_the_last_words_on_stderr_are_evidence_where_there_is_no_traceback():
     ],
 )
 def test_a_rank_that_broke_by_itself_may_be_the_culprit(worker_end):
-    assert origin_of(worker_end) is Origin.OWN
+    assert origin_of(worker_end) is FailureOrigin.OWN
 
 
 OWN_NETWORK = [
@@ -192,7 +192,7 @@ def test_an_error_of_the_users_own_network_client_is_no_victims(message):
     assert (finding.cause, finding.confidence, finding.ranks) == ("AR590 user-code-error", Confidence.CERTAIN, (3,))
     assert finding.message == message
     assert message in finding.evidence[0].seen
-    assert origin_of(end(3, stderr_tail=f"retrying in 5 s\n{message}\n")) is Origin.OWN
+    assert origin_of(end(3, stderr_tail=f"retrying in 5 s\n{message}\n")) is FailureOrigin.OWN
 
 
 def test_the_culprit_is_named_though_its_victims_end_first():
@@ -458,9 +458,9 @@ def test_a_rank_broke_by_itself_only_if_nothing_was_lost_before(case):
 
 
 def test_a_rank_that_was_through_in_the_middle_of_a_collective_may_be_a_victim():
-    assert origin_of(end(0, 1), was_in_collective=True) is Origin.OPEN
-    assert origin_of(end(0, 1, message=OWN), was_in_collective=True) is Origin.OWN
-    assert origin_of(end(0, -9), was_in_collective=True) is Origin.OWN
+    assert origin_of(end(0, 1), was_in_collective=True) is FailureOrigin.OPEN
+    assert origin_of(end(0, 1, message=OWN), was_in_collective=True) is FailureOrigin.OWN
+    assert origin_of(end(0, -9), was_in_collective=True) is FailureOrigin.OWN
 
 
 def test_what_cannot_be_told_is_a_victim_beside_one_that_broke_by_itself():

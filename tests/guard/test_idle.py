@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from allranks.files.folder import Folder
-from allranks.guard.activity import Activity, Look, Output, is_active
+from allranks.guard.activity import Activity, Output, ProcessActivity, is_active
 from allranks.guard.idle import find_idle, judge_idle, say_idle
 from allranks.guard.speech import Speech
 from allranks.guard.verdict import Guard
@@ -178,8 +178,8 @@ def test_the_traceback_of_a_stuck_rank_comes_first():
 # What is progress
 
 
-def look(size: int = 0, pid: int = 1, **used: float) -> Look:
-    return Look(pid, Usage(**used), (size, 0))
+def look(size: int = 0, pid: int = 1, **used: float) -> ProcessActivity:
+    return ProcessActivity(pid, Usage(**used), (size, 0))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def look(size: int = 0, pid: int = 1, **used: float) -> Look:
         (look(pid=2), True),
     ],
 )
-def test_processor_time_output_and_downloads_are_progress(now: Look, is_progress: bool):
+def test_processor_time_output_and_downloads_are_progress(now: ProcessActivity, is_progress: bool):
     assert is_active(look(), now, 10.0) is is_progress
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allranks.guard.network import NetworkSpeech, find_reason, see_traffic
+from allranks.guard.network_wait import NetworkSpeech, find_reason, see_traffic
 from allranks.model.beat import DdpSeen, InterfaceSeen, RankBeat
 from allranks.model.traffic import MAX_NODES
 from allranks.report.traffic import describe_traffic

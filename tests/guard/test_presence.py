@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from allranks.guard import presence
-from allranks.guard.orders import Orders
 from allranks.guard.presence import (
     NOT_COME,
     UNLED,
@@ -14,6 +13,7 @@ from allranks.guard.presence import (
     judge_stopped,
 )
 from allranks.guard.scene import Tried
+from allranks.guard.try_orders import TryOrders
 from allranks.model.beat import ProcessState, TrySeen
 from allranks.model.finding import Confidence
 
@@ -337,7 +337,7 @@ def test_the_leaders_node_and_some_others_try_both_networks():
     made = picture(silent_s=2.0)
     suspects = find_suspects(made, NOW_S)
     assert [node.index for node in suspects] == [2]
-    assert sorted(Orders(made).wants(NOW_S)) == [0, 1, 3]
+    assert sorted(TryOrders(made).wants(NOW_S)) == [0, 1, 3]
     targets = suspects[0].targets()
     assert [(t.network, t.address, t.port) for t in targets] == [
         ("data", "192.168.20.3", 4000),

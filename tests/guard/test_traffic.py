@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.guard.traffic import Slice, Traffic, summarize
-from allranks.host.sockets import Connection
+from allranks.guard.traffic import Slice, TrafficMeter, summarize
+from allranks.host.sockets import TcpConnection
 from allranks.model.card import Interface
 
 OWN, OTHER = "192.168.20.11", "192.168.20.12"
@@ -42,15 +42,15 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def connection(inode: int = 7, *, acked: int = 0, own: str = OWN, peer: str = OTHER, **more: int) -> Connection:
-    return Connection(
+def connection(inode: int = 7, *, acked: int = 0, own: str = OWN, peer: str = OTHER, **more: int) -> TcpConnection:
+    return TcpConnection(
         own_address=own, own_port=40000 + inode, peer_address=peer, peer_port=50000, unacked_bytes=0, is_pending=False,
         retransmits=0, acked_bytes=acked, inode=inode, **more,
     )  # fmt: skip
 
 
 def test_slices_of_50_ms_show_that_a_link_is_full_a_third_of_the_time(machine: Machine) -> None:
-    traffic, sent = Traffic(OWN, interfaces=NICS, root=machine.root), 0
+    traffic, sent = TrafficMeter(OWN, interfaces=NICS, root=machine.root), 0
     for turn in range(46):
         traffic.turn(turn * 0.05)
         traffic.turn(turn * 0.05 + 0.01)  # an event woke the agent: no slice of its own
@@ -97,9 +97,9 @@ def test_an_interface_is_busy_near_its_speed_or_near_what_its_connections_reach(
 
 
 def test_what_ranks_send_again_is_counted_over_all_their_connections(machine: Machine) -> None:
-    traffic, pids, now = Traffic(OWN, interfaces=NICS, root=machine.root), {3: 4711}, 100.0
+    traffic, pids, now = TrafficMeter(OWN, interfaces=NICS, root=machine.root), {3: 4711}, 100.0
 
-    def look(*connections: Connection) -> dict[int, tuple[int, ...]]:
+    def look(*connections: TcpConnection) -> dict[int, tuple[int, ...]]:
         nonlocal now
         now += 2.0
         traffic.look(now, connections, pids)
@@ -121,7 +121,7 @@ def test_what_ranks_send_again_is_counted_over_all_their_connections(machine: Ma
 
 
 def test_the_interfaces_are_those_that_ranks_have_connections_on(machine: Machine) -> None:
-    traffic = Traffic(OWN, interfaces=NICS, root=machine.root)
+    traffic = TrafficMeter(OWN, interfaces=NICS, root=machine.root)
     machine.open(7)
     for number in range(12):
         at, acked = 10.0 + 2 * number, number << 20
@@ -134,14 +134,14 @@ def test_the_interfaces_are_those_that_ranks_have_connections_on(machine: Machin
         ("eth1", 500.0, True),
     ]
     traffic.close()
-    alone = Traffic("127.0.0.1", interfaces=NICS, root=machine.root)  # a job on one machine
+    alone = TrafficMeter("127.0.0.1", interfaces=NICS, root=machine.root)  # a job on one machine
     alone.turn(1.0)
     alone.look(2.0, [], {})
     assert alone.interfaces == ()
 
 
 def test_an_interface_that_is_gone_or_of_another_machine_is_not_told(machine: Machine) -> None:
-    traffic = Traffic(OWN, interfaces=NICS, root=machine.root)
+    traffic = TrafficMeter(OWN, interfaces=NICS, root=machine.root)
     for turn in range(5):
         traffic.turn(1.0 + turn)
     traffic.look(6.0, [], {})
@@ -151,7 +151,7 @@ def test_an_interface_that_is_gone_or_of_another_machine_is_not_told(machine: Ma
     traffic.look(8.0, [], {3: 4711})
     assert (traffic.interfaces, traffic.sent) == ((), {})
     traffic.close()
-    other = Traffic("192.0.2.1", interfaces=NICS, root=machine.root)
+    other = TrafficMeter("192.0.2.1", interfaces=NICS, root=machine.root)
     other.turn(1.0)
     other.look(1.0, [], {3: 4711})
     assert other.interfaces == ()

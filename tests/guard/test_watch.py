@@ -13,10 +13,10 @@ import pytest
 
 from allranks.files.folder import Folder
 from allranks.guard.verdict import Guard
-from allranks.guard.watch import Watch
+from allranks.guard.watch import WorkerWatch
 from allranks.model.beat import GroupSeen, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
-from allranks.recorder.waits import StopKind, find_stops
+from allranks.recorder.wait_graph import StandstillKind, find_stops
 from allranks.why.dumps import find_dumps, is_dump, read_dumps
 from allranks.wire.protocol import Plan, Try, TryTarget
 
@@ -38,7 +38,7 @@ class Told:
 
 @pytest.fixture
 def watch():
-    watch = Watch(FAST, data_address="127.0.0.1", control_address="127.0.0.2")
+    watch = WorkerWatch(FAST, data_address="127.0.0.1", control_address="127.0.0.2")
     yield watch
     watch.close()
 
@@ -76,7 +76,7 @@ def test_a_beat_is_due_every_beat_s(watch):
 )
 def test_the_more_nodes_a_job_has_the_more_rarely_each_tells_of_itself(table, num_nodes, beat_s):
     settings = GuardTable(**table)
-    guard, watch = Guard(settings), Watch(settings, data_address="127.0.0.1", control_address="127.0.0.1")
+    guard, watch = Guard(settings), WorkerWatch(settings, data_address="127.0.0.1", control_address="127.0.0.1")
     try:
         watch.begin(0, [], 100.0, node_index=0, num_nodes=num_nodes)
         dues = [tick / 20 for tick in range(201) if watch.turn(100.0 + tick / 20) is not None]
@@ -89,7 +89,7 @@ def test_the_more_nodes_a_job_has_the_more_rarely_each_tells_of_itself(table, nu
 
 
 def test_two_watches_try_each_other(watch):
-    other = Watch(FAST, data_address="127.0.0.3", control_address="127.0.0.3")
+    other = WorkerWatch(FAST, data_address="127.0.0.3", control_address="127.0.0.3")
     other.begin(0, [], time.monotonic(), node_index=1)
     ports = other.beat(time.monotonic()).try_ports
     assert ports[0] == ports[1]
@@ -112,14 +112,14 @@ def test_two_watches_try_each_other(watch):
 
 
 def test_an_address_of_another_machine_opens_no_door():
-    watch = Watch(FAST, data_address="192.0.2.1", control_address="192.0.2.1")
+    watch = WorkerWatch(FAST, data_address="192.0.2.1", control_address="192.0.2.1")
     watch.begin(0, [], 100.0, node_index=0)
     assert watch.beat(100.0).try_ports == (0, 0)
     watch.close()
 
 
 def test_a_network_on_which_nobody_can_try_this_machine_has_no_port():
-    watch = Watch(FAST, data_address="127.0.0.1", control_address="192.0.2.1")
+    watch = WorkerWatch(FAST, data_address="127.0.0.1", control_address="192.0.2.1")
     watch.begin(0, [], 100.0, node_index=0)
     data_port, control_port = watch.beat(100.0).try_ports
     assert (data_port > 0, control_port) == (True, 0)
@@ -145,7 +145,7 @@ def test_what_is_kept_can_be_read_by_why(watch, tmp_path):
     problems = []
     (stop,) = find_stops(read_dumps(find_dumps([str(tmp_path)]), problems))
     assert problems == []
-    assert (stop.kind, stop.ranks) == (StopKind.MISSING, (1,))
+    assert (stop.kind, stop.ranks) == (StandstillKind.MISSING, (1,))
 
 
 def test_a_directory_that_is_gone_keeps_nothing(watch, tmp_path):

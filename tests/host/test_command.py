@@ -11,7 +11,7 @@ import time
 import pytest
 from fake_nvidia_smi import install_script
 
-from allranks.host.run import MAX_OUTPUT_BYTES, Ran, run_command
+from allranks.host.programs import MAX_OUTPUT_BYTES, Ran, run_command
 from conftest import is_alive
 
 PYTHON = (sys.executable, "-IS", "-c")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.host.fabric import (
-    Answer,
+    ValueOrProblem,
     parse_cuda,
     parse_unit,
     read_fabric_manager,
@@ -19,7 +19,7 @@ from allranks.host.fabric import (
     select_xids,
     try_cuda,
 )
-from allranks.host.run import Ran
+from allranks.host.programs import Ran
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 LOST = "NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
@@ -28,16 +28,18 @@ LOST = "NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has
 @pytest.mark.parametrize(
     ("ran", "answer"),
     [
-        (Ran(0, "LoadState=loaded\nActiveState=active\n"), Answer("active")),
-        (Ran(0, "LoadState=loaded\nActiveState=inactive\n"), Answer("inactive")),
-        (Ran(0, "LoadState=loaded\nActiveState=failed\n"), Answer("failed")),
-        (Ran(0, "LoadState=not-found\nActiveState=inactive\n"), Answer()),
+        (Ran(0, "LoadState=loaded\nActiveState=active\n"), ValueOrProblem("active")),
+        (Ran(0, "LoadState=loaded\nActiveState=inactive\n"), ValueOrProblem("inactive")),
+        (Ran(0, "LoadState=loaded\nActiveState=failed\n"), ValueOrProblem("failed")),
+        (Ran(0, "LoadState=not-found\nActiveState=inactive\n"), ValueOrProblem()),
         (
             Ran(1, "", "System has not been booted with systemd as init system (PID 1). Can't operate.\nmore\n"),
-            Answer(problem="systemctl: System has not been booted with systemd as init system (PID 1). Can't operate."),
+            ValueOrProblem(
+                problem="systemctl: System has not been booted with systemd as init system (PID 1). Can't operate."
+            ),
         ),
-        (Ran(None, problem="systemctl: not installed"), Answer(problem="systemctl: not installed")),
-        (Ran(0, ""), Answer(problem="systemctl: exit status 0")),
+        (Ran(None, problem="systemctl: not installed"), ValueOrProblem(problem="systemctl: not installed")),
+        (Ran(0, ""), ValueOrProblem(problem="systemctl: exit status 0")),
     ],
 )
 def test_the_unit_s_state_is_systemd_s_word(ran, answer):
@@ -50,14 +52,16 @@ def test_systemctl_is_asked_for_the_unit(tmp_path):
 [ "$1 $2" = "show nvidia-fabricmanager.service" ] && echo LoadState=loaded && echo ActiveState=failed
 """
     env = install_script(tmp_path, "systemctl", text)
-    assert read_fabric_manager(deadline_s=20, env=env) == Answer("failed")
+    assert read_fabric_manager(deadline_s=20, env=env) == ValueOrProblem("failed")
 
 
 def test_the_version_of_the_fabric_manager_is_read(tmp_path):
     env = install_script(tmp_path, "nv-fabricmanager", "#!/bin/sh\necho Fabric Manager version is : 550.90.07\n")
-    assert read_fabric_manager_version(deadline_s=20, env=env) == Answer("550.90.07")
+    assert read_fabric_manager_version(deadline_s=20, env=env) == ValueOrProblem("550.90.07")
     env = install_script(tmp_path, "nv-fabricmanager", "#!/bin/sh\necho failed to start >&2; exit 1\n")
-    assert read_fabric_manager_version(deadline_s=20, env=env) == Answer(problem="nv-fabricmanager: failed to start")
+    assert read_fabric_manager_version(deadline_s=20, env=env) == ValueOrProblem(
+        problem="nv-fabricmanager: failed to start"
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.host.sockets import (
-    Connection,
     SocketWatch,
+    TcpConnection,
     ask_kernel,
     parse_answer,
     parse_proc_line,
@@ -24,7 +24,7 @@ PROC_LINE = (
 )
 
 
-def connection(**more) -> Connection:
+def connection(**more) -> TcpConnection:
     plain = {
         "own_address": "192.168.20.11",
         "own_port": 50000,
@@ -35,7 +35,7 @@ def connection(**more) -> Connection:
         "retransmits": 2,
         "acked_bytes": 100,
     }
-    return Connection(**(plain | more))
+    return TcpConnection(**(plain | more))
 
 
 OWN = {"192.168.20.11"}
@@ -113,7 +113,7 @@ def test_the_kernel_and_proc_know_the_same_connection():
 
 def test_a_recorded_answer_is_read():
     """inet_diag of Linux 6.18: a connection whose peer was cut off, 2 s after a send of 5000 bytes."""
-    found: list[Connection] = []
+    found: list[TcpConnection] = []
     assert not parse_answer((RECORDED / "inet_diag_stuck.bin").read_bytes(), found)
     (stuck,) = [each for each in found if each.is_pending]
     assert (stuck.own_address, stuck.peer_address, stuck.unacked_bytes) == ("10.99.0.1", "10.99.0.2", 5000)
@@ -123,7 +123,7 @@ def test_a_recorded_answer_is_read():
 
 @pytest.mark.parametrize("data", [b"", b"\x00" * 16, b"\xff" * 64, struct.pack("=IHHII", 500, 20, 0, 0, 0)])
 def test_damaged_answers_are_no_connections(data):
-    found: list[Connection] = []
+    found: list[TcpConnection] = []
     assert not parse_answer(data, found)
     assert found == []
 

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from allranks.host.stacks import Frame, NodeStacks, Process, Role, Wanted, explain_refusal, find_processes, look
+from allranks.host.stacks import (
+    Frame,
+    NodeStacks,
+    Process,
+    ProcessRole,
+    WantedStacks,
+    explain_refusal,
+    find_processes,
+    look,
+)
 from conftest import wait_until
 
 JOB = f"9{os.getpid():06}"
@@ -57,7 +66,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def look_until(is_there: Callable[[NodeStacks], bool]) -> NodeStacks:
     """The processes need a moment until they are where they stay."""
     deadline_s = time.monotonic() + 20
-    while not is_there(found := look(Wanted(job=JOB), node="here")):
+    while not is_there(found := look(WantedStacks(job=JOB), node="here")):
         assert time.monotonic() < deadline_s, found
     return found
 
@@ -97,8 +106,8 @@ def test_a_python_below_a_rank_is_its_child(start: Start) -> None:
     start("parent_of_python", SLURM_PROCID="4", SLURM_LOCALID="1", SLURM_STEP_ID="0", SLURM_STEP_NUM_TASKS="8")
     found = look_until(lambda found: [bool(functions(each)) for each in found.processes] == [True] * 2)
     assert [(each.role, each.rank, each.local_rank) for each in found.processes] == [
-        (Role.WORKER, 4, 1),
-        (Role.CHILD, 4, 1),
+        (ProcessRole.WORKER, 4, 1),
+        (ProcessRole.CHILD, 4, 1),
     ]
     assert found.processes[0].world_size == 8
 
@@ -107,18 +116,18 @@ def test_the_rank_of_a_dead_process_s_parent_is_known(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.add(10, {"SLURM_JOB_ID": "7", "RANK": "1"})
     tree.add(11, {}, parent=10, state="Z")
-    found, _ = find_processes(Wanted(job="7"), root=tmp_path)
+    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(each.pid, each.role, each.rank) for each in found] == [(10, "worker", 1), (11, "child", 1)]
 
 
 def test_chosen_processes_need_no_job(start: Start) -> None:
     pid = start("nap").pid
-    found = wait_until(lambda: look(Wanted(pids=(pid, 2**22 + 1)), node="here").processes, "the process")
+    found = wait_until(lambda: look(WantedStacks(pids=(pid, 2**22 + 1)), node="here").processes, "the process")
     assert [each.pid for each in found] == [pid]
 
 
 def test_a_process_that_is_no_python_says_so(start: Start) -> None:
-    found = look(Wanted(pids=(start("").pid,)), node="here").processes[0]
+    found = look(WantedStacks(pids=(start("").pid,)), node="here").processes[0]
     assert found.threads == ()
     assert found.problem.startswith("py-spy: Error: Failed to find python version")
 
@@ -128,7 +137,7 @@ def test_without_py_spy_the_processes_are_named_all_the_same(start: Start, monke
     look_until(lambda found: len(found.processes) == 1)
     monkeypatch.setattr(sys, "executable", "/nowhere/python3")
     monkeypatch.setenv("PATH", "/nowhere")
-    found = look(Wanted(job=JOB), node="here").processes[0]
+    found = look(WantedStacks(job=JOB), node="here").processes[0]
     assert (found.rank, found.problem) == (0, "py-spy is not installed for /nowhere/python3: pip install py-spy")
 
 
@@ -144,7 +153,7 @@ def problem_with(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         start("nap", RANK="0")
         look_until(lambda found: len(found.processes) == 1)
         monkeypatch.setattr(sys, "executable", str(py_spy.with_name("python3")))
-        return look(Wanted(job=JOB), node="here").processes[0].problem
+        return look(WantedStacks(job=JOB), node="here").processes[0].problem
 
     return ask
 
@@ -197,9 +206,9 @@ JOB_7 = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}
 )
 def test_the_environment_says_job_and_rank(tmp_path: Path, env: dict[str, str], job: str, rank: int | None) -> None:
     Tree(tmp_path).add(10, env)
-    found, _ = find_processes(Wanted(job=job), root=tmp_path)
+    found, _ = find_processes(WantedStacks(job=job), root=tmp_path)
     assert [each.rank for each in found] == [rank]
-    assert find_processes(Wanted(job="77"), root=tmp_path) == ([], [])
+    assert find_processes(WantedStacks(job="77"), root=tmp_path) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -208,10 +217,10 @@ def test_the_environment_says_job_and_rank(tmp_path: Path, env: dict[str, str], 
 def test_torchrun_is_a_launcher_before_and_after_it_has_started_workers(tmp_path: Path, command: str) -> None:
     tree = Tree(tmp_path)
     tree.add(10, JOB_7, command=command)
-    before, _ = find_processes(Wanted(job="7"), root=tmp_path)
+    before, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
     tree.add(11, {**JOB_7, "RANK": "4"}, parent=10)
     tree.add(12, {**JOB_7, "RANK": "4"}, parent=11)
-    after, _ = find_processes(Wanted(job="7"), root=tmp_path)
+    after, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(each.role, each.rank) for each in before] == [("launcher", None)]
     assert [(each.role, each.rank) for each in after] == [("worker", 4), ("child", 4), ("launcher", None)]
 
@@ -227,7 +236,7 @@ def test_torchrun_is_a_launcher_before_and_after_it_has_started_workers(tmp_path
 )
 def test_our_own_processes_and_python_s_helpers_are_left_out(tmp_path: Path, command: str) -> None:
     Tree(tmp_path).add(10, JOB_7, command=command)
-    assert find_processes(Wanted(job="7"), root=tmp_path) == ([], [])
+    assert find_processes(WantedStacks(job="7"), root=tmp_path) == ([], [])
 
 
 def test_what_a_fork_server_starts_is_a_child_of_the_rank_and_the_server_is_left_out(tmp_path: Path) -> None:
@@ -236,14 +245,14 @@ def test_what_a_fork_server_starts_is_a_child_of_the_rank_and_the_server_is_left
     tree.add(10, {**JOB_7, "RANK": "4"})
     tree.add(11, {**JOB_7, "RANK": "4"}, parent=10, command=server)
     tree.add(12, {**JOB_7, "RANK": "4"}, parent=11, command=server)
-    found, _ = find_processes(Wanted(job="7"), root=tmp_path)
+    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(each.pid, each.role, each.rank) for each in found] == [(10, "worker", 4), (12, "child", 4)]
 
 
 def test_a_process_whose_environment_is_closed_is_found_by_its_cgroup(tmp_path: Path) -> None:
     Tree(tmp_path).add(10, {})
     (tmp_path / "proc/10/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
-    found, _ = find_processes(Wanted(job="7"), root=tmp_path)
+    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [each.pid for each in found] == [10]
 
 
@@ -251,7 +260,7 @@ def test_every_process_with_a_rank_is_found_without_a_job(tmp_path: Path) -> Non
     tree = Tree(tmp_path)
     tree.add(10, {"RANK": "0", "WORLD_SIZE": "2"})
     tree.add(11, {"HOME": "/root"})
-    assert [each.pid for each in find_processes(Wanted(), root=tmp_path)[0]] == [10]
+    assert [each.pid for each in find_processes(WantedStacks(), root=tmp_path)[0]] == [10]
 
 
 @pytest.mark.parametrize(

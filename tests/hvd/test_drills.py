@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from allranks.lab import slurm
+from allranks.lab import slurm_daemons
 from allranks.lab.faults.running.network import ports_of
 from allranks.lab.hosts import SWITCH, kill_hosts
 from conftest import allranks_command, clean_env, wait_until
@@ -167,7 +167,7 @@ def cut_power(lab: TestLab, node: str) -> float:
 
 def test_a_lost_node_is_named_and_used_again_when_it_is_back(lab: TestLab, jobs: Any) -> None:
     job = jobs("--min-np", "6", "--elastic-timeout", "300")
-    slurm.set_patience(300, lab.lab.dir, controller=lab.lab.find_init("master-node"))
+    slurm_daemons.set_patience(300, lab.lab.dir, controller=lab.lab.find_init("master-node"))
     try:
         struck_s = cut_power(lab, "node04")
         job.when(r"AR012 node-failure +node04")
@@ -179,7 +179,7 @@ def test_a_lost_node_is_named_and_used_again_when_it_is_back(lab: TestLab, jobs:
         job.when("batch .* with 6 workers", after_s=back_s)
         assert "AR407" not in job.text
     finally:
-        slurm.set_patience(slurm.PATIENCE_S, lab.lab.dir, controller=lab.lab.find_init("master-node"))
+        slurm_daemons.set_patience(slurm_daemons.PATIENCE_S, lab.lab.dir, controller=lab.lab.find_init("master-node"))
 
 
 def test_the_end_of_the_timeout_is_named(jobs: Any) -> None:

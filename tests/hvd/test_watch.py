@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from allranks.horovod.nodes import Change, NodeMemory
-from allranks.horovod.place import place_command
-from allranks.horovod.watch import Look, Said, Watch
+from allranks.horovod.start_worker import place_command
+from allranks.horovod.usable_nodes import Change, NodeMemory
+from allranks.horovod.watch import HorovodWatch, Said, StackRequest
 from allranks.model.finding import Confidence, Finding
 
 HOSTS = ("node01", "node02", "node03", "node04")
@@ -21,7 +21,7 @@ class Job:
 
     def __init__(self, *, min_np: int = 4, timeout_s: float = 600) -> None:
         self.now_s = 1000.0
-        self.watch = Watch(min_np=min_np, start_np=4, timeout_s=timeout_s, now_s=self.now_s)
+        self.watch = HorovodWatch(min_np=min_np, start_np=4, timeout_s=timeout_s, now_s=self.now_s)
         self.said: list[Said] = []
         self.discover(*HOSTS)
         self.log("current available slots: 4")
@@ -146,7 +146,7 @@ def test_a_pause_is_said_with_the_time_that_is_left() -> None:
 
 
 def test_a_start_with_too_few_hosts_is_a_pause() -> None:
-    watch = Watch(min_np=4, start_np=4, timeout_s=600, now_s=1000)
+    watch = HorovodWatch(min_np=4, start_np=4, timeout_s=600, now_s=1000)
     (line,) = watch.feed({"time_s": 1001, "event": "log", "level": "DEBUG", "text": "current available slots: 2"})
     assert isinstance(line, str)
     assert line.startswith("paused: Horovod has 2 of the 4 slots")
@@ -194,17 +194,17 @@ def test_the_deadlock_after_a_graceful_loss_is_named() -> None:
     job = Job()
     lose_gracefully(job, new="node05")
     job.wait(1)
-    assert Look() not in job.said
+    assert StackRequest() not in job.said
     for number in (1, 2):
         job.wait(1.5)
-        assert job.said.count(Look()) == number
+        assert job.said.count(StackRequest()) == number
         assert job.watch.judge({"node05": [["import"]], "node01": [TRAINING]}) == []  # it is still being started
     job.said += job.watch.judge({"node05": [SYNC], "node01": [TRAINING], "node02": [TRAINING], "node03": [TRAINING]})
     (found,) = job.findings
     assert (found.cause, found.confidence, found.node) == ("AR410 collective-mismatch", Confidence.CERTAIN, "node05")
     assert "the workers on node[01-03] have skipped it" in found.message
     job.wait(10)
-    assert job.said.count(Look()) == 2
+    assert job.said.count(StackRequest()) == 2
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_the_worker_of_a_host_that_left_is_no_culprit() -> None:
     job.discover("node01", "node02", "node05", "node06")
     job.reset("node01", "node02", "node05", "node06", new=("node06",))
     job.wait(2)
-    assert Look() in job.said  # its end was no failure that the others saw: they skip state.sync() again
+    assert StackRequest() in job.said  # its end was no failure that the others saw: they skip state.sync() again
 
 
 def test_survivors_that_a_new_worker_kept_waiting_are_one_finding() -> None:
@@ -266,7 +266,7 @@ def test_after_a_failure_all_ranks_synchronize() -> None:
     job.end("node04", 137)
     lose_gracefully(job, new="node05")
     job.wait(5)
-    assert Look() not in job.said
+    assert StackRequest() not in job.said
 
 
 @pytest.mark.parametrize(

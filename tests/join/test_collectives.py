@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from allranks.comm.table import COLLECTIVES, Row
+from allranks.comm.bench_table import COLLECTIVES, BenchRow
 from allranks.join.collectives import (
     Limit,
     describe,
@@ -116,7 +116,7 @@ def test_send_and_receive_need_two_ranks() -> None:
 
 def test_each_repetition_counts_as_its_slowest_rank_saw_it() -> None:
     took_s = [[0.8, 0.2, 0.3, 0.4], [0.1, 0.6, 0.3, 0.2]]  # slowest: 0.8, 0.6, 0.3, 0.4
-    found = msgspec.convert(to_row(case(in_flight=2), 2, took_s, 0), Row)
+    found = msgspec.convert(to_row(case(in_flight=2), 2, took_s, 0), BenchRow)
     assert (found.time_s, found.p95_s, found.best_s, found.repetitions) == (0.25, 0.4, 0.15, 4)
     assert (found.size_bytes, found.count, found.redop, found.root, found.in_flight) == (MIB, MIB // 4, "sum", -1, 2)
 
@@ -136,7 +136,7 @@ def test_sizes_and_counts_are_those_of_nccl_tests(
     collective: str, size_bytes: int, count: int, redop: str, root: int
 ) -> None:
     size = 0 if collective == "barrier" else 100
-    found = msgspec.convert(to_row(case(collective, size), 3, [[1.0]] * 3, None), Row)
+    found = msgspec.convert(to_row(case(collective, size), 3, [[1.0]] * 3, None), BenchRow)
     assert (found.size_bytes, found.count, found.redop, found.root) == (size_bytes, count, redop, root)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import allranks
 from allranks.join import group
-from allranks.launch.environment import describe_torch
+from allranks.launch.worker_environment import describe_torch
 from conftest import Allranks, write
 from versions.table import FEATURES
 

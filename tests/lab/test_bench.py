@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.comm.table import from_json
+from allranks.comm.bench_table import from_json
 from allranks.lab.hosts import LINK_GBIT_S, shape
 from conftest import clean_env
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from allranks.causes.book import all_causes
-from allranks.lab.drill import is_named, names_in
 from allranks.lab.faults.catalogue import FAULTS
-from allranks.lab.faults.fault import Culprit, Expected
-from allranks.lab.faults.running.catalogue import STRIKES
+from allranks.lab.faults.fault import Expected, TrueCulprit
+from allranks.lab.faults.running.strike_catalogue import STRIKES
+from allranks.lab.start_drill import is_named, names_in
 from allranks.model.finding import Confidence, Finding, Severity
 
 from .conftest import TestLab
@@ -91,14 +91,14 @@ def test_names_in_a_culprit_are_read(text: str, names: set[str]) -> None:
 @pytest.mark.parametrize(
     ("node", "truth", "is_right"),
     [
-        ("node03", Culprit(nodes=("node03",), interface="ens1f1"), True),
-        ("node[03-04]", Culprit(nodes=("node03",)), False),
-        ("node01 | node[02-03]", Culprit(groups=(("node02", "node03"), ("node01",))), True),
-        ("node01 | node02", Culprit(groups=(("node02", "node03"), ("node01",))), False),
-        ("node01 (192.168.20.99)", Culprit(address="192.168.20.99"), True),
+        ("node03", TrueCulprit(nodes=("node03",), interface="ens1f1"), True),
+        ("node[03-04]", TrueCulprit(nodes=("node03",)), False),
+        ("node01 | node[02-03]", TrueCulprit(groups=(("node02", "node03"), ("node01",))), True),
+        ("node01 | node02", TrueCulprit(groups=(("node02", "node03"), ("node01",))), False),
+        ("node01 (192.168.20.99)", TrueCulprit(address="192.168.20.99"), True),
     ],
 )
-def test_a_culprit_is_right_only_if_it_is_exactly_the_truth(node: str, truth: Culprit, is_right: bool) -> None:
+def test_a_culprit_is_right_only_if_it_is_exactly_the_truth(node: str, truth: TrueCulprit, is_right: bool) -> None:
     finding = Finding(
         cause="AR210 link-down", severity=Severity.FAIL, confidence=Confidence.CERTAIN, node=node, message="m"
     )

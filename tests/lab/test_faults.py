@@ -18,12 +18,12 @@ import pytest
 
 from allranks.lab import hosts
 from allranks.lab.faults.catalogue import FAULTS
-from allranks.lab.faults.fault import Expected, Place, Start
+from allranks.lab.faults.fault import Expected, FaultPlace, JobStart
 from allranks.lab.faults.gpu import RECORDED, record
 from allranks.lab.faults.injected import Injected, choose_where, find_fault, heal, inject, read_injected
 from allranks.lab.hosts import SWITCH, run_in
 from allranks.lab.lab import Lab
-from allranks.lab.plan import Host
+from allranks.lab.node_plan import Host
 from allranks.model.errors import UsageError
 
 from .conftest import SIX_NODE, Make, TestLab, unique
@@ -163,7 +163,7 @@ def test_each_fault_changes_something_and_heals_without_a_trace(six: TestLab, tm
         if name not in in_the_start:
             assert snapshot(six.lab, run_dir) != before, name
         else:
-            assert there.fault.start(there.scene) != Start()
+            assert there.fault.start(there.scene) != JobStart()
         assert [each.fault.name for each in heal(six.lab)] == [name]
         assert_same(settled(six.lab, run_dir, before), before, name)
 
@@ -548,7 +548,7 @@ def test_every_fault_says_what_it_is() -> None:
         assert len(fault.title()) <= 120, name
         assert all(re.fullmatch(r"AR\d{3}", cause) for cause in fault.cause)
         assert fault.cause or fault.severity is Expected.SURVIVED
-        assert fault.place in Place
+        assert fault.place in FaultPlace
     assert find_fault("partition") is FAULTS["partition"]
 
 

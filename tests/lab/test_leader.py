@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from allranks.lab.faults.fault import Scene, Where
-from allranks.lab.faults.running.catalogue import STRIKES
+from allranks.lab.faults.fault import LabScene, Where
 from allranks.lab.faults.running.leader import Split
-from allranks.lab.plan import plan_controller, plan_hosts
+from allranks.lab.faults.running.strike_catalogue import STRIKES
+from allranks.lab.node_plan import plan_controller, plan_hosts
 from allranks.model.cluster import Cluster, Node
 
 from .conftest import RELEASE_FLAGS, SIX_NODE, TestLab, unique
@@ -18,9 +18,9 @@ from .conftest import RELEASE_FLAGS, SIX_NODE, TestLab, unique
 SPLITS = [strike for strike in STRIKES.values() if issubclass(strike, Split)]
 
 
-def scene(seed: int, leader: str) -> Scene:
+def scene(seed: int, leader: str) -> LabScene:
     hosts = plan_hosts(Cluster(node=tuple(Node(name=f"n{i}", address=f"192.168.20.{i + 1}") for i in range(6))))
-    made = Scene(
+    made = LabScene(
         lab_dir=Path("/lab"),
         key="split@n0",
         where=Where(node="n0", peer="n1", seed=seed),

@@ -8,8 +8,8 @@ import pytest
 
 from allranks.cli.lab import SIX_NODES
 from allranks.lab.lab import Lab
-from allranks.lab.plan import plan_controller, plan_hosts, render_hosts_file
-from allranks.lab.slurm import is_in_service, render_gres_conf, render_slurm_conf
+from allranks.lab.node_plan import plan_controller, plan_hosts, render_hosts_file
+from allranks.lab.slurm_daemons import is_in_service, render_gres_conf, render_slurm_conf
 from allranks.model.cluster import Cluster, NetworkTable, Node, SlurmTable
 from allranks.model.errors import ConfigError, UsageError
 

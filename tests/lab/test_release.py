@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from allranks.lab.accounting import render_slurmdbd_conf, use_accounting
+from allranks.lab.faulty_job import complains
 from allranks.lab.init import MOUNTS_FILE
-from allranks.lab.job import complains
 from allranks.lab.release import (
     CLIENTS,
     DAEMONS,
@@ -29,7 +29,7 @@ from allranks.lab.release import (
     write_mounts,
     write_programs,
 )
-from allranks.lab.slurm import TASK_PROLOG
+from allranks.lab.slurm_daemons import TASK_PROLOG
 from allranks.model.errors import SetupError
 
 TARGETS = """\

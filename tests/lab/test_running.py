@@ -13,21 +13,21 @@ import msgspec
 import pytest
 
 from allranks.causes.book import all_causes, find_cause
-from allranks.lab import slurm
+from allranks.lab import slurm_daemons
 from allranks.lab.faults.catalogue import FAULTS
-from allranks.lab.faults.fault import Culprit, Expected
+from allranks.lab.faults.fault import Expected, TrueCulprit
 from allranks.lab.faults.injected import heal, inject
-from allranks.lab.faults.running.catalogue import STRIKES
-from allranks.lab.faults.running.strike import Strike, Succession
-from allranks.lab.faults.running.target import Saved, StepDone, Target
-from allranks.lab.running.drill import Drilled
+from allranks.lab.faults.running.strike import NextLeader, Strike
+from allranks.lab.faults.running.strike_catalogue import STRIKES
+from allranks.lab.faults.running.target import DrilledJob, Saved, StepDone
+from allranks.lab.running.drills_page import describe_times, render_table
 from allranks.lab.running.healthy import Busy, judge_slow
-from allranks.lab.running.seen import Baseline, Seen, judge
-from allranks.lab.running.table import describe_times, render_table
+from allranks.lab.running.seen import JobSeen, StrikeBaseline, judge
+from allranks.lab.running.strike_drill import StrikeResult
 from allranks.lab.running.terminal import Terminal
 from allranks.model.errors import SetupError
 from allranks.state.saved.manifest import MANIFEST, Manifest
-from allranks.wire.leader import ANNOUNCEMENT, Announcement
+from allranks.wire.leader_port import ANNOUNCEMENT, Announcement
 
 from .conftest import TestLab
 
@@ -80,7 +80,7 @@ def _traces(lab: TestLab) -> list[str]:
     mounts = lab.on("node03", "sh", "-c", "grep -c . /proc/mounts; losetup --all; nft list ruleset")
     cgroups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"allranks-{lab.name}-*")]
     daemons = [str(node["daemon_pids"]) for node in json.loads(lab.run("status", "--json").stdout)["nodes"]]
-    return [*links, mounts, *cgroups, *daemons, slurm.conf_path(lab.lab.dir).read_text()]
+    return [*links, mounts, *cgroups, *daemons, slurm_daemons.conf_path(lab.lab.dir).read_text()]
 
 
 @pytest.mark.lab
@@ -145,7 +145,7 @@ def step(time_s: float, *, generation: int = 1, number: int = 8, world: int = 6)
     )  # fmt: skip
 
 
-def seen(**changes: Any) -> Seen:
+def seen(**changes: Any) -> JobSeen:
     whole = {
         "struck_s": STRUCK_S,
         "printed": ((1000.6, "AR407"),),
@@ -154,11 +154,11 @@ def seen(**changes: Any) -> Seen:
         "has_ended": True,
         "exit_code": 0,
     }
-    return Seen(**(whole | changes))
+    return JobSeen(**(whole | changes))
 
 
 def wrong(strike: type[Strike] = Killed, **changes: Any) -> list[str]:
-    return judge(strike, seen(**changes), Culprit(nodes=("node03",)), (3,))
+    return judge(strike, seen(**changes), TrueCulprit(nodes=("node03",)), (3,))
 
 
 def test_a_drill_that_went_as_it_must_has_nothing_against_it() -> None:
@@ -167,13 +167,13 @@ def test_a_drill_that_went_as_it_must_has_nothing_against_it() -> None:
 
 def test_a_slow_machine_has_more_time_for_the_imports() -> None:
     late = seen(steps=(step(1030.0),))
-    assert judge(Killed, late, Culprit(nodes=("node03",)), (3,), slowness=2.5) == []
-    (found,) = judge(Killed, late, Culprit(nodes=("node03",)), (3,), slowness=2.0)
+    assert judge(Killed, late, TrueCulprit(nodes=("node03",)), (3,), slowness=2.5) == []
+    (found,) = judge(Killed, late, TrueCulprit(nodes=("node03",)), (3,), slowness=2.0)
     assert found == "the next step took 30.0 s, expected at most 24 s"
 
 
 def test_two_that_are_named_in_one_moment_are_one_verdict() -> None:
-    both, truth = (verdict(), verdict(node="node05", ranks=[5])), Culprit(nodes=("node03", "node05"))
+    both, truth = (verdict(), verdict(node="node05", ranks=[5])), TrueCulprit(nodes=("node03", "node05"))
     assert judge(Killed, seen(events=both), truth, (3, 5)) == []
     assert wrong(events=both) == ["verdict AR407 dead-rank node03, node05 (3, 5); the truth is node03"]
     later = (verdict(), verdict(1003.0, node="node05", ranks=[5]))
@@ -221,13 +221,13 @@ def test_who_is_honest_and_slow_must_neither_be_accused_nor_started_again() -> N
 class LeaderLost(Strike, name="leader-lost", cause="AR012"):
     """The leader is lost, and another node leads on."""
 
-    succession, num_lost = Succession.LOST, 1
+    succession, num_lost = NextLeader.LOST, 1
 
 
 class LeaderResigned(LeaderLost, name="leader-resigned", cause="AR012"):
     """The leader names its own node, and hands over."""
 
-    succession = Succession.RESIGNED
+    succession = NextLeader.RESIGNED
 
 
 def took_over(time_s: float = 1003.0, leader: str = "node01") -> Mapping[str, Any]:
@@ -245,14 +245,14 @@ LED_ON = {
 def test_a_job_that_goes_on_under_another_leader_is_right() -> None:
     assert wrong(LeaderLost, **LED_ON) == []
     assert seen(**LED_ON).successors() == ("node01",)
-    assert seen(**LED_ON).verdict_s(Succession.LOST) == pytest.approx(3.3)
+    assert seen(**LED_ON).verdict_s(NextLeader.LOST) == pytest.approx(3.3)
 
 
 def test_a_lost_leader_is_not_believed_and_one_that_resigns_is() -> None:
     own = verdict(1002.0, cause="AR210 link-down", node="node05")
     with_own = LED_ON | {"events": (own, took_over(), LOST), "printed": ((1002.1, "AR210"), (1003.3, "AR012"))}
     assert wrong(LeaderLost, **with_own) == []
-    assert seen(**with_own).verdict_s(Succession.LOST) == pytest.approx(3.3)
+    assert seen(**with_own).verdict_s(NextLeader.LOST) == pytest.approx(3.3)
     assert wrong(LeaderResigned, **with_own) == ["verdict AR210 link-down node05 (3,); the truth is AR012 node03"]
     resigned = LED_ON | {"events": (verdict(1002.0, cause="AR012 node-failure"), took_over())}
     assert wrong(LeaderResigned, **resigned) == []
@@ -277,7 +277,7 @@ def test_a_lost_leader_is_not_believed_and_one_that_resigns_is() -> None:
     ],
 )
 def test_what_is_wrong_with_a_succession_is_said(strike: type[Strike], changes: dict[str, Any], said: str) -> None:
-    assert judge(strike, seen(**LED_ON | changes), Culprit(nodes=("node03",)), ()) == [said]
+    assert judge(strike, seen(**LED_ON | changes), TrueCulprit(nodes=("node03",)), ()) == [said]
 
 
 def test_nobody_takes_over_from_a_leader_that_is_there() -> None:
@@ -297,7 +297,7 @@ def test_parts_of_one_verdict_may_come_later_where_the_strike_says_so() -> None:
         together_s = 2.0
 
     both = (took_over(), LOST, verdict(1004.5, cause="AR012 node-failure", node="node05"))
-    truth = Culprit(nodes=("node03", "node05"))
+    truth = TrueCulprit(nodes=("node03", "node05"))
     assert judge(HalfLost, seen(**LED_ON | {"events": both}), truth, ()) == []
     assert judge(LeaderLost, seen(**LED_ON | {"events": both}), truth, ()) != []
 
@@ -342,7 +342,7 @@ def write_steps(directory: Path, rank: int, numbers: range, *, generation: int =
 
 
 def test_steps_are_read_as_they_are_written_and_half_lines_later(tmp_path: Path) -> None:
-    target = Target(tmp_path)
+    target = DrilledJob(tmp_path)
     assert target.newest() == {}
     write_steps(tmp_path, 0, range(1, 4), torn='{"step"')
     assert {rank: done.step for rank, done in target.newest().items()} == {0: 3}
@@ -355,7 +355,7 @@ def test_steps_are_read_as_they_are_written_and_half_lines_later(tmp_path: Path)
 
 
 def test_the_newest_announcement_says_who_leads(tmp_path: Path) -> None:
-    target = Target(tmp_path)
+    target = DrilledJob(tmp_path)
     with pytest.raises(SetupError, match="no leader"):
         target.leader()
     for number, host in enumerate(("node04", "node02")):
@@ -368,7 +368,7 @@ def test_the_newest_announcement_says_who_leads(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_that_was_seen_counts_after_its_deletion(tmp_path: Path) -> None:
-    target = Target(tmp_path)
+    target = DrilledJob(tmp_path)
     for number, attempt in ((50, "ab12-1"), (100, "cd34-1")):
         directory = target.checkpoints / f"step_{number}"
         directory.mkdir(parents=True)
@@ -380,7 +380,7 @@ def test_a_checkpoint_that_was_seen_counts_after_its_deletion(tmp_path: Path) ->
 
 
 def test_only_the_newest_start_counts(tmp_path: Path) -> None:
-    target = Target(tmp_path)
+    target = DrilledJob(tmp_path)
     for rank in (0, 1):
         write_steps(tmp_path, rank, range(1, 9))
     write_steps(tmp_path, 0, range(5, 6), generation=1)
@@ -399,11 +399,11 @@ def test_lines_of_the_terminal_have_the_time_at_which_they_came(tmp_path: Path) 
 
 
 def test_the_table_has_a_row_for_each_drill() -> None:
-    done = Drilled(
+    done = StrikeResult(
         fault="worker-killed", seed=1, program="train.py", truth="AR407 node03 (rank 3)", expected="resumed",
         verdict="AR407 dead-rank node03", verdict_s=0.21, next_step_s=6.04, phases_s={}, resumed_at=41, exit_code=0,
         num_requeues=0, leader="", wrong=(),
-        baseline=Baseline(silent_s=0.1, said="`[rank0]` | closed", next_step_s=None, exit_code=None),
+        baseline=StrikeBaseline(silent_s=0.1, said="`[rank0]` | closed", next_step_s=None, exit_code=None),
     )  # fmt: skip
     assert render_table([done], seed=1).splitlines()[-1] == (
         "| worker-killed | AR407 node03 (rank 3) | AR407 dead-rank node03 | 0.2 s | 6.0 s | 0 | yes "
@@ -413,7 +413,7 @@ def test_the_table_has_a_row_for_each_drill() -> None:
 
 def test_several_drills_of_a_fault_are_one_row_and_three_lines() -> None:
     done = [
-        Drilled(
+        StrikeResult(
             fault="leader-agent-killed", seed=number, program="train.py", truth="AR012 master-node", expected="resumed",
             verdict="AR012 node-failure master-node", verdict_s=verdict_s, next_step_s=5.0 + number, phases_s={},
             resumed_at=41, exit_code=0, num_requeues=0, leader="node01", wrong=wrong,

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from allranks.launch.agent import LEADER_SILENT_S, PEERS_S, SWEEP_S, Agent, Phase
+from allranks.launch.agent import LEADER_SILENT_S, PEERS_S, SWEEP_S, Agent, AgentPhase
 from allranks.launch.events import (
     Due,
     Effect,
+    EndingFacts,
     Event,
     Forward,
     Heard,
-    Hold,
     KeepEvidence,
     Lost,
     Observed,
@@ -113,7 +113,7 @@ def test_a_generation_ends_and_the_next_begins():
     node.hear(Stop(signum=TERM))
     node.end(2, 3, code=-TERM)
     node.wait(0.1)
-    assert node.agent.phase is Phase.WAITING
+    assert node.agent.phase is AgentPhase.WAITING
     assert [each.generation for each in node.sent(Stopped)] == [0]
     node.hear(plan(1))
     node.start(1)
@@ -122,7 +122,7 @@ def test_a_generation_ends_and_the_next_begins():
     node.wait(0.1)
     node.hear(Goodbye(exit_code=0, summary=""))
     node.wait(0.1)
-    assert (node.agent.phase, node.agent.goodbye.exit_code) == (Phase.GONE, 0)
+    assert (node.agent.phase, node.agent.goodbye.exit_code) == (AgentPhase.GONE, 0)
 
 
 def test_a_worker_that_outlives_the_signal_is_named_and_killed_after_its_grace():
@@ -141,7 +141,7 @@ def test_a_worker_that_the_kernel_holds_is_named_and_no_longer_waited_for():
     node.hear(Stop(signum=TERM))
     node.wait(4.2)
     assert node.lines[-1] == "rank 3 (pid 13) is unkillable: it hangs in the kernel (state D in ps)"
-    assert node.agent.phase is Phase.WAITING
+    assert node.agent.phase is AgentPhase.WAITING
     node.hear(plan(1))
     node.start(1)
     node.end(3, code=-KILL, generation=0)
@@ -149,7 +149,7 @@ def test_a_worker_that_the_kernel_holds_is_named_and_no_longer_waited_for():
     node.hear(Stop(signum=TERM))
     node.end(2, generation=1)
     node.wait(1.0)
-    assert node.agent.phase is Phase.ENDING  # rank 3 of generation 1 still runs
+    assert node.agent.phase is AgentPhase.ENDING  # rank 3 of generation 1 still runs
 
 
 def test_time_in_which_the_agent_itself_did_not_run_is_not_the_workers():
@@ -175,12 +175,12 @@ def test_the_failure_of_a_worker_that_still_leaves_is_told_once_and_its_end_wait
     failed = WorkerEnd(rank=2, node="node02", exit_code=1, time_s=1.0, message="ValueError: x")
     node.feed(WorkerFailed, ended=Ended(end=failed, age_s=0.0))
     node.wait(0.5)
-    assert (node.agent.phase, [each.end.rank for each in node.sent(Ended)]) == (Phase.ENDING, [2])
+    assert (node.agent.phase, [each.end.rank for each in node.sent(Ended)]) == (AgentPhase.ENDING, [2])
     node.end(2, 3)
     assert [each.end.rank for each in node.sent(Ended)] == [2, 3]
     assert node.sent(Ended)[0].end == failed
     node.wait(SWEEP_S + 0.2)
-    assert node.agent.phase is Phase.WAITING
+    assert node.agent.phase is AgentPhase.WAITING
 
 
 def test_left_overs_that_do_not_end_hold_up_nothing():
@@ -189,7 +189,7 @@ def test_left_overs_that_do_not_end_hold_up_nothing():
     node.end(2, 3)
     node.hear(Stop(signum=TERM))
     node.wait(SWEEP_S + 0.2)
-    assert node.agent.phase is Phase.WAITING
+    assert node.agent.phase is AgentPhase.WAITING
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_a_lost_leader_ends_the_workers_and_a_cancelled_job_keeps_its_code(signu
     assert node.agent.is_leader_lost
     node.end(2, 3)
     node.wait(0.2)
-    assert (node.agent.phase, node.agent.goodbye.exit_code) == (Phase.GONE, 75 if signum is None else 143)
+    assert (node.agent.phase, node.agent.goodbye.exit_code) == (AgentPhase.GONE, 75 if signum is None else 143)
 
 
 def test_an_interrupted_agent_waits_for_the_verdict_of_a_leader_that_it_hears():
@@ -239,15 +239,15 @@ def test_an_interrupted_agent_waits_for_the_verdict_of_a_leader_that_it_hears():
     node.end(2, 3)
     node.wait(300.0, is_leader_heard=True)  # another node saves
     node.wait(PEERS_S - 1.0)
-    assert node.agent.phase is Phase.WAITING
+    assert node.agent.phase is AgentPhase.WAITING
     node.wait(2.0)
-    assert (node.agent.phase, node.agent.goodbye.exit_code) == (Phase.GONE, 130)
+    assert (node.agent.phase, node.agent.goodbye.exit_code) == (AgentPhase.GONE, 130)
 
 
 def test_a_leader_that_says_nothing_is_left():
     node = Node()
     node.wait(LEADER_SILENT_S + 1.0, every_s=1.0)
-    assert node.agent.phase is Phase.ENDING
+    assert node.agent.phase is AgentPhase.ENDING
     assert node.agent.is_leader_lost
 
 
@@ -311,8 +311,8 @@ def test_ends_and_orders_are_passed_on():
     assert node.effects[-1] == PassOn(order=order)
 
 
-def hold(*signums: int, begun_s: float | None = None) -> Hold:
-    return Hold(handles=frozenset(signums), begun_s={} if begun_s is None else dict.fromkeys(signums, begun_s))
+def hold(*signums: int, begun_s: float | None = None) -> EndingFacts:
+    return EndingFacts(handles=frozenset(signums), begun_s={} if begun_s is None else dict.fromkeys(signums, begun_s))
 
 
 @pytest.mark.parametrize("word", [Relay(signum=WARNING), Order(at_step=8, why="save", signum=WARNING)])
@@ -349,7 +349,7 @@ def test_a_signal_that_means_nothing_is_told_and_ends_nobody():
     node.feed(Signalled, signum=signal.SIGUSR2)
     node.wait(1.0)
     assert [each.signum for each in node.sent(Interrupted)] == [signal.SIGUSR2]
-    assert (node.signals, node.agent.interrupted_by, node.agent.phase) == ([], None, Phase.WATCHING)
+    assert (node.signals, node.agent.interrupted_by, node.agent.phase) == ([], None, AgentPhase.WATCHING)
 
 
 def test_a_rank_that_handles_the_signal_may_save_and_the_leader_may_hasten_it():

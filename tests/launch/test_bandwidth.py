@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.comm.table import Row
-from allranks.launch.check.collective import End, Meeting, PairOrder, Report, list_meetings
+from allranks.comm.bench_table import BenchRow
 from allranks.launch.check.deep import compare, describe_speed, find_slow
+from allranks.launch.check.pair_collectives import Meeting, MemberAddress, PairOrder, Report, list_meetings
 from allranks.model.finding import Confidence, Severity
 from allranks.preflight.matchings import matchings
 
 SIX = ["n1", "n2", "n3", "n4", "n5", "n6"]
-ENDS = {name: End(address=f"10.0.0.{name[1:]}", interface="eth0") for name in SIX}
+ENDS = {name: MemberAddress(address=f"10.0.0.{name[1:]}", interface="eth0") for name in SIX}
 GB = 10**9
 
 
@@ -81,14 +81,14 @@ def test_a_pair_is_held_against_the_smaller_of_link_and_median() -> None:
 def test_the_fastest_run_counts_and_both_ends_must_have_come_to_the_end() -> None:
     order = PairOrder(
         ends={
-            "n1": End(address="10.0.0.1", interface="eth0", link_mbit_s=1000),
-            "n2": End(address="10.0.0.2", interface="eth0", link_mbit_s=10000),
+            "n1": MemberAddress(address="10.0.0.1", interface="eth0", link_mbit_s=1000),
+            "n2": MemberAddress(address="10.0.0.2", interface="eth0", link_mbit_s=10000),
         },
         rounds=((("n1", "n2"),),),
         backends=("gloo",),
         port=29500,
     )
-    row = Row(collective="all_reduce", size_bytes=16 << 20, count=4 << 20, time_s=0.16, p95_s=0.2, best_s=0.15)
+    row = BenchRow(collective="all_reduce", size_bytes=16 << 20, count=4 << 20, time_s=0.16, p95_s=0.2, best_s=0.15)
     measured, one, two = (
         Report(node=node, backend="gloo", row=each) for node, each in (("n1", row), ("n1", None), ("n2", None))
     )
@@ -100,9 +100,9 @@ def test_the_fastest_run_counts_and_both_ends_must_have_come_to_the_end() -> Non
 
 @pytest.mark.parametrize("link", [None, -1, 0])
 def test_a_link_that_says_nothing_is_none(link: int | None) -> None:
-    ends = {name: End(address="10.0.0.1", interface="eth0", link_mbit_s=link) for name in ("n1", "n2")}
+    ends = {name: MemberAddress(address="10.0.0.1", interface="eth0", link_mbit_s=link) for name in ("n1", "n2")}
     order = PairOrder(ends=ends, rounds=((("n1", "n2"),),), backends=("gloo",), port=29500)
-    row = Row(collective="all_reduce", size_bytes=16 << 20, count=4 << 20, time_s=0.1, p95_s=0.1, best_s=0.1)
+    row = BenchRow(collective="all_reduce", size_bytes=16 << 20, count=4 << 20, time_s=0.1, p95_s=0.1, best_s=0.1)
     reports = [
         Report(node="n1", backend="gloo", row=row),
         *(Report(node=node, backend="gloo") for node in ("n1", "n2")),

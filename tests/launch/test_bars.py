@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.bars import Ended, Lines, Paint, find_place, fit, fold, fold_last
+from allranks.launch.bars import FinishedLine, Paint, TerminalLines, find_place, fit, fold, fold_last
 
 HIDE, SHOW, UP, ERASE = b"\x1b[?25l", b"\x1b[?25h", b"\x1b[A", b"\x1b[2K"
 
@@ -60,7 +60,7 @@ WRITTEN = {
 @pytest.mark.parametrize("case", WRITTEN)
 def test_a_stream_is_read_as_a_terminal_would_show_it(case: str):
     pieces, expected, rows = WRITTEN[case]
-    stream, ended = Lines(), []
+    stream, ended = TerminalLines(), []
     for piece in pieces:
         ended += stream.feed(piece)
     assert ["*" * lines.is_redrawn + line for lines in ended for line in lines.text.decode().split("\n")] == expected
@@ -68,7 +68,7 @@ def test_a_stream_is_read_as_a_terminal_would_show_it(case: str):
 
 
 def test_lines_below_bars_come_when_the_cursor_has_not_gone_up_for_a_while():
-    lines = Lines()
+    lines = TerminalLines()
     lines.feed(b"\router: 0%\n\rinner: 0%" + UP)
     assert lines.feed(b"\router: 100%\ndone\n") == [(b"outer: 100%", True)]
     assert lines.is_deep
@@ -77,7 +77,7 @@ def test_lines_below_bars_come_when_the_cursor_has_not_gone_up_for_a_while():
 
 
 def test_bars_that_stand_still_for_a_while_stay_bars():
-    lines = Lines()
+    lines = TerminalLines()
     lines.feed(HIDE + b"\r" + ERASE + b"epochs 0%\nbatch 0%")
     lines.feed(b"\r" + ERASE + UP + ERASE + b"epochs 0%\nbatch 50%")
     assert lines.settle() == []
@@ -85,7 +85,7 @@ def test_bars_that_stand_still_for_a_while_stay_bars():
 
 
 def test_the_last_state_is_left_at_the_end():
-    lines = Lines()
+    lines = TerminalLines()
     lines.feed(b"\r10%|#\r50%|###")
     assert lines.end() == [(b"50%|###", True)]
     assert lines.end() == []
@@ -138,7 +138,7 @@ def test_of_two_rows_the_outer_one_tells_who_is_behind():
 def test_last_states_of_the_same_bar_are_one_line_and_each_rank_keeps_its_order():
     written = {0: ["*train: 100%", "loss 1", "*test: 100%", "*train: 100%", "loss 2"], 1: ["*train: 100%", "loss 3"]}
     waiting = [
-        (rank, b"[r%d] " % rank, Ended(line.removeprefix("*").encode(), line.startswith("*")))
+        (rank, b"[r%d] " % rank, FinishedLine(line.removeprefix("*").encode(), line.startswith("*")))
         for rank, lines in written.items()
         for line in lines
     ]
@@ -154,7 +154,8 @@ def test_last_states_of_the_same_bar_are_one_line_and_each_rank_keeps_its_order(
 
 def test_the_last_states_of_different_epochs_stay_apart():
     ended = [
-        (rank, b"[r%d] " % rank, Ended(b"Epoch %d: 100%%" % epoch, True)) for rank, epoch in ((0, 1), (1, 0), (2, 1))
+        (rank, b"[r%d] " % rank, FinishedLine(b"Epoch %d: 100%%" % epoch, True))
+        for rank, epoch in ((0, 1), (1, 0), (2, 1))
     ]
     assert [line for _, line in fold_last(ended)] == [b"[r0] Epoch 1: 100% +1 alike\n", b"[r1] Epoch 0: 100%\n"]
 
@@ -210,7 +211,7 @@ GAMES = [
 @pytest.mark.parametrize("unit", [*GAMES, b"\x1b[" + b"9" * 20_000 + b"A", b"\x1b[" + b"1;" * 20_000])
 @pytest.mark.parametrize("begin", [b"", b"\r50%"])
 def test_whatever_is_written_few_bytes_are_kept(begin: bytes, unit: bytes):
-    lines = Lines()
+    lines = TerminalLines()
     lines.feed(begin)
     for _ in range(4):
         lines.feed(unit * (50_000 // len(unit) + 1))
@@ -228,7 +229,7 @@ def test_numbers_of_any_length_are_read(row: bytes):
 
 
 def test_a_line_that_redraws_itself_without_an_end_is_cut():
-    lines = Lines()
+    lines = TerminalLines()
     lines.feed(b"\r10%" + b"x" * 10_000)
     lines.feed(b"y" * 1_000_000)
     assert [len(row) for row in lines.rows] == [4096]

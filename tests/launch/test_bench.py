@@ -19,8 +19,8 @@ from allranks.causes.book import find_cause
 from allranks.causes.outcome import failed, warned
 from allranks.cli.bench import _Run
 from allranks.cli.main import cli
-from allranks.comm.table import Row, from_json
-from allranks.launch.check.group import (
+from allranks.comm.bench_table import BenchRow, from_json
+from allranks.launch.check.group_collectives import (
     Counters,
     GroupResult,
     RankReport,
@@ -29,15 +29,18 @@ from allranks.launch.check.group import (
     plan_group,
     works_of,
 )
-from allranks.launch.check.members import End
-from allranks.launch.check.network import find_gaps, find_obstacles
+from allranks.launch.check.member_step import MemberAddress
+from allranks.launch.check.network_streams import find_gaps, find_obstacles
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.errors import UsageError
 from cards import make_card
 from conftest import clean_env, wait_until
 
-ENDS = {name: End(address=f"10.0.0.{i}", interface="eth0", num_gpus=2) for i, name in enumerate(("n1", "n2"), start=1)}
-ALONE = {"n1": End(address="127.0.0.1", interface="lo")}
+ENDS = {
+    name: MemberAddress(address=f"10.0.0.{i}", interface="eth0", num_gpus=2)
+    for i, name in enumerate(("n1", "n2"), start=1)
+}
+ALONE = {"n1": MemberAddress(address="127.0.0.1", interface="lo")}
 BASIC = {"wanted": "auto", "ranks_per_node": None, "sizes": None, "port": 29500, "budget_s": 5.0}
 
 
@@ -67,7 +70,7 @@ def test_the_ranks_of_a_node_follow_each_other_and_have_a_gpu_each() -> None:
         (ENDS, {"wanted": "nccl", "ranks_per_node": 4}, "4 ranks a node need as many GPUs, and n1 has 2"),
     ],
 )
-def test_a_size_that_cannot_be_is_refused(ends: dict[str, End], flags: dict[str, object], said: str) -> None:
+def test_a_size_that_cannot_be_is_refused(ends: dict[str, MemberAddress], flags: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         plan_group(ends, **{**BASIC, **flags})  # type: ignore[arg-type]
 
@@ -122,7 +125,7 @@ def test_an_interface_of_two_that_is_gone_is_said_by_name() -> None:
 
 def test_one_machine_measures_over_loopback_at_a_free_port() -> None:
     ends, port = find_end_alone(make_card(1))
-    assert ends == {"node01": End(address="127.0.0.1", interface="lo")}
+    assert ends == {"node01": MemberAddress(address="127.0.0.1", interface="lo")}
     assert port > 1023
 
 
@@ -162,8 +165,8 @@ def test_wrong_flags_are_refused(
 
 def test_bars_are_a_plot_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = _Run(place=None, queue_s=1.0, as_json=False)
-    row = Row(collective="broadcast", size_bytes=1 << 20, count=1 << 18, root=0, time_s=0.01, p95_s=0.01, wrong=0)
-    run.ends, run.group = {"n1": End(address="127.0.0.1", interface="lo")}, GroupResult(rows=[row])
+    row = BenchRow(collective="broadcast", size_bytes=1 << 20, count=1 << 18, root=0, time_s=0.01, p95_s=0.01, wrong=0)
+    run.ends, run.group = {"n1": MemberAddress(address="127.0.0.1", interface="lo")}, GroupResult(rows=[row])
     assert run.finish(tmp_path, Path("-")) == 0
     assert re.search(r"^broadcast\n +1 MiB  [\u2588#]+ +0\.105 GB/s$", capsys.readouterr().out, re.MULTILINE)
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
@@ -171,8 +174,8 @@ def test_bars_are_a_plot_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_table_that_cannot_be_written_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = _Run(place=None, queue_s=1.0, as_json=True)
-    row = Row(collective="broadcast", size_bytes=4, count=1, root=0, time_s=0.01, p95_s=0.01, wrong=0)
-    run.ends, run.group = {"n1": End(address="127.0.0.1", interface="lo")}, GroupResult(rows=[row])
+    row = BenchRow(collective="broadcast", size_bytes=4, count=1, root=0, time_s=0.01, p95_s=0.01, wrong=0)
+    run.ends, run.group = {"n1": MemberAddress(address="127.0.0.1", interface="lo")}, GroupResult(rows=[row])
     (tmp_path / "bench.json").mkdir()
     assert run.finish(tmp_path, None) == 1
     out, err = capsys.readouterr()

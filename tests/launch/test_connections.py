@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from allranks.launch import events
-from allranks.launch.lines import BEHIND_BYTES, Lines
+from allranks.launch.lines import BEHIND_BYTES, ConnectionDriver
 from allranks.model.beat import CallSeen, NodeBeat, RankBeat
 from allranks.wire import connection
 from allranks.wire.connection import Connection
@@ -23,7 +23,7 @@ class Driven:
         here, there = socket.socketpair()
         self.other = Connection(there, peer="leader")
         self.fed: list[events.Event] = []
-        self.lines = Lines(self._step, lambda effect: None, selectors.DefaultSelector())
+        self.lines = ConnectionDriver(self._step, lambda effect: None, selectors.DefaultSelector())
         self.lines.add(0, Connection(here, peer="leader"))
 
     def _step(self, event: events.Event) -> list[events.Effect]:

@@ -488,7 +488,7 @@ def test_files_of_ended_workers_that_nobody_reads_take_only_so_many_descriptors(
 def test_lines_of_allranks_that_nobody_reads_are_kept_up_to_a_limit(monkeypatch):
     monkeypatch.setattr(console_module, "FULL_BYTES", 100_000)
     reader, writer = os.pipe()
-    stream = console_module.Stream(writer)
+    stream = console_module.QueuedStream(writer)
     for _ in range(10_000):
         stream.write(b"x" * 100)
     assert 500_000 < stream.num_dropped < 1_000_000

@@ -9,12 +9,12 @@ import pytest
 from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
-from allranks.comm.table import Row
-from allranks.launch.check.collective import PairOrder, Report, work_of
+from allranks.comm.bench_table import BenchRow
+from allranks.launch.check.check_outcome import CheckOutcome
+from allranks.launch.check.check_step import CheckOrder, Held
 from allranks.launch.check.deep import judge_reports, plan_pairs, render_figures
-from allranks.launch.check.members import End
-from allranks.launch.check.outcome import Outcome
-from allranks.launch.check.step import Held, Order
+from allranks.launch.check.member_step import MemberAddress
+from allranks.launch.check.pair_collectives import PairOrder, Report, work_of
 from allranks.launch.srun import decode, encode
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.finding import Confidence, Severity, Status
@@ -31,7 +31,10 @@ def names(count: int) -> list[str]:
 
 def order_of(count: int, *, backends: tuple[str, ...] = ("gloo",)) -> PairOrder:
     nodes = names(count)
-    ends = {name: End(address=f"10.0.0.{i}", interface="eth0", num_gpus=1) for i, name in enumerate(nodes, start=1)}
+    ends = {
+        name: MemberAddress(address=f"10.0.0.{i}", interface="eth0", num_gpus=1)
+        for i, name in enumerate(nodes, start=1)
+    }
     return PairOrder(ends=ends, rounds=matchings(nodes), backends=backends, port=29500)
 
 
@@ -52,7 +55,7 @@ def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gl
 
 def reduced(mib: int, time_s: float, **pair: Any) -> Report:
     """What the first node of a pair reports about one size."""
-    row = Row(
+    row = BenchRow(
         collective="all_reduce", size_bytes=mib << 20, count=mib << 18, time_s=time_s, p95_s=time_s, best_s=time_s
     )
     return Report(row=row, **pair)
@@ -83,16 +86,16 @@ def failing(order: PairOrder, told: list[Report], *pairs: tuple[str, str]) -> li
     ]
 
 
-def judged(order: PairOrder, reports: list[Report], **skipped: str) -> Outcome:
-    return judge_reports(Outcome(nodes=tuple(order.ends)), order, reports, skipped=skipped, wanted=CAUSES)
+def judged(order: PairOrder, reports: list[Report], **skipped: str) -> CheckOutcome:
+    return judge_reports(CheckOutcome(nodes=tuple(order.ends)), order, reports, skipped=skipped, wanted=CAUSES)
 
 
-def figures(deep: Outcome) -> tuple[Mapping[str, object], ...]:
+def figures(deep: CheckOutcome) -> tuple[Mapping[str, object], ...]:
     assert deep.figures is not None
     return deep.figures
 
 
-def statuses(deep: Outcome, cause: str) -> dict[str, Status]:
+def statuses(deep: CheckOutcome, cause: str) -> dict[str, Status]:
     return {each.node: each.status for each in deep.results if each.cause_id == cause}
 
 
@@ -248,8 +251,8 @@ def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> N
     order, skipped = plan_pairs(held(card(1), card(2), card(3, has_torch=False)))
     assert skipped == {"node03": "torch is not installed"}
     assert (order.port, order.backends, order.rounds) == (29501, ("gloo",), ((("node01", "node02"),),))
-    assert order.ends["node02"] == End(address="10.0.1.2", interface="eth1")
-    assert decode(encode(order), Order | PairOrder) == order
+    assert order.ends["node02"] == MemberAddress(address="10.0.1.2", interface="eth1")
+    assert decode(encode(order), CheckOrder | PairOrder) == order
     (first,) = work_of(order, "node01")["work"]
     (second,) = work_of(order, "node02")["work"]
     assert (first["rank"], second["rank"], first["names"]) == (0, 1, ("node01", "node02"))
@@ -259,7 +262,7 @@ def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> N
 def test_without_a_data_network_it_is_the_one_on_which_nodes_found_each_other() -> None:
     met_at = {0: "10.0.0.1", 1: "10.0.0.2"}
     order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False), addresses=met_at))
-    assert order.ends["node02"] == End(address="10.0.0.2", interface="eth0")
+    assert order.ends["node02"] == MemberAddress(address="10.0.0.2", interface="eth0")
 
 
 @pytest.mark.parametrize("met_at", [{}, {0: "10.0.0.1", 1: ""}, {0: "10.0.0.1", 1: "198.51.100.2"}])

@@ -8,15 +8,15 @@ import pytest
 from msgspec.structs import replace
 
 from allranks.host.node import NodeFacts
-from allranks.launch.environment import HOOK_PATH, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan, Request, plan_job
+from allranks.launch.worker_environment import HOOK_PATH, node_settings, provisional_group, rank_settings
 from allranks.model.card import Interface
 from allranks.model.cluster import Backend, Cluster, NetworkTable, TrainTable
 from allranks.model.data_network import DataNetwork
 from allranks.model.identity import world_from_env
 from allranks.model.membership import Member
 from allranks.model.setting import Setting
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 from allranks.wire.protocol import Plan
 
 FACTS = NodeFacts(host="node02", interfaces=(Interface("lo", ("127.0.0.1",), is_up=True),), num_gpus=4, num_cpus=48)

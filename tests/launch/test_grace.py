@@ -6,21 +6,21 @@ import signal
 
 import pytest
 
-from allranks.launch.events import Forward, Hold, Say, Signal
+from allranks.launch.events import EndingFacts, Forward, Say, Signal
 from allranks.launch.grace import Grace
 
 KILL, TERM, INT, HUP, QUIT = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT
 NOW_S = 1000.0
-PLAIN, SAVING = Hold(), Hold(is_saving=True)
+PLAIN, SAVING = EndingFacts(), EndingFacts(is_saving=True)
 
 
-def handling(*signums: int, begun_s: float | None = None) -> Hold:
+def handling(*signums: int, begun_s: float | None = None) -> EndingFacts:
     begun = {} if begun_s is None else dict.fromkeys(signums, NOW_S + begun_s)
-    return Hold(handles=frozenset(signums), begun_s=begun)
+    return EndingFacts(handles=frozenset(signums), begun_s=begun)
 
 
 def lives(
-    signum: int, hold: Hold, *, is_fault: bool = False, saved_s: float = 99.0, at_once: bool = False
+    signum: int, hold: EndingFacts, *, is_fault: bool = False, saved_s: float = 99.0, at_once: bool = False
 ) -> list[str]:
     """What rank 3 gets, and when: it never ends by itself. It has saved at `saved_s`."""
     grace = Grace(
@@ -30,7 +30,7 @@ def lives(
     got = []
     for tenths in range(400):
         is_saving = hold.is_saving and tenths / 10 < saved_s
-        now = Hold(handles=hold.handles, begun_s=hold.begun_s, is_saving=is_saving)
+        now = EndingFacts(handles=hold.handles, begun_s=hold.begun_s, is_saving=is_saving)
         for effect in grace.look(NOW_S + tenths / 10, [3], {3: now}):
             if isinstance(effect, Signal | Forward):
                 assert effect.ranks == (3,)
@@ -64,7 +64,7 @@ def lives(
         pytest.param(TERM, SAVING, ["SIGTERM 26.0", "SIGKILL 29.0"], id="saves without end"),
     ],
 )
-def test_after_a_signal_to_the_job(signum: int, hold: Hold, expected: list[str]):
+def test_after_a_signal_to_the_job(signum: int, hold: EndingFacts, expected: list[str]):
     assert lives(signum, hold) == expected
 
 
@@ -76,12 +76,12 @@ def test_after_a_signal_to_the_job(signum: int, hold: Hold, expected: list[str])
         pytest.param(SAVING, ["SIGTERM 7.0", "SIGKILL 10.0"], id="saves"),
     ],
 )
-def test_after_a_fault_only_who_saves_has_time(hold: Hold, expected: list[str]):
+def test_after_a_fault_only_who_saves_has_time(hold: EndingFacts, expected: list[str]):
     assert lives(TERM, hold, is_fault=True, saved_s=7.0) == expected
 
 
 def test_a_handler_that_saves_after_a_fault_may_finish():
-    hold = Hold(handles=frozenset({TERM}), begun_s={TERM: NOW_S}, is_saving=True)
+    hold = EndingFacts(handles=frozenset({TERM}), begun_s={TERM: NOW_S}, is_saving=True)
     assert lives(TERM, hold, is_fault=True, saved_s=7.0) == ["it has it 0.0", "SIGKILL 9.9"]
 
 
@@ -94,7 +94,9 @@ def test_a_rank_that_takes_its_handler_back_when_it_has_saved_keeps_its_time():
 
 
 def test_a_blocked_rank_is_killed_at_once_whatever_it_says():
-    assert lives(TERM, Hold(handles=frozenset({TERM}), is_saving=True), is_fault=True, at_once=True) == ["SIGKILL 0.0"]
+    assert lives(TERM, EndingFacts(handles=frozenset({TERM}), is_saving=True), is_fault=True, at_once=True) == [
+        "SIGKILL 0.0"
+    ]
 
 
 def test_a_rank_that_was_killed_at_once_has_the_grace_to_be_gone():

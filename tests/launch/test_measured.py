@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.comm.table import BenchTable, Row, to_json
+from allranks.comm.bench_table import BenchRow, BenchTable, to_json
 from allranks.launch.measured import Measurement, Module
 from conftest import Allranks
 
@@ -56,7 +56,7 @@ while True:
 @pytest.fixture
 def table(tmp_path: Path) -> Path:
     rows = [
-        Row(collective="all_reduce", size_bytes=size, count=size // 4, time_s=size / 7e6, p95_s=size / 7e6)
+        BenchRow(collective="all_reduce", size_bytes=size, count=size // 4, time_s=size / 7e6, p95_s=size / 7e6)
         for size in (1 << 19, 1 << 25)
     ]
     path = tmp_path / "runs" / "bench.json"

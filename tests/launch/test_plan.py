@@ -15,7 +15,7 @@ from allranks.model.errors import AllranksError, ConfigError, IdentityError, Set
 from allranks.model.identity import world_from_env
 from allranks.model.setting import Setting
 from allranks.preflight.datapath import DataPath
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 
 LO = Interface("lo", ("127.0.0.1", "::1"), is_up=True)
 MANAGEMENT = Interface("eno1", ("10.1.0.3",), is_up=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.lead.outcome import describe_output, describe_running, describe_success, describe_time
+from allranks.launch.lead.summary import describe_output, describe_running, describe_success, describe_time
 from allranks.launch.pulse import Pulse
 from conftest import Allranks, allranks_command, clean_env
 

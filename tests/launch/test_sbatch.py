@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from allranks.cli.jobs import render
-from allranks.launch.batch.script import (
+from allranks.launch.batch.batch_script import (
     SbatchOptions,
     parse_env,
     quote_for_sbatch,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.host.slurm_site import PartitionRules, Site
-from allranks.launch.batch.script import SbatchOptions
+from allranks.launch.batch.batch_script import SbatchOptions
 from allranks.launch.batch.submit import limits, parse_time_limit_s
 from conftest import Allranks
 from fake_slurm import FakeSlurm, fake_slurm  # noqa: F401  (a fixture)

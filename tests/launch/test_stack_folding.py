@@ -7,9 +7,16 @@ import json
 import pytest
 
 from allranks.host.slurm import JobState
-from allranks.host.stacks import Frame, NodeStacks, Process, Role, Thread
-from allranks.launch.look.stacks import StackReport, fold, name_enclosing, name_operation, render_stacks, stacks_to_json
-from allranks.launch.look.step import find_parts, srun_command
+from allranks.host.stacks import Frame, NodeStacks, Process, ProcessRole, Thread
+from allranks.launch.look.stack_groups import (
+    StackReport,
+    fold,
+    name_enclosing,
+    name_operation,
+    render_stacks,
+    stacks_to_json,
+)
+from allranks.launch.look.stack_step import find_parts, srun_command
 from allranks.model.errors import AllranksError, UsageError
 from allranks.report.text import Style
 
@@ -44,7 +51,7 @@ SLEEPING = (Frame("straggle", "/home/me/data.py", 9, "time.sleep(60)"), MAIN)
 def process(rank: int | None, frames: tuple[Frame, ...] = ALL_REDUCE, **more: object) -> Process:
     facts: dict[str, object] = {
         "pid": 100 + (rank or 0),
-        "role": Role.WORKER,
+        "role": ProcessRole.WORKER,
         "rank": rank,
         "local_rank": 0,
         "world_size": 3,
@@ -115,8 +122,8 @@ def test_what_could_not_be_read_says_why_and_folds_by_reason() -> None:
 
 
 def test_children_and_launchers_come_after_the_ranks() -> None:
-    child = process(0, LOADING, role=Role.CHILD, pid=200)
-    launcher = process(None, (Frame("main", f"{SITE}/distributed/run.py", 1),), role=Role.LAUNCHER, pid=50)
+    child = process(0, LOADING, role=ProcessRole.CHILD, pid=200)
+    launcher = process(None, (Frame("main", f"{SITE}/distributed/run.py", 1),), role=ProcessRole.LAUNCHER, pid=50)
     assert [group.role for group in fold([node("n0", launcher, child, process(0))])] == ["worker", "child", "launcher"]
 
 

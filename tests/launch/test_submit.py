@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.batch.script import SbatchOptions
+from allranks.launch.batch.batch_script import SbatchOptions
 from allranks.launch.batch.submit import expand_pattern
 from allranks.model.finding import Verdict
 from conftest import Allranks, Tell, allranks_command, clean_env

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from allranks.launch.agent import Agent, Phase
+from allranks.launch.agent import Agent, AgentPhase
 from allranks.launch.events import (  # fmt: skip
     Due,
     Event,
-    Found,
     Heard,
     Joined,
     Knocked,
     Lead,
+    LeaderFound,
     Lost,
     NotFound,
     Reject,
@@ -27,8 +27,8 @@ from allranks.launch.events import (  # fmt: skip
     Withdrew,
     WorkerEnded,
 )
+from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.course import RETURN_S
-from allranks.launch.lead.group import make_group
 from allranks.launch.succession import OPENS_S, RETRY_S, SEEK_S, find_end, is_led_elsewhere, why_not_lead
 from allranks.model.card import Card
 from allranks.model.past import History, Past
@@ -112,7 +112,7 @@ def test_it_looks_for_its_leader_and_its_successors_while_the_worker_goes_on():
         (0, "10.0.0.0", 4000), (1, "10.0.0.1", 4001), (3, "10.0.0.3", 4003),
     ]  # fmt: skip
     node.wait(1.0)
-    assert node.agent.phase is Phase.WATCHING
+    assert node.agent.phase is AgentPhase.WATCHING
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_where_nobody_can_succeed_the_leader_only_the_leader_is_looked_for_and_n
     (seek,) = node.all_of(Seek)
     assert [each.node for each in seek.contacts] == [0]
     node.wait(RETURN_S + RETRY_S + 0.2)
-    assert (node.agent.phase, node.agent.is_leader_lost) == (Phase.ENDING, True)
+    assert (node.agent.phase, node.agent.is_leader_lost) == (AgentPhase.ENDING, True)
 
 
 def test_the_same_leader_is_told_again_what_it_may_have_missed():
@@ -136,7 +136,7 @@ def test_the_same_leader_is_told_again_what_it_may_have_missed():
     node.feed(WorkerEnded, ended=Ended(end=end, age_s=0.5))
     node.wait(1.0)
     node.effects.clear()
-    node.feed(Found, leader=0)
+    node.feed(LeaderFound, leader=0)
     (failed,) = node.sent(Ended)
     assert (failed.end, failed.generation, round(failed.age_s, 3)) == (end, 0, 1.5)
     assert node.agent.succession is None
@@ -150,7 +150,7 @@ def test_one_that_has_stopped_says_so_to_the_next_leader():
     node.feed(Swept)
     node.feed(Lost, reason="reset by peer")
     node.effects.clear()
-    node.feed(Found, leader=2)
+    node.feed(LeaderFound, leader=2)
     assert [type(each.message) for each in node.effects] == [Ended, Stopped]
     assert node.agent.leader_name == "n2"
 
@@ -182,7 +182,7 @@ def test_with_the_majority_it_leads():
     (lead,) = node.all_of(Lead)
     assert {node: each.connection for node, each in lead.joined.items()} == {2: 2, 3: 3, 4: 4}
     assert (lead.lost, lead.plan.past, lead.plan.generation) == ((0, "reset by peer"), PAST, 0)
-    node.feed(Found, leader=1)
+    node.feed(LeaderFound, leader=1)
     assert (node.agent.leader, node.agent.succession) == (1, None)
 
 
@@ -238,7 +238,7 @@ def test_a_generation_that_not_all_have_begun_needs_the_majority_of_the_one_befo
 
 def test_who_has_followed_another_leader_does_not_go_back_to_the_one_before():
     node = lost(2, 5)
-    node.feed(Found, leader=1)
+    node.feed(LeaderFound, leader=1)
     node.feed(Heard, message=Ping(sent_ns=1))
     node.feed(Lost, reason="reset by peer")
     *_, seek = node.all_of(Seek)
@@ -262,14 +262,14 @@ def test_after_a_resignation_nobody_waits_for_the_old_leader_and_its_word_counts
 def test_nobody_found_ends_the_workers_with_the_code_that_asks_for_a_requeue():
     node = lost(2, 4)
     node.wait(SEEK_S + 0.2)
-    assert (node.agent.phase, node.agent.is_leader_lost, node.agent.goodbye.exit_code) == (Phase.ENDING, True, 75)
+    assert (node.agent.phase, node.agent.is_leader_lost, node.agent.goodbye.exit_code) == (AgentPhase.ENDING, True, 75)
     assert node.agent.goodbye.summary == "the leader's agent on n0 is gone (reset by peer)"
 
 
 def test_a_rejection_is_final():
     node = lost(2, 4)
     node.feed(NotFound, reason="the leader at n0 rejected this node: it is already in the job")
-    assert node.agent.phase is Phase.ENDING
+    assert node.agent.phase is AgentPhase.ENDING
     assert "already in the job" in node.agent.goodbye.summary
 
 
@@ -277,7 +277,7 @@ def test_those_that_have_joined_are_let_go_when_another_leader_is_found():
     node = lost(1, 6)
     node.wait(RETURN_S + 0.1)
     node.join(4)
-    node.feed(Found, leader=2)
+    node.feed(LeaderFound, leader=2)
     assert Reject(connection=4, reason="this agent follows n2") in node.effects
 
 
@@ -285,46 +285,46 @@ def test_those_that_have_joined_are_let_go_when_another_leader_is_found():
 def test_whom_an_agent_followed_that_never_led_costs_it_no_second_search(lets_go: bool):
     node = lost(2, 6)
     node.wait(10.0)
-    node.feed(Found, leader=1)
+    node.feed(LeaderFound, leader=1)
     node.wait(8.0)
     if lets_go:
         node.feed(Lost, reason="reset by peer")
         assert next(each.node for each in node.all_of(Seek)[-1].contacts) == 0, "the leader may be back"
     node.wait(SEEK_S - 18.0 + 0.2)
-    assert node.agent.phase is Phase.ENDING
+    assert node.agent.phase is AgentPhase.ENDING
     assert "the leader's agent on n0 is gone" in node.agent.goodbye.summary
 
 
 def test_a_leader_that_was_found_late_has_the_time_to_speak():
     node = lost(2, 6)
     node.wait(SEEK_S - 0.2)
-    node.feed(Found, leader=1)
+    node.feed(LeaderFound, leader=1)
     node.wait(2.5)
     node.feed(Heard, message=Ping(sent_ns=2, confirmed=0))
     node.wait(10.0)
-    assert (node.agent.phase, node.agent.goodbye) == (Phase.WATCHING, None)
+    assert (node.agent.phase, node.agent.goodbye) == (AgentPhase.WATCHING, None)
 
 
 def test_the_leader_that_was_lost_and_is_found_again_leads_although_it_has_not_spoken_yet():
     node = lost(1, 2, can_change_leader=False)
     for _ in range(2):
         node.wait(RETURN_S + RETRY_S - 0.2)
-        node.feed(Found, leader=0)
+        node.feed(LeaderFound, leader=0)
         node.wait(0.5)
         node.feed(Lost, reason="timed out")
-    assert (node.agent.phase, node.agent.goodbye) == (Phase.WATCHING, None)
+    assert (node.agent.phase, node.agent.goodbye) == (AgentPhase.WATCHING, None)
 
 
 def test_a_leader_that_has_spoken_may_be_lost_again():
     node = lost(2, 6)
     node.wait(10.0)
-    node.feed(Found, leader=1)
+    node.feed(LeaderFound, leader=1)
     node.feed(Heard, message=Ping(sent_ns=2, confirmed=0))
     node.wait(15.0)
-    assert node.agent.phase is Phase.WATCHING
+    assert node.agent.phase is AgentPhase.WATCHING
     node.feed(Lost, reason="reset by peer")
     node.wait(SEEK_S - 1.0)
-    assert node.agent.phase is Phase.WATCHING
+    assert node.agent.phase is AgentPhase.WATCHING
 
 
 def test_a_plan_that_waited_for_the_workers_is_dropped_with_its_leader():
@@ -335,14 +335,14 @@ def test_a_plan_that_waited_for_the_workers_is_dropped_with_its_leader():
     node.feed(WorkerEnded, ended=exited(1))
     node.wait(0.2)
     node.feed(Swept)
-    assert (node.agent.phase, node.agent.plan.generation) == (Phase.WAITING, 0)
+    assert (node.agent.phase, node.agent.plan.generation) == (AgentPhase.WAITING, 0)
 
 
 def test_a_signal_ends_the_search_and_the_job_keeps_its_code():
     node = lost(1, 4)
     node.feed(Signalled, signum=signal.SIGTERM)
     node.wait(0.1)
-    assert (node.agent.phase, node.agent.goodbye.exit_code) == (Phase.ENDING, 143)
+    assert (node.agent.phase, node.agent.goodbye.exit_code) == (AgentPhase.ENDING, 143)
     assert node.sent(Interrupted) == [Interrupted(signum=signal.SIGTERM)]
 
 
@@ -388,7 +388,7 @@ def test_a_leader_beside_srun_is_succeeded_only_if_its_agent_alone_has_ended(ans
 
 def test_a_leader_elsewhere_needs_no_such_proof_and_neither_does_one_that_has_resigned():
     node = Node(2, plans(4, srun=SRUN)[2])
-    node.feed(Found, leader=1)
+    node.feed(LeaderFound, leader=1)
     node.feed(Heard, message=Ping(sent_ns=1))
     node.feed(Lost, reason="reset by peer")
     node.wait(RETURN_S + 2 * OPENS_S + 0.1)
@@ -402,9 +402,9 @@ def test_a_leader_elsewhere_needs_no_such_proof_and_neither_does_one_that_has_re
 def test_where_srun_s_machine_is_silent_nobody_looks_for_long(listens: bool | None, gives_up_s: float):
     node = lost(2, 4, srun=SRUN)
     knocked(node, listens, for_s=gives_up_s - 1.0)
-    assert node.agent.phase is Phase.WATCHING
+    assert node.agent.phase is AgentPhase.WATCHING
     node.wait(1.2)
-    assert node.agent.phase is Phase.ENDING
+    assert node.agent.phase is AgentPhase.ENDING
     at = {None: "its machine does not answer", True: "its port answers", False: "its port is closed"}[listens]
     assert node.agent.goodbye.summary == f"the leader's agent on n0 is gone (reset by peer; {at})"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.worker_end import Exit, Left, explain_end, will_end_with
+from allranks.launch.worker_end import ExitCall, Left, explain_end, will_end_with
 
 LOST = "RuntimeError: [pair.cc:547] Connection closed by peer"
 TOLD_S = 100.0
@@ -24,18 +24,18 @@ TABLE = {
     "an exception before our signal": (1, Left(error=RAISED | {"time_s": 99.9}), OURS, False, (1, False)),
     "and our signal came while it left": (-15, Left(error=RAISED | {"time_s": 99.9}), OURS, False, (1, False)),
     "and torch aborted it while it left": (-6, Left(error=RAISED | {"time_s": 99.9}), OURS, False, (-6, False)),
-    "sys.exit before our signal": (3, Left(exit=Exit(exit_code=3, time_s=99.9)), OURS, False, (3, False)),
-    "sys.exit after our signal": (3, Left(exit=Exit(exit_code=3, time_s=100.1)), OURS, False, (3, True)),
-    "our signal came while sys.exit left": (-15, Left(exit=Exit(exit_code=3, time_s=99.9)), OURS, False, (3, False)),
-    "a sys.exit that was caught long before": (-15, Left(exit=Exit(exit_code=3, time_s=9.0)), OURS, False, (-15, True)),
-    "an abort while sys.exit left": (-6, Left(exit=Exit(exit_code=3, time_s=101.0)), {}, False, (3, False)),
+    "sys.exit before our signal": (3, Left(exit=ExitCall(exit_code=3, time_s=99.9)), OURS, False, (3, False)),
+    "sys.exit after our signal": (3, Left(exit=ExitCall(exit_code=3, time_s=100.1)), OURS, False, (3, True)),
+    "our signal came during sys.exit": (-15, Left(exit=ExitCall(exit_code=3, time_s=99.9)), OURS, False, (3, False)),
+    "a sys.exit caught long before": (-15, Left(exit=ExitCall(exit_code=3, time_s=9.0)), OURS, False, (-15, True)),
+    "an abort while sys.exit left": (-6, Left(exit=ExitCall(exit_code=3, time_s=101.0)), {}, False, (3, False)),
     "its last lines could not be written": (120, Left(lost_lines=3), {}, False, (0, False)),
     "its last lines could not be written, and it left with 3": (
-        120, Left(lost_lines=3, exit=Exit(exit_code=3, time_s=101.0)), {}, False, (3, False)),
+        120, Left(lost_lines=3, exit=ExitCall(exit_code=3, time_s=101.0)), {}, False, (3, False)),
     "its last lines could not be written, after an exception": (
         120, Left(lost_lines=3, error=RAISED | {"time_s": 100.1}), {}, False, (120, False)),
     "an exit code of 120 of its own": (120, Left(), {}, False, (120, False)),
-    "killed while sys.exit left": (-9, Left(exit=Exit(exit_code=3, time_s=101.0)), {}, False, (-9, False)),
+    "killed while sys.exit left": (-9, Left(exit=ExitCall(exit_code=3, time_s=101.0)), {}, False, (-9, False)),
 }  # fmt: skip
 
 
@@ -47,7 +47,7 @@ def test_an_end_is_ours_only_if_it_came_of_our_signal_and_of_nothing_before(case
 
 
 def test_what_was_raised_before_is_told_the_oldest_first():
-    left = Left(exit=Exit(exit_code=1, time_s=99.0, before=("KeyError: 3",)), failed_call=LOST)
+    left = Left(exit=ExitCall(exit_code=1, time_s=99.0, before=("KeyError: 3",)), failed_call=LOST)
     assert explain_end(1, left, told_s={}, handles_end=False, now_s=99.2)["before"] == (LOST, "KeyError: 3")
     assert explain_end(2, left, told_s={}, handles_end=False, now_s=99.2)["before"] == (LOST,)
 
@@ -58,8 +58,8 @@ def test_what_was_raised_before_is_told_the_oldest_first():
         (Left(), None),
         (Left(failed_call=LOST), None),
         (Left(error=RAISED | {"time_s": 50.0}), 1),
-        (Left(exit=Exit(exit_code=3, time_s=99.0)), 3),
-        (Left(exit=Exit(exit_code=3, time_s=90.0)), None),
+        (Left(exit=ExitCall(exit_code=3, time_s=99.0)), 3),
+        (Left(exit=ExitCall(exit_code=3, time_s=90.0)), None),
     ],
 )
 def test_a_worker_that_still_exists_may_have_failed(left: Left, exit_code: int | None):

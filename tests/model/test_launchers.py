@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.host.node_files import read_node_files
-from allranks.model.claims.table import LAUNCHERS, row_of
+from allranks.model.claims.launcher_table import LAUNCHERS, row_of
 from allranks.model.errors import AllranksError, HostlistError, IdentityError
-from allranks.model.identity import NODE_FILES, Given, check_one_agent_per_node, world_from_env
-from allranks.model.world import Launcher, Level, World
+from allranks.model.identity import NODE_FILES, GivenFlags, check_one_agent_per_node, world_from_env
+from allranks.model.world import Launcher, LaunchLevel, World
 
 ENVIRONMENTS = sorted((Path(__file__).parent / "environments").glob("*.env"))
 K8S = {"KUBERNETES_SERVICE_HOST": "10.96.0.1"}
@@ -36,7 +36,7 @@ def files_of(path: Path) -> dict[str, tuple[str, ...]]:
 
 
 def describe(world: World) -> str:
-    if world.level is Level.NODE:
+    if world.level is LaunchLevel.NODE:
         words = [f"{world.launcher}: node {world.node_index} of {world.num_nodes}"]
         words += [f"{world.processes} processes"] if world.processes else []
     else:
@@ -105,7 +105,9 @@ def test_several_agents_a_node_are_refused_with_the_launchers_command(name: str,
     assert f"allranks needs one a node: {command}" in str(caught.value)
 
 
-@pytest.mark.parametrize("row", [row for row in LAUNCHERS if row.level is Level.NODE], ids=lambda row: row.launcher)
+@pytest.mark.parametrize(
+    "row", [row for row in LAUNCHERS if row.level is LaunchLevel.NODE], ids=lambda row: row.launcher
+)
 def test_one_process_a_node_is_an_agents_place(row) -> None:
     path = next(path for path in ENVIRONMENTS if world_from_env(read(path.stem)).launcher is row.launcher)
     check_one_agent_per_node(world_from_env(read(path.stem)))
@@ -137,7 +139,7 @@ def test_workers_of_torchrun_in_a_pod_are_torchruns() -> None:
     more = {"GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}
     for name in ("pytorchjob", "kubeflow-trainer", "indexed-job", "leaderworkerset", "skypilot"):
         world = world_from_env(read(name) | worker | more)
-        assert (world.launcher, world.rank, world.level) == (Launcher.TORCHRUN, 13, Level.RANK)
+        assert (world.launcher, world.rank, world.level) == (Launcher.TORCHRUN, 13, LaunchLevel.RANK)
 
 
 def test_ranks_spread_over_nodes_one_by_one_are_known_where_the_node_is_said() -> None:
@@ -282,11 +284,11 @@ def test_the_lines_to_add_make_the_environment_whole() -> None:
 
 
 def test_flags_say_what_no_variable_says() -> None:
-    flags = Given(num_nodes=4, has_leader=True)
+    flags = GivenFlags(num_nodes=4, has_leader=True)
     world = world_from_env({"JOB_COMPLETION_INDEX": "2"}, given=flags)
     assert describe(world) == "indexed-job: node 2 of 4"
     assert world.source_of("num_nodes") == "--nnodes"
-    assert "node_index" not in refusal({"JOB_COMPLETION_INDEX": "2"}, given=Given(num_nodes=4))
+    assert "node_index" not in refusal({"JOB_COMPLETION_INDEX": "2"}, given=GivenFlags(num_nodes=4))
 
 
 def test_a_job_of_one_node_needs_no_leader() -> None:
@@ -370,7 +372,7 @@ def test_any_two_launchers_give_a_world_or_one_line(base, more, changed, removed
     assert 0 <= world.rank < world.world_size
     assert 0 <= world.node_index < world.num_nodes <= world.world_size
     assert len(world.hosts) in (0, world.num_nodes)
-    assert world.level is not Level.NODE or (world.rank, world.world_size) == (world.node_index, world.num_nodes)
+    assert world.level is not LaunchLevel.NODE or (world.rank, world.world_size) == (world.node_index, world.num_nodes)
     assert row_of(world.launcher) is not None or world.launcher in (Launcher.NONE, Launcher.TORCHRUN)
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.model.text import as_one_line
+from allranks.model.safe_text import as_one_line
 
 
 @pytest.mark.parametrize(

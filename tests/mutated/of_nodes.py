@@ -22,7 +22,7 @@ def messages(*kinds: str) -> Callable[[], list[bytes]]:
         from allranks.model import beat as b
         from allranks.model.card import Card, TestPorts
         from allranks.model.finding import Verdict
-        from allranks.model.pair import Effort, Target
+        from allranks.model.pair import Effort, PairTarget
         from allranks.wire import protocol as p
 
         call = msgspec.convert(CALL, b.CallSeen)
@@ -56,7 +56,7 @@ def messages(*kinds: str) -> Callable[[], list[bytes]]:
             p.Probe(),
             p.Test(
                 token=b"t",
-                targets=(Target(node_index=1, address="10.0.0.2", ports=ports),),
+                targets=(PairTarget(node_index=1, address="10.0.0.2", ports=ports),),
                 effort=Effort(),
                 within_s=3.0,
             ),

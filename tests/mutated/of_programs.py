@@ -68,7 +68,7 @@ def py_spy(data: bytes) -> object:
     except stacks.Unreadable:
         return None
     process = stacks.Process(
-        pid=7, role=stacks.Role.WORKER, rank=0, local_rank=0, world_size=1, state="S", threads=tuple(threads)
+        pid=7, role=stacks.ProcessRole.WORKER, rank=0, local_rank=0, world_size=1, state="S", threads=tuple(threads)
     )
     assert_harmless(render_stack(process))
     return process
@@ -76,7 +76,7 @@ def py_spy(data: bytes) -> object:
 
 def devices(data: bytes) -> object:
     from allranks.host import fabric, rdma, sockets, software, tcpinfo
-    from allranks.host.run import Ran
+    from allranks.host.programs import Ran
 
     text = data.decode(errors="replace")
     found: list[Any] = []
@@ -99,7 +99,7 @@ def log(folder: Path) -> Callable[[bytes], object]:
     from allranks.cli.why import make_answer, render_answer
     from allranks.report.text import Style
     from allranks.why.logs.collect import collect
-    from allranks.why.logs.events import list_patterns
+    from allranks.why.logs.log_events import list_patterns
     from allranks.why.logs.match import Matcher
     from allranks.why.logs.sources import find_sources
 

@@ -10,7 +10,7 @@ from allranks.model.card import Card, Facts, Interface, TestPorts
 from allranks.model.pair import PairResult
 from allranks.preflight.judge import Judgement, Observations, judge
 from allranks.preflight.pairs import choose_pairs
-from allranks.preflight.roster import Terms
+from allranks.preflight.roster import RollCallTerms
 from cards import make_card
 
 PORTS = tuple(range(40001, 40009))
@@ -123,10 +123,10 @@ def around(node: int, num_nodes: int) -> list[Pair]:
     return [(node, other) for other in others] + [(other, node) for other in others]
 
 
-def terms(num_nodes: int, **more: object) -> Terms:
+def terms(num_nodes: int, **more: object) -> RollCallTerms:
     fields = {"job": "4711", "attempt": 0, "num_nodes": num_nodes, "min_nodes": num_nodes, "store_port": 29500}
     names = tuple(f"node{index + 1:02d}" for index in range(num_nodes))
-    return Terms(**(fields | {"node_names": names} | more))
+    return RollCallTerms(**(fields | {"node_names": names} | more))
 
 
 def judged(

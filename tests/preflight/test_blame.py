@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from allranks.model.finding import Confidence
-from allranks.preflight.blame import Blame, Edge, Kind, blame
+from allranks.preflight.pair_blame import Blame, Edge, Kind, blame
 
 CERTAIN, LIKELY, UNDECIDED = Confidence.CERTAIN, Confidence.LIKELY, Confidence.UNDECIDED
 

@@ -17,10 +17,10 @@ from allranks.causes.book import all_causes
 from allranks.causes.cause import Cause
 from allranks.causes.probes import checks_of
 from allranks.host.node import NodeFacts
-from allranks.launch.check.outcome import checks, choose_checks, judge_check
-from allranks.launch.check.step import NOWHERE, Held, hold_alone, look_here
+from allranks.launch.check.check_outcome import checks, choose_checks, judge_check
+from allranks.launch.check.check_step import NOWHERE, Held, hold_alone, look_here
 from allranks.launch.plan import Request, plan_job
-from allranks.model.card import Facts, Gid, Gpu, Interface, Place, RdmaPort
+from allranks.model.card import Facts, Gid, Gpu, Interface, JobDirectory, RdmaPort
 from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Severity
@@ -28,8 +28,8 @@ from allranks.model.identity import world_from_env
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called
-from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations, judge
+from allranks.preflight.node_entry import Entry
 from allranks.report.rundir import RunDir
 
 LO = Interface("lo", ("127.0.0.1",), is_up=True, networks=("127.0.0.0/8",), kind="loopback")
@@ -45,8 +45,8 @@ ROCE = {"device": "mlx5_0", "port": 1, "state": "ACTIVE", "phys_state": "LinkUp"
 NO_V2 = (Gid(index=0, kind="IB/RoCE v1", gid="0000:0000:0000:0000:0000:ffff:c0a8:1403", netdev="eno1"),)
 
 
-def any_place(purpose: str, free_bytes: int = FREE) -> Place:
-    return Place(purpose=purpose, path=purpose, size_bytes=FREE, free_bytes=free_bytes)
+def any_place(purpose: str, free_bytes: int = FREE) -> JobDirectory:
+    return JobDirectory(purpose=purpose, path=purpose, size_bytes=FREE, free_bytes=free_bytes)
 
 
 def gpu(**values: Any) -> Gpu:

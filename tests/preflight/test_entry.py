@@ -31,11 +31,11 @@ from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant, NodePlan
 from allranks.preflight.called import Called, Rendezvous
 from allranks.preflight.datapath import DataPath
-from allranks.preflight.entry import Entry
 from allranks.preflight.itself import explain
+from allranks.preflight.node_entry import Entry
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
-from allranks.wire.leader import ANNOUNCEMENT, Announcement, Hint
+from allranks.wire.leader_port import ANNOUNCEMENT, Announcement, Hint
 from allranks.wire.protocol import Goodbye
 from conftest import allranks_command, clean_env, free_port, wait_until
 
@@ -161,7 +161,7 @@ def test_a_file_server_that_hangs_delays_no_roll_call(tmp_path):
 
 
 def test_a_leader_that_may_open_too_few_files_says_so(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr("allranks.preflight.entry.raise_open_files", lambda _: 1024)
+    monkeypatch.setattr("allranks.preflight.node_entry.raise_open_files", lambda _: 1024)
     guard = GuardTable(join_s=0.3)
     hold(Node(applicant(tmp_path, 0, 512, num_workers=8, guard=guard)))
     assert (

@@ -19,7 +19,7 @@ from seen import good, mesh, terms
 from test_rollcall import KEY, PATIENCE_S, Agent, Call, be_silent, brief, call, card  # noqa: F401  (a fixture)
 
 from allranks import __version__
-from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, Place, RdmaPort, TestPorts
+from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, JobDirectory, RdmaPort, TestPorts
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import PairResult
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
@@ -80,7 +80,11 @@ FACTS = st.builds(
     load=st.none() | FLOATS,
     places=st.lists(
         st.builds(
-            Place, purpose=TEXTS | st.just("run directory"), path=TEXTS, free_bytes=st.none() | NUMBERS, nonce=MAYBE
+            JobDirectory,
+            purpose=TEXTS | st.just("run directory"),
+            path=TEXTS,
+            free_bytes=st.none() | NUMBERS,
+            nonce=MAYBE,
         ),
         max_size=3,
     ).map(tuple),
@@ -313,7 +317,7 @@ def test_nobody_speaks_for_other_nodes_nor_of_those_that_do_not_exist(call):  # 
     call.add(card(1))
     lies = [good(0, 1, num_open=0, closed={40001: "no answer in 1.6 s"}, datagrams_lost=40, datagrams={})]
     lies += [msgspec.structs.replace(lies[0], source=1, target=0), good(2, 99), good(99, 2), good(-1, 2), good(2, 2)]
-    call.add(card(2), behave=report(*lies, run_dir=Place(purpose="run directory", path="/")))
+    call.add(card(2), behave=report(*lies, run_dir=JobDirectory(purpose="run directory", path="/")))
     judgement = call.hold(3)
     assert {finding.node for finding in judgement.findings} <= {"node03"}
     assert {(each.source, each.target) for each in call.call.observations.results} <= {

@@ -9,7 +9,7 @@ from seen import brief, card, good, terms
 
 from allranks.model.pair import FULL, LARGE, SPARSE, PairResult
 from allranks.preflight.judge import Judgement, Observations, judge
-from allranks.preflight.look import FULL_UP_TO, Look, plan_first_look
+from allranks.preflight.look import FULL_UP_TO, RoundOfTests, plan_first_look
 from allranks.preflight.second_look import MAX_LARGE, merge, plan_confirmation, plan_large_look, plan_quiet_look
 
 Passes = Callable[[int, int], bool]
@@ -33,12 +33,12 @@ def test_the_deadline_can_be_another():
     assert plan_first_look(range(100), seed=1, within_s=60.0).within_s == 60.0
 
 
-def do(look: Look, passes: Passes) -> list[PairResult]:
+def do(look: RoundOfTests, passes: Passes) -> list[PairResult]:
     """What the mesh reports of a look."""
     return [seen(pair, look, is_whole=passes(*pair)) for pair in look.pairs]
 
 
-def seen(pair: tuple[int, int], look: Look, *, is_whole: bool) -> PairResult:
+def seen(pair: tuple[int, int], look: RoundOfTests, *, is_whole: bool) -> PairResult:
     if look.effort == SPARSE:
         is_probed = pair in look.probed
         size = 0 if is_probed else 1024
@@ -56,7 +56,7 @@ def seen(pair: tuple[int, int], look: Look, *, is_whole: bool) -> PairResult:
     )  # fmt: skip
 
 
-def hold(num_nodes: int, at_first: Passes, then: Passes | None = None) -> tuple[Judgement, Look | None]:
+def hold(num_nodes: int, at_first: Passes, then: Passes | None = None) -> tuple[Judgement, RoundOfTests | None]:
     """Go the way of a roll call: the verdict, and the look that followed lost packets."""
     first = plan_first_look(range(num_nodes), seed=0)
     results = do(first, at_first)

@@ -16,9 +16,9 @@ from msgspec.structs import replace
 
 from allranks.host.tcpinfo import parse_tcp_info, read_tcp_info, read_unacked_bytes
 from allranks.model.card import TestPorts
-from allranks.model.pair import FULL, MAX_PAIR_BYTES, SPARSE, Effort, PairResult, Target
+from allranks.model.pair import FULL, MAX_PAIR_BYTES, SPARSE, Effort, PairResult, PairTarget
 from allranks.preflight.mesh import dial, echo, ping
-from allranks.preflight.mesh.loop import Loop
+from allranks.preflight.mesh.mesh_loop import MeshLoop
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.second_look import QUIET
@@ -68,7 +68,12 @@ class Room:
             key.data(mask)
 
     def try_all(
-        self, mesh: Mesh, *targets: Target, effort: Effort = FULL, own_address: str | None = "127.0.0.1", **more: object
+        self,
+        mesh: Mesh,
+        *targets: PairTarget,
+        effort: Effort = FULL,
+        own_address: str | None = "127.0.0.1",
+        **more: object,
     ) -> tuple[PairResult, ...]:
         order = order_of(*targets, effort=effort, **more)
         mesh.start(order, own_index=0, own_address=own_address, mtu=9000, now_s=time.monotonic())
@@ -97,18 +102,18 @@ def count_files() -> int:
 
 
 def order_of(
-    *targets: Target, effort: Effort = FULL, token: bytes = TOKEN, within_s: float = 10.0, **more: object
+    *targets: PairTarget, effort: Effort = FULL, token: bytes = TOKEN, within_s: float = 10.0, **more: object
 ) -> Test:
     return Test(token=token, targets=targets, effort=effort, within_s=within_s, **more)  # type: ignore[arg-type]
 
 
-def target_of(mesh: Mesh, index: int = 1, address: str = "127.0.0.1", store_port: int | None = None) -> Target:
-    return Target(node_index=index, address=address, ports=mesh.ports, store_port=store_port)
+def target_of(mesh: Mesh, index: int = 1, address: str = "127.0.0.1", store_port: int | None = None) -> PairTarget:
+    return PairTarget(node_index=index, address=address, ports=mesh.ports, store_port=store_port)
 
 
-def target_at(*tcp: int, udp: int = 9, store_port: int | None = None) -> Target:
+def target_at(*tcp: int, udp: int = 9, store_port: int | None = None) -> PairTarget:
     ports = TestPorts(tcp=tcp, udp=udp)
-    return Target(node_index=1, address="127.0.0.1", ports=ports, store_port=store_port)
+    return PairTarget(node_index=1, address="127.0.0.1", ports=ports, store_port=store_port)
 
 
 def listen(backlog: int = 8) -> socket.socket:
@@ -444,7 +449,7 @@ def test_no_targets_is_a_result(room: Room) -> None:
 
 def test_a_thousand_targets_without_a_route_are_no_problem(room: Room) -> None:
     targets = [
-        Target(node_index=i, address="255.255.255.255", ports=TestPorts(tcp=(9,), udp=9)) for i in range(1, 1001)
+        PairTarget(node_index=i, address="255.255.255.255", ports=TestPorts(tcp=(9,), udp=9)) for i in range(1, 1001)
     ]
     results = room.try_all(room.mesh(), *targets, effort=ONE_PORT)
     assert {each.num_open for each in results} == {0}
@@ -635,7 +640,7 @@ def test_a_token_without_a_proper_length_is_refused(room: Room, token: bytes) ->
 
 
 def test_who_comes_late_to_a_deadline_looks_at_the_sockets_first() -> None:
-    loop, done = Loop(), []
+    loop, done = MeshLoop(), []
     loop.at(10.0, lambda: done.append("due"))
     assert loop.advance(9.0) == 1.0
     assert loop.advance(12.0) == 0.0

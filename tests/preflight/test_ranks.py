@@ -12,7 +12,7 @@ from allranks.model.errors import SetupError
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.identity import world_from_env
 from allranks.model.membership import Member
-from allranks.preflight.ranks import (
+from allranks.preflight.ranks_as_nodes import (
     choose_backend,
     cores_of_node,
     describe_group,

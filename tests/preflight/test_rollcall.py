@@ -28,7 +28,7 @@ from allranks.preflight.rollcall import RollCall, dismiss, stop
 from allranks.preflight.roster import Roster
 from allranks.wire.accept import Acceptor, Rejection, Rejections
 from allranks.wire.connection import LENGTH, Connection, decode_frames, encode_frame
-from allranks.wire.leader import Hint, bind_port
+from allranks.wire.leader_port import Hint, bind_port
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Message, Plan, Probe, Refused, Stopped, Test, Tested
 from allranks.wire.secret import Secret, prove_join
 from allranks.wire.seek import Search

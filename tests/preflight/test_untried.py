@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from seen import NO_ANSWER, PORTS, Results, around, card, change, judged, mesh, silence
 
-from allranks.launch.check.outcome import choose_checks, judge_check
-from allranks.launch.check.step import Held
+from allranks.launch.check.check_outcome import choose_checks, judge_check
+from allranks.launch.check.check_step import Held
 from allranks.model.errors import Exit
 from allranks.model.finding import Status
 from allranks.preflight.judge import Judgement, Observations

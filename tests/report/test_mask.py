@@ -12,7 +12,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from allranks.model.secret import is_secret_name
+from allranks.model.secret_names import is_secret_name
 from allranks.report.mask import HIDDEN, mask_command, mask_fields, mask_secrets, mask_variable
 
 HEX40 = "0123456789abcdef0123456789abcdef01234567"

@@ -21,7 +21,7 @@ from allranks.report.history import list_restarts
 from allranks.report.readback import parse_environment, parse_events, parse_hosts, parse_verdict
 from allranks.report.rundir import event_line
 from allranks.report.runs import describe_kill, read_run
-from allranks.wire.leader import decode_announcement
+from allranks.wire.leader_port import decode_announcement
 
 STARTED = {
     "time_s": 1795847021.253, "event": "started", "generation": 0, "members": ["node01", "node02"], "max_restarts": 3,
@@ -165,7 +165,7 @@ FILES = {
         None,
     ),
     "growth": (parse_growth, b"1795847021.253 rank_0.out=120 rank_1.err=88\n", {}),
-    "events": (parse_events, lines(*TOLD), readback.Events()),
+    "events": (parse_events, lines(*TOLD), readback.RunEvents()),
 }
 
 

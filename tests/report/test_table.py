@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from allranks.model.finding import Result, Status
-from allranks.report.table import render_results
+from allranks.report.check_table import render_results
 from allranks.report.text import Style
-from allranks.report.toml import Key, Table, render_toml
+from allranks.report.toml_writer import Table, TomlKey, render_toml
 
 UTF8 = Style(is_unicode=True, has_colour=False, width=100)
 ASCII = Style(is_unicode=False, has_colour=False, width=100)
@@ -96,7 +96,9 @@ def test_no_results_are_no_table() -> None:
 def test_toml_has_a_comment_on_each_value_and_on_what_has_none() -> None:
     tables = [
         Table(
-            "[a]", (Key("x", 'say "\u00e9"\n', "why\nso"), Key("flag", True), Key("gone", None, "unknown")), ("note",)
+            "[a]",
+            (TomlKey("x", 'say "\u00e9"\n', "why\nso"), TomlKey("flag", True), TomlKey("gone", None, "unknown")),
+            ("note",),
         ),
         Table("", notes=("the end",)),
     ]

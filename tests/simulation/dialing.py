@@ -135,4 +135,4 @@ def follow(world: World, process: Process, line: Line) -> None:
         world._end_line(process.line, by_host=False)
     stop(process)
     process.line = line
-    world._feed_agent(process, events.Found(now_s=world.now_s, leader=line.host.node))
+    world._feed_agent(process, events.LeaderFound(now_s=world.now_s, leader=line.host.node))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from allranks.launch.events import Hold
+from allranks.launch.events import EndingFacts
 from allranks.launch.workers import LINGERS_S
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.room import GIB, FullPlace, Room
@@ -262,9 +262,9 @@ class Kernel:
         worker.saves_until_s = self._now() + self._saves_s
         self._at(self._saves_s, lambda: self.end(worker, 0))
 
-    def hold(self, worker: Worker) -> Hold:
+    def hold(self, worker: Worker) -> EndingFacts:
         """Return what its agent knows of how it is to be ended."""
-        return Hold(handles=frozenset({signal.SIGTERM} if self._saves_s else ()))
+        return EndingFacts(handles=frozenset({signal.SIGTERM} if self._saves_s else ()))
 
     def release(self, worker: Worker) -> None:
         """The kernel lets a worker go, or somebody continues it."""

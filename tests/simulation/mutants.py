@@ -16,7 +16,7 @@ import allranks.launch
 HERE = Path(__file__).parent
 TABLE = HERE / "mutants.toml"
 SOURCE = Path(allranks.launch.__file__).parent
-LEAD = ("course", "members", "recovery", "outcome", "reports", "leader")
+LEAD = ("course", "members", "recovery", "summary", "reports", "leader")
 MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "grace", "relays", "agent")
 """In the order in which they import each other."""
 
@@ -101,7 +101,7 @@ def _cores(modules: dict[str, Any]) -> Cores:
     return Cores(
         Leader=modules["lead.leader"].Leader,
         Terms=modules["lead.course"].Terms,
-        Node=modules["lead.members"].Node,
+        Node=modules["lead.members"].ConnectedNode,
         State=modules["lead.members"].State,
         Agent=modules["agent"].Agent,
         decide_ending=modules["queue.ending"].decide,

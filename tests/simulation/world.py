@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from allranks.launch import events
-from allranks.launch.lead.group import make_group
+from allranks.launch.lead.assignment import make_group
 from allranks.launch.succession import find_events
 from allranks.launch.workers import LINGERS_S
 from allranks.model.beat import TrySeen

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.lab.faults.catalogue import FAULTS
-from allranks.lab.faults.running.catalogue import STRIKES
+from allranks.lab.faults.running.strike_catalogue import STRIKES
 from slurm_versions.table import (
     RUNNING,
     STATIC,

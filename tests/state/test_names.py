@@ -14,8 +14,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
-from allranks.state.resumed.parts import Parts
 from allranks.state.resumed.track import Tracked
+from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
 
 pytestmark = pytest.mark.torch

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 import allranks
 from allranks.model.membership import Membership
 from allranks.state.resumed.agree import Agreement
-from allranks.state.resumed.parts import Parts
+from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved import parts as part_files
 from allranks.state.saved.checkpoint import Checkpointer, Loaded
 from allranks.state.saved.manifest import part_name

@@ -1,7 +1,7 @@
 """Real jobs over Gloo, for whatever torch and Python runs them: what works, and is what does not said in advance?
 
 `make versions` runs this file once for each version; here it runs with `make test-by-hand`. Each test notes what it saw
-of a feature of launch/environment.py (`describe_torch`), and holds it against what that says of this torch.
+of a feature of launch/worker_environment.py (`describe_torch`), and holds it against what that says of this torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from allranks.launch.environment import describe_torch  # noqa: E402
+from allranks.launch.worker_environment import describe_torch  # noqa: E402
 from conftest import HANG_S, Allranks, allranks_command, clean_env, wait_until, write  # noqa: E402
 from versions.table import FEATURES  # noqa: E402
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.environment import describe_torch
+from allranks.launch.worker_environment import describe_torch
 from versions.environment import lacking, requirement_of
 from versions.table import FEATURES, Row, merge, read_rows, render, row_of
 

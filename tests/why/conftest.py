@@ -12,7 +12,7 @@ from allranks.causes.book import all_causes
 from allranks.why.blame import conclude
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.collect import collect
-from allranks.why.logs.events import Logs, Pattern, list_patterns
+from allranks.why.logs.log_events import Logs, Pattern, list_patterns
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import find_sources
 

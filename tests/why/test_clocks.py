@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from allranks.causes.book import all_causes
 from allranks.why.blame import conclude
 from allranks.why.clocks import clock_of, estimate_offsets, measure_clocks, read_moments
-from allranks.why.logs.events import Logs, list_patterns, read_events
 from allranks.why.logs.line import read_line
+from allranks.why.logs.log_events import Logs, list_patterns, read_events
 from allranks.why.logs.sources import Source
 
 PATTERNS = list_patterns(all_causes())

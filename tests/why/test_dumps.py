@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain
-from allranks.recorder.waits import StopKind, find_stops
+from allranks.recorder.wait_graph import StandstillKind, find_stops
 from allranks.why.blame import conclude
 from allranks.why.dumps import DumpError, conclude_dumps, find_dumps, is_dump, parse_dump, read_dumps
-from allranks.why.logs.events import Logs
+from allranks.why.logs.log_events import Logs
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
@@ -78,27 +78,27 @@ WORLD = {"0": (0, 1, 2)}
 TWO_GROUPS = {"1": (0, 1), "2": (0, 1)}
 FLOAT, HALF = (("Float",), ("Float",)), (("Half",), ("Half",))
 # name, dumps, kind, culprits, victims, is decided
-STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, ...], bool]] = [
+STOPS: list[tuple[str, list[Dump], StandstillKind | None, tuple[int, ...], tuple[int, ...], bool]] = [
     ("all equal", [dump(0, call(1, done=True)), dump(1, call(1, done=True))], None, (), (), True),
     (
         "one is missing",
         [dump(0, call(1, done=True), call(2)), dump(1, call(1, done=True)), dump(2, call(1, done=True), call(2))],
-        StopKind.MISSING, (1,), (0, 2), True,
+        StandstillKind.MISSING, (1,), (0, 2), True,
     ),
     (
         "several calls are under way",
         [dump(0, call(2), call(3), call(4)), dump(1, call(1, done=True)), dump(2, call(2), call(3))],
-        StopKind.MISSING, (1,), (0, 2), True,
+        StandstillKind.MISSING, (1,), (0, 2), True,
     ),
     (
         "two are missing in one collective",
         [dump(0, call(2)), dump(1, call(1, done=True)), dump(2, call(1, done=True))],
-        StopKind.MISSING, (1, 2), (0,), True,
+        StandstillKind.MISSING, (1, 2), (0,), True,
     ),
     (
         "another operation",
         [dump(0, call(2)), dump(1, call(2, "broadcast")), dump(2, call(2))],
-        StopKind.MISMATCH, (1,), (0, 2), True,
+        StandstillKind.MISMATCH, (1,), (0, 2), True,
     ),
     (
         "a skipped call shows at the first number that differs",
@@ -107,29 +107,32 @@ STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, 
             dump(1, call(1, done=True), call(2)),
             dump(2, call(1, done=True), call(2, "all_gather"), call(3)),
         ],
-        StopKind.MISMATCH, (1,), (0, 2), True,
+        StandstillKind.MISMATCH, (1,), (0, 2), True,
     ),
-    ("two against each other", [dump(0, call(2)), dump(1, call(2, "barrier"))], StopKind.MISMATCH, (0, 1), (), False),
+    (
+        "two against each other",
+        [dump(0, call(2)), dump(1, call(2, "barrier"))], StandstillKind.MISMATCH, (0, 1), (), False,
+    ),
     (
         "another size",
         [dump(0, call(2)), dump(1, raw("0", 2, "all_reduce", ((9,),), ((9,),), *FLOAT)), dump(2, call(2))],
-        StopKind.MISMATCH, (1,), (0, 2), True,
+        StandstillKind.MISMATCH, (1,), (0, 2), True,
     ),
     (
         "another dtype",
         [dump(0, call(2)), dump(1, raw("0", 2, "all_reduce", ((8,),), ((8,),), *HALF)), dump(2, call(2))],
-        StopKind.MISMATCH, (1,), (0, 2), True,
+        StandstillKind.MISMATCH, (1,), (0, 2), True,
     ),
     (
         "a gather has outputs on its root alone",
         [dump(0, raw("0", 2, "gather", ((8,),), ((2, 8),))), dump(1, raw("0", 2, "gather", ((8,),)))],
-        StopKind.ALL_THERE, (), (0, 1), False,
+        StandstillKind.ALL_THERE, (), (0, 1), False,
     ),
-    ("all are there", [dump(rank, call(2)) for rank in range(3)], StopKind.ALL_THERE, (), (0, 1, 2), False),
+    ("all are there", [dump(rank, call(2)) for rank in range(3)], StandstillKind.ALL_THERE, (), (0, 1, 2), False),
     (
         "no dump of one",
         [dump(0, call(2), members=WORLD), dump(1, call(2), members=WORLD)],
-        StopKind.NO_DUMP, (2,), (0, 1), True,
+        StandstillKind.NO_DUMP, (2,), (0, 1), True,
     ),
     (
         "who waits in another group is no culprit",
@@ -138,7 +141,7 @@ STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, 
             dump(1, call(4, done=True), call(3, group="1"), members=WORLD | {"1": (1, 2)}),
             dump(2, call(4, done=True), call(2, group="1", done=True), members=WORLD | {"1": (1, 2)}),
         ],
-        StopKind.MISSING, (2,), (0, 1), True,
+        StandstillKind.MISSING, (2,), (0, 1), True,
     ),
     (
         "two sinks of two waits are undecided",
@@ -148,12 +151,12 @@ STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, 
             dump(2, call(1, group="2"), members={"2": (2, 3)}),
             dump(3, members={"2": (2, 3)}),
         ],
-        StopKind.MISSING, (1, 3), (0, 2), False,
+        StandstillKind.MISSING, (1, 3), (0, 2), False,
     ),
     (
         "groups in another order",
         [dump(0, call(1, group="1"), members=TWO_GROUPS), dump(1, call(1, group="2"), members=TWO_GROUPS)],
-        StopKind.CIRCLE, (0, 1), (), False,
+        StandstillKind.CIRCLE, (0, 1), (), False,
     ),
     (
         "a receive waits for its sender",
@@ -162,7 +165,7 @@ STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, 
             dump(1, raw("0", 1, "recv 1<-2", is_p2p=True, peer=2), members=WORLD),
             dump(2, members=WORLD),
         ],
-        StopKind.MISSING, (2,), (0, 1), True,
+        StandstillKind.MISSING, (2,), (0, 1), True,
     ),
     (
         "sub groups that share a name",
@@ -172,24 +175,28 @@ STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, 
             dump(2, call(7, "broadcast", group="1"), members={"1": (2, 3)}),
             dump(3, call(6, "broadcast", group="1", done=True), members={"1": (2, 3)}),
         ],
-        StopKind.MISSING, (3,), (0, 1, 2), True,
+        StandstillKind.MISSING, (3,), (0, 1, 2), True,
     ),
     (
         "only a beat: numbers without calls",
         [dump(0, call(4)), dump(1, enqueued={"0": 3}), dump(2, call(4))],
-        StopKind.MISSING, (1,), (0, 2), True,
+        StandstillKind.MISSING, (1,), (0, 2), True,
     ),
     (
         "Gloo after a timeout",
         [dump(0, call(2, done=True)), dump(1, call(1, done=True)), dump(2, call(2, done=True))],
-        StopKind.BEHIND, (1,), (0, 2), False,
+        StandstillKind.BEHIND, (1,), (0, 2), False,
     ),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dumps", "kind", "culprits", "victims", "is_decided"), [row[1:] for row in STOPS], ids=[row[0] for row in STOPS])  # fmt: skip # noqa: E501
 def test_the_walk_ends_at_the_culprit(
-    dumps: list[Dump], kind: StopKind | None, culprits: tuple[int, ...], victims: tuple[int, ...], is_decided: bool
+    dumps: list[Dump],
+    kind: StandstillKind | None,
+    culprits: tuple[int, ...],
+    victims: tuple[int, ...],
+    is_decided: bool,
 ) -> None:
     stops = find_stops(dumps)
     if kind is None:

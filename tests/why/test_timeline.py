@@ -10,8 +10,8 @@ import pytest
 from allranks.model.errors import UsageError
 from allranks.why.blame import conclude
 from allranks.why.last import last_words
-from allranks.why.logs.events import Logs
-from allranks.why.timeline import MAX_ROWS, Row, cut_middle, make_timeline, render_timeline, tell_clocks
+from allranks.why.logs.log_events import Logs
+from allranks.why.timeline import MAX_ROWS, TimelineRow, cut_middle, make_timeline, render_timeline, tell_clocks
 from allranks.why.window import Bound, narrow, read_bound
 
 Read = Callable[[str | Mapping[str, str]], Logs]
@@ -93,8 +93,10 @@ def test_several_days_have_their_date(read: Read) -> None:
     assert [line[:14] for line in text.splitlines()] == ["03-25 23:59:59", "03-26 00:00:01"]
 
 
-def row(number: int) -> Row:
-    return Row(time_s=None, has_date=False, text=f"event {number}", cause=None, place=f"a.log:{number}", lines=1)
+def row(number: int) -> TimelineRow:
+    return TimelineRow(
+        time_s=None, has_date=False, text=f"event {number}", cause=None, place=f"a.log:{number}", lines=1
+    )
 
 
 def test_a_long_timeline_is_cut_in_the_middle() -> None:
@@ -108,7 +110,7 @@ def test_a_long_timeline_is_cut_in_the_middle() -> None:
 
 
 def test_a_timeline_cannot_speak_to_the_terminal() -> None:
-    nasty = Row(
+    nasty = TimelineRow(
         time_s=None, has_date=False, text="a\u202eb", cause=None, place="x\x1b[2J\n:1", lines=1, nodes={"n\x07": None}
     )
     assert render_timeline([nasty]).isprintable()

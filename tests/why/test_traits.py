@@ -10,7 +10,7 @@ from allranks.causes.book import all_causes, find_cause
 from allranks.causes.cause import Cause, Role, Trait
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
+from allranks.why.logs.log_events import Logs
 from allranks.why.logs.marks import MARKS
 from allranks.why.readings.tracebacks import read_tracebacks
 from allranks.why.verdicts import leave_out_consequences

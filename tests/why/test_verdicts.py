@@ -12,7 +12,7 @@ from allranks.cli.meant import Unfinished, find_unfinished
 from allranks.cli.why import make_answer
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.why.logs.collect import collect
-from allranks.why.logs.events import Logs, Pattern
+from allranks.why.logs.log_events import Logs, Pattern
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import find_sources
 from allranks.why.verdicts import join_verdict, take_verdict

@@ -16,7 +16,7 @@ from allranks import __version__
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
 from allranks.wire.accept import turn_away
 from allranks.wire.connection import Connection, decode_frames, encode_frame
-from allranks.wire.leader import Hint, bind_port, collect_hints
+from allranks.wire.leader_port import Hint, bind_port, collect_hints
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Message, Probe, Refused, Stop, Stopped, Welcome
 from allranks.wire.secret import Secret
 from allranks.wire.seek import Search

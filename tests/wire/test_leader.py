@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from allranks.model.errors import SetupError
-from allranks.wire.leader import Announcement, Hint, bind_port, collect_hints, decode_announcement
+from allranks.wire.leader_port import Announcement, Hint, bind_port, collect_hints, decode_announcement
 
 
 def has_ipv6() -> bool:

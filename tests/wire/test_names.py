@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from allranks.model.errors import NodeFaultError, StoppedBySignal
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 from allranks.wire.seek import Search
 from wire_leader import CARD, KEY, PATIENCE_S, Leader
 

@@ -17,10 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
-from allranks.model.card import Card, Facts, Gpu, Interface, Place, RdmaPort, TestPorts
+from allranks.model.card import Card, Facts, Gpu, Interface, JobDirectory, RdmaPort, TestPorts
 from allranks.model.errors import WireError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
-from allranks.model.pair import Effort, PairResult, Target
+from allranks.model.pair import Effort, PairResult, PairTarget
 from allranks.model.past import Crash, History, Past
 from allranks.wire.connection import Connection, decode_frames, encode_frame
 from allranks.wire.protocol import (
@@ -74,7 +74,7 @@ FINDINGS = st.builds(
     evidence=st.lists(st.builds(Evidence, seen=TEXTS, source=MAYBE_TEXT), max_size=2).map(tuple),
     waiting=MAYBE_TEXT,
 )
-PLACES = st.builds(Place, purpose=TEXTS, path=TEXTS, free_bytes=st.none() | NUMBERS, problem=MAYBE_TEXT)
+PLACES = st.builds(JobDirectory, purpose=TEXTS, path=TEXTS, free_bytes=st.none() | NUMBERS, problem=MAYBE_TEXT)
 FACTS = st.builds(
     Facts,
     host_name=TEXTS,
@@ -200,7 +200,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         Test,
         token=BYTES,
         targets=st.lists(
-            st.builds(Target, node_index=NUMBERS, address=TEXTS, ports=PORTS, store_port=st.none() | NUMBERS),
+            st.builds(PairTarget, node_index=NUMBERS, address=TEXTS, ports=PORTS, store_port=st.none() | NUMBERS),
             max_size=3,
         ).map(tuple),
         effort=st.builds(Effort, num_ports=NUMBERS, large_bytes=NUMBERS, num_datagrams=NUMBERS),

@@ -20,8 +20,8 @@ from allranks.model.hostlist import expand_hosts, fold_hosts
 from allranks.report.text import Style, count_of, describe_size, one_line, say
 
 if TYPE_CHECKING:
-    from allranks.comm.advise import Advice, Prediction, Step
-    from allranks.comm.table import BenchTable
+    from allranks.comm.advise import Advice, Prediction, StepProfile
+    from allranks.comm.bench_table import BenchTable
 
 MAX_BYTES = 64 << 20
 """Of a table."""
@@ -35,10 +35,10 @@ MOST = 1 << 20
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
 
 
-class Count(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
+class CountType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
     """A large number, as people write it.
 
-    >>> Count().convert("125M", None, None), Count().convert("13e6", None, None)
+    >>> CountType().convert("125M", None, None), CountType().convert("13e6", None, None)
     (125000000, 13000000)
     """
 
@@ -75,12 +75,14 @@ def _positive(flag: str, metavar: str, help_text: str, kind: Any = None) -> Call
 
 @click.command("advise", context_settings={"allow_interspersed_args": False})
 @click.option("--measure", "is_measured", is_flag=True, help="Run SCRIPT for a few steps and measure them.")
-@_positive("--params", "N", "Parameters of the model, each with a gradient of 4 bytes: 13100000, 125M or 7B.", Count())
+@_positive(
+    "--params", "N", "Parameters of the model, each with a gradient of 4 bytes: 13100000, 125M or 7B.", CountType()
+)
 @_positive("--step-ms", "MS", "Milliseconds of a step on one rank alone; 1/3 of it counts as the forward pass.")
 @_positive("--forward-ms", "MS", "Milliseconds of the forward pass. [default: see --step-ms]")
 @_positive("--backward-ms", "MS", "Milliseconds of the backward pass, with the loss. [default: see --step-ms]")
 @_positive("--batch", "B", "Samples of one rank in a step; prints samples per second.", click.IntRange(min=1))
-@_positive("--steps", "N", "Steps left in the run; needed to offer local SGD and DiLoCo.", Count())
+@_positive("--steps", "N", "Steps left in the run; needed to offer local SGD and DiLoCo.", CountType())
 @_positive(
     "--noise-scale", "X", "Gradient noise scale, as a multiple of the whole batch; needed to offer accumulation."
 )
@@ -185,7 +187,7 @@ def read_table(given: Path | None, log_dir: Path) -> tuple[Path, BenchTable]:
     Raises:
         UsageError: there is none, it cannot be read, or it is of other nodes than those of this job.
     """
-    from allranks.comm.table import find_table, from_json
+    from allranks.comm.bench_table import find_table, from_json
     from allranks.files.regular import read_regular
 
     path = given or find_table(log_dir)
@@ -212,13 +214,15 @@ def read_table(given: Path | None, log_dir: Path) -> tuple[Path, BenchTable]:
     return path, table
 
 
-def guess_step(params: int | None, step_ms: float | None, forward_ms: float | None, backward_ms: float | None) -> Step:
+def guess_step(
+    params: int | None, step_ms: float | None, forward_ms: float | None, backward_ms: float | None
+) -> StepProfile:
     """Return the step that the figures describe.
 
     Raises:
         UsageError: a figure is missing, or two contradict each other.
     """
-    from allranks.comm.advise import Step
+    from allranks.comm.advise import StepProfile
 
     if params is None:
         raise UsageError("advise: expected --measure with a script, or --params with --step-ms")
@@ -235,7 +239,7 @@ def guess_step(params: int | None, step_ms: float | None, forward_ms: float | No
     if min(forward_ms, backward_ms) < 0 or other_ms < -1e-9 * (step_ms or 0):
         raise UsageError(f"advise: --step-ms {step_ms:g} is less than its forward and backward pass")
     whole, rest = divmod(4 * params, GUESSED_TENSORS)
-    return Step(
+    return StepProfile(
         tensor_bytes=tuple(whole + (number < rest) for number in range(min(GUESSED_TENSORS, 4 * params))),
         forward_s=forward_ms / 1e3,
         backward_s=backward_ms / 1e3,
@@ -275,7 +279,7 @@ def render(
     return "\n".join(lines)
 
 
-def _lines_of(number: int, one: Prediction, step: Step, style: Style) -> list[str]:
+def _lines_of(number: int, one: Prediction, step: StepProfile, style: Style) -> list[str]:
     method = one.method
     head = f"{number}  {method.name:<{WIDTH}} {_ms(one.step_s):>6} ms"
     head += f"  {one.gain:.2f} x as fast, {one.to_equal_loss:.2f} x to equal loss"
@@ -289,7 +293,7 @@ def _lines_of(number: int, one: Prediction, step: Step, style: Style) -> list[st
     return lines
 
 
-def costs_of(one: Prediction, step: Step) -> list[str]:
+def costs_of(one: Prediction, step: StepProfile) -> list[str]:
     """Return what a method costs, each as a phrase."""
     method = one.method
     costs = ["changes the result"] if method.changes_result else []
@@ -305,15 +309,15 @@ def costs_of(one: Prediction, step: Step) -> list[str]:
 
 def _table_of_nodes(advice: Advice, batch: int | None) -> list[str]:
     best = [one.method.name for one in advice.offered[:3]]
-    rows = [("nodes", [f"{each.nodes}{'*' * each.is_scaled}" for each in advice.by_nodes])]
+    rows = [("nodes", [f"{step.nodes}{'*' * step.is_scaled}" for step in advice.by_nodes])]
     for name in ("now", *best):
-        rows.append((f"{name}, ms", [_ms(each.steps_s[name]) for each in advice.by_nodes]))
+        rows.append((f"{name}, ms", [_ms(step.steps_s[name]) for step in advice.by_nodes]))
         if batch:
-            per_s = [f"{each.ranks * batch / each.steps_s[name]:.4g}" for each in advice.by_nodes]
+            per_s = [f"{step.ranks * batch / step.steps_s[name]:.4g}" for step in advice.by_nodes]
             rows.append((f"{name}, samples/s", per_s))
     width = max(len(name) for name, _ in rows)
     lines = [f"{name:<{width}}" + "".join(f"{text:>9}" for text in texts) for name, texts in rows]
-    if any(each.is_scaled for each in advice.by_nodes):
+    if any(step.is_scaled for step in advice.by_nodes):
         lines.append("* not measured: scaled from the measured number of nodes, as a ring")
     return lines
 
@@ -363,13 +367,13 @@ def describe(advice: Advice, table: BenchTable, *, batch: int | None, measured_s
         ],
         "by_nodes": [
             {
-                "nodes": each.nodes,
-                "ranks": each.ranks,
-                "is_scaled": each.is_scaled,
-                "step_ms": {name: _rounded(time_s) for name, time_s in each.steps_s.items()},
-                **({"samples": each.ranks * batch} if batch else {}),
+                "nodes": scaled.nodes,
+                "ranks": scaled.ranks,
+                "is_scaled": scaled.is_scaled,
+                "step_ms": {name: _rounded(time_s) for name, time_s in scaled.steps_s.items()},
+                **({"samples": scaled.ranks * batch} if batch else {}),
             }
-            for each in advice.by_nodes
+            for scaled in advice.by_nodes
         ],
         "loss_source": LOSS_SOURCE,
     }

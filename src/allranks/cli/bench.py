@@ -15,21 +15,21 @@ import click
 from allranks.cli.check import find_place, look_at, node_options, say_network, with_join
 from allranks.cli.context import load_cluster
 from allranks.cli.options import cluster_option, json_option, log_dir_option
-from allranks.cli.progress import SHOW_AFTER_S, ProgressLine
+from allranks.cli.progress_line import SHOW_AFTER_S, ProgressLine
 from allranks.model.errors import Exit, UsageError
 from allranks.model.hostlist import fold_hosts
-from allranks.model.identity import Given, world_from_env
+from allranks.model.identity import GivenFlags, world_from_env
 from allranks.model.world import Launcher
 from allranks.report.machine import to_json
 from allranks.report.text import Style, count_of, printable, render_findings, say
 
 if TYPE_CHECKING:
     from allranks.comm.bench import Marks
-    from allranks.comm.table import BenchTable, Pair
-    from allranks.launch.check.group import GroupOrder, GroupResult
-    from allranks.launch.check.members import End
-    from allranks.launch.check.step import Held
-    from allranks.launch.check.where import Place
+    from allranks.comm.bench_table import BenchTable, Pair
+    from allranks.launch.check.check_step import Held
+    from allranks.launch.check.group_collectives import GroupOrder, GroupResult
+    from allranks.launch.check.member_step import MemberAddress
+    from allranks.launch.check.where import SrunNodes
     from allranks.model.finding import Finding
 
 BUDGET_S = 30.0
@@ -114,7 +114,7 @@ def bench(
     from allranks.launch.check.where import Asked
 
     asked = Asked(**flags)
-    world = world_from_env(os.environ, given=Given(is_alone=True))
+    world = world_from_env(os.environ, given=GivenFlags(is_alone=True))
     if world.launcher is Launcher.SLURM and not asked.is_any:
         raise UsageError("bench starts its own job steps: run it in the allocation, without srun")
     if plot == _BARS and as_json:
@@ -142,12 +142,12 @@ def bench(
 class _Run:
     """One measurement: what was found so far, printed as it comes."""
 
-    def __init__(self, *, place: Place | None, queue_s: float, as_json: bool) -> None:
+    def __init__(self, *, place: SrunNodes | None, queue_s: float, as_json: bool) -> None:
         self.place, self.queue_s, self.as_json = place, queue_s, as_json
         self.began_s, self.line = time.time(), ProgressLine()
         self.names: tuple[str, ...] = ()
         self.without_torch: list[str] = []
-        self.ends: dict[str, End] = {}
+        self.ends: dict[str, MemberAddress] = {}
         self.port = 0
         self.findings: tuple[Finding, ...] = ()
         self.notes: list[str] = []
@@ -164,10 +164,10 @@ class _Run:
     def begin(self, held: Held) -> bool:
         """Take what the check found; tells whether the nodes can be measured."""
         from allranks.causes.cause import Family
-        from allranks.launch.check.group import find_end_alone
-        from allranks.launch.check.members import find_ends
-        from allranks.launch.check.network import find_gaps, find_obstacles
-        from allranks.launch.check.outcome import choose_checks, judge_check
+        from allranks.launch.check.check_outcome import choose_checks, judge_check
+        from allranks.launch.check.group_collectives import find_end_alone
+        from allranks.launch.check.member_step import find_ends
+        from allranks.launch.check.network_streams import find_gaps, find_obstacles
 
         cards = held.seen.cards
         self.without_torch = [
@@ -198,7 +198,7 @@ class _Run:
     def measure_network(self) -> None:
         """Run the TCP streams, and print them."""
         from allranks.launch.check.matrix import describe_busy, describe_untested, render_streams
-        from allranks.launch.check.network import judge_network, look_at_network, plan_streams
+        from allranks.launch.check.network_streams import judge_network, look_at_network, plan_streams
 
         if self.place is None or len(self.ends) < 2:
             return  # there is no network between nodes
@@ -218,7 +218,7 @@ class _Run:
 
     def measure_collectives(self, *, wanted: str, ranks_per_node: int | None, sizes: tuple[int, ...] | None) -> None:
         """Run the collectives of all ranks, and print them."""
-        from allranks.launch.check.group import plan_group, run_group
+        from allranks.launch.check.group_collectives import plan_group, run_group
 
         if self.without_torch:
             self.problem = self.problem or f"no collectives: torch is not installed on {fold_hosts(self.without_torch)}"
@@ -245,7 +245,7 @@ class _Run:
     @property
     def table(self) -> BenchTable:
         """What was measured."""
-        from allranks.comm.table import BenchTable
+        from allranks.comm.bench_table import BenchTable
 
         return BenchTable(
             began_s=round(self.began_s, 3),
@@ -261,8 +261,8 @@ class _Run:
     def finish(self, log_dir: Path, plot: Path | None) -> int:
         """Write the files, print the rest, and return the exit code."""
         from allranks.comm.bench import count_untested
-        from allranks.comm.table import find_table
-        from allranks.comm.table import to_json as table_to_json
+        from allranks.comm.bench_table import find_table
+        from allranks.comm.bench_table import to_json as table_to_json
 
         table, written = self.table, list[str]()
         if not self.problem and any(row.wrong for row in table.rows):
@@ -305,7 +305,7 @@ class _Run:
             say(self.problem)
         verdict = "measurement incomplete" if self.problem else "measured"
         if self.findings:
-            where = ", ".join(each.node or "?" for each in self.findings)
+            where = ", ".join(finding.node or "?" for finding in self.findings)
             what = count_of(len(self.findings), "network fault" if self.marks else "problem")
             verdict = f"{what}{'' if self.marks else ' that would stop a job'} ({where})"
         click.echo(

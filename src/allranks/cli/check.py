@@ -16,15 +16,15 @@ import click
 from allranks.cli.context import load_cluster
 from allranks.cli.options import cluster_option, json_option, timeout_option
 from allranks.model.errors import AllranksError, Exit, SetupError, StoppedBySignal, UsageError
-from allranks.model.identity import Given, world_from_env
+from allranks.model.identity import GivenFlags, world_from_env
 from allranks.model.world import Launcher, World
 from allranks.report.machine import to_json
 from allranks.report.text import Style, count_of, printable, render_findings, say
 
 if TYPE_CHECKING:
-    from allranks.launch.check.outcome import Outcome
-    from allranks.launch.check.step import Held
-    from allranks.launch.check.where import Asked, Place
+    from allranks.launch.check.check_outcome import CheckOutcome
+    from allranks.launch.check.check_step import Held
+    from allranks.launch.check.where import Asked, SrunNodes
     from allranks.model.cluster import Cluster
 
 JOIN_S = 20.0
@@ -113,7 +113,7 @@ def check(
 
         return check_checkpoints(checkpoints, as_json=as_json)
     from allranks.causes.cause import Trait
-    from allranks.launch.check.outcome import choose_checks
+    from allranks.launch.check.check_outcome import choose_checks
     from allranks.launch.check.where import Asked
 
     wanted = choose_checks(_split(select), _split(ignore))
@@ -136,7 +136,7 @@ def check(
     )
     cluster = with_join(loaded.cluster, join_s)
     asked = Asked(**flags)
-    world = world_from_env(os.environ, given=Given(is_alone=True))
+    world = world_from_env(os.environ, given=GivenFlags(is_alone=True))
     if world.launcher is Launcher.SLURM and not asked.is_any:
         if is_deep:
             raise UsageError("--deep starts its own job steps: run it in the allocation, without srun")
@@ -156,7 +156,7 @@ def check(
     return outcome.exit_code
 
 
-def find_place(asked: Asked, env: Any, *, verb: str) -> Place | None:
+def find_place(asked: Asked, env: Any, *, verb: str) -> SrunNodes | None:
     """Return the nodes to check, from flags and environment; None for this machine.
 
     Raises:
@@ -197,13 +197,13 @@ def with_join(cluster: Cluster, join_s: float) -> Cluster:
     return replace(cluster, guard=replace(cluster.guard, join_s=join_s))
 
 
-def look_at(place: Place | None, cluster: Cluster, *, queue_s: float) -> Held:
+def look_at(place: SrunNodes | None, cluster: Cluster, *, queue_s: float) -> Held:
     """Check nodes of the cluster, or this machine.
 
     Raises:
         AllranksError: SLURM refuses, or no node answers.
     """
-    from allranks.launch.check.step import check_nodes, look_here
+    from allranks.launch.check.check_step import check_nodes, look_here
 
     if place is None:
         return look_here(cluster, os.environ)
@@ -222,12 +222,12 @@ class _View:
     cluster: Cluster
     began_s: float
 
-    def judge(self, held: Held, *, skipped: dict[str, str]) -> Outcome:
-        from allranks.launch.check.outcome import judge_check
+    def judge(self, held: Held, *, skipped: dict[str, str]) -> CheckOutcome:
+        from allranks.launch.check.check_outcome import judge_check
 
         return judge_check(held, self.wanted, ignored=self.ignored, skipped=skipped)
 
-    def show(self, outcome: Outcome, held: Held) -> None:
+    def show(self, outcome: CheckOutcome, held: Held) -> None:
         elapsed_s = time.monotonic() - self.began_s
         if self.is_exclude_list:
             _print_exclude_list(outcome)
@@ -236,9 +236,9 @@ class _View:
         else:
             self._print_table(outcome, held, elapsed_s=elapsed_s)
 
-    def _print_table(self, outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
+    def _print_table(self, outcome: CheckOutcome, held: Held, *, elapsed_s: float) -> None:
         from allranks.causes.book import FAMILIES
-        from allranks.report.table import render_results
+        from allranks.report.check_table import render_results
 
         style = Style.of(sys.stdout)
         table = render_results(
@@ -265,7 +265,7 @@ def say_network(held: Held, cluster: Cluster) -> None:
         say(f"note: {advice}")
 
 
-def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
+def summarise(outcome: CheckOutcome, *, elapsed_s: float) -> str:
     """Return the last line: the verdict and the seconds."""
     from allranks.model.finding import Severity, Status
     from allranks.model.hostlist import fold_hosts
@@ -273,11 +273,11 @@ def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
     where = printable(outcome.nodes[0]) if len(outcome.nodes) == 1 else f"{len(outcome.nodes)} nodes"
     fails = sum(finding.severity is Severity.FAIL for finding in outcome.findings)
     warnings = len(outcome.findings) - fails
-    lost = {each.cause for each in outcome.results if each.status in (Status.UNKNOWN, Status.CRASH)}
-    passed = {each.cause for each in outcome.results if each.status is Status.PASS}
+    lost = {result.cause for result in outcome.results if result.status in (Status.UNKNOWN, Status.CRASH)}
+    passed = {result.cause for result in outcome.results if result.status is Status.PASS}
     said = []
     if fails:
-        failed = {each.node for each in outcome.results if each.status is Status.FAIL}
+        failed = {result.node for result in outcome.results if result.status is Status.FAIL}
         culprits = [node for node in outcome.nodes if node in failed]
         on = f" ({fold_hosts(culprits)})" if 0 < len(culprits) < len(outcome.nodes) else ""
         said.append(f"{count_of(fails, 'problem')} that would stop a job{on}")
@@ -289,8 +289,8 @@ def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
     return f"{where}: {verdict}; {elapsed_s:.1f} s"
 
 
-def _print_exclude_list(outcome: Outcome) -> None:
-    from allranks.launch.check.outcome import nodes_to_exclude
+def _print_exclude_list(outcome: CheckOutcome) -> None:
+    from allranks.launch.check.check_outcome import nodes_to_exclude
     from allranks.model.hostlist import fold_hosts
 
     names, left = nodes_to_exclude(outcome)
@@ -299,7 +299,7 @@ def _print_exclude_list(outcome: Outcome) -> None:
         say(printable(line))
 
 
-def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
+def _print_json(outcome: CheckOutcome, held: Held, *, elapsed_s: float) -> None:
     from allranks.preflight.judge import name_nodes
 
     answered = set(name_nodes(held.seen.cards).values())
@@ -315,7 +315,7 @@ def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
 
 
 def _print_list(*, as_json: bool, chosen: set[str]) -> None:
-    from allranks.launch.check.outcome import checks
+    from allranks.launch.check.check_outcome import checks
 
     found = [(cause, ways) for cause, ways in checks().values() if cause.id in chosen]
     if as_json:
@@ -342,17 +342,17 @@ def _be_member() -> None:
 
 
 def _serve() -> None:
-    from allranks.launch.check.collective import PairOrder, serve_pairs
-    from allranks.launch.check.group import GroupOrder, serve_group
-    from allranks.launch.check.network import StreamOrder, serve_streams
-    from allranks.launch.check.step import ORDER_VARIABLE, Order, serve
+    from allranks.launch.check.check_step import ORDER_VARIABLE, CheckOrder, serve
+    from allranks.launch.check.group_collectives import GroupOrder, serve_group
+    from allranks.launch.check.network_streams import StreamOrder, serve_streams
+    from allranks.launch.check.pair_collectives import PairOrder, serve_pairs
     from allranks.launch.srun import decode
 
     try:
-        order = decode(os.environ.pop(ORDER_VARIABLE, ""), Order | PairOrder | StreamOrder | GroupOrder)
+        order = decode(os.environ.pop(ORDER_VARIABLE, ""), CheckOrder | PairOrder | StreamOrder | GroupOrder)
     except ValueError as exc:
         raise UsageError(f"{ORDER_VARIABLE} is not from this version of allranks; unset it") from exc
-    if isinstance(order, Order):
+    if isinstance(order, CheckOrder):
         serve(order, os.environ)
     elif isinstance(order, StreamOrder):
         serve_streams(order, os.environ)
@@ -364,18 +364,18 @@ def _serve() -> None:
 
 def _in_step(cluster: Cluster, world: World, *, view: _View) -> int:
     """Check the nodes of a step that the user started: every task takes part, the first one prints."""
-    from allranks.launch.check.step import Order, step_directory, take_part
+    from allranks.launch.check.check_step import CheckOrder, step_directory, take_part
     from allranks.model.card import Card
     from allranks.wire.protocol import Goodbye
 
-    outcomes: list[Outcome] = []
+    outcomes: list[CheckOutcome] = []
 
     def judge(held: Held) -> int:
         outcomes.append(view.judge(held, skipped={}))
         return outcomes[0].exit_code
 
     with step_directory(world, os.environ) as (directory, env):
-        order = Order(cluster=cluster, directory=directory)
+        order = CheckOrder(cluster=cluster, directory=directory)
         found = take_part(order, world, env, judge=judge)
     if isinstance(found, Goodbye):
         return found.exit_code

@@ -13,7 +13,7 @@ import click
 
 from allranks.cli import complete
 from allranks.cli.options import Duration, json_option, log_dir_option
-from allranks.cli.progress import counted
+from allranks.cli.progress_line import counted
 from allranks.model.errors import Exit, UsageError
 from allranks.report.text import count_of, describe_size, render_rows, say
 

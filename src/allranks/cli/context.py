@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.host.node_files import read_node_files
 from allranks.model.errors import AllranksError
-from allranks.model.identity import NODE_FILES, Given, check_one_agent_per_node, world_from_env
+from allranks.model.identity import NODE_FILES, GivenFlags, check_one_agent_per_node, world_from_env
 
 if TYPE_CHECKING:
     from allranks.launch.plan import JobPlan, Request
@@ -37,7 +37,9 @@ def plan_here(request: Request, *, cluster_file: Path | None, job: str) -> JobPl
     from allranks.host.node import read_facts
     from allranks.launch.plan import plan_job
 
-    given = Given(node_index=request.node_rank, num_nodes=request.max_nodes, has_leader=request.endpoint is not None)
+    given = GivenFlags(
+        node_index=request.node_rank, num_nodes=request.max_nodes, has_leader=request.endpoint is not None
+    )
     files = read_node_files(os.environ, NODE_FILES.values())
     world = world_from_env({} if request.standalone else os.environ, given=given, files=files)
     check_one_agent_per_node(world)
@@ -52,7 +54,7 @@ def command_in_lab(arguments: Sequence[str]) -> str | None:
 
     with contextlib.suppress(AllranksError, OSError, ValueError):
         names = [path.name for path in Lab().dir.parent.glob("*/")]
-        for name in sorted(names, key=lambda each: (each != DEFAULT_NAME, each)):
+        for name in sorted(names, key=lambda one: (one != DEFAULT_NAME, one)):
             lab = Lab(name)
             if lab.planned_hosts() and (node := lab.controller().name) in find_inits(lab.dir):
                 flag = [] if name == DEFAULT_NAME else ["--name", name]

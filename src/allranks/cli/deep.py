@@ -12,19 +12,19 @@ from allranks.report.text import say
 
 if TYPE_CHECKING:
     from allranks.causes.cause import Cause
-    from allranks.launch.check.outcome import Outcome
-    from allranks.launch.check.step import Held
-    from allranks.launch.check.where import Place
+    from allranks.launch.check.check_outcome import CheckOutcome
+    from allranks.launch.check.check_step import Held
+    from allranks.launch.check.where import SrunNodes
 
 
 def look_deeper(
-    place: Place | None,
+    place: SrunNodes | None,
     held: Held,
-    outcome: Outcome,
+    outcome: CheckOutcome,
     *,
     wanted: Collection[Cause],
     queue_s: float,
-) -> Outcome:
+) -> CheckOutcome:
     """Return the outcome with the results of the collectives; unchanged if the check found a problem already.
 
     Args:
@@ -36,8 +36,8 @@ def look_deeper(
     Raises:
         AllranksError: SLURM does not start a second step.
     """
-    from allranks.launch.check.collective import Report, run_pairs
     from allranks.launch.check.deep import judge_reports, plan_pairs
+    from allranks.launch.check.pair_collectives import Report, run_pairs
 
     if any(finding.severity is Severity.FAIL for finding in outcome.findings):
         say("--deep: no collectives were run, because the check found a problem that would stop a job")

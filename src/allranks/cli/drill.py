@@ -18,7 +18,7 @@ from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import Style, say
 
 if TYPE_CHECKING:
-    from allranks.lab.drill import Drilled
+    from allranks.lab.start_drill import DrillResult
 
 
 @click.command()
@@ -108,11 +108,11 @@ def drill(
         )
     import msgspec
 
-    from allranks.lab.drill import BASELINES, render_table
-    from allranks.lab.drill import drill as run_drill
     from allranks.lab.faults.catalogue import FAULTS
     from allranks.lab.faults.injected import find_fault, refuse_strikes
     from allranks.lab.lab import Lab
+    from allranks.lab.start_drill import BASELINES, render_table
+    from allranks.lab.start_drill import drill as run_drill
 
     rounds = [*([] for _ in range(healthy)), *(words.split("+") for words in (FAULTS if is_all else faults))]
     if not rounds:
@@ -123,7 +123,7 @@ def drill(
         for word in words:
             refuse_strikes(find_fault(word))
     say(f"seed {seed}")
-    done: list[Drilled] = []
+    done: list[DrillResult] = []
     began_s = time.monotonic()
     for number, words in enumerate(rounds):
         has_baseline = baseline and (not is_all or bool(set(words) & set(BASELINES)))
@@ -144,7 +144,7 @@ def drill(
             continue
         done.append(result)
         click.echo(_describe(result))
-    wrong = sum(bool(each.wrong) for each in done)
+    wrong = sum(bool(drilled.wrong) for drilled in done)
     missed = len(rounds) - len(done)
     click.echo(describe_count(len(rounds), wrong=wrong, missed=missed, took_s=time.monotonic() - began_s))
     if json_path is not None:
@@ -154,16 +154,16 @@ def drill(
     return Exit.USER_CODE if wrong or missed else Exit.OK
 
 
-def _describe(result: Drilled) -> str:
+def _describe(result: DrillResult) -> str:
     style = Style.of(sys.stdout)
     mark = style.mark("✗", "x") if result.wrong else style.mark("✓", "+")
     seconds = f"{result.seconds:5.1f} s" if result.seconds is not None else "      -"
     lines = [f"{mark} {'+'.join(result.faults) or 'healthy':<24} {seconds}  {result.verdict}"]
-    lines += [f"    {each}" for each in _notes(result)]
+    lines += [f"    {note}" for note in _notes(result)]
     return "\n".join(lines)
 
 
-def _notes(result: Drilled) -> Sequence[str]:
+def _notes(result: DrillResult) -> Sequence[str]:
     notes = list(result.wrong)
     if result.baseline is not None:
         notes.append(f"torchrun: no output for {result.baseline.silent_s:.0f} s, then: {result.baseline.said}")

@@ -16,7 +16,7 @@ from allranks.model.errors import AllranksError, Exit, UsageError, exit_for_sign
 from allranks.report.text import Style, say
 
 if TYPE_CHECKING:
-    from allranks.lab.running.drill import Drilled
+    from allranks.lab.running.strike_drill import StrikeResult
 
 HEALTHY = "healthy"
 
@@ -39,10 +39,10 @@ def drill_running(
     """Run the strikes and print their results; return the exit code."""
     import msgspec
 
-    from allranks.lab.faults.running.catalogue import STRIKES
+    from allranks.lab.faults.running.strike_catalogue import STRIKES
     from allranks.lab.lab import Lab
-    from allranks.lab.running import drill, healthy
-    from allranks.lab.running.table import describe_times, render_table
+    from allranks.lab.running import healthy, strike_drill
+    from allranks.lab.running.drills_page import describe_times, render_table
 
     chosen = [*STRIKES] if is_all else list(names)
     for name in chosen:
@@ -56,7 +56,7 @@ def drill_running(
         )
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(exit_for_signal(signum)))  # removes the injected faults
     work_dir.mkdir(parents=True, exist_ok=True)
-    done: list[Drilled] = []
+    done: list[StrikeResult] = []
     began_s = time.monotonic()
     missed = unwell = 0
     rounds = [(name, number) for name in chosen for number in range(1 if name == HEALTHY else times)]
@@ -67,7 +67,7 @@ def drill_running(
                 click.echo("\n".join(calm.lines()))
                 unwell += bool(calm.wrong)
                 continue
-            result = drill.drill_running(
+            result = strike_drill.drill_running(
                 Lab(lab_name),
                 name,
                 seed=seed + number,
@@ -87,7 +87,7 @@ def drill_running(
         click.echo(_describe(result))
         if json_path is not None:  # after each: hours of drills may be cut off
             json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
-    wrong = sum(bool(each.wrong) for each in done) + unwell
+    wrong = sum(bool(drilled.wrong) for drilled in done) + unwell
     if times > 1:
         click.echo("\n".join(describe_times(done)))
     click.echo(describe_count(len(rounds), wrong=wrong, missed=missed, took_s=time.monotonic() - began_s))
@@ -102,7 +102,7 @@ def describe_count(total: int, *, wrong: int, missed: int, took_s: float) -> str
     return f"{total - wrong - missed} of {total} correct, {took_s:.0f} s{not_run}"
 
 
-def _describe(result: Drilled) -> str:
+def _describe(result: StrikeResult) -> str:
     style = Style.of(sys.stdout)
     mark = style.mark("✗", "x") if result.wrong else style.mark("✓", "+")
     verdict_s, next_s = _seconds(result.verdict_s), _seconds(result.next_step_s)
@@ -110,7 +110,7 @@ def _describe(result: Drilled) -> str:
     lines = [f"{mark} {result.fault:<26} {verdict_s:>7} {next_s:>7}  {result.verdict}{leads}"]
     if result.phases_s:
         lines.append("    " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.phases_s.items()))
-    lines += [f"    {each}" for each in result.wrong]
+    lines += [f"    {problem}" for problem in result.wrong]
     if (baseline := result.baseline) is not None:
         silent, next_s = _seconds(baseline.silent_s), _seconds(baseline.next_step_s)
         lines.append(f"    torchrun: no output for {silent}, then: {baseline.said}; next step {next_s}")

@@ -35,7 +35,7 @@ def explain(cause: str | None, as_json: bool) -> None:
     style = Style.of(sys.stdout)
     if cause is None:
         if as_json:
-            click.echo(json.dumps([_to_dict(each) for each in all_causes()], indent=2))
+            click.echo(json.dumps([_to_dict(known) for known in all_causes()], indent=2))
         else:
             click.echo(_plain(render_list(style), style))
         return

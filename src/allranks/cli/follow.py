@@ -15,7 +15,7 @@ import click
 from allranks.cli import complete
 from allranks.cli.context import command_in_lab
 from allranks.cli.options import json_option, log_dir_option
-from allranks.cli.progress import counted
+from allranks.cli.progress_line import counted
 from allranks.model.errors import Exit, SetupError
 from allranks.report.machine import to_json
 from allranks.report.rundir import LATEST
@@ -24,7 +24,7 @@ from allranks.report.text import Style, count_of, one_row, render_findings, rend
 if TYPE_CHECKING:
     from allranks.host.slurm import JobState
     from allranks.launch.batch.follow import JobReport
-    from allranks.launch.batch.local import LocalRun
+    from allranks.launch.batch.local_run import LocalRun
     from allranks.model.finding import Verdict
 
 MAX_RUNS = 20
@@ -106,9 +106,9 @@ def logs(job: str, log_dir: Path, **wanted: Any) -> None:
     The agents record when each file grows, to 0.25 s; after many hours of output, to 10 s. Each node has its own clock.
     """
     from allranks.launch.batch.follow import find_job
-    from allranks.launch.batch.logs import Wanted, show_logs
+    from allranks.launch.batch.logs import WantedLines, show_logs
 
-    show_logs(find_job(job, log_dir=log_dir), log_dir=log_dir, wanted=Wanted(**wanted))
+    show_logs(find_job(job, log_dir=log_dir), log_dir=log_dir, wanted=WantedLines(**wanted))
 
 
 @click.command("cancel", context_settings=_BOTH_SPELLINGS)
@@ -143,7 +143,7 @@ def list_own(is_all: bool, log_dir: Path, as_json: bool) -> None:
     """
     from allranks.host.slurm import list_jobs
     from allranks.host.slurm_command import NoSlurmError
-    from allranks.launch.batch.local import look_at_run
+    from allranks.launch.batch.local_run import look_at_run
     from allranks.report.runs import list_runs, read_run
 
     paths = list_runs(log_dir)

@@ -19,8 +19,8 @@ from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import count_of, say
 
 if TYPE_CHECKING:
-    from allranks.launch.check.step import Held
-    from allranks.launch.check.where import Asked, Place
+    from allranks.launch.check.check_step import Held
+    from allranks.launch.check.where import Asked, SrunNodes
     from allranks.preflight.describe import Surroundings
 
 
@@ -52,7 +52,7 @@ def init(
     """
     from allranks.launch.check.where import Asked
     from allranks.preflight.describe import describe_cluster, reasons_of
-    from allranks.report.toml import render_toml
+    from allranks.report.toml_writer import render_toml
 
     is_stdout = as_json or str(output) == "-"
     if not is_stdout and output.exists() and not force:
@@ -83,7 +83,7 @@ def init(
     return Exit.UNKNOWN if around.silent else Exit.OK
 
 
-def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
+def _choose(asked: Asked) -> tuple[SrunNodes | None, Surroundings]:
     """Return the nodes to examine, and what SLURM says about them."""
     from allranks.host.slurm import NodeState, list_nodes
     from allranks.host.slurm_site import Site, read_site
@@ -99,7 +99,7 @@ def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
     except AllranksError as exc:
         if partition is None and not in_job:
             raise type(exc)(f"{exc}; to examine only this machine: --standalone") from exc
-    default = next((each[:-1] for node in nodes for each in node.partitions if each.endswith("*")), None)
+    default = next((name[:-1] for node in nodes for name in node.partitions if name.endswith("*")), None)
     promised = {node.name: node.num_gpus for node in nodes}
     if partition is None:
         found = os.environ.get("SLURM_JOB_PARTITION") if in_job else default

@@ -23,7 +23,7 @@ from allranks.cli.options import json_option, note_misplaced
 from allranks.cli.request import REQUEST_FLAGS, make_request, parse_nnodes
 from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
-from allranks.launch.batch.script import (
+from allranks.launch.batch.batch_script import (
     SbatchOptions,
     name_secrets,
     parse_env,
@@ -74,7 +74,7 @@ def _run_flags(command: click.Command) -> click.Command:
 
 def _taken_from_run() -> list[click.Parameter]:
     """Return the options of `run` that RUN_FLAGS names."""
-    return [each for each in run_command.params if each.name in RUN_FLAGS and not getattr(each, "hidden", False)]
+    return [param for param in run_command.params if param.name in RUN_FLAGS and not getattr(param, "hidden", False)]
 
 
 def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -102,16 +102,16 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         ),
     ]
     own = []
-    for each in fields(SbatchOptions):
-        flag = "--" + each.name.replace("_", "-")
-        kind: dict[str, Any] = {"type": int if isinstance(each.default, int) or each.name == "cpus_per_task" else str}
-        if each.name == "requeue":
+    for field in fields(SbatchOptions):
+        flag = "--" + field.name.replace("_", "-")
+        kind: dict[str, Any] = {"type": int if isinstance(field.default, int) or field.name == "cpus_per_task" else str}
+        if field.name == "requeue":
             flag, kind = "--requeue/--no-requeue", {}
-        elif each.default is False:
+        elif field.default is False:
             kind = {"is_flag": True}
-        text = each.metadata["help"]
-        names = filter(None, (each.metadata["short"], flag, each.name))
-        own.append(click.option(*names, default=each.default, help=text, metavar=each.metadata["metavar"], **kind))
+        text = field.metadata["help"]
+        names = filter(None, (field.metadata["short"], flag, field.name))
+        own.append(click.option(*names, default=field.default, help=text, metavar=field.metadata["metavar"], **kind))
     for option in reversed([*own, *more]):
         function = option(function)
     return function
@@ -161,7 +161,7 @@ def submit(dry_run: bool, is_waiting: bool, is_followed: bool, as_json: bool, **
         raise UsageError("submit: --follow prints the job's output, and --json prints no other; expected one of them")
     text, options, names = _render(flags)
     _check_there(flags, options)
-    said = [each.name for each in fields(SbatchOptions) if _is_said(each.name)]
+    said = [field.name for field in fields(SbatchOptions) if _is_said(field.name)]
     env, withheld = submission_env(os.environ, names, said=said)
     check_script(text)
     if dry_run:
@@ -215,12 +215,12 @@ def _wait(job: str, log_dir: Path, *, as_json: bool, is_followed: bool = False) 
     """Wait for a job to end and return its exit code; 130 if the user presses Ctrl-C."""
     from allranks.cli.follow import show_reports
     from allranks.launch.batch.follow import wait_for_end
-    from allranks.launch.batch.logs import Wanted, show_logs
+    from allranks.launch.batch.logs import WantedLines, show_logs
 
     try:
         if is_followed:
             with contextlib.suppress(UsageError):  # it has printed nothing, and its state tells why
-                show_logs(job, log_dir=log_dir, wanted=Wanted(is_followed=True))
+                show_logs(job, log_dir=log_dir, wanted=WantedLines(is_followed=True))
         reports, exit_code = wait_for_end(job, log_dir=log_dir)
     except KeyboardInterrupt:
         say(f"stopped waiting; job {job} continues (allranks status {job}; allranks cancel {job} ends it)")
@@ -233,7 +233,7 @@ def _wait(job: str, log_dir: Path, *, as_json: bool, is_followed: bool = False) 
 def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]:
     """Return the script's text, the options of sbatch in it, and the variables to pass by name."""
     slurm = load_cluster(flags["cluster_file"]).cluster.slurm
-    options = SbatchOptions(**{each.name: flags[each.name] for each in fields(SbatchOptions)})
+    options = SbatchOptions(**{field.name: flags[field.name] for field in fields(SbatchOptions)})
     options = replace(
         options,
         nodes=nodes_of(options.nodes, flags["nnodes"]),
@@ -252,7 +252,7 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
         raise UsageError(f"--allranks-command: {str(exc).lower()}") from exc
     end = ["--"] if flags["script"].startswith("-") else []
     command = [*agent, "run", *_flags_for_run(flags), *end, flags["script"], *flags["arguments"]]
-    of_sbatch = [str(getattr(options, each.name)) for each in fields(options)]
+    of_sbatch = [str(getattr(options, field.name)) for field in fields(options)]
     refuse_secret_values([*command, *values.values(), *flags["more"], *of_sbatch], os.environ)
     if found := name_secrets([flags["script"], *flags["arguments"]]):
         say(
@@ -308,7 +308,7 @@ def words_of(param: click.Parameter, value: Any) -> list[str]:
         said = flag if value else no_flag
         return [said] if said else []
     each_value = value if param.multiple or param.nargs != 1 else [value]
-    return [word for each in each_value for word in (flag, str(each))]
+    return [word for one in each_value for word in (flag, str(one))]
 
 
 def _is_said(name: str) -> bool:

@@ -17,15 +17,15 @@ import click
 
 from allranks.cli import complete
 from allranks.cli.drill import drill
-from allranks.cli.group import VerbGroup
 from allranks.cli.options import name_option, timeout_option
+from allranks.cli.verb_groups import VerbGroup
 from allranks.config.file import find_cluster_file, read_cluster
 from allranks.lab.release import RELEASES
 from allranks.model.errors import UsageError
 from allranks.report.text import say
 
 if TYPE_CHECKING:
-    from allranks.lab.faults.fault import Fault, Scene
+    from allranks.lab.faults.fault import Fault, LabScene
 
 SIX_NODES = Path(__file__).parents[1] / "lab" / "six-node.toml"
 """The default cluster: a copy of examples/six-node/cluster.toml, which an installed package does not have."""
@@ -134,7 +134,7 @@ def execute(name: str, node: str, command: tuple[str, ...]) -> None:
     """
     from allranks.lab.hosts import run_for_user
     from allranks.lab.lab import Lab
-    from allranks.lab.slurm import conf_path
+    from allranks.lab.slurm_daemons import conf_path
 
     which = Lab(name)
     if command[0] == "--":
@@ -191,15 +191,15 @@ def inject(
     allranks lab inject packet-loss-20 --seed 7
     """
     from allranks.lab.faults.catalogue import FAULTS
-    from allranks.lab.faults.fault import Start
+    from allranks.lab.faults.fault import JobStart
     from allranks.lab.faults.injected import find_fault, refuse_strikes
     from allranks.lab.faults.injected import inject as put
-    from allranks.lab.faults.running.catalogue import STRIKES
+    from allranks.lab.faults.running.strike_catalogue import STRIKES
     from allranks.lab.lab import Lab
 
     if is_list:
         if as_json:
-            click.echo(json.dumps([_describe(each) for each in (*FAULTS.values(), *STRIKES.values())], indent=2))
+            click.echo(json.dumps([_describe(known) for known in (*FAULTS.values(), *STRIKES.values())], indent=2))
             return
         click.echo(_HEADER)
         _list(FAULTS.values())
@@ -219,7 +219,7 @@ def inject(
     say(f"expected finding: {' or '.join(there.fault.cause) or 'none'} {truth}".rstrip())
     start = there.fault.start(there.scene)
     parts = (start.srun_flags, start.prefix, ("allranks", "run"), start.run_flags, (str(start.program or "train.py"),))
-    if command := [word for part in parts for word in part] if start != Start() else []:
+    if command := [word for part in parts for word in part] if start != JobStart() else []:
         say(f"start the job like this: srun {shlex.join(command)}")
 
 
@@ -274,12 +274,12 @@ Columns: name, cause that allranks must report (- for none), what must become of
 
 
 def _list(faults: Collection[type[Fault]]) -> None:
-    width = max(len(each.name) for each in faults)
-    for each in faults:
-        click.echo(f"{each.name:<{width}}  {'|'.join(each.cause) or '-':<11} {each.severity:<8} {each.title()}")
+    width = max(len(fault.name) for fault in faults)
+    for fault in faults:
+        click.echo(f"{fault.name:<{width}}  {'|'.join(fault.cause) or '-':<11} {fault.severity:<8} {fault.title()}")
 
 
-def _describe(fault: type[Fault], scene: Scene | None = None) -> dict[str, Any]:
+def _describe(fault: type[Fault], scene: LabScene | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {
         "fault": fault.name,
         "title": fault.title(),

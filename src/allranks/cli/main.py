@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks import __version__
-from allranks.cli.group import VerbGroup
-from allranks.cli.streams import has_reader, secure_streams
+from allranks.cli.std_streams import has_reader, secure_streams
+from allranks.cli.verb_groups import VerbGroup
 from allranks.model.errors import AllranksError, Exit, StoppedBySignal
 
 if TYPE_CHECKING:
@@ -204,7 +204,9 @@ def _go_on_in_lab(message: str) -> str:
 def _message_of(exc: click.UsageError) -> str:
     """What click says, with the nearest option alone: it also suggests other spellings and far ones."""
     if isinstance(exc, click.NoSuchOption):
-        longer = sorted(each for each in exc.possibilities or () if each.startswith(exc.option_name))
+        longer = sorted(
+            possibility for possibility in exc.possibilities or () if possibility.startswith(exc.option_name)
+        )
         nearest = next(iter(longer or exc.possibilities or ()), None)
         return f"no such option {exc.option_name!r}" + (f" (did you mean {nearest!r}?)" if nearest else "")
     *_, flag, word = "", *sys.argv

@@ -35,7 +35,7 @@ def find_meant(target: str) -> str:
         UsageError: `latest`, and there is no run here.
     """
     from allranks.report.runs import find_run, list_runs
-    from allranks.why.logs.job import is_job_id
+    from allranks.why.logs.job_files import is_job_id
 
     if os.path.lexists(target):  # an existing path comes first
         runs = list_runs(Path(target))
@@ -59,7 +59,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     """
     from allranks.report.runs import is_run
     from allranks.why.dumps import is_dump
-    from allranks.why.logs.job import find_job_sources, is_job_id
+    from allranks.why.logs.job_files import find_job_sources, is_job_id
     from allranks.why.logs.sources import find_sources
 
     targets = [target for target in targets if target == "-" or not is_dump(Path(target))]
@@ -75,7 +75,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
                 return ()
             raise
         if len(targets) == 1 and is_run(Path(targets[0])):  # many words lead to it: the paths lead there from here
-            return tuple(replace(each, shown=str(Path(targets[0], each.shown))) for each in found)
+            return tuple(replace(source, shown=str(Path(targets[0], source.shown))) for source in found)
         return found
     if len(targets) > 1:
         raise UsageError(
@@ -89,13 +89,13 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
 
 def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict | None) -> str | None:
     """Return the id of the job or run that is asked about, as other verbs take it; None if it is unknown."""
-    from allranks.why.logs.job import is_job_id
+    from allranks.why.logs.job_files import is_job_id
 
     if verdict is not None:
         return verdict.job
     if len(targets) == 1 and is_job_id(targets[0]) and not os.path.lexists(targets[0]):
         return targets[0].partition(".")[0]
-    named = {match[1] for each in sources if (match := _SLURM_OUTPUT.search(each.shown))}
+    named = {match[1] for source in sources if (match := _SLURM_OUTPUT.search(source.shown))}
     return named.pop() if len(named) == 1 else None
 
 
@@ -125,7 +125,7 @@ def find_unfinished(targets: Sequence[str]) -> Unfinished:
     """Return whether the run or job that is asked about still runs, or has lost its agent, if anybody here knows."""
     from allranks.host.slurm import find_jobs
     from allranks.report.runs import is_run, read_run
-    from allranks.why.logs.job import is_job_id
+    from allranks.why.logs.job_files import is_job_id
 
     if len(targets) != 1:
         return Unfinished()
@@ -158,7 +158,7 @@ def find_unfinished(targets: Sequence[str]) -> Unfinished:
 
 def _look_at(run: Run) -> Unfinished:
     """Look for the agent of a run without SLURM."""
-    from allranks.launch.batch.local import describe_lost, look_at_run  # with psutil, which takes a moment
+    from allranks.launch.batch.local_run import describe_lost, look_at_run  # with psutil, which takes a moment
     from allranks.report.remains import ALIVE_S, last_alive
 
     local = look_at_run(run)
@@ -174,7 +174,7 @@ def _look_at(run: Run) -> Unfinished:
 
 
 def _judge(run: Run, how: str, confidence: Confidence) -> Finding:
-    from allranks.launch.batch.local import show_time
+    from allranks.launch.batch.local_run import show_time
     from allranks.report.remains import last_alive, last_words
     from allranks.why.verdicts import judge_lost
 
@@ -195,11 +195,11 @@ def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[
     """
     from allranks.report.runs import is_run
     from allranks.why.dumps import find_dumps
-    from allranks.why.logs.job import is_job_id
+    from allranks.why.logs.job_files import is_job_id
 
     if named := [target for target in targets if os.path.lexists(target)]:
         return find_dumps(named)
-    folders = dict.fromkeys(each.path.parent for each in sources if each.path is not None)
+    folders = dict.fromkeys(source.path.parent for source in sources if source.path is not None)
     if any(is_job_id(target) for target in targets):
         runs = dict.fromkeys(top for folder in folders for top in (folder, *folder.parents) if is_run(top))
         return find_dumps(sorted(map(str, runs)))

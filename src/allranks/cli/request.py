@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from allranks.launch.lead.course import SHUTDOWN_S
 from allranks.launch.plan import Request
 from allranks.model.errors import UsageError
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 
 DEFAULT_PORT = 29500
 BUCKET_MB = (1, 4096)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from allranks.cli.context import load_cluster, plan_here
-from allranks.cli.group import VerbGroup
 from allranks.cli.options import cluster_option, json_option
 from allranks.cli.request import make_request
+from allranks.cli.verb_groups import VerbGroup
 from allranks.model.setting import Setting
 from allranks.report.machine import settings_to_json
 from allranks.report.mask import mask_setting
@@ -94,8 +94,8 @@ def completion(shell: str) -> None:
 
 def first_worker_settings(plan: JobPlan) -> list[Setting]:
     """Return the environment of this node's first worker, as far as one node can know it."""
-    from allranks.launch.environment import node_settings, provisional_group, rank_settings
     from allranks.launch.lead.network import foresee_network, read_bench
+    from allranks.launch.worker_environment import node_settings, provisional_group, rank_settings
 
     interface = plan.data_path.interface if plan.data_path else None
     network = foresee_network(read_bench(Path("runs")), plan.node_names, plan.facts.host, interface)
@@ -120,7 +120,7 @@ def _checkpoint_setting(plan: JobPlan) -> Setting:
 def torch_settings() -> list[Setting]:
     """Return the version of torch that is installed here, and what it lacks; nothing without torch."""
     from allranks.host.software import read_packages
-    from allranks.launch.environment import describe_torch
+    from allranks.launch.worker_environment import describe_torch
 
     version = read_packages(("torch",)).get("torch")
     return describe_torch(version) if version else []

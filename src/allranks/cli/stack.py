@@ -57,9 +57,9 @@ def stack(
     """
     from allranks.host.node import name_of
     from allranks.host.slurm_command import NoSlurmError
-    from allranks.host.stacks import Wanted, look
+    from allranks.host.stacks import WantedStacks, look
     from allranks.launch.batch.follow import find_job
-    from allranks.launch.look.stacks import StackReport, fold, render_stacks, split_jobs, stacks_to_json
+    from allranks.launch.look.stack_groups import StackReport, fold, render_stacks, split_jobs, stacks_to_json
     from allranks.report.runs import find_run, is_job_of_slurm
     from allranks.report.text import Style, say
 
@@ -70,15 +70,15 @@ def stack(
     if here:
         from allranks.launch.srun import send
 
-        send(node, "stacks", look(Wanted(job=targets[0]), node=node))
+        send(node, "stacks", look(WantedStacks(job=targets[0]), node=node))
         os._exit(Exit.OK)  # a thread may still wait for a file system that hangs
     if are_pids:
         pids = tuple(int(text) for text in targets if text.isascii() and text.isdigit())
         if len(pids) < len(targets):
             raise UsageError(f"stack --pid {' '.join(targets)}: expected process ids, for example --pid 4711 4712")
-        document = look(Wanted(pids=pids), node=node)
+        document = look(WantedStacks(pids=pids), node=node)
         reports = [StackReport(job="", documents=[document])]
-        gone = sorted(set(pids) - {each.pid for each in document.processes})
+        gone = sorted(set(pids) - {process.pid for process in document.processes})
         if gone:
             say(f"no such process on this machine: {', '.join(map(str, gone))}")
     else:
@@ -89,9 +89,9 @@ def stack(
         if run is not None and run.verdict is not None and not run.is_of_slurm:
             raise AllranksError(f"run {job} has ended; to see what happened: allranks why {job}")
         if local or (run is not None and not run.is_of_slurm):
-            reports = split_jobs(look(Wanted(job=job), node=node))
+            reports = split_jobs(look(WantedStacks(job=job), node=node))
         else:
-            from allranks.launch.look.step import probe_job
+            from allranks.launch.look.stack_step import probe_job
 
             try:
                 reports = [probe_job(job, silence_s=silence_s, env=os.environ, say=say)]

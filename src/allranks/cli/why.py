@@ -30,17 +30,17 @@ from allranks.cli.meant import (
     find_unfinished,
 )
 from allranks.cli.options import json_option
-from allranks.cli.progress import EVERY_S, SHOW_AFTER_S, ProgressLine
+from allranks.cli.progress_line import EVERY_S, SHOW_AFTER_S, ProgressLine
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.report.text import Style, one_line, render_findings, say
 
 if TYPE_CHECKING:
     from allranks.recorder.calls import Dump
-    from allranks.why.logs.events import Logs
+    from allranks.why.logs.log_events import Logs
     from allranks.why.logs.read import ReadProblem
     from allranks.why.logs.sources import Source
-    from allranks.why.timeline import Row
+    from allranks.why.timeline import TimelineRow
 
 MAX_PROBLEMS = 8
 WITHOUT_HYPERSCAN = (
@@ -90,7 +90,9 @@ def why(
     first, last = (read_bound(text) if text else None for text in (since, until))
     sources, verdict = take_verdict(find_logs(targets))
     recordings = find_recordings(targets, sources)
-    progress = _Progress(sum(source.size for source in sources), is_packed=any(_is_packed(each) for each in sources))
+    progress = _Progress(
+        sum(source.size for source in sources), is_packed=any(_is_packed(source) for source in sources)
+    )
     problems: list[ReadProblem] = []
     logs = read_logs(sources, problems, progress)
     if sources and (what := name_code(logs)):
@@ -124,7 +126,7 @@ def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: 
     """Read all sources; Ctrl-C ends the process at once."""
     from allranks.causes.book import all_causes
     from allranks.why.logs.collect import collect
-    from allranks.why.logs.events import list_patterns
+    from allranks.why.logs.log_events import list_patterns
     from allranks.why.logs.match import has_hyperscan
 
     def end(signum: int, frame: object) -> NoReturn:
@@ -206,7 +208,7 @@ class Answer:
     last: tuple[str, ...]
     """Set if no finding says what happened."""
     problems: tuple[str, ...]
-    rows: tuple[Row, ...] | None
+    rows: tuple[TimelineRow, ...] | None
     running: str | None = None
     restarts: str = ""
 
@@ -230,7 +232,8 @@ class Answer:
             last_words=self.last,
             problems=self.problems,
             sources=tuple(
-                Read(path=each.shown, size_bytes=each.size, node=each.node, rank=each.rank) for each in sources
+                Read(path=source.shown, size_bytes=source.size, node=source.node, rank=source.rank)
+                for source in sources
             ),
             lines=sum(tail.num_lines for tail in self.logs.tails),
             bytes=num_bytes,
@@ -274,15 +277,15 @@ def make_answer(
     from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
     conclusions = conclude(logs, dumps)
-    own = [to_finding(each) for each in conclusions]
+    own = [to_finding(conclusion) for conclusion in conclusions]
     running = unfinished.running
     findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None, restarts=restarts)
     findings = join_lost(unfinished.lost, findings)
     findings = leave_out_consequences(findings, is_judged=verdict is not None)
     last: tuple[str, ...] = ()
     if running is not None:  # it has not succeeded, and what its logs lack now may come
-        proven = (each for each in findings if each.severity is not Severity.NOTE)
-        findings = [each for each in proven if each.confidence is not Confidence.UNDECIDED]
+        proven = (finding for finding in findings if finding.severity is not Severity.NOTE)
+        findings = [finding for finding in proven if finding.confidence is not Confidence.UNDECIDED]
     if not is_answer(findings):
         is_quiet = bool(findings) and running is None  # neither failure nor progress: the last lines may tell
         findings = findings[:1] if is_quiet else []
@@ -291,7 +294,7 @@ def make_answer(
     count = len(findings) if is_all else count_first(findings)
     return Answer(
         logs=logs,
-        findings=tuple(fill_job(each, job) for each in findings[:count]),
+        findings=tuple(fill_job(finding, job) for finding in findings[:count]),
         others=len(findings) - count,
         last=last,
         problems=tuple(map(_tell_problem, problems)),

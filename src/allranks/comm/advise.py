@@ -1,6 +1,6 @@
 """How long will a training step take with each way to reduce gradients, and which way gains most? Pure.
 
-    advice = advise(table, Step(tensor_bytes=(4 << 20,) * 3, forward_s=0.05, backward_s=0.1))
+    advice = advise(table, StepProfile(tensor_bytes=(4 << 20,) * 3, forward_s=0.05, backward_s=0.1))
 
 In the model, collectives go over the network one after the other, in the order in which their data is ready. Gradients
 become ready evenly over the backward pass, the last parameter's first. The forward pass hides nothing. A collective
@@ -26,10 +26,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from allranks.comm import methods
-from allranks.comm.curves import Network
+from allranks.comm.bench_table import BenchTable, bus_factor
+from allranks.comm.curves import NetworkCurves
 from allranks.comm.methods import Method
 from allranks.comm.sizing import SENT, TORCH_MB, BucketSize, choose_bucket_size, split
-from allranks.comm.table import BenchTable, bus_factor
 
 MIB = 1 << 20
 AMONG = 8
@@ -49,7 +49,7 @@ NOISE_FACTORS = (2, 4, 8, 16)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class StepProfile:
     """One step of one rank, without the network."""
 
     tensor_bytes: tuple[int, ...]
@@ -110,7 +110,7 @@ class OnNodes:
 class Advice:
     """What is predicted for one script on one network."""
 
-    step: Step
+    step: StepProfile
     now: Prediction
     compute: Prediction
     offered: tuple[Prediction, ...]
@@ -121,7 +121,7 @@ class Advice:
 
 def advise(
     table: BenchTable,
-    step: Step,
+    step: StepProfile,
     *,
     max_nodes: int | None = None,
     steps_left: int | None = None,
@@ -136,7 +136,7 @@ def advise(
     Raises:
         ValueError: the table has no all-reduces between ranks.
     """
-    measured, num_nodes = Network.of(table), max(1, len(table.nodes))
+    measured, num_nodes = NetworkCurves.of(table), max(1, len(table.nodes))
     per_node = table.ranks / num_nodes
     model = Model(step, measured, table)
     now, plain = model.predict(methods.TORCH, as_now=True), model.predict(methods.EQUAL)
@@ -178,7 +178,7 @@ def _methods(model: Model, noise_scale: float | None, steps_left: int | None) ->
     for method in methods.METHODS:
         if method is methods.ACCUMULATE and noise_scale is not None:
             tried = (methods.accumulate(every, noise_scale) for every in NOISE_FACTORS)
-            yield min(tried, key=lambda each: model.predict(each).step_s * each.samples)
+            yield min(tried, key=lambda one: model.predict(one).step_s * one.samples)
         elif method.has_warm_up:
             yield replace(method, line=method.line.format(plain_steps=plain_steps))
         elif method is not methods.BF16 or model.step.element_bytes > 2:
@@ -208,8 +208,8 @@ def _refuse(one: Prediction, over_plain: float, steps_left: int | None) -> str |
 class Model:
     """One step on one network."""
 
-    step: Step
-    network: Network
+    step: StepProfile
+    network: NetworkCurves
     table: BenchTable
 
     def predict(self, method: Method, *, as_now: bool = False) -> Prediction:
@@ -260,7 +260,7 @@ class Model:
             return (self.step.low_rank_bytes or LOW_RANK * total) / total
         return SENT[method.wire] * 4 / self.step.element_bytes if method.wire else 1.0
 
-    def _way(self, method: Method, size: float) -> Way:
+    def _way(self, method: Method, size: float) -> BucketTimes:
         """Return what becomes of a bucket of this many bytes of gradients."""
         sent, time_s = self._share(method) * size, self.network.time_s
 
@@ -272,14 +272,14 @@ class Model:
             code_s = self.network.code_s(method.wire, size) or size * CODE_S[method.wire]
         if method.wire == "int8":
             legs = [leg("all_to_all"), leg("all_gather")]
-            return Way(legs, pack_s=code_s / 2, between_s=code_s / 4, unpack_s=code_s / 4)
+            return BucketTimes(legs, pack_s=code_s / 2, between_s=code_s / 4, unpack_s=code_s / 4)
         if method.wire == "powersgd":
             sum_s = code_s + time_s("all_reduce", 0) + 2 * time_s("all_reduce", sent / 2)
-            return Way([(sum_s, sum_s)])
-        return Way([leg("all_reduce")], pack_s=code_s / 2, unpack_s=code_s / 2)
+            return BucketTimes([(sum_s, sum_s)])
+        return BucketTimes([leg("all_reduce")], pack_s=code_s / 2, unpack_s=code_s / 2)
 
 
-class Way(NamedTuple):
+class BucketTimes(NamedTuple):
     """What becomes of one bucket."""
 
     legs: Sequence[tuple[float, float]]
@@ -291,10 +291,10 @@ class Way(NamedTuple):
     unpack_s: float = 0.0
 
 
-def end_s(buckets: Sequence[float], backward_s: float, way: Callable[[float], Way]) -> float:
+def end_s(buckets: Sequence[float], backward_s: float, way: Callable[[float], BucketTimes]) -> float:
     """Return when the last bucket has been reduced, in seconds after the begin of the backward pass.
 
-    >>> end_s([1, 3], 4.0, lambda size: Way([(size * 2, size)]))
+    >>> end_s([1, 3], 4.0, lambda size: BucketTimes([(size * 2, size)]))
     10.0
 
     Args:

@@ -16,8 +16,8 @@ from statistics import median
 
 from msgspec.structs import replace
 
+from allranks.comm.bench_table import Pair
 from allranks.comm.streams import RoundReport
-from allranks.comm.table import Pair
 
 SLOW_BELOW = 0.5
 LOSSY_ABOVE = 0.004
@@ -59,7 +59,7 @@ def join_reports(
         rounds: as the nodes ran them.
         reports: of both ends of each pair.
     """
-    said = {(each.node, each.peer): each for each in reports}
+    said = {(report.node, report.peer): report for report in reports}
     places = {node: place for place, node in enumerate(nodes)}
     planned = {way for pairs in rounds for a, b in pairs for way in ((a, b), (b, a))}
     found = []

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Sequence
 from xml.sax.saxutils import escape
 
-from allranks.comm.table import BenchTable, Row
+from allranks.comm.bench_table import BenchRow, BenchTable
 from allranks.report.text import count_of
 
 _HEAD = ("size", "count", "type", "redop", "root", "time", "algbw", "busbw", "#wrong", "p95", "link")
@@ -51,7 +51,7 @@ def _describe(table: BenchTable) -> str:
     return f"{table.backend}, {count_of(len(table.nodes), 'node')}, {count_of(table.ranks, 'rank')}"
 
 
-def _cells(row: Row, ranks: int, link_gb_s: float | None) -> Sequence[str]:
+def _cells(row: BenchRow, ranks: int, link_gb_s: float | None) -> Sequence[str]:
     busbw = row.busbw_gb_s(ranks)
     return (
         str(row.size_bytes), str(row.count), row.dtype, row.redop, str(row.root), f"{row.time_s * 1e6:.1f}",
@@ -64,9 +64,9 @@ def _align(cells: Sequence[str]) -> str:
     return "  ".join(f"{cell:>{width}}" for cell, width in zip(cells, _WIDTHS, strict=True)).rstrip()
 
 
-def _by_collective(rows: Iterable[Row]) -> Iterable[tuple[str, list[Row]]]:
+def _by_collective(rows: Iterable[BenchRow]) -> Iterable[tuple[str, list[BenchRow]]]:
     """Group the rows by collective and number in flight, in the order of their first row."""
-    groups = dict[str, list[Row]]()
+    groups = dict[str, list[BenchRow]]()
     for row in rows:
         name = row.collective + (f", {row.in_flight} in flight: time of one" if row.in_flight > 1 else "")
         groups.setdefault(name, []).append(row)

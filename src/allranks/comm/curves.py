@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from allranks.comm.table import BenchTable, bus_factor
+from allranks.comm.bench_table import BenchTable, bus_factor
 
 SMALL_BYTES = 256 << 10
 """An all-reduce below this size is mostly hops, which a line through the sizes of DDP's buckets does not show."""
@@ -63,7 +63,7 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Network:
+class NetworkCurves:
     """What a table says about collectives among a number of ranks."""
 
     curves: Mapping[tuple[str, int], Curve]
@@ -73,7 +73,7 @@ class Network:
     ranks: int
 
     @classmethod
-    def of(cls, table: BenchTable) -> Network:
+    def of(cls, table: BenchTable) -> NetworkCurves:
         """Return the network as it was measured.
 
         Raises:
@@ -88,9 +88,9 @@ class Network:
         curves = {key: Curve.through(measured) for key, measured in points.items()}
         return cls(curves, table.ranks, table.ranks)
 
-    def among(self, ranks: int) -> Network:
+    def among(self, ranks: int) -> NetworkCurves:
         """Return the same network with another number of ranks, scaled."""
-        return Network(self.curves, self.measured, ranks)
+        return NetworkCurves(self.curves, self.measured, ranks)
 
     def time_s(self, collective: str, size_bytes: float, *, in_flight: int = 1) -> float:
         """Return the seconds of one collective.

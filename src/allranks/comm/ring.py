@@ -50,7 +50,10 @@ def order_by_topology(nodes: Sequence[str], groups: Sequence[frozenset[str]]) ->
 
     def key(node: str) -> list[int]:
         # Of each switch above the node, the largest first: who of the nodes below it comes first.
-        return [*(min(place[each] for each in group if each in place) for group in own if node in group), place[node]]
+        return [
+            *(min(place[member] for member in group if member in place) for group in own if node in group),
+            place[node],
+        ]
 
     order = tuple(place[node] for node in sorted(nodes, key=key))
     return None if order == tuple(range(len(nodes))) else order

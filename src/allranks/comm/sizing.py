@@ -80,8 +80,8 @@ def choose_bucket_size(
         return BucketSize(None, f"{compress} needs few, large buckets")
     if link_mbit_s is None or not link_mbit_s >= LEAST_MBIT_S:  # nan is not
         return BucketSize(None, "the speed of the network is unknown; allranks bench measures it")
-    each = "" if interfaces == 1 else f"{interfaces} x "
-    link = f"{each}{link_mbit_s:.4g} Mbit/s"
+    times = "" if interfaces == 1 else f"{interfaces} x "
+    link = f"{times}{link_mbit_s:.4g} Mbit/s"
     if link_mbit_s >= FAST_MBIT_S:
         return BucketSize(None, f"at {link}, torch's sizes are as fast")
     wire_s = SENT[compress] * 2 * (ranks - 1) / ranks * 8e-6 / link_mbit_s  # of a byte

@@ -41,7 +41,7 @@ HEADERS = 1.07
 _SINK = bytearray(1 << 20)
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class StreamPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Who streams to whom."""
 
     rounds: tuple[tuple[tuple[str, str], ...], ...]
@@ -83,7 +83,7 @@ class RoundReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class StreamMark:
     """One moment of a stream, at its sender."""
 
     time_s: float
@@ -91,7 +91,7 @@ class Mark:
     interface_bytes: int
 
 
-def read_sent(begin: Mark, end: Mark) -> RoundReport:
+def read_sent(begin: StreamMark, end: StreamMark) -> RoundReport:
     """Return what a stream carried between two moments. Pure."""
     took_s = max(end.time_s - begin.time_s, 1e-6)
     acked = end.tcp.acked_bytes - begin.tcp.acked_bytes
@@ -121,7 +121,7 @@ def _others_mbit_s(on_interface: int, own: int, took_s: float) -> float:
     return round(max(0.0, on_interface - own * HEADERS) * 8e-6 / max(took_s, 1e-6), 1)
 
 
-def run_streams(plan: Plan, node: str, tell: Callable[[RoundReport], None]) -> None:
+def run_streams(plan: StreamPlan, node: str, tell: Callable[[RoundReport], None]) -> None:
     """Run this node's part of all rounds.
 
     Args:
@@ -131,7 +131,7 @@ def run_streams(plan: Plan, node: str, tell: Callable[[RoundReport], None]) -> N
     with Rounds(node, plan.addresses, port=plan.port, key=plan.key) as rounds:
         absent = rounds.meet()
         began_s = time.monotonic()
-        for number, pair in enumerate(next((each for each in pairs if node in each), None) for pairs in plan.rounds):
+        for number, pair in enumerate(next((mine for mine in pairs if node in mine), None) for pairs in plan.rounds):
             if pair is None:
                 continue
             peer, is_second = pair[1 - pair.index(node)], pair[1] == node
@@ -168,7 +168,7 @@ class _End:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
         now_s = time.monotonic()
         ends_s = now_s + WARM_S * self._times, now_s + (WARM_S + MEASURE_S) * self._times
-        marks, samples = list[Mark](), list[tuple[float, TcpInfo]]()
+        marks, samples = list[StreamMark](), list[tuple[float, TcpInfo]]()
         for end_s in ends_s:
             while (left_s := end_s - time.monotonic()) > 0:
                 sock.settimeout(left_s)
@@ -188,8 +188,8 @@ class _End:
             lost_at=read_spread([(at_s, info.total_retrans) for at_s, info in samples]),
         )
 
-    def _mark(self, sock: socket.socket) -> Mark:
-        return Mark(time.monotonic(), read_tcp_info(sock), self._carried()[0])
+    def _mark(self, sock: socket.socket) -> StreamMark:
+        return StreamMark(time.monotonic(), read_tcp_info(sock), self._carried()[0])
 
     def _carried(self) -> tuple[int, int]:
         """Return the bytes that the interface has sent and received."""

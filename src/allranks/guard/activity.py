@@ -61,7 +61,7 @@ class Output:
         return ""
 
 
-class Look(NamedTuple):
+class ProcessActivity(NamedTuple):
     """What a process has done so far, as seen from outside."""
 
     pid: int
@@ -81,7 +81,7 @@ class Activity:
         self._hang_s, self._outputs, self._root = hang_s, outputs, root
         self._window_s = min(MAX_WINDOW_S, max(MIN_WINDOW_S, hang_s / WINDOWS))
         self._marks: object = None
-        self._before: Look | None = None
+        self._before: ProcessActivity | None = None
         self._looked_s = self._called_s = self._active_s = 0.0
         self._printed: tuple[tuple[int, ...], str] = ((), "")
         self.reads_terminal = False
@@ -110,13 +110,13 @@ class Activity:
             self._marks, self._active_s = marks, now_s
         if self._before is not None and now_s < self._looked_s + self._window_s:
             return
-        now = Look(pid, read_usage(pid, root=self._root), tuple(each.size() for each in self._outputs))
+        now = ProcessActivity(pid, read_usage(pid, root=self._root), tuple(output.size() for output in self._outputs))
         if self._before is None or is_active(self._before, now, now_s - self._looked_s):
             self._active_s = now_s
         self._before, self._looked_s, self.reads_terminal = now, now_s, now.usage.reads_terminal
 
 
-def is_active(before: Look, now: Look, past_s: float) -> bool:
+def is_active(before: ProcessActivity, now: ProcessActivity, past_s: float) -> bool:
     """Tell whether a worker has made progress between two looks."""
     used_s = now.usage.cpu_s - before.usage.cpu_s
     read_bytes = now.usage.read_bytes - before.usage.read_bytes

@@ -25,14 +25,14 @@ import msgspec
 from allranks.causes.book import all_causes, find_cause
 from allranks.causes.cause import Cause, Role, Sign, Trait
 from allranks.guard.failure import describe, find_evidence
-from allranks.guard.judged import name_fault
+from allranks.guard.guard_verdict import name_fault
 from allranks.guard.origin import killed_by
 from allranks.guard.scene import NodeView
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.model.raised import last_printed
 from allranks.model.room import FullPlace, Room
-from allranks.model.text import size_text
+from allranks.model.safe_text import size_text
 from allranks.report.text import count_of, fold_ranks
 from allranks.wire.protocol import WorkerEnd
 
@@ -86,7 +86,7 @@ def find_shortage(end: WorkerEnd, node: NodeView) -> Shortage | None:
     places = find_full(node, end)
     found = [(text, *known) for text in _exceptions(end) if (known := _find_in_exception(text)) is not None]
     if found:
-        text, cause, sign, match = min(found, key=lambda each: _ORDER.index(each[2].confidence))
+        text, cause, sign, match = min(found, key=lambda shortage: _ORDER.index(shortage[2].confidence))
         confidence = sign.confidence
         if confidence is not Confidence.CERTAIN and places:
             confidence = Confidence.LIKELY if confidence is Confidence.UNDECIDED else Confidence.CERTAIN
@@ -120,15 +120,15 @@ def find_full(node: NodeView, end: WorkerEnd | None = None, *, shm_full: float =
     if beat is None:
         return ()
     places = list(beat.full)
-    if beat.shm_used >= shm_full and all(each.purpose != _SHM for each in places):
+    if beat.shm_used >= shm_full and all(place.purpose != _SHM for place in places):
         places.append(FullPlace(purpose=_SHM, path=_SHM, room=Room(problem=f"{beat.shm_used:.0%} were in use")))
     if beat.room is not None and (beat.room.was_full(LATELY_S) or beat.room.freed_bytes):
         path = (end.stderr_path or "").rpartition("/")[0] if end is not None else ""
         own = next(
-            (each for each in places if each.purpose == _RUN_DIR),
+            (place for place in places if place.purpose == _RUN_DIR),
             FullPlace(purpose=_RUN_DIR, path=path, room=beat.room),
         )
-        places = [msgspec.structs.replace(own, room=beat.room), *(each for each in places if each is not own)]
+        places = [msgspec.structs.replace(own, room=beat.room), *(place for place in places if place is not own)]
     return tuple(places)
 
 
@@ -196,7 +196,7 @@ def find_lost(lost: Mapping[int, tuple[int, str]], nodes: Sequence[str]) -> tupl
         nodes: on which that happened.
     """
     why = {why for _, why in lost.values()}
-    found = next(filter(None, (_find_in_exception(f"write error: {each}") for each in why)), None)
+    found = next(filter(None, (_find_in_exception(f"write error: {reason}") for reason in why)), None)
     if found is None:
         return ()
     finding = name_fault(

@@ -29,8 +29,8 @@ from allranks.guard.failure import (
     loader_death,
     signal_name,
 )
-from allranks.guard.judged import Judged
-from allranks.guard.origin import Origin, is_abort_for_size, is_crash, killed_by, origin_of
+from allranks.guard.guard_verdict import GuardVerdict
+from allranks.guard.origin import FailureOrigin, is_abort_for_size, is_crash, killed_by, origin_of
 from allranks.guard.scene import Scene
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Evidence, Finding
@@ -73,11 +73,13 @@ def sort_ends(scene: Scene) -> Ends:
     num, known = scene.sorted_ends
     if num == len(scene.ends) and isinstance(known, Ends):
         return known
-    by_origin: dict[Origin, list[WorkerEnd]] = {origin: [] for origin in Origin}
+    by_origin: dict[FailureOrigin, list[WorkerEnd]] = {origin: [] for origin in FailureOrigin}
     ends = sorted((end for end, _ in scene.ends.values()), key=lambda end: (end.time_s, end.rank))
     for end in ends:
         by_origin[origin_of(end, was_in_collective=_was_in_collective(scene, end.rank))].append(end)
-    own, lost, unclear = (tuple(by_origin[origin]) for origin in (Origin.OWN, Origin.LOST, Origin.OPEN))
+    own, lost, unclear = (
+        tuple(by_origin[origin]) for origin in (FailureOrigin.OWN, FailureOrigin.LOST, FailureOrigin.OPEN)
+    )
     found = Ends(own, lost, unclear, next(iter(ends), None))
     scene.sorted_ends = len(scene.ends), found
     return found
@@ -87,7 +89,9 @@ def _was_in_collective(scene: Scene, rank: int) -> bool:
     """Whether a rank's last word, of when its script was through, has a collective that was not."""
     view = scene.ranks.get(rank)
     return (
-        view is not None and view.is_leaving and any(each.enqueued > each.completed >= 0 for each in view.beat.groups)
+        view is not None
+        and view.is_leaving
+        and any(group.enqueued > group.completed >= 0 for group in view.beat.groups)
     )
 
 
@@ -109,22 +113,22 @@ def find_aborted(scene: Scene) -> WorkerEnd | None:
     return min(aborted, key=lambda end: end.time_s, default=None)
 
 
-def judge_ends(scene: Scene) -> Judged:
+def judge_ends(scene: Scene) -> GuardVerdict:
     """Return what the ends come to: who broke by itself, in groups that failed alike; all others are victims."""
     ends = sort_ends(scene)
     if ends.own:
         return _judge_own(scene, ends)
     if ends.first is None:
-        return Judged(findings=(), exit_code=Exit.UNKNOWN, is_final=False)
+        return GuardVerdict(findings=(), exit_code=Exit.UNKNOWN, is_final=False)
     if absent := [rank for rank in _ranks_waited_for(ends.first) if rank < scene.membership.world_size]:
         finding = _name_absent(scene, ends.first, absent)
     elif ends.open and (not ends.lost or len(ends.open) <= len(ends.lost)):
         judged = _judge_own(scene, replace(ends, own=ends.open, open=()))
-        findings = tuple(msgspec.structs.replace(each, confidence=Confidence.LIKELY) for each in judged.findings)
+        findings = tuple(msgspec.structs.replace(likely, confidence=Confidence.LIKELY) for likely in judged.findings)
         return replace(judged, findings=findings, is_final=False, told_within_s=None)
     else:
         finding = _name_whom_victims_lost(scene, ends.first)
-    return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=finding.ranks, is_final=False)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.USER_CODE, ranks=finding.ranks, is_final=False)
 
 
 # --- Ranks that broke by themselves -----------------------------------------------------------------------------------
@@ -168,7 +172,7 @@ class _Failure:
         return kind[0].rpartition(".")[2] if kind else f"exit code {self.end.exit_code}"
 
 
-def _judge_own(scene: Scene, ends: Ends) -> Judged:
+def _judge_own(scene: Scene, ends: Ends) -> GuardVerdict:
     """Return the verdict on all ranks that broke by themselves, the earliest first."""
     crashed = tuple(end for end in ends.open if is_crash(end))
     groups = [_alike(scene, ends.own), _alike(scene, crashed)]
@@ -182,7 +186,7 @@ def _judge_own(scene: Scene, ends: Ends) -> Judged:
             parts.append(_judge_group(scene, failures, is_sure=is_sure))
     head, *others = parts
     finding = msgspec.structs.replace(head.findings[0], notes=tuple(notes), victims=scene.others(*named))
-    told = [each.findings[0] for each in others]
+    told = [other.findings[0] for other in others]
     sure = tuple(others[: len(groups[0]) - 1])
     is_final = len(scene.ended) == scene.num_ranks
     return replace(
@@ -201,10 +205,12 @@ def _alike(scene: Scene, ends: Sequence[WorkerEnd]) -> list[list[_Failure]]:
         failure = _describe_in(scene, end)
         groups.setdefault(failure.likeness, []).append(failure)
     # Of ranks that failed alike, one that says why stands for those that do not.
-    return [sorted(each, key=lambda failure: failure.confidence is not Confidence.CERTAIN) for each in groups.values()]
+    return [
+        sorted(group, key=lambda failure: failure.confidence is not Confidence.CERTAIN) for group in groups.values()
+    ]
 
 
-def _judge_group(scene: Scene, failures: Sequence[_Failure], *, is_sure: bool) -> Judged:
+def _judge_group(scene: Scene, failures: Sequence[_Failure], *, is_sure: bool) -> GuardVerdict:
     first, ranks = failures[0], sorted(failure.end.rank for failure in failures)
     about: dict[str, Any] = {
         "evidence": first.evidence,
@@ -218,7 +224,7 @@ def _judge_group(scene: Scene, failures: Sequence[_Failure], *, is_sure: bool) -
     if first.shortage is not None and not killed_by(first.end):
         exit_code = Exit.NODE_FAULT if first.shortage.is_local else Exit.SETUP
         nodes = (scene.node_of(first.end.rank).index,) if first.shortage.is_local else ()
-    return Judged(
+    return GuardVerdict(
         (finding,),
         exit_code,
         ranks=finding.ranks,

@@ -40,7 +40,7 @@ _CRASHED = re.compile(
 """How the words begin with which a process ends itself. Source: glibc 2.36 (malloc, assert), libstdc++, Python's
 faulthandler, torch 2.13."""
 
-_SIGNALS = {int(each): each.name for each in signal.Signals}
+_SIGNALS = {int(signum): signum.name for signum in signal.Signals}
 
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""

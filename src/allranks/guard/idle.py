@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import RankView, Scene
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence
@@ -68,7 +68,7 @@ def find_idle(scene: Scene, now_s: float, *, for_s: float) -> Idle | None:
     return Idle(tuple(sorted(views, key=lambda view: view.beat.rank)), min(idle_s)) if is_whole else None
 
 
-def judge_idle(scene: Scene, now_s: float) -> Judged | None:
+def judge_idle(scene: Scene, now_s: float) -> GuardVerdict | None:
     """Return the verdict where no rank has made progress for hang_s."""
     idle = find_idle(scene, now_s, for_s=scene.settings.hang_s)
     if idle is None or idle.excuse is not None:
@@ -78,13 +78,15 @@ def judge_idle(scene: Scene, now_s: float) -> Judged | None:
     what = f"no rank has made progress for {idle.for_s:.0f} s: no collective, step, output or processor time"
     if idle.printed:
         origins = [find_origin(view.beat.printed, is_one=False) for view in idle.printed]
-        words = dict.fromkeys(f"{each.headline}{f' ({each.place})' if each.place else ''}" for each in origins if each)
+        words = dict.fromkeys(
+            f"{origin.headline}{f' ({origin.place})' if origin.place else ''}" for origin in origins if origin
+        )
         who = "it" if len(ranks) == 1 else "they"
         what = f"{who} printed {', '.join(words) or 'a traceback'} and did not end; {what}"
     elif places := dict.fromkeys(view.beat.main_at for view in blamed if view.beat.main_at):
         what += f"; {', '.join(list(places)[:MAX_NAMED])}"
     finding = scene.fault("AR408", what, *ranks, evidence=_evidence(idle, blamed), confidence=Confidence.LIKELY)
-    return Judged(findings=(finding,), exit_code=Exit.HANG, ranks=ranks)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.HANG, ranks=ranks)
 
 
 def say_idle(idle: Idle) -> str:
@@ -102,7 +104,7 @@ def show_printed(view: RankView) -> Evidence | None:
 
 
 def _evidence(idle: Idle, blamed: tuple[RankView, ...]) -> list[str | Evidence]:
-    shown: list[str | Evidence] = [each for view in blamed[:1] if (each := show_printed(view))]
+    shown: list[str | Evidence] = [printed for view in blamed[:1] if (printed := show_printed(view))]
     for view in blamed[:MAX_NAMED]:
         beat = view.beat
         at = f" at {beat.main_at}" if beat.main_at else ""

@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import Scene, Tried
 from allranks.model.beat import LinkSeen
 from allranks.model.errors import Exit
@@ -98,9 +98,9 @@ def round_s(scene: Scene, num_rounds: int) -> float:
 def find_stuck_at(scene: Scene, stalled: Sequence[Stalled]) -> dict[int, str]:
     """Return for each node at which address it is stuck, where that is only on another interface than the first."""
     seen: dict[int, set[str]] = {}
-    for each in stalled:
-        seen.setdefault(each.own, set()).add(each.link.own_address)
-        seen.setdefault(each.peer, set()).add(each.link.peer_address)
+    for stall in stalled:
+        seen.setdefault(stall.own, set()).add(stall.link.own_address)
+        seen.setdefault(stall.peer, set()).add(stall.link.peer_address)
     return {index: min(at) for index, at in seen.items() if scene.nodes[index].address("data") not in at}
 
 
@@ -108,7 +108,7 @@ def plan_round(scene: Scene, suspects: set[int]) -> dict[int, tuple[TryTarget, .
     """Return whom each node is to try on the data network, at the interface where connections are stuck."""
     targets = [t for index in sorted(suspects) for t in scene.nodes[index].targets(scene.stuck_at.get(index, ""))]
     wanted = [target for target in targets if target.network == "data"]
-    plans = {node.index: tuple(each for each in wanted if each.node_index != node.index) for node in scene.nodes}
+    plans = {node.index: tuple(target for target in wanted if target.node_index != node.index) for node in scene.nodes}
     return {index: plan for index, plan in plans.items() if plan}
 
 
@@ -131,7 +131,7 @@ def collect_round(scene: Scene, episode: Episode) -> Round:
     return found
 
 
-def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
+def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> GuardVerdict | None:
     """Return the verdict that the finished rounds, at least one, allow; None where another round is needed."""
     now = episode.rounds[-1]
     bad = _bad(now)
@@ -154,7 +154,7 @@ def _pair(one: int, other: int) -> Pair:
 
 def _bad(now: Round) -> set[Pair]:
     """Pairs between which nothing came through."""
-    return {pair for pair, tried in now.items() if not any(each.is_ok for each in tried)}
+    return {pair for pair, tried in now.items() if not any(result.is_ok for result in tried)}
 
 
 def _apart(ok: set[Pair], bad: set[Pair], leader: int) -> list[tuple[int, ...]]:
@@ -169,10 +169,12 @@ def _apart(ok: set[Pair], bad: set[Pair], leader: int) -> list[tuple[int, ...]]:
 
 
 def _is_large_lost(tried: Sequence[Tried]) -> bool:
-    return any(each.seen.connects for each in tried)
+    return any(result.seen.connects for result in tried)
 
 
-def _judge_apart(scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, stalled: Sequence[Stalled]) -> Judged:
+def _judge_apart(
+    scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, stalled: Sequence[Stalled]
+) -> GuardVerdict:
     in_main = {index for pair in now for index in pair} - {index for part in apart for index in part}
     findings, bad = [], sorted(_bad(now))
     for part in apart:
@@ -196,10 +198,10 @@ def _judge_apart(scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, sta
         findings.append(scene.fault(cause_id, what, *ranks, **about))
     nodes = tuple(sorted(index for part in apart for index in part))
     ranks_apart = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
-    return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks_apart, nodes=nodes, cures=True)
+    return GuardVerdict(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks_apart, nodes=nodes, cures=True)
 
 
-def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> Judged:
+def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> GuardVerdict:
     """Pairs that do not reach each other, while others reach both."""
     pairs = sorted(_bad(now))
     is_mtu = all(_is_large_lost(now[pair]) for pair in pairs)
@@ -215,7 +217,7 @@ def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> Judged
     return _undecided(scene, cause_id, what, (one, two), leave, evidence=seen, fix=fix)
 
 
-def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequence[Stalled]) -> Judged | None:
+def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequence[Stalled]) -> GuardVerdict | None:
     """Now it passes, now it does not."""
     met = Counter(index for pair in bad for index in pair)
     most = max(met.values())
@@ -225,8 +227,8 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
         return None
     leave = culprits[-1]
     names = [scene.nodes[index].name for index in sorted(culprits)]
-    tries = [each for one in episode.rounds for pair, tried in one.items() if leave in pair for each in tried]
-    lost = sum(not each.is_ok for each in tries)
+    tries = [result for one in episode.rounds for pair, tried in one.items() if leave in pair for result in tried]
+    lost = sum(not result.is_ok for result in tries)
     node = scene.nodes[leave]
     what = f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
     what += "the others passed"
@@ -237,18 +239,18 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     if not is_decided:
         return _undecided(scene, "AR212", what, names[:2], leave, **about)
     finding = scene.fault("AR212", what, *node.ranks, node=node.name, confidence=Confidence.LIKELY, **about)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
 
 
-def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
+def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> GuardVerdict | None:
     """Every try passes, and a connection does not."""
-    old = [each for each in stalled if each.link.stalled_s >= max(FILTERED_S, 4 * scene.settings.stalled_s)]
+    old = [stall for stall in stalled if stall.link.stalled_s >= max(FILTERED_S, 4 * scene.settings.stalled_s)]
     if not old or len(episode.rounds) < MAX_ROUNDS:
         return None
-    if any(not each.is_ok for one in episode.rounds for tried in one.values() for each in tried):
+    if any(not result.is_ok for one in episode.rounds for tried in one.values() for result in tried):
         bad = set().union(*map(_bad, episode.rounds))
         return _judge_lossy(scene, episode, bad, stalled) if bad else None
-    worst = max(old, key=lambda each: each.link.stalled_s)
+    worst = max(old, key=lambda stall: stall.link.stalled_s)
     one, two = (scene.nodes[index].name for index in worst.pair)
     what = f"a connection between {one} and {two} is stalled, but new ones work: "
     what += "something between them drops its packets"
@@ -258,24 +260,24 @@ def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) 
     return _undecided(scene, "AR206", what, (one, two), worst.pair[1], evidence=seen, fix=fix)
 
 
-def _undecided(scene: Scene, cause_id: str, what: str, names: Sequence[str], leave: int, **more: Any) -> Judged:
+def _undecided(scene: Scene, cause_id: str, what: str, names: Sequence[str], leave: int, **more: Any) -> GuardVerdict:
     """One of two nodes is at fault; `leave` is to be left out."""
     finding = scene.fault(cause_id, what, node=" or ".join(names), confidence=Confidence.UNDECIDED, **more)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
 
 
 def _evidence(scene: Scene, stalled: Sequence[Stalled], pairs: Sequence[Pair], now: Round) -> list[str]:
-    theirs = sorted((each for each in stalled if each.pair in pairs), key=lambda each: -each.link.stalled_s)
+    theirs = sorted((stall for stall in stalled if stall.pair in pairs), key=lambda stall: -stall.link.stalled_s)
     lines = [
         f"{scene.nodes[stuck.own].name} -> {scene.nodes[stuck.peer].name}: {stuck.link.unacked_bytes} bytes "
         f"unacknowledged for {stuck.link.stalled_s:.1f} s, {stuck.link.retransmits} retransmits"
         for stuck in theirs[:4]
     ]
     for pair in pairs[:6]:
-        for each in now.get(pair, ())[:2]:
-            source = pair[0] if each.seen.target == pair[1] else pair[1]
-            what = each.seen.error or "no answer"
-            if each.seen.connects:
-                what = "connects, but no full-sized data is acknowledged" if not each.is_ok else "passes"
-            lines.append(f"tried {scene.nodes[source].name} -> {scene.nodes[each.seen.target].name}: {what}")
+        for result in now.get(pair, ())[:2]:
+            source = pair[0] if result.seen.target == pair[1] else pair[1]
+            what = result.seen.error or "no answer"
+            if result.seen.connects:
+                what = "connects, but no full-sized data is acknowledged" if not result.is_ok else "passes"
+            lines.append(f"tried {scene.nodes[source].name} -> {scene.nodes[result.seen.target].name}: {what}")
     return lines[:10]

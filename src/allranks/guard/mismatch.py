@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import Scene
 from allranks.model.beat import POINT_TO_POINT, CallSeen
 from allranks.model.errors import Exit
@@ -86,7 +86,7 @@ def find_mismatch(scene: Scene) -> Mismatch | None:
     return None
 
 
-def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
+def judge_mismatch(scene: Scene, mismatch: Mismatch) -> GuardVerdict:
     """Return the verdict on a mismatch; an error of the user's code, wherever it runs."""
     calls = mismatch.calls
     odd, usual = sorted(mismatch.side), sorted(calls.keys() - mismatch.side)
@@ -104,7 +104,7 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
     return _user_error(finding, mismatch.odd)
 
 
-def explain_abort(scene: Scene, aborted: int) -> Judged:
+def explain_abort(scene: Scene, aborted: int) -> GuardVerdict:
     """Say what is known of a rank that Gloo aborted because it got too many bytes, where no calls differ."""
     group, seq, calls = _newest_calls(scene)
     unknown = sorted(set(range(scene.num_ranks)) - calls.keys() - scene.left.keys())
@@ -174,5 +174,5 @@ def _newest_calls(scene: Scene) -> tuple[str, int, dict[int, CallSeen]]:
     return group, seq, calls
 
 
-def _user_error(finding: Finding, ranks: tuple[int, ...]) -> Judged:
-    return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=ranks, is_retryable=False)
+def _user_error(finding: Finding, ranks: tuple[int, ...]) -> GuardVerdict:
+    return GuardVerdict(findings=(finding,), exit_code=Exit.USER_CODE, ranks=ranks, is_retryable=False)

@@ -1,6 +1,6 @@
 """Did a worker break by itself, or did it only lose another one? From the end of one worker alone. Pure.
 
-    origin_of(end)      -> Origin.OWN, Origin.LOST, or Origin.OPEN where it cannot be told
+    origin_of(end)      -> FailureOrigin.OWN, LOST, or OPEN where it cannot be told
 
 A victim says so in many ways: torch's exception ends it, or the script catches that exception and raises another one
 (`raise TrainError(...) from exc`, also `from None`), or calls `sys.exit(1)`, or torch aborts the process while it is
@@ -42,7 +42,7 @@ CRASHES = {
 """Signals that a process gets for what it does itself; all others, somebody sent."""
 
 
-class Origin(StrEnum):
+class FailureOrigin(StrEnum):
     """Where the failure of a worker comes from."""
 
     OWN = "own"
@@ -53,7 +53,7 @@ class Origin(StrEnum):
     """It lost another one, and something of its own may have happened before or after that."""
 
 
-def origin_of(end: WorkerEnd, *, was_in_collective: bool = False) -> Origin:
+def origin_of(end: WorkerEnd, *, was_in_collective: bool = False) -> FailureOrigin:
     """Return where the failure of a worker comes from.
 
     Args:
@@ -61,17 +61,17 @@ def origin_of(end: WorkerEnd, *, was_in_collective: bool = False) -> Origin:
     """
     signum = -end.exit_code if end.exit_code < 0 else 0
     if end.could_not_start or (signum and signum not in CRASHES):
-        return Origin.OWN
+        return FailureOrigin.OWN
     if is_abort_for_size(end):
-        return Origin.LOST
+        return FailureOrigin.LOST
     losses = _losses(end)
     if any(losses):
         is_crash = signum not in (0, signal.SIGABRT)
-        return Origin.LOST if losses[0] and not is_crash else Origin.OPEN
+        return FailureOrigin.LOST if losses[0] and not is_crash else FailureOrigin.OPEN
     if end.message:
-        return Origin.OWN
+        return FailureOrigin.OWN
     is_torn_down = signum == signal.SIGABRT and bool(_TORN_DOWN.search(end.stderr_tail or ""))
-    return Origin.OPEN if is_torn_down or (was_in_collective and not signum) else Origin.OWN
+    return FailureOrigin.OPEN if is_torn_down or (was_in_collective and not signum) else FailureOrigin.OWN
 
 
 def killed_by(end: WorkerEnd) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.guard.judged import Judged, name_fault
+from allranks.guard.guard_verdict import GuardVerdict, name_fault
 from allranks.guard.scene import NodeView, Scene, Tried
 from allranks.guard.waits import find_waiting
 from allranks.model.beat import ProcessState
@@ -63,7 +63,7 @@ def _find_silent(scene: Scene, now_s: float) -> list[NodeView]:
     ]
 
 
-def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
+def judge_gone(scene: Scene, now_s: float) -> tuple[GuardVerdict | None, bool]:
     """Return the verdict on nodes that are gone, and whether it can wait for others that may be gone with them."""
     silent = _find_silent(scene, now_s)
     suspects = [node for node in silent if not _is_done(scene, node)]
@@ -76,21 +76,21 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     if not proven:
         return None, False
     is_open = any(node.index not in proven and not answers(scene, node, now_s) for node in suspects)
-    tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
-    if are_most_silent and not any(each.seen.refused for each in tried):
+    tried = [result for i in proven for _, result in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
+    if are_most_silent and not any(result.seen.refused for result in tried):
         are_all_silent = len(silent) == len(scene.nodes) - 1 and len(proven) == len(suspects)
-        is_deaf = are_all_silent and not any(each.seen.connects for each in tried)
+        is_deaf = are_all_silent and not any(result.seen.connects for result in tried)
         lost = tuple(node.index for node in silent)
-        split = Judged(findings=(_lose_part(scene, silent),), exit_code=Exit.NODE_FAULT, lost=lost)
+        split = GuardVerdict(findings=(_lose_part(scene, silent),), exit_code=Exit.NODE_FAULT, lost=lost)
         return _blame_leader(scene) if is_deaf else split, is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
     victims = scene.others(*ranks)
     findings = tuple(msgspec.structs.replace(proven[index], victims=victims) for index in gone)
     part = [node for node in silent if node.index in proven or _is_done(scene, node)]
-    if 2 * len(part) == len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
+    if 2 * len(part) == len(scene.nodes) > 2 and not any(result.seen.refused for result in tried):
         findings = (_lose_part(scene, part),)
-    judged = Judged(
+    judged = GuardVerdict(
         findings=findings,
         exit_code=Exit.NODE_FAULT,
         ranks=ranks,
@@ -110,7 +110,7 @@ def _count_unheard(scene: Scene, now_s: float) -> int:
     return sum(node.index != scene.leader and node.silent_s(now_s) > _patience_s(scene) for node in unheard)
 
 
-def judge_stopped(scene: Scene) -> Judged | None:
+def judge_stopped(scene: Scene) -> GuardVerdict | None:
     """Return the verdict on processes that are stopped for longer than a look with a debugger takes."""
     held = scene.held(ProcessState.STOPPED, ProcessState.TRACED, for_s=scene.settings.stopped_s)
     if not held:
@@ -129,7 +129,7 @@ def judge_stopped(scene: Scene) -> Judged | None:
     if is_traced:
         fix = f"find the debugger (gdb, strace, py-spy) that held pid {pid}; on {node}: ps -ef | grep -w {pid}"
     finding = scene.fault("AR010", what, *ranks, evidence=seen, fix=fix)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 
 
 def _patience_s(scene: Scene) -> float:
@@ -162,7 +162,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     is_lost = node.lost_s is not None
     first = node.lost_reason if is_lost else f"no word from its agent for {silent_s:.1f} s"
     tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
-    seen = [first, *[_say(scene, index, each) for index, each in tried]]
+    seen = [first, *[_say(scene, index, result) for index, result in tried]]
     undecided = {"node": f"{scene.nodes[scene.leader].name} or {node.name}", "confidence": Confidence.UNDECIDED}
     has_begun = node.heard_s is not None or scene.leader != 0  # the leader before this one may have heard it
     gave_up = (
@@ -175,15 +175,15 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     fault = partial(_find_fault, scene, node, seen)
     # An agent that was told to stop looks for no leader: it ends its workers, and leaves.
     may_have_left = is_lost and scene.may_leave
-    if any(each.seen.refused for _, each in tried) and first != NOT_COME and not may_have_left:
+    if any(result.seen.refused for _, result in tried) and first != NOT_COME and not may_have_left:
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
         if has_slept or UNLED in first or not has_begun:
             return fault("AR012", gave_up, fix=fix, **undecided)
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
         return fault("AR012", what, fix=fix)
     is_late = is_lost or silent_s >= gone_s
-    if tried and not any(each.seen.connects for _, each in tried):
-        tried_networks = {each.seen.network for _, each in tried}
+    if tried and not any(result.seen.connects for _, result in tried):
+        tried_networks = {result.seen.network for _, result in tried}
         wanted = {target.network for target in node.targets()}
         if is_late and tried_networks >= wanted:
             way = f"does not answer on the {next(iter(tried_networks))} network"
@@ -191,8 +191,11 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
             if len(scene.nodes) == 2 or any(index != scene.leader for index, _ in tried):
                 return fault("AR012", what)
             # Only the leader's own tries say so: its link may be at fault, if no other node can be asked.
-            helpers = [each for each in scene.nodes if each.index not in (scene.leader, node.index)]
-            if any(each.lost_s is None and each.silent_s(now_s) < gone_s for each in helpers) and silent_s < 2 * gone_s:
+            helpers = [other for other in scene.nodes if other.index not in (scene.leader, node.index)]
+            if (
+                any(helper.lost_s is None and helper.silent_s(now_s) < gone_s for helper in helpers)
+                and silent_s < 2 * gone_s
+            ):
                 return None
             what += ", and no other node could try it"
             return fault("AR012", what, **undecided)
@@ -224,13 +227,15 @@ def _find_fault(scene: Scene, node: NodeView, seen: Sequence[str], cause_id: str
 
 def answers(scene: Scene, node: NodeView, now_s: float) -> bool:
     """Whether the machine of a silent node has accepted a connection since: its agent is stopped, or starved."""
-    return any(each.seen.connects for _, each in _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0))
+    return any(
+        result.seen.connects for _, result in _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
+    )
 
 
 def _is_there(scene: Scene, node: NodeView, now_s: float) -> bool:
     """Whether the machine of a silent node has accepted or refused a connection since."""
     tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
-    return any(each.seen.connects or each.seen.refused for _, each in tried)
+    return any(result.seen.connects or result.seen.refused for _, result in tried)
 
 
 def _is_last(scene: Scene, node: NodeView) -> bool:
@@ -257,8 +262,8 @@ def _waited_for(scene: Scene, now_s: float) -> frozenset[int]:
     return frozenset(waiting.sinks) if waiting is not None and is_long else frozenset()
 
 
-def _say(scene: Scene, index: int, each: Tried) -> str:
-    seen = each.seen
+def _say(scene: Scene, index: int, result: Tried) -> str:
+    seen = result.seen
     where = f"{scene.nodes[index].name} -> {scene.nodes[seen.target].name} on the {seen.network} network"
     if seen.refused:
         return f"{where}: connection refused"
@@ -267,21 +272,22 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
     return f"{where}: answers" + ("" if seen.carries is not False else ", but acknowledges nothing of full size")
 
 
-def _blame_leader(scene: Scene) -> Judged:
+def _blame_leader(scene: Scene) -> GuardVerdict:
     leader = scene.nodes[scene.leader]
     told = [_say(scene, leader.index, tried) for tried in leader.tries.values()]
     silent = fold_hosts([node.name for node in scene.nodes if node is not leader])
     what = "the node receives nothing: all other nodes became silent at once, so its own link is at fault"
     seen, ranks = [f"no word from {silent}", *told[:4]], tuple(leader.ranks)
     finding = scene.fault("AR210", what, *ranks, evidence=seen, confidence=Confidence.LIKELY)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(leader.index,), cures=True)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(leader.index,), cures=True)
 
 
 def _lose_part(scene: Scene, silent: list[NodeView]) -> Finding:
     """Half of the nodes or more are lost at once: as likely as their end is that of the path to the leader's."""
-    lost = {each.index for each in silent}
+    lost = {node.index for node in silent}
     here, there = (
-        fold_hosts([each.name for each in scene.nodes if (each.index in lost) == is_lost]) for is_lost in (False, True)
+        fold_hosts([other.name for other in scene.nodes if (other.index in lost) == is_lost])
+        for is_lost in (False, True)
     )
     part = "half" if 2 * len(silent) == len(scene.nodes) else "most"
     what = f"{here} lost {there} at once: the network between them failed, or {part} of the nodes did"

@@ -11,7 +11,7 @@ from enum import IntEnum
 
 from allranks.model.hostlist import fold_hosts
 from allranks.model.room import Room
-from allranks.model.text import size_text
+from allranks.model.safe_text import size_text
 from allranks.report.text import count_of
 
 SHARED = ""
@@ -22,7 +22,7 @@ GATHER_S = 3.0
 """From the first of several nodes to the line, if nothing is urgent: others find the same a little later."""
 
 
-class Level(IntEnum):
+class RoomLevel(IntEnum):
     """How bad it is; each is said once on the way up."""
 
     FINE = 0
@@ -34,35 +34,35 @@ class Level(IntEnum):
     """The directory is gone, or its file system cannot be written or does not answer."""
 
 
-_CALM = (Level.SHORT, Level.BROKEN)
+_CALM = (RoomLevel.SHORT, RoomLevel.BROKEN)
 """What ranks do not die of at once."""
 
 
-def level_of(room: Room, *, was: Level) -> Level:
+def level_of(room: Room, *, was: RoomLevel) -> RoomLevel:
     """Return how bad it is.
 
     Args:
         was: at the last look: a file system that was short is fine again only with some more room.
     """
     if room.is_full:
-        return Level.FULL
+        return RoomLevel.FULL
     if room.problem is not None:
-        return Level.BROKEN
+        return RoomLevel.BROKEN
     if room.freed_bytes:
-        return Level.FREED
-    return Level.SHORT if room.is_short(was_short=was > Level.FINE) else Level.FINE
+        return RoomLevel.FREED
+    return RoomLevel.SHORT if room.is_short(was_short=was > RoomLevel.FINE) else RoomLevel.FINE
 
 
 class RoomSpeech:
     """What was said of each directory of a job."""
 
     def __init__(self) -> None:
-        self._now: dict[str, Level] = {}
+        self._now: dict[str, RoomLevel] = {}
         """By node, or SHARED."""
-        self._said: dict[str, Level] = {}
+        self._said: dict[str, RoomLevel] = {}
         """The worst that was said since it was fine."""
         self._next_look_s = 0.0
-        self._since_s: dict[Level, float] = {}
+        self._since_s: dict[RoomLevel, float] = {}
         """Since when there is a node of that level which was not told."""
 
     def say(self, now_s: float, rooms: Iterable[tuple[str, Room]]) -> list[str]:
@@ -78,12 +78,12 @@ class RoomSpeech:
         for name, room in rooms:
             places.setdefault(SHARED if room.is_shared else name, []).append((name, room))
         self._next_look_s = now_s + max(LOOK_EVERY_S, LOOK_FOR_NODE_S * sum(map(len, places.values())))
-        worse: dict[Level, list[tuple[str, Room]]] = {}
-        new: set[Level] = set()
+        worse: dict[RoomLevel, list[tuple[str, Room]]] = {}
+        new: set[RoomLevel] = set()
         for place, told in places.items():
-            level = max(level_of(room, was=self._now.get(place, Level.FINE)) for _, room in told)
+            level = max(level_of(room, was=self._now.get(place, RoomLevel.FINE)) for _, room in told)
             self._now[place] = level
-            said = self._said[place] = level if level is Level.FINE else self._said.get(place, Level.FINE)
+            said = self._said[place] = level if level is RoomLevel.FINE else self._said.get(place, RoomLevel.FINE)
             if level > said:
                 new.add(level)
                 if level in _CALM and len(places) > 1 and now_s < self._since_s.setdefault(level, now_s) + GATHER_S:
@@ -94,31 +94,31 @@ class RoomSpeech:
         return [describe(level, dict(told)) for level, told in sorted(worse.items())]
 
 
-def _those_meant(told: list[tuple[str, Room]], level: Level) -> list[tuple[str, Room]]:
+def _those_meant(told: list[tuple[str, Room]], level: RoomLevel) -> list[tuple[str, Room]]:
     """Return who is named: all that share a full file system, but only those that find it broken."""
-    return [each for each in told if level_of(each[1], was=level) is level] if level is Level.BROKEN else told
+    return [item for item in told if level_of(item[1], was=level) is level] if level is RoomLevel.BROKEN else told
 
 
-def describe(level: Level, told: Mapping[str, Room]) -> str:
+def describe(level: RoomLevel, told: Mapping[str, Room]) -> str:
     """Return the line about the run directory of these nodes."""
     nodes, rooms = fold_hosts(list(told)), list(told.values())
     newest = [room for room in rooms if level_of(room, was=level) is level]  # others have not looked since
     least = min(newest or rooms, key=lambda room: (room.free_bytes, room.free_inodes or 0))
     size = size_text(least.size_bytes)
     freed = max(room.freed_bytes for room in rooms)
-    each = " on each" if len(told) > 1 else ""
+    on_each = " on each" if len(told) > 1 else ""
     match level:
-        case Level.BROKEN:
+        case RoomLevel.BROKEN:
             what = next((room.problem or "").partition(": ")[2] or room.problem for room in rooms if room.problem)
             if all(room.is_gone for room in rooms):
                 how = "somebody removed or unmounted it; ranks go on, but what they write there is lost"
                 return f"the run directory is gone on {nodes} ({what}): {how}"
             return f"the run directory cannot be used on {nodes} ({what}): output of ranks may be lost"
-        case Level.FREED:
-            kept = f"allranks gave back {size_text(freed)} that it had kept there{each}"
+        case RoomLevel.FREED:
+            kept = f"allranks gave back {size_text(freed)} that it had kept there{on_each}"
             return f"the run directory was full on {nodes} ({size}): {kept}; make room soon, or ranks that print fail"
-        case Level.FULL:
-            kept = f", also the {size_text(freed)} that allranks had kept there{each}" if freed else ""
+        case RoomLevel.FULL:
+            kept = f", also the {size_text(freed)} that allranks had kept there{on_each}" if freed else ""
             if least.lacks_inodes:
                 return f"the run directory is full on {nodes} (no inode is left): ranks cannot make files there"
             errors = [room.problem.partition(": ")[2] for room in rooms if room.problem]  # a quota, mostly

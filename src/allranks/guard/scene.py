@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.guard.judged import name_fault
+from allranks.guard.guard_verdict import name_fault
 from allranks.model.beat import HELD_STATES, CallSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
@@ -287,11 +287,11 @@ class Scene:
         node = self.nodes[beat.node_index]
         own = node.ranks
         is_own = all(rank.rank in own for rank in beat.ranks)
-        if not is_own or any(each.target >= len(self.nodes) for each in beat.tries):
+        if not is_own or any(result.target >= len(self.nodes) for result in beat.tries):
             beat = msgspec.structs.replace(
                 beat,
                 ranks=tuple(rank for rank in beat.ranks if rank.rank in own),
-                tries=tuple(each for each in beat.tries if each.target < len(self.nodes)),
+                tries=tuple(result for result in beat.tries if result.target < len(self.nodes)),
             )
         most = max(MIN_KEPT_CALLS, MAX_KEPT_CALLS // max(1, self.num_ranks))
         if any(len(rank.calls) > most for rank in beat.ranks):

@@ -108,12 +108,12 @@ class Speech:
 
     def _say_stragglers(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
         lines = []
-        for each in stragglers:
-            at_s, pause_s = self._straggler_at_s.get(each.rank, (now, STRAGGLER_AGAIN_S))
+        for straggler in stragglers:
+            at_s, pause_s = self._straggler_at_s.get(straggler.rank, (now, STRAGGLER_AGAIN_S))
             if now >= at_s:  # the report has the figures that were said, not later ones
-                self._straggler_at_s[each.rank] = now + pause_s, LATER_FACTOR * pause_s
-                finding = self.warnings[each.rank] = self._name_straggler(each)
-                lines.append(f"straggler: rank {each.rank} on {finding.node} {finding.message}")
+                self._straggler_at_s[straggler.rank] = now + pause_s, LATER_FACTOR * pause_s
+                finding = self.warnings[straggler.rank] = self._name_straggler(straggler)
+                lines.append(f"straggler: rank {straggler.rank} on {finding.node} {finding.message}")
         return lines
 
     def _name_straggler(self, straggler: Straggler) -> Finding:

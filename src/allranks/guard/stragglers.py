@@ -105,9 +105,9 @@ class Stragglers:
         if seq <= state.newest:
             return
         state.newest = seq
-        order = sorted((each[0], who) for who, each in told.items())
+        order = sorted((progress[0], who) for who, progress in told.items())
         (before, _), (last, who) = order[-2], order[-1]
-        state.window.append(_Lag(seq, last, who, last - before, max(each[1] for each in told.values()) * 2))
+        state.window.append(_Lag(seq, last, who, last - before, max(progress[1] for progress in told.values()) * 2))
         self._close_window(state)
 
     def forget(self) -> None:

@@ -1,6 +1,6 @@
 """How much do this node's data interfaces carry, and how much do its ranks send again? The agent's half.
 
-    traffic = Traffic("192.168.20.13")
+    traffic = TrafficMeter("192.168.20.13")
     traffic.turn(now_s)                               # often (every 50 ms): the slices of time that count
     traffic.look(now_s, sockets.connections, pids)    # whose connections these are; looks every few seconds
     traffic.interfaces, traffic.sent[rank]
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from allranks.host.net import read_interfaces
-from allranks.host.sockets import Connection
+from allranks.host.sockets import TcpConnection
 from allranks.host.traffic import ByteCounter, find_sockets
 from allranks.model.beat import MAX_INTERFACES, InterfaceSeen
 from allranks.model.card import Interface
-from allranks.model.text import plain_address
+from allranks.model.safe_text import plain_address
 
 SLICE_S = 0.04
 """Shortest slice: an agent's loop turns every 50 ms, or sooner."""
@@ -88,7 +88,7 @@ class _Watched:
             self.duration_s -= self.slices.popleft().duration_s
 
 
-class Traffic:
+class TrafficMeter:
     """The interfaces and connections of one node.
 
     Args:
@@ -126,7 +126,7 @@ class Traffic:
         for watched in self._watched.values():
             watched.read(now_s)
 
-    def look(self, now_s: float, connections: Collection[Connection], pids: Mapping[int, int]) -> None:
+    def look(self, now_s: float, connections: Collection[TcpConnection], pids: Mapping[int, int]) -> None:
         """Find out whose connections these are and what they have sent, from time to time.
 
         Args:
@@ -135,23 +135,33 @@ class Traffic:
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_EVERY_S
-        away = [each for each in connections if each.own_address in self._of and each.peer_address not in self._of]
+        away = [
+            connection
+            for connection in connections
+            if connection.own_address in self._of and connection.peer_address not in self._of
+        ]
         self._find_owners(away, pids)
-        acked = {each.key: each.acked_bytes for each in away if each.acked_bytes is not None}
-        for each in away:
-            if (rank := self._owners.get(each.inode)) is None or (watched := self._watched_by(each)) is None:
+        acked = {connection.key: connection.acked_bytes for connection in away if connection.acked_bytes is not None}
+        for connection in away:
+            if (rank := self._owners.get(connection.inode)) is None or (
+                watched := self._watched_by(connection)
+            ) is None:
                 continue
-            self._count(rank, each)
-            is_moving = acked.get(each.key, 0) - self._acked.get(each.key, 0) >= MIN_BYTES
-            if is_moving and each.delivery_bytes_s:
-                watched.rates_mbit_s.append(each.delivery_bytes_s * 8e-6)
+            self._count(rank, connection)
+            is_moving = acked.get(connection.key, 0) - self._acked.get(connection.key, 0) >= MIN_BYTES
+            if is_moving and connection.delivery_bytes_s:
+                watched.rates_mbit_s.append(connection.delivery_bytes_s * 8e-6)
         self._acked = acked
-        alive = {each.key for each in away}
+        alive = {connection.key for connection in away}
         self._counted = {key: sent for key, sent in self._counted.items() if key in alive}
         self.interfaces = tuple(
             found
-            for name, each in self._watched.items()
-            if (found := summarize(name, each.slices, speed=each.interface.speed_mbit_s, rates=each.rates_mbit_s))
+            for name, carrier in self._watched.items()
+            if (
+                found := summarize(
+                    name, carrier.slices, speed=carrier.interface.speed_mbit_s, rates=carrier.rates_mbit_s
+                )
+            )
         )
 
     def close(self) -> None:
@@ -160,7 +170,7 @@ class Traffic:
             watched.counter.close()
         self._watched = {}
 
-    def _watched_by(self, connection: Connection) -> _Watched | None:
+    def _watched_by(self, connection: TcpConnection) -> _Watched | None:
         """Return what watches the interface of a connection; None: it leads out of the cluster."""
         interface = self._of[connection.own_address]
         watched = self._watched.get(interface.name.partition(":")[0])
@@ -182,15 +192,15 @@ class Traffic:
                 return None
         return self._watched.get(name)
 
-    def _find_owners(self, connections: Sequence[Connection], pids: Mapping[int, int]) -> None:
-        inodes = {each.inode for each in connections if each.inode > 0}
+    def _find_owners(self, connections: Sequence[TcpConnection], pids: Mapping[int, int]) -> None:
+        inodes = {connection.inode for connection in connections if connection.inode > 0}
         if inodes - self._owners.keys():
             found = {inode: rank for rank, pid in pids.items() if pid for inode in find_sockets(pid, root=self._root)}
             self._owners = {inode: found.get(inode) for inode in inodes}
         else:
             self._owners = {inode: self._owners[inode] for inode in inodes}
 
-    def _count(self, rank: int, connection: Connection) -> None:
+    def _count(self, rank: int, connection: TcpConnection) -> None:
         now = Sent(connection.segments, connection.retransmitted)
         before = self._counted.get(connection.key, Sent())
         if now.segments < before.segments:  # another connection between the same ports
@@ -209,21 +219,21 @@ def summarize(
         speed: that it reports, in Mbit/s; None: none.
         rates: delivery rates of its connections lately, in Mbit/s.
     """
-    whole_s = sum(each.duration_s for each in slices)
+    whole_s = sum(part.duration_s for part in slices)
     if not whole_s:
         return None
     limit = float(speed) if speed else None
     if limit is None and len(rates) >= MIN_RATES:
-        best = sorted(each.most_mbit_s for each in slices)[-max(1, len(slices) // MOST) :]
+        best = sorted(part.most_mbit_s for part in slices)[-max(1, len(slices) // MOST) :]
         limit = max(statistics.median(rates), statistics.fmean(best))
-    busy = [each for each in slices if limit is not None and each.most_mbit_s >= BUSY * limit]
-    busy_s = sum(each.duration_s for each in busy)
+    busy = [part for part in slices if limit is not None and part.most_mbit_s >= BUSY * limit]
+    busy_s = sum(part.duration_s for part in busy)
     return InterfaceSeen(
         name=name,
-        sent_mbit_s=round(sum(each.sent_bytes for each in slices) * 8e-6 / whole_s, 1),
-        received_mbit_s=round(sum(each.received_bytes for each in slices) * 8e-6 / whole_s, 1),
+        sent_mbit_s=round(sum(part.sent_bytes for part in slices) * 8e-6 / whole_s, 1),
+        received_mbit_s=round(sum(part.received_bytes for part in slices) * 8e-6 / whole_s, 1),
         limit_mbit_s=None if limit is None else round(limit, 1),
         is_measured=limit is not None and not speed,
         busy_share=round(busy_s / whole_s, 3),
-        busy_mbit_s=round(sum(each.most_mbit_s * each.duration_s for each in busy) / busy_s, 1) if busy_s else 0.0,
+        busy_mbit_s=round(sum(part.most_mbit_s * part.duration_s for part in busy) / busy_s, 1) if busy_s else 0.0,
     )

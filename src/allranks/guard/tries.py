@@ -113,11 +113,11 @@ class Tries:
 
     def turn(self, now_s: float) -> None:
         """Go on with what runs."""
-        for key, each in list(self._running.items()):
-            if not each.is_connected:
-                self._look_for_answer(each, now_s)
-            if each.is_connected and key in self._running:
-                self._look_for_acknowledgement(each, now_s)
+        for key, running in list(self._running.items()):
+            if not running.is_connected:
+                self._look_for_answer(running, now_s)
+            if running.is_connected and key in self._running:
+                self._look_for_acknowledgement(running, now_s)
 
     def results(self, now_s: float) -> tuple[TrySeen, ...]:
         """Return what came out lately, with its age."""
@@ -126,7 +126,7 @@ class Tries:
 
     def own_ports(self) -> frozenset[int]:
         """Return the ports that tries come from: what is stuck there is no worker's."""
-        return frozenset(int(each.sock.getsockname()[1]) for each in self._running.values())
+        return frozenset(int(running.sock.getsockname()[1]) for running in self._running.values())
 
     def close(self) -> None:
         """End all that runs."""
@@ -144,7 +144,7 @@ class Tries:
         self._running[_key(target)] = running
         try:
             there = ip_address(target.address)
-            own = next((each for each, net in self._further.items() if there in net), self._own_address)
+            own = next((name for name, net in self._further.items() if there in net), self._own_address)
             if target.network == "data" and own and _family(own) == sock.family:
                 sock.bind((own, 0))
             number = sock.connect_ex((target.address, target.port))
@@ -154,55 +154,55 @@ class Tries:
         if number not in (0, errno.EINPROGRESS):
             self._fail(running, number, now_s)
 
-    def _look_for_answer(self, each: _Running, now_s: float) -> None:
+    def _look_for_answer(self, running: _Running, now_s: float) -> None:
         poll = select.poll()  # select.select takes no descriptor above 1023
-        poll.register(each.sock, select.POLLOUT)
+        poll.register(running.sock, select.POLLOUT)
         if not poll.poll(0):
-            if now_s >= each.until_s:
-                self._end(each, now_s, error=f"no answer within {each.within_s:.1f} s")
+            if now_s >= running.until_s:
+                self._end(running, now_s, error=f"no answer within {running.within_s:.1f} s")
             return
-        if number := each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            self._fail(each, number, now_s)
+        if number := running.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._fail(running, number, now_s)
             return
-        each.is_connected = True
+        running.is_connected = True
         # Whoever notices late, because this machine is busy, gives the rest its time all the same.
-        each.until_s = max(each.until_s, now_s + each.within_s / 2)
+        running.until_s = max(running.until_s, now_s + running.within_s / 2)
         with contextlib.suppress(BlockingIOError, ConnectionError):
-            each.pushed_bytes = each.sock.send(bytes(PUSHED_BYTES))
+            running.pushed_bytes = running.sock.send(bytes(PUSHED_BYTES))
 
-    def _look_for_acknowledgement(self, each: _Running, now_s: float) -> None:
-        number = each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    def _look_for_acknowledgement(self, running: _Running, now_s: float) -> None:
+        number = running.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number and number not in _UNREACHABLE:
-            self._end(each, now_s, connects=True, error=os.strerror(number))
+            self._end(running, now_s, connects=True, error=os.strerror(number))
             return
         try:
-            acked = each.pushed_bytes - read_unacked_bytes(each.sock)
+            acked = running.pushed_bytes - read_unacked_bytes(running.sock)
         except OSError as exc:
-            self._end(each, now_s, connects=True, error=exc.strerror or str(exc))
+            self._end(running, now_s, connects=True, error=exc.strerror or str(exc))
             return
-        if acked >= min(PASSED_BYTES, each.pushed_bytes) > 0:
-            self._end(each, now_s, connects=True, carries=True)
-        elif now_s >= each.until_s:
-            error = f"{each.pushed_bytes - acked} bytes unacknowledged after {each.within_s:.1f} s"
-            self._end(each, now_s, connects=True, carries=False, error=error)
+        if acked >= min(PASSED_BYTES, running.pushed_bytes) > 0:
+            self._end(running, now_s, connects=True, carries=True)
+        elif now_s >= running.until_s:
+            error = f"{running.pushed_bytes - acked} bytes unacknowledged after {running.within_s:.1f} s"
+            self._end(running, now_s, connects=True, carries=False, error=error)
 
-    def _fail(self, each: _Running, number: int, now_s: float) -> None:
+    def _fail(self, running: _Running, number: int, now_s: float) -> None:
         is_refused = number == errno.ECONNREFUSED
-        self._end(each, now_s, connects=is_refused, refused=is_refused, error=os.strerror(number))
+        self._end(running, now_s, connects=is_refused, refused=is_refused, error=os.strerror(number))
 
-    def _end(self, each: _Running, now_s: float, **what: Any) -> None:
-        self._tell(each.target, now_s, **what)
-        self._drop(_key(each.target))
+    def _end(self, running: _Running, now_s: float, **what: Any) -> None:
+        self._tell(running.target, now_s, **what)
+        self._drop(_key(running.target))
 
     def _tell(self, target: TryTarget, now_s: float, *, connects: bool = False, **more: Any) -> None:
         seen = TrySeen(target=target.node_index, network=target.network, connects=connects, **more)
         self._done[_key(target)] = now_s, seen
 
     def _drop(self, key: tuple[int, str]) -> None:
-        if each := self._running.pop(key, None):
+        if running := self._running.pop(key, None):
             with contextlib.suppress(OSError):  # what was pushed is nothing to wait for
-                each.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-            each.sock.close()
+                running.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            running.sock.close()
 
 
 def _key(target: TryTarget) -> tuple[int, str]:

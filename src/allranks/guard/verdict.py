@@ -39,13 +39,13 @@ from allranks.guard import disk, idle, links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
 from allranks.guard.failure import is_killed
-from allranks.guard.judged import Judged
-from allranks.guard.network import NetworkSpeech, see_traffic
-from allranks.guard.orders import Orders
+from allranks.guard.guard_verdict import GuardVerdict
+from allranks.guard.network_wait import NetworkSpeech, see_traffic
 from allranks.guard.rooms import RoomSpeech
 from allranks.guard.scene import Scene
 from allranks.guard.speech import Speech
 from allranks.guard.stragglers import Stragglers
+from allranks.guard.try_orders import TryOrders
 from allranks.model.beat import HELD_STATES, ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
@@ -115,18 +115,18 @@ class Guard:
 
     def _start(self, scene: Scene) -> None:
         self._scene = scene
-        self._judged: Judged | None = None
+        self._judged: GuardVerdict | None = None
         self._clocks = [NodeClock() for _ in scene.nodes]
         self._end_offsets: dict[int, float | None] = {}
         self._stragglers = Stragglers()
         self._speech = Speech(scene)
-        self._orders = Orders(scene)
+        self._orders = TryOrders(scene)
         self._mismatch: mismatch.Mismatch | None = None
         self._mismatch_s = 0.0
         self._calls_version = 0
         self._hold_until_s: float | None = None
         self._looked: dict[str, float] = {}
-        self._explained: Judged | None = None
+        self._explained: GuardVerdict | None = None
 
     # What is told
 
@@ -217,7 +217,7 @@ class Guard:
         """What was found and did not end the job: stragglers. For the verdict, after the culprit."""
         return tuple(self._speech.warnings.values())
 
-    def judge(self, now_s: float) -> Judged | None:
+    def judge(self, now_s: float) -> GuardVerdict | None:
         """Return the proven fault, None while there is none.
 
         Once there is one it stays; where it is not `is_final`, the end of a worker that came late can still name a
@@ -258,7 +258,7 @@ class Guard:
 
     # Judging
 
-    def _find(self, now: float) -> Judged | None:
+    def _find(self, now: float) -> GuardVerdict | None:
         if (found := self._judge_ends(now)) is not None:
             return found
         if sort_ends(self._scene).own and not should_stop(self._scene, now):
@@ -272,7 +272,7 @@ class Guard:
             or self._judge_waits(now)
         )
 
-    def _judge_ends(self, now: float) -> Judged | None:
+    def _judge_ends(self, now: float) -> GuardVerdict | None:
         scene = self._scene
         if scene.is_all_well or not should_stop(scene, now):
             return None
@@ -306,7 +306,7 @@ class Guard:
             for rank, (_, ended_s) in self._scene.ends.items()
         )
 
-    def _judge_own(self, own: Sequence[WorkerEnd], now: float) -> Judged | None:
+    def _judge_own(self, own: Sequence[WorkerEnd], now: float) -> GuardVerdict | None:
         """Workers broke by themselves; of a SIGKILL the node's next word says whose it is."""
         for end in filter(is_killed, own):
             node, (_, heard_s) = self._scene.node_of(end.rank), self._scene.ends[end.rank]
@@ -318,7 +318,7 @@ class Guard:
                 return None
         return judge_ends(self._scene)
 
-    def _explain(self, now: float) -> Judged | None:
+    def _explain(self, now: float) -> GuardVerdict | None:
         """Say why workers lost others, from what was known before and since."""
         found = mismatch.find_mismatch(self._scene)
         differs = found and mismatch.judge_mismatch(self._scene, found)
@@ -336,7 +336,7 @@ class Guard:
         num_ranks = self._scene.num_ranks
         return num_ranks <= SMALL or self._may_look("explanation", now, num_ranks * ONE_LOOK_S / LOOKS_SHARE)
 
-    def _explain_timeout(self, now: float) -> Judged | None:
+    def _explain_timeout(self, now: float) -> GuardVerdict | None:
         """Collectives that timed out by torch's own deadline: who had not come?"""
         ends = [end for end, _ in self._scene.ends.values()]
         if not any(re.search("[Tt]im(?:ed|ing) out", end.message or end.stderr_tail or "") for end in ends):
@@ -346,7 +346,7 @@ class Guard:
             return None
         return waits.judge_hang(self._scene, waiting, now)
 
-    def _judge_gone(self, now: float) -> Judged | None:
+    def _judge_gone(self, now: float) -> GuardVerdict | None:
         found, may_grow = presence.judge_gone(self._scene, now)
         if found is None:
             return None
@@ -354,7 +354,7 @@ class Guard:
             self._hold_until_s = now + presence.HOLD_S
         return None if may_grow and now < self._hold_until_s else found
 
-    def _judge_mismatch(self, now: float) -> Judged | None:
+    def _judge_mismatch(self, now: float) -> GuardVerdict | None:
         if waits.longest_wait_s(self._scene, now) < SETTLED_S or not self._may_look("mismatch", now, LOOK_EVERY_S):
             return None
         if self._calls_version != self._scene.calls_version:
@@ -367,21 +367,21 @@ class Guard:
             return None
         return mismatch.judge_mismatch(self._scene, self._mismatch)
 
-    def _judge_links(self, now: float) -> Judged | None:
+    def _judge_links(self, now: float) -> GuardVerdict | None:
         episode = self._orders.episode
         if episode is None or not episode.rounds or presence.find_suspects(self._scene, now):
             return None
         stalled = links.find_stalled(self._scene, now)
         return links.judge_links(self._scene, episode, stalled) if stalled else None
 
-    def _judge_waits(self, now: float) -> Judged | None:
+    def _judge_waits(self, now: float) -> GuardVerdict | None:
         if not self._may_look("waits", now, 1.0):
             return None
         if (blocked := waits.judge_blocked(self._scene)) is not None:
             return blocked
         return self._judge_waiting(now) or idle.judge_idle(self._scene, now)
 
-    def _judge_waiting(self, now: float) -> Judged | None:
+    def _judge_waiting(self, now: float) -> GuardVerdict | None:
         least_s = waits.LEFT_S if self._scene.left else self._settings.hang_s
         if self._scene.may_leave or waits.longest_wait_s(self._scene, now) < least_s:
             return None

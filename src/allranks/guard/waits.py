@@ -16,15 +16,15 @@ from typing import Any
 
 import msgspec
 
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.idle import show_printed
-from allranks.guard.judged import Judged
 from allranks.guard.mismatch import canonical
 from allranks.guard.scene import SILENT_S, RankView, Scene
 from allranks.model.beat import POINT_TO_POINT, CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence
 from allranks.recorder.calls import Call, Dump
-from allranks.recorder.waits import Stop, StopKind, find_stops
+from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
 from allranks.report.text import fold_ranks
 
 CROSSING_S = 1.0
@@ -42,7 +42,7 @@ _FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
 class Waiting:
     """Why ranks wait now."""
 
-    stop: Stop
+    stop: Standstill
     sinks: tuple[int, ...]
     """Who keeps the others waiting; empty where nobody does, or nobody can tell."""
     waiting: tuple[int, ...]
@@ -67,7 +67,7 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
     progress, everybody = _Progress(views.values()), scene.everybody
     dumps = [dump for view in views.values() if (dump := _dump_of(view, progress, everybody)) is not None]
     dumps += [_dump_of_left(scene.ranks[rank].beat, everybody) for rank in scene.left if rank in scene.ranks]
-    stops = (stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND))
+    stops = (stop for stop in find_stops(dumps) if stop.kind not in (StandstillKind.MISMATCH, StandstillKind.BEHIND))
     if (stop := next(stops, None)) is None:
         return None
     waiting = tuple(rank for rank in stop.victims if rank in views)
@@ -75,9 +75,9 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
     if not waiting:
         return None
     waited_s = max(views[rank].waits_s(now_s) for rank in waiting)
-    if stop.kind is StopKind.NO_DUMP and not names_unknown and not _fell_silent(scene, stop.ranks, waited_s):
+    if stop.kind is StandstillKind.NO_DUMP and not names_unknown and not _fell_silent(scene, stop.ranks, waited_s):
         return None  # they have gone on since they told of themselves: the next beat says where
-    sinks = stop.ranks if stop.kind in (StopKind.MISSING, StopKind.NO_DUMP) else ()
+    sinks = stop.ranks if stop.kind in (StandstillKind.MISSING, StandstillKind.NO_DUMP) else ()
     moved_s = [view.moved_s for rank in (*waiting, *sinks) if (view := views.get(rank))]
     return Waiting(stop, sinks, waiting, waited_s, stuck_s=now_s - max(moved_s, default=now_s))
 
@@ -88,7 +88,7 @@ def _fell_silent(scene: Scene, ranks: tuple[int, ...], waited_s: float) -> bool:
     A rank that was silent before the wait may have moved on; its position is unknown.
     """
     silences_s = [scene.ranks[rank].beat.silent_s or 0.0 for rank in ranks if rank in scene.ranks]
-    return all(SILENT_S < each <= waited_s + SILENT_S + CROSSING_S for each in silences_s)
+    return all(SILENT_S < silence_s <= waited_s + SILENT_S + CROSSING_S for silence_s in silences_s)
 
 
 def is_typed_at(scene: Scene, waiting: Waiting) -> bool:
@@ -104,7 +104,7 @@ def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
     count = len(waiting.waiting)
     waits = f"{count} rank{'s' if count != 1 else ''} wait{'s' if count == 1 else ''}"
     if not waiting.sinks:
-        what = "wait for each other" if waiting.stop.kind is StopKind.CIRCLE else "are in it and do not leave it"
+        what = "wait for each other" if waiting.stop.kind is StandstillKind.CIRCLE else "are in it and do not leave it"
         where = next((f": {call.op}{call.at}" for _, call in waiting.stop.calls), "")
         return f"slow: {fold_ranks(waiting.waiting)} {what} for {waiting.waited_s:.0f} s{where}"
     parts = [_say_sink(scene, rank, waiting, now_s) for rank in waiting.sinks[:MAX_NAMED]]
@@ -112,7 +112,7 @@ def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
     return f"{'' if is_typed_at(scene, waiting) else 'slow: '}{', '.join(parts)}{more}; {waits}"
 
 
-def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> Judged:
+def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> GuardVerdict:
     """Return the verdict on what has not moved for hang_s."""
     if not waiting.sinks:
         return _judge_nobody(scene, waiting)
@@ -125,10 +125,12 @@ def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> Judged:
     what += f"; {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}"
     evidence, confidence = _evidence(scene, waiting, now_s), Confidence.LIKELY if is_decided else Confidence.UNDECIDED
     finding = scene.fault("AR606" if is_file else "AR408", what, *ranks, evidence=evidence, confidence=confidence)
-    return Judged(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes if is_file else (), cures=is_file)
+    return GuardVerdict(
+        findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes if is_file else (), cures=is_file
+    )
 
 
-def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
+def judge_left(scene: Scene, waiting: Waiting) -> GuardVerdict | None:
     """Return the verdict where others wait for ranks that have ended with 0, and so can never come."""
     gone = tuple(rank for rank in waiting.sinks if rank in scene.left)
     if not gone or len(gone) < len(waiting.sinks) or min(waiting.waited_s, waiting.stuck_s) < LEFT_S:
@@ -140,10 +142,10 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
     fix = "every rank must run the same number of steps: check how the data is divided"
     seen = [waiting.stop.message]
     finding = scene.fault("AR407", what, *gone, evidence=seen, confidence=Confidence.LIKELY, fix=fix)
-    return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
 
-def judge_never_came(scene: Scene) -> Judged | None:
+def judge_never_came(scene: Scene) -> GuardVerdict | None:
     """Return the verdict where ranks wait in init_process_group for one that had ended with 0 some time before."""
     if not scene.left:
         return None
@@ -157,10 +159,10 @@ def judge_never_came(scene: Scene) -> Judged | None:
     seen = [f"rank {view.beat.rank} waits{_at(view.beat.main_at)}" for view in waiting[:MAX_NAMED]]
     fix = "find out why it exited: read its .out and .err in the run directory"
     finding = scene.fault("AR401", what, *gone, evidence=seen, fix=fix)
-    return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
 
-def judge_blocked(scene: Scene) -> Judged | None:
+def judge_blocked(scene: Scene) -> GuardVerdict | None:
     """Return the verdict on processes that the kernel has held for hang_s, whoever waits for them."""
     held = scene.held(ProcessState.BLOCKED, for_s=scene.settings.hang_s)
     if not held:
@@ -169,10 +171,10 @@ def judge_blocked(scene: Scene) -> Judged | None:
     nodes = tuple(sorted({scene.node_of(rank).index for rank in ranks}))
     what = f"{fold_ranks(ranks)} waited in the kernel for {held[0].state_for_s:.0f} s: "
     what += "a disk or a file server does not answer"
-    seen = [f"rank {each.rank}, pid {each.pid}: state D in /proc{_at(each.main_at)}" for each in held[:8]]
+    seen = [f"rank {view.rank}, pid {view.pid}: state D in /proc{_at(view.main_at)}" for view in held[:8]]
     finding = scene.fault("AR606", what, *ranks, evidence=seen)
     cures = len(nodes) < len(scene.nodes)
-    return Judged(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes, cures=cures)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes, cures=cures)
 
 
 # --- Beats as dumps ---------------------------------------------------------------------------------------------------
@@ -187,9 +189,9 @@ class _Progress:
             for group in view.beat.groups:
                 told[group.name].append((view.moved_s, group.completed))
         self._groups: dict[str, tuple[list[float], list[int]]] = {}
-        for name, each in told.items():
-            each.sort(reverse=True)
-            self._groups[name] = [-moved_s for moved_s, _ in each], [*accumulate((done for _, done in each), max)]
+        for name, moves in told.items():
+            moves.sort(reverse=True)
+            self._groups[name] = [-moved_s for moved_s, _ in moves], [*accumulate((done for _, done in moves), max)]
 
     def completed(self, name: str, *, since_s: float) -> int:
         """The most that a rank has completed which has moved on since; 0: none has."""
@@ -272,7 +274,7 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
 
 def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str | Evidence]:
     stuck = [scene.ranks[rank] for rank in waiting.sinks[:MAX_NAMED] if rank in scene.ranks]
-    lines: list[str | Evidence] = [each for view in stuck if (each := show_printed(view))]
+    lines: list[str | Evidence] = [printed for view in stuck if (printed := show_printed(view))]
     lines.append(f"{fold_ranks(waiting.waiting)} waited for {waiting.waited_s:.0f} s in {_shown(waiting.stop)}")
     for view in stuck:
         beat = view.beat
@@ -283,8 +285,8 @@ def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str | Eviden
     return lines
 
 
-def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
-    is_circle = waiting.stop.kind is StopKind.CIRCLE
+def _judge_nobody(scene: Scene, waiting: Waiting) -> GuardVerdict:
+    is_circle = waiting.stop.kind is StandstillKind.CIRCLE
     what = f"all ranks entered {_shown(waiting.stop)}, but it did not end: a link, a GPU, or a send without a receive"
     if is_circle:
         what = "ranks waited for each other in several groups"
@@ -293,10 +295,10 @@ def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
     seen = [f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls]
     about: dict[str, Any] = {"node": None, "victims": waiting.waiting, "confidence": Confidence.UNDECIDED, "fix": fix}
     finding = scene.fault("AR490", what, *(waiting.stop.ranks if is_circle else ()), evidence=seen, **about)
-    return Judged(findings=(finding,), exit_code=Exit.HANG)
+    return GuardVerdict(findings=(finding,), exit_code=Exit.HANG)
 
 
-def _shown(stop: Stop) -> str:
+def _shown(stop: Standstill) -> str:
     return f"collective {stop.seq} of group {stop.group}"
 
 

@@ -1,6 +1,6 @@
 """The heartbeat of this node: its workers, and their connections as the kernel sees them. One NodeBeat when it is due.
 
-    watch = Watch(cluster.guard, data_address="192.168.20.13", control_address="10.0.0.13")
+    watch = WorkerWatch(cluster.guard, data_address="192.168.20.13", control_address="10.0.0.13")
     watch.begin(plan.generation, workers, now_s, node_index=plan.node_index)
     while running:
         if (beat := watch.turn(now_s)) is not None: ...      # every beat_s; never waits
@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from allranks.files.folder import Folder
-from allranks.guard.traffic import Traffic
+from allranks.guard.traffic import TrafficMeter
 from allranks.guard.tries import Listener, Tries
 from allranks.guard.worker import WatchedWorker
 from allranks.host.glance import Glance, render
@@ -29,7 +29,7 @@ from allranks.host.sockets import SocketWatch
 from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
 from allranks.model.room import FullPlace, Room
-from allranks.model.text import plain_address
+from allranks.model.safe_text import plain_address
 from allranks.wire.protocol import Try
 
 TOLD_STALL_S = 0.5
@@ -40,7 +40,7 @@ SHM_S = 10.0
 """How long the largest use of /dev/shm is told."""
 
 
-class Watch:
+class WorkerWatch:
     """Watches one node's workers.
 
     Args:
@@ -88,7 +88,7 @@ class Watch:
                 self._listeners.setdefault(address, Listener(address, port=self._listeners[data].port))
         self._tries = Tries(own_data_address=data, further=more)
         self._sockets = SocketWatch()
-        self._traffic = Traffic(data)
+        self._traffic = TrafficMeter(data)
         self._oom_watch = OomWatch()
         self._ooms = 0
         self._ooms_at_s = 0.0
@@ -226,9 +226,9 @@ class Watch:
 def _all_of_interface(address: str) -> tuple[str, ...]:
     """The address first, then the others of the same interface: a library may use any of them."""
     for interface in read_interfaces():
-        addresses = [plain_address(each) for each in interface.addresses]
+        addresses = [plain_address(known) for known in interface.addresses]
         if address in addresses:
-            return (address, *(each for each in addresses if each != address and not each.startswith("fe80")))
+            return (address, *(other for other in addresses if other != address and not other.startswith("fe80")))
     return (address,)
 
 

@@ -20,7 +20,7 @@ import msgspec
 from allranks.guard.activity import Activity
 from allranks.guard.inside.cell import Cell, Written
 from allranks.host.glance import Glance
-from allranks.host.process import Seen, is_below, read_process
+from allranks.host.process import ProcessSeen, is_below, read_process
 from allranks.host.signals import handled, read_caught
 from allranks.model.beat import (
     HELD_STATES,
@@ -39,7 +39,7 @@ from allranks.model.beat import (
     drop_unsound,
 )
 from allranks.model.foreign import Unreadable, decode_json
-from allranks.model.text import as_one_line, as_utf8
+from allranks.model.safe_text import as_one_line, as_utf8
 
 SILENT_S = 1.0
 """Five beats: whoever told nothing for so long is looked at from outside."""
@@ -51,7 +51,7 @@ _Lag = tuple[Word, Whole, Whole]
 
 
 class _Told(msgspec.Struct):
-    """What the beat thread wrote, see guard/inside/beat.py; after an exception also the calls alone, see entry.py."""
+    """What guard/inside/beat_thread.py wrote; after an exception also the calls alone, see entry.py there."""
 
     at: str = ""
     groups: list[_Group] = []
@@ -141,7 +141,7 @@ class WatchedWorker:
         caught = read_caught(pid, proc=self._root / "proc")
         return handled(caught, script=told.handled, own=told.own)
 
-    def _look_outside(self, claimed_pid: int) -> Seen:
+    def _look_outside(self, claimed_pid: int) -> ProcessSeen:
         pid = self._started_pid
         if claimed_pid not in (0, pid) and is_below(claimed_pid, pid, root=self._root):
             pid = claimed_pid  # a shell or a wrapper stands between
@@ -204,7 +204,7 @@ def _calls(
     told: _Told, words: _Told | None, call: CallSeen | None, groups: tuple[GroupSeen, ...]
 ) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
-    known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *(words.calls if words else ()))}
+    known = {(seen.group, seen.seq, seen.peer): seen for seen in (*told.calls, *(words.calls if words else ()))}
     if call is not None and call.op not in POINT_TO_POINT:
         if recorded := known.get(key := (call.group, call.seq, None)):
             known[key], call = msgspec.structs.replace(recorded, place=call.place), None
@@ -213,7 +213,7 @@ def _calls(
             # Without a recorder no number is known, and a call is over when it returns.
             is_over = any(group.completed >= call.seq or group.enqueued < 0 for group in own)
             call = msgspec.structs.replace(call, is_done=call.is_done and is_over)
-    calls = sorted(known.values(), key=lambda each: each.created_ns)
+    calls = sorted(known.values(), key=lambda seen: seen.created_ns)
     return tuple(calls) if call is None else (*calls, call)
 
 

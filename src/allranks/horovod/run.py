@@ -30,13 +30,13 @@ from typing import IO, Any
 import msgspec
 
 from allranks.causes.book import find_cause
-from allranks.horovod import driver
-from allranks.horovod.nodes import NodeWatch
-from allranks.horovod.watch import Look, Said, Watch
+from allranks.horovod import elastic_driver
+from allranks.horovod.usable_nodes import NodeWatch
+from allranks.horovod.watch import HorovodWatch, Said, StackRequest
 from allranks.host.net import find_interface_in, read_interfaces
 from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.signals import die_with_parent
-from allranks.launch.look.step import probe_job
+from allranks.launch.look.stack_step import probe_job
 from allranks.model.errors import AllranksError, Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Finding, Severity, Verdict
 from allranks.report.mask import mask_command
@@ -89,7 +89,8 @@ def run_horovod(
     with job.started(), NodeWatch(request.hosts, job_id=request.job_id) as nodes:
         exit_code = job.follow(nodes)
     findings = tuple(
-        each if exit_code else msgspec.structs.replace(each, severity=Severity.WARN) for each in job.watch.findings
+        finding if exit_code else msgspec.structs.replace(finding, severity=Severity.WARN)
+        for finding in job.watch.findings
     )
     if exit_code not in (0, *map(exit_for_signal, ENDING)) and findings:
         exit_code = int(find_cause(findings[-1].cause_id).exit_code)
@@ -116,7 +117,7 @@ class _Job:
         self._stacks: queue.SimpleQueue[tuple[Mapping[str, list[list[str]]], str]] = queue.SimpleQueue()
         self._signum: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self.watch = Watch(
+        self.watch = HorovodWatch(
             min_np=request.min_np, start_np=request.start_np, timeout_s=request.timeout_s, now_s=time.time()
         )
 
@@ -125,7 +126,7 @@ class _Job:
         """Start the driver, and end it when the block is left."""
         self._write_hosts()
         self._folder.append(EVENTS, mode=0o600).close()  # what Horovod logs may quote the command
-        handlers = {each: signal.signal(each, self._note_signal) for each in ENDING}
+        handlers = {signum: signal.signal(signum, self._note_signal) for signum in ENDING}
         self._process = subprocess.Popen(
             driver_command(self._request, Path(f"/proc/self/fd/{self._folder.fd}")),
             pass_fds=[self._folder.fd],
@@ -212,13 +213,13 @@ class _Job:
             self._write_hosts()
 
     def _tell(self, said: list[Said]) -> None:
-        for each in said:
-            if isinstance(each, Look):
+        for word in said:
+            if isinstance(word, StackRequest):
                 threading.Thread(target=self._look, daemon=True).start()
-            elif isinstance(each, Finding):
-                self._show(each)
+            elif isinstance(word, Finding):
+                self._show(word)
             else:
-                self._say(each)
+                self._say(word)
 
     def _look(self) -> None:
         """Read the stacks of all nodes, in a thread of its own."""
@@ -227,14 +228,14 @@ class _Job:
         try:
             report = probe_job(self._request.job_id, silence_s=STACKS_S, env=os.environ, say=lambda _: None)
             for document in report.documents:
-                mains = [thread for each in document.processes for thread in each.threads if thread.is_main]
+                mains = [thread for process in document.processes for thread in process.threads if thread.is_main]
                 if mains:
                     found[document.node] = [
                         [frame.function for frame in main.frames]
                         for main in mains
                         if any("/horovod/" in frame.file for frame in main.frames)
                     ]
-                problem = problem or next((each.problem for each in document.processes if each.problem), "")
+                problem = problem or next((process.problem for process in document.processes if process.problem), "")
         except AllranksError as exc:
             problem = str(exc)
         self._run_dir.add_event("stacks", stacks=found, problem=problem)
@@ -287,13 +288,19 @@ def driver_command(request: HorovodRequest, directory: Path) -> list[str]:
     options += ["--slots-per-host", request.slots, "--elastic-timeout", request.timeout_s]
     options += ["--blacklist-cooldown-range", *request.cooldown_s]
     options += ["--host-discovery-script", request.discovery_script or "allranks"]
-    words = [driver.__file__, *(directory / name for name in (EVENTS, HOSTS, LOST)), "--", *options, *request.command]
+    words = [
+        elastic_driver.__file__,
+        *(directory / name for name in (EVENTS, HOSTS, LOST)),
+        "--",
+        *options,
+        *request.command,
+    ]
     return [sys.executable, "-u", *map(str, words)]
 
 
 def place_words(subnet: str) -> str:
-    """Return what stands before each worker's command (place.py)."""
-    return f"{sys.executable} -m allranks.horovod.place {subnet} --"
+    """Return what stands before each worker's command (start_worker.py)."""
+    return f"{sys.executable} -m allranks.horovod.start_worker {subnet} --"
 
 
 def choose_slots(env: Mapping[str, str]) -> int:

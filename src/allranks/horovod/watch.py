@@ -1,7 +1,7 @@
-"""What is an elastic Horovod job doing, and who broke it? From the events of its driver (driver.py). Pure.
+"""What is an elastic Horovod job doing, and who broke it? From the events of its driver (elastic_driver.py). Pure.
 
-    watch = Watch(min_np=4, start_np=6, timeout_s=600)
-    for said in watch.feed(event): ...          # a line for the user, a Finding, or Look
+    watch = HorovodWatch(min_np=4, start_np=6, timeout_s=600)
+    for said in watch.feed(event): ...          # a line for the user, a Finding, or StackRequest
     for said in watch.turn(now_s): ...          # what is due: the time left of a pause, a look at the stacks
 
 A reset of Horovod, as its driver sees it:
@@ -57,11 +57,11 @@ _EXCEPTION = re.compile(r"(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Inter
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
-    """A request for the stacks of all workers: `Watch.judge` takes them."""
+class StackRequest:
+    """A request for the stacks of all workers: `HorovodWatch.judge` takes them."""
 
 
-Said = str | Finding | Look
+Said = str | Finding | StackRequest
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class _Round:
         return self.has_skipped and bool(self.new and self.survivors)
 
 
-class Watch:
+class HorovodWatch:
     """One job.
 
     Args:
@@ -179,7 +179,7 @@ class Watch:
     def turn(self, now_s: float) -> list[Said]:
         """Return what is due."""
         said: list[Said] = [self._note(finding) for until_s, finding in self._held if until_s <= now_s]
-        self._held = [each for each in self._held if each[0] > now_s]
+        self._held = [held for held in self._held if held[0] > now_s]
         wait, current = self._wait, self._round
         every_s = min(REMIND_S, self._timeout_s / 4)
         if wait is not None and current is not None and wait.have < 0 and wait.since_s + COUNT_S <= now_s:
@@ -191,7 +191,7 @@ class Watch:
             is_due = now_s >= max(current.met_s, current.looked_s or 0.0) + LOOK_EVERY_S
             if is_due and now_s <= current.met_s + LOOK_FOR_S:
                 current.looked_s = now_s
-                said.append(Look())
+                said.append(StackRequest())
         return said
 
     def judge(self, stacks: Mapping[str, Sequence[Sequence[str]]], problem: str = "") -> list[Said]:
@@ -204,8 +204,8 @@ class Watch:
         current = self._round
         if current is None or not current.is_suspect or current.is_judged:
             return []
-        new = {_place(each) for host in current.new for each in stacks.get(host, ())} - {""}
-        old = {_place(each) for host in current.survivors for each in stacks.get(host, ())} - {""}
+        new = {_place(stack) for host in current.new for stack in stacks.get(host, ())} - {""}
+        old = {_place(stack) for host in current.survivors for stack in stacks.get(host, ())} - {""}
         if not stacks:
             current.is_judged = True
             return [f"no stack can be read ({problem}); if the job stands still now, see horovod/horovod#3494"]

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from allranks.host.run import Ran, run_command
+from allranks.host.programs import Ran, run_command
 from allranks.model.card import MAX_TEXT
 
 XID_WINDOW = timedelta(hours=2)
@@ -31,14 +31,14 @@ _XID = re.compile(r"NVRM: Xid \(|SXid \(")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ValueOrProblem:
     """A value, or why there is none; both None and "" where there is just nothing."""
 
     value: str | None = None
     problem: str = ""
 
 
-def read_fabric_manager(*, deadline_s: float, env: Mapping[str, str] | None = None) -> Answer:
+def read_fabric_manager(*, deadline_s: float, env: Mapping[str, str] | None = None) -> ValueOrProblem:
     """Ask systemd how nvidia-fabricmanager is: `active`, `inactive`, `failed`; no value where there is no such unit.
 
     Args:
@@ -50,17 +50,17 @@ def read_fabric_manager(*, deadline_s: float, env: Mapping[str, str] | None = No
     return parse_unit(run_command(command, deadline_s=deadline_s, env=env))
 
 
-def parse_unit(ran: Ran) -> Answer:
+def parse_unit(ran: Ran) -> ValueOrProblem:
     """Read the answer of `systemctl show --property=LoadState,ActiveState`."""
     found = dict(line.strip().split("=", 1) for line in ran.stdout.splitlines() if "=" in line)
     if ran.rc != 0 or "LoadState" not in found:
-        return Answer(problem=ran.problem or f"systemctl: {ran.words}"[:MAX_TEXT])
+        return ValueOrProblem(problem=ran.problem or f"systemctl: {ran.words}"[:MAX_TEXT])
     if found["LoadState"] == "not-found":
-        return Answer()
-    return Answer(found.get("ActiveState", found["LoadState"])[:64])
+        return ValueOrProblem()
+    return ValueOrProblem(found.get("ActiveState", found["LoadState"])[:64])
 
 
-def read_fabric_manager_version(*, deadline_s: float, env: Mapping[str, str] | None = None) -> Answer:
+def read_fabric_manager_version(*, deadline_s: float, env: Mapping[str, str] | None = None) -> ValueOrProblem:
     """Ask nv-fabricmanager for its version, which must be the driver's.
 
     Args:
@@ -70,8 +70,8 @@ def read_fabric_manager_version(*, deadline_s: float, env: Mapping[str, str] | N
     ran = run_command(("nv-fabricmanager", "--version"), deadline_s=deadline_s, env=env)
     match = re.search(r"\d+\.\d+(?:\.\d+)*", ran.stdout + ran.stderr)
     if match:
-        return Answer(match[0])
-    return Answer(problem=ran.problem or f"nv-fabricmanager: {ran.words}"[:MAX_TEXT])
+        return ValueOrProblem(match[0])
+    return ValueOrProblem(problem=ran.problem or f"nv-fabricmanager: {ran.words}"[:MAX_TEXT])
 
 
 def try_cuda(*, deadline_s: float, env: Mapping[str, str] | None = None) -> tuple[int | None, str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from allranks.host import stacks
 from allranks.host.threads import start_thread
-from allranks.model.text import as_one_line
+from allranks.model.safe_text import as_one_line
 
 
 class Glance:
@@ -32,7 +32,7 @@ class Glance:
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):
-            self.found.extend(stacks.look(stacks.Wanted(pids=self.pids), node="").processes)
+            self.found.extend(stacks.look(stacks.WantedStacks(pids=self.pids), node="").processes)
 
     @property
     def place(self) -> str:

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from allranks.host.run import Ran, run_command
+from allranks.host.programs import Ran, run_command
 from allranks.model.card import MAX_TEXT, Gpu
 
 QUERY_FIELDS = (
@@ -283,7 +283,7 @@ def parse_gpu_processes(text: str, *, is_own: Callable[[int], bool]) -> dict[str
         used = _number(values[-1])
         memory = "" if used is None else f", {used} MiB"
         found.setdefault(values[0], []).append(f"{name} (pid {pid}{memory})")
-    return {uuid: tuple(each[:MAX_PROCESSES]) for uuid, each in found.items()}
+    return {uuid: tuple(processes[:MAX_PROCESSES]) for uuid, processes in found.items()}
 
 
 def read_nvlinks(*, deadline_s: float, env: Mapping[str, str] | None = None) -> Details[int]:

@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
-from allranks.model.card import Place
+from allranks.model.card import JobDirectory
 
 NONCE = ".nonce"
 """The leader's file in the run directory: who sees its text shares the directory."""
@@ -40,7 +40,7 @@ def raise_open_files(wanted: int) -> int:
 
     Workers inherit it: rank 0's store has a connection to each rank.
     """
-    soft, hard = (math.inf if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(_NOFILE))
+    soft, hard = (math.inf if limit == resource.RLIM_INFINITY else limit for limit in resource.getrlimit(_NOFILE))
     reached = max(soft, min(wanted, hard))
     if reached > soft:
         resource.setrlimit(_NOFILE, (int(reached), resource.getrlimit(_NOFILE)[1]))
@@ -78,7 +78,7 @@ def name_places(env: Mapping[str, str], *, run_dir: Path | None = None, root: Pa
     return places
 
 
-def read_place(purpose: str, path: Path) -> Place:
+def read_place(purpose: str, path: Path) -> JobDirectory:
     """Look at a directory: how much is free, and whether a block can really be written. Leaves nothing there.
 
     Blocks as long as the file system does.
@@ -91,9 +91,9 @@ def read_place(purpose: str, path: Path) -> Place:
     try:
         stat = os.statvfs(path)
     except (OSError, ValueError) as exc:
-        return Place(purpose=purpose, path=name, problem=_reason(exc))
+        return JobDirectory(purpose=purpose, path=name, problem=_reason(exc))
     is_writable, problem = _try_to_write(path)
-    return Place(
+    return JobDirectory(
         purpose=purpose,
         path=name,
         free_bytes=stat.f_bavail * stat.f_frsize,
@@ -164,8 +164,8 @@ def _quotas(root: Path) -> Iterator[float]:
         # In a container the path may be the host's: whatever is not there is passed over.
         above = [parent for parent in (PurePosixPath(group), *PurePosixPath(group).parents) if ".." not in parent.parts]
         for mount in mounts:
-            for each in above:
-                directory = mount / str(each).lstrip("/")
+            for cgroup in above:
+                directory = mount / str(cgroup).lstrip("/")
                 with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
                     yield _quota_v1(directory) if controllers else _quota_v2((directory / "cpu.max").read_text())
 

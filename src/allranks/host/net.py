@@ -209,7 +209,7 @@ def find_interface_in(
         for address in interface.addresses
         if ip_address(address) in network
     ]
-    return min(found, key=lambda each: (each[0].name != preferred, not each[0].is_up), default=None)
+    return min(found, key=lambda pair: (pair[0].name != preferred, not pair[0].is_up), default=None)
 
 
 def find_interface_of(address: str, interfaces: Sequence[Interface]) -> Interface | None:

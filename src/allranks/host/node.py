@@ -21,7 +21,7 @@ from typing import Any
 
 from allranks import __version__
 from allranks.host import clock, fabric, gpu, limits, net, rdma, script, software
-from allranks.model.card import Facts, Interface, Place
+from allranks.model.card import Facts, Interface, JobDirectory
 
 _GRACE_S = 0.25
 
@@ -214,7 +214,7 @@ def _put_together(
         gpus=gpus,
         rdma_ports=ports,
         places=tuple(
-            found[purpose] or Place(purpose=purpose, path=software.cut(str(path)), problem=problems[purpose])
+            found[purpose] or JobDirectory(purpose=purpose, path=software.cut(str(path)), problem=problems[purpose])
             for purpose, path in places.items()
         ),
         unread=unread,

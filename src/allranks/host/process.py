@@ -34,7 +34,7 @@ MAX_ENVIRONMENT = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProcessSeen:
     """One look at a process."""
 
     pid: int
@@ -46,7 +46,7 @@ class Seen:
     """How often its main thread went to sleep: a process that still moves changes it."""
 
 
-def read_process(pid: int, *, root: Path = Path("/")) -> Seen:
+def read_process(pid: int, *, root: Path = Path("/")) -> ProcessSeen:
     """Look at a process; one that is not there is GONE.
 
     Args:
@@ -56,12 +56,12 @@ def read_process(pid: int, *, root: Path = Path("/")) -> Seen:
     head, _, rest = _read(root / f"proc/{pid}/stat").rpartition(")")
     fields = rest.split()
     if not head or len(fields) < 13:
-        return Seen(pid, ProcessState.GONE)
+        return ProcessSeen(pid, ProcessState.GONE)
     state = _STATES.get(fields[0], ProcessState.GONE)
     if state in (ProcessState.SLEEPING, ProcessState.RUNNING) and _is_frozen(pid, root):
         state = ProcessState.STOPPED
     switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", _read(root / f"proc/{pid}/status"), re.MULTILINE)
-    return Seen(
+    return ProcessSeen(
         pid=pid,
         state=state,
         parent=int(fields[1]),

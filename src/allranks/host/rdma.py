@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.host.run import run_command
+from allranks.host.programs import run_command
 from allranks.model.card import MAX_TEXT, Gid, RdmaPort
 
 MAX_PORTS = 64
@@ -123,7 +123,7 @@ def _read_port(device: Path, port: Path, root: Path) -> RdmaPort:
     verbs = [path.name for path in sorted((device / "device/infiniband_verbs").glob("uverbs*"))]
     link_layer = _text(port / "link_layer") or ""
     gids = _used_gids(port) if link_layer == "Ethernet" else []
-    netdevs = [each.netdev for each in gids if each.netdev]
+    netdevs = [gid.netdev for gid in gids if gid.netdev]
     netdevs += [path.name for path in sorted((device / "device/net").glob("*"))]
     interface_mtu = _count(_text(root / "sys/class/net" / netdevs[0] / "mtu")) if netdevs else 0
     return RdmaPort(

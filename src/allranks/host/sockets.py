@@ -42,7 +42,7 @@ _RETRANSMITTING = 1
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
+class TcpConnection:
     """One TCP connection, as the kernel has it."""
 
     own_address: str
@@ -78,10 +78,10 @@ class Connection:
 
 
 @dataclass(frozen=True, slots=True)
-class Stuck:
+class StuckConnection:
     """A connection that gets nothing across."""
 
-    connection: Connection
+    connection: TcpConnection
     stalled_s: float
 
 
@@ -97,10 +97,10 @@ class SocketWatch:
         self._root = root
         self._uses_netlink = uses_netlink
         self._since_s: dict[tuple[str, int, str, int], tuple[object, float]] = {}
-        self.connections: list[Connection] = []
+        self.connections: list[TcpConnection] = []
         """All of this machine, as the last look found them."""
 
-    def look(self, now_s: float, *, addresses: Collection[str]) -> list[Stuck]:
+    def look(self, now_s: float, *, addresses: Collection[str]) -> list[StuckConnection]:
         """Return the connections that have got nothing across since they were first seen so.
 
         Args:
@@ -110,33 +110,39 @@ class SocketWatch:
         self.connections = self._read()
         return self.weigh(self.connections, now_s, addresses=addresses)
 
-    def weigh(self, connections: Collection[Connection], now_s: float, *, addresses: Collection[str]) -> list[Stuck]:
+    def weigh(
+        self, connections: Collection[TcpConnection], now_s: float, *, addresses: Collection[str]
+    ) -> list[StuckConnection]:
         """Return which of these are stuck, and since when."""
         before, self._since_s = self._since_s, {}
         stuck = []
-        for each in connections:
-            is_between_nodes = each.own_address in addresses and each.peer_address not in addresses
-            if not each.is_pending or not each.is_held or not is_between_nodes:
+        for connection in connections:
+            is_between_nodes = connection.own_address in addresses and connection.peer_address not in addresses
+            if not connection.is_pending or not connection.is_held or not is_between_nodes:
                 continue
             # Without a count of what was acknowledged, what is left and has timed out is the best there is.
-            mark = each.acked_bytes if each.acked_bytes is not None else (each.unacked_bytes, each.retransmits > 0)
-            known, since_s = before.get(each.key, (None, now_s))
+            mark = (
+                connection.acked_bytes
+                if connection.acked_bytes is not None
+                else (connection.unacked_bytes, connection.retransmits > 0)
+            )
+            known, since_s = before.get(connection.key, (None, now_s))
             if known != mark:
                 since_s = now_s
-            self._since_s[each.key] = mark, since_s
-            stuck.append(Stuck(each, now_s - since_s))
+            self._since_s[connection.key] = mark, since_s
+            stuck.append(StuckConnection(connection, now_s - since_s))
         return stuck
 
-    def _read(self) -> list[Connection]:
+    def _read(self) -> list[TcpConnection]:
         if self._uses_netlink:
             try:
-                return [each for family in (socket.AF_INET, socket.AF_INET6) for each in ask_kernel(family)]
+                return [connection for family in (socket.AF_INET, socket.AF_INET6) for connection in ask_kernel(family)]
             except OSError:
                 self._uses_netlink = False
         return read_proc(root=self._root)
 
 
-def ask_kernel(family: int) -> list[Connection]:
+def ask_kernel(family: int) -> list[TcpConnection]:
     """Return the connections of one address family in which bytes can be on their way.
 
     Raises:
@@ -148,14 +154,14 @@ def ask_kernel(family: int) -> list[Connection]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as sock:
         sock.settimeout(ANSWER_S)
         sock.sendto(head + request, (0, 0))
-        found: list[Connection] = []
+        found: list[TcpConnection] = []
         while True:
             is_done = parse_answer(sock.recv(1 << 18), found)
             if is_done:
                 return found
 
 
-def parse_answer(data: bytes, found: list[Connection]) -> bool:
+def parse_answer(data: bytes, found: list[TcpConnection]) -> bool:
     """Read one datagram of netlink; tell whether it was the last one.
 
     Args:
@@ -181,7 +187,7 @@ def parse_answer(data: bytes, found: list[Connection]) -> bool:
     return False
 
 
-def _parse_message(body: bytes) -> Connection:
+def _parse_message(body: bytes) -> TcpConnection:
     family, _, timer, retransmits, own_port, peer_port, own, peer, *_ = _MESSAGE.unpack_from(body)
     unacked_bytes, inode = _MESSAGE.unpack_from(body)[12], _MESSAGE.unpack_from(body)[14]
     info = next((value for kind, value in _attributes(body[_MESSAGE.size :]) if kind == _INET_DIAG_INFO), b"")
@@ -190,7 +196,7 @@ def _parse_message(body: bytes) -> Connection:
     info = info.ljust(192, b"\0")
     mss = struct.unpack_from("=I", info, 16)[0]
     is_sent = bool(struct.unpack_from("=I", info, 24)[0]) if is_told else timer == _RETRANSMITTING
-    return Connection(
+    return TcpConnection(
         own_address=_address(family, own),
         own_port=int.from_bytes(own_port, "big"),
         peer_address=_address(family, peer),
@@ -225,7 +231,7 @@ def _address(family: int, raw: bytes) -> str:
     return str(address.ipv4_mapped or address)
 
 
-def read_proc(*, root: Path = Path("/")) -> list[Connection]:
+def read_proc(*, root: Path = Path("/")) -> list[TcpConnection]:
     """Return the same from /proc/net/tcp and tcp6, which know of no acknowledged bytes."""
     found = []
     for name in ("tcp", "tcp6"):
@@ -233,11 +239,11 @@ def read_proc(*, root: Path = Path("/")) -> list[Connection]:
             lines = (root / "proc/net" / name).read_text().splitlines()[1:]
         except OSError:
             continue
-        found += [each for line in lines if (each := parse_proc_line(line)) is not None]
+        found += [connection for line in lines if (connection := parse_proc_line(line)) is not None]
     return found
 
 
-def parse_proc_line(line: str) -> Connection | None:
+def parse_proc_line(line: str) -> TcpConnection | None:
     """Read one line of /proc/net/tcp; None: it is in no state in which bytes can be on their way."""
     words = line.split()
     try:
@@ -251,7 +257,7 @@ def parse_proc_line(line: str) -> Connection | None:
         return None
     if state not in _STATES:
         return None
-    return Connection(
+    return TcpConnection(
         own_address=addresses[0],
         own_port=own_port,
         peer_address=addresses[1],

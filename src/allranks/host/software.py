@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from allranks.model.card import MAX_TEXT, MAX_VARIABLES
-from allranks.model.secret import is_secret_name
+from allranks.model.secret_names import is_secret_name
 
 NCCL_DISTRIBUTIONS = ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11")
 DISTRIBUTIONS = (

@@ -1,6 +1,6 @@
 """Which Python processes of a job run on this machine, and what is each doing now?
 
-    look(Wanted(job="123"), node="node01").processes[0].threads[0].frames[0].function
+    look(WantedStacks(job="123"), node="node01").processes[0].threads[0].frames[0].function
 
 Nothing is stopped, signalled or written to: /proc is read, and py-spy reads the interpreter's memory from outside
 (`--nonblocking`; an ordinary dump would pause the process, and fails on a stopped one).
@@ -41,7 +41,7 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are no tasks but batch scripts and shells (slurm/slurm.h)."""
 
 
-class Role(StrEnum):
+class ProcessRole(StrEnum):
     """What a process is in its job."""
 
     WORKER = "worker"
@@ -71,7 +71,7 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     """One Python process of the job, as it was seen."""
 
     pid: int
-    role: Role
+    role: ProcessRole
     rank: int | None
     local_rank: int | None
     world_size: int | None
@@ -97,14 +97,14 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class WantedStacks:
     """Whose stacks: a job's (SLURM's id, or as `name_job` says), these processes', or every process with a RANK."""
 
     job: str = ""
     pids: tuple[int, ...] = ()
 
 
-def look(wanted: Wanted, *, node: str, root: Path = Path("/")) -> NodeStacks:
+def look(wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> NodeStacks:
     """Return the stacks of all wanted Python processes of this machine; what could not be read says why.
 
     Args:
@@ -114,29 +114,31 @@ def look(wanted: Wanted, *, node: str, root: Path = Path("/")) -> NodeStacks:
     """
     deadline_s = time.monotonic() + LOOK_S
     found, others = find_processes(wanted, root=root)
-    began_s, before = time.monotonic(), {each.pid: _cpu_seconds(root, each.pid) for each in found}
+    began_s, before = time.monotonic(), {process.pid: _cpu_seconds(root, process.pid) for process in found}
     with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        dumps = list(pool.map(lambda each: _dump(each, deadline_s, root), found))
+        dumps = list(pool.map(lambda process: _dump(process, deadline_s, root), found))
     time.sleep(max(0.0, began_s + CPU_WINDOW_S - time.monotonic()))
     window_s = time.monotonic() - began_s
-    wanted_lines = {each.pid: _user_lines(threads) for each, (threads, _) in zip(found, dumps, strict=True)}
+    wanted_lines = {process.pid: _user_lines(threads) for process, (threads, _) in zip(found, dumps, strict=True)}
     texts = read_source_lines(wanted_lines, root=root)
     processes = []
-    for each, (threads, problem) in zip(found, dumps, strict=True):
-        state = (_stat(root, each.pid) or each.stat).state
+    for process, (threads, problem) in zip(found, dumps, strict=True):
+        state = (_stat(root, process.pid) or process.stat).state
         processes.append(
             Process(
-                pid=each.pid,
-                role=each.role,
-                rank=each.rank,
-                local_rank=each.local_rank,
-                world_size=_count(each.env, "WORLD_SIZE", "SLURM_STEP_NUM_TASKS") if each.rank is not None else None,
+                pid=process.pid,
+                role=process.role,
+                rank=process.rank,
+                local_rank=process.local_rank,
+                world_size=_count(process.env, "WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
+                if process.rank is not None
+                else None,
                 state=state,
-                kernel_wait=_read(root / f"proc/{each.pid}/wchan").decode(errors="replace") if state == "D" else "",
-                cpu=round(max(0.0, _cpu_seconds(root, each.pid) - before[each.pid]) / window_s, 2),
-                threads=tuple(_with_text(thread, texts.get(each.pid, {})) for thread in threads),
+                kernel_wait=_read(root / f"proc/{process.pid}/wchan").decode(errors="replace") if state == "D" else "",
+                cpu=round(max(0.0, _cpu_seconds(root, process.pid) - before[process.pid]) / window_s, 2),
+                threads=tuple(_with_text(thread, texts.get(process.pid, {})) for thread in threads),
                 problem=problem,
-                job=each.job,
+                job=process.job,
             )
         )
     return NodeStacks(node=node, job=wanted.job, processes=tuple(processes), others=tuple(others))
@@ -165,14 +167,14 @@ class _Stat:
 
 
 @dataclass(slots=True)
-class Found:
+class FoundProcess:
     """A Python process before it was read."""
 
     pid: int
     stat: _Stat
     env: Mapping[str, str]
     command: Sequence[str]
-    role: Role = Role.WORKER
+    role: ProcessRole = ProcessRole.WORKER
     rank: int | None = field(init=False)
     local_rank: int | None = field(init=False)
     job: str = field(init=False)
@@ -199,13 +201,13 @@ def name_job(env: Mapping[str, str]) -> str:
     return run if run not in ("", "none") else env.get("SLURM_JOB_ID") or store
 
 
-def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Found], list[str]]:
+def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[list[FoundProcess], list[str]]:
     """Return the wanted Python processes, workers first, and the names of the job's other processes.
 
     allranks' own agents, probes and standbys are left out, as are Python's helpers without a stack of interest.
     """
     stats = {pid: stat for pid in _pids(root) if (stat := _stat(root, pid))}
-    mine: dict[int, Found] = {}
+    mine: dict[int, FoundProcess] = {}
     others: list[str] = []
     for pid, stat in sorted(stats.items()):
         env = read_environment(pid, root=root)
@@ -215,37 +217,39 @@ def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Foun
         if not (_is_python(root, pid, stat.name) or pid in wanted.pids):
             others.append(stat.name)
         elif pid != os.getpid() and not _is_helper(command, _read(root / f"proc/{stat.parent}/cmdline")):
-            mine[pid] = Found(pid, stat, env, command)
+            mine[pid] = FoundProcess(pid, stat, env, command)
     # The dead have no environment any more: their parent says whose they were.
     for pid, stat in stats.items():
         if stat.state == "Z" and stat.parent in mine and pid not in mine and _PYTHON.match(stat.name):
-            mine[pid] = Found(pid, stat, {}, ())
+            mine[pid] = FoundProcess(pid, stat, {}, ())
             mine[pid].job = mine[stat.parent].job
     _assign_roles(mine, stats)
-    order = list(Role)
-    ranked = sorted(mine.values(), key=lambda each: (order.index(each.role), each.rank is None, each.rank, each.pid))
+    order = list(ProcessRole)
+    ranked = sorted(
+        mine.values(), key=lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid)
+    )
     return ranked, sorted(set(others) - {"slurm_script"})
 
 
-def _assign_roles(mine: Mapping[int, Found], stats: Mapping[int, _Stat]) -> None:
+def _assign_roles(mine: Mapping[int, FoundProcess], stats: Mapping[int, _Stat]) -> None:
     """Who is whose child; a process without RANK above one that has it started it."""
-    for each in mine.values():
-        above = each.stat.parent
+    for process in mine.values():
+        above = process.stat.parent
         while above in stats and above not in mine:
             above = stats[above].parent
         parent = mine.get(above)
-        if "RANK" not in each.env and _LAUNCHER.search(" ".join(each.command[:4])):
-            each.role = Role.LAUNCHER
+        if "RANK" not in process.env and _LAUNCHER.search(" ".join(process.command[:4])):
+            process.role = ProcessRole.LAUNCHER
         if parent is None:
             continue
-        if "RANK" in each.env and "RANK" not in parent.env:
-            parent.role = Role.LAUNCHER
-        elif each.rank == parent.rank or each.rank is None:
-            each.role = Role.CHILD
-            each.rank, each.local_rank = parent.rank, parent.local_rank
-    for each in mine.values():
-        if each.role is Role.LAUNCHER:  # SLURM's number of it is a node's, not a rank
-            each.rank = each.local_rank = None
+        if "RANK" in process.env and "RANK" not in parent.env:
+            parent.role = ProcessRole.LAUNCHER
+        elif process.rank == parent.rank or process.rank is None:
+            process.role = ProcessRole.CHILD
+            process.rank, process.local_rank = parent.rank, parent.local_rank
+    for process in mine.values():
+        if process.role is ProcessRole.LAUNCHER:  # SLURM's number of it is a node's, not a rank
+            process.rank = process.local_rank = None
 
 
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[td]?(-dbg)?$")
@@ -267,7 +271,7 @@ def _is_helper(command: Sequence[str], above: bytes) -> bool:
     return is_server or is_ours or "multiprocessing.resource_tracker" in str(command)
 
 
-def _is_wanted(wanted: Wanted, pid: int, env: Mapping[str, str], root: Path) -> bool:
+def _is_wanted(wanted: WantedStacks, pid: int, env: Mapping[str, str], root: Path) -> bool:
     if wanted.pids:
         return pid in wanted.pids
     if not wanted.job:
@@ -279,9 +283,9 @@ def _is_wanted(wanted: Wanted, pid: int, env: Mapping[str, str], root: Path) -> 
     return wanted.job in names
 
 
-def _dump(each: Found, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...], str]:
+def _dump(process: FoundProcess, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...], str]:
     """Threads of one process, or why there are none."""
-    if each.stat.state == "Z":
+    if process.stat.state == "Z":
         return (), "has ended (zombie)"
     py_spy = _find_py_spy()
     if py_spy is None:
@@ -291,7 +295,7 @@ def _dump(each: Found, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...
         limit_s = min(DUMP_S, deadline_s - time.monotonic())
         if limit_s <= 0:
             return (), f"not read: the {LOOK_S:.0f} s for all processes of this node were used up"
-        command = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(each.pid)]
+        command = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(process.pid)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             try:
                 out, err = child.communicate(timeout=limit_s)
@@ -301,14 +305,14 @@ def _dump(each: Found, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...
         words = err.decode(errors="replace")
         if child.returncode == 0:
             try:
-                return tuple(_thread(told, each.pid) for told in decode_json(out, list[_Told])), ""
+                return tuple(_thread(told, process.pid) for told in decode_json(out, list[_Told])), ""
             except Unreadable as exc:  # what it looked at, or itself, was killed meanwhile
                 words = f"its answer is cut off ({exc})"
-        if not (root / f"proc/{each.pid}").exists():
+        if not (root / f"proc/{process.pid}").exists():
             return (), "has ended in the meantime"
         if "ermission" in words or "not permitted" in words:
             return (), explain_refusal(_read(root / "proc/sys/kernel/yama/ptrace_scope").decode().strip())
-    if _namespace(root, each.pid) != _namespace(root, os.getpid()):
+    if _namespace(root, process.pid) != _namespace(root, os.getpid()):
         return (), f"runs in a container that py-spy cannot read: {_shorten(words)}"
     return (), f"py-spy: {_shorten(words)}"
 

@@ -8,7 +8,7 @@ join/trial.py forms the group and loads this file by path, with the cases that o
 
 Rank 0 answers with a line for each case, in their order:
 
-    {"row": {...}}                    the fields of comm/table.py, Row
+    {"row": {...}}                    the fields of comm/bench_table.py, Row
     {"skipped": {...}, "why": "..."}  the case, and the reason
 
 Phases of one case; where ranks agree, they do so at the store, which names a rank that is missing:
@@ -278,7 +278,7 @@ class _Run:
         took_s, wrong = self.once(), None
         if self.place.count and self.operations[0].output is not None:
             expected = self.operations[0].expected()
-            wrong = sum(int((each.output != expected).sum()) for each in self.operations)
+            wrong = sum(int((operation.output != expected).sum()) for operation in self.operations)
         if self.place.device.type == "cuda":  # the first run opened NCCL's connections
             took_s = self.once()
         self.first_s = took_s
@@ -289,7 +289,7 @@ class _Run:
         import torch
 
         self.began_s = time.monotonic()
-        for under_way in [handle for each in self.operations for handle in each.begin()]:
+        for under_way in [handle for operation in self.operations for handle in operation.begin()]:
             under_way.wait()
         if self.place.device.type == "cuda":
             event = torch.cuda.Event()

@@ -188,7 +188,11 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
         return float(wanted), ""
     torch = sys.modules["torch"]
     dist, is_lazy = torch.distributed, torch.nn.parameter.is_lazy
-    parameters = [each for each in arguments["module"].parameters() if each.requires_grad and not is_lazy(each)]
+    parameters = [
+        parameter
+        for parameter in arguments["module"].parameters()
+        if parameter.requires_grad and not is_lazy(parameter)
+    ]
     if not parameters:  # torch refuses it
         return None, ""
     mesh, device = arguments.get("device_mesh"), parameters[0].device
@@ -199,7 +203,7 @@ def _choose_size(arguments: Mapping[str, Any]) -> tuple[float | None, str]:
     wire_format = os.environ.get("ALLRANKS_COMPRESS")
     mb, reason = _load("sizing").choose_by_environment(
         os.environ,
-        [each.numel() * each.element_size() for each in reversed(parameters)],
+        [parameter.numel() * parameter.element_size() for parameter in reversed(parameters)],
         ranks=dist.get_world_size(group),
         backend=backend,
         compress=wire_format,
@@ -222,7 +226,9 @@ def _look_at(ddp: Any) -> None:
     wanted, reason = os.environ.get("ALLRANKS_COMPRESS", ""), _reasons.get(ddp, "")
     words = f"{_compress(ddp, wanted)}, " if wanted else ""
     words += f"buckets of {ddp.bucket_bytes_cap / 2**20:.3g} MiB{reason and f': {reason}'}"
-    size = sum(each.numel() * each.element_size() for each in ddp.module.parameters() if each.requires_grad)
+    size = sum(
+        parameter.numel() * parameter.element_size() for parameter in ddp.module.parameters() if parameter.requires_grad
+    )
     _say(f"DDP with {size / 1e6:.3g} MB of gradients: {words}")
 
 

@@ -13,7 +13,7 @@
    rank, or to another world, than the worker is: on the other nodes their children come as the same ranks.
 
 Runs in the worker's Python: standard library and torch only. `wrap` raises where torch has become another than any in
-TESTED, and the worker then runs as without us. launch/environment.py says what the torches in TESTED lack.
+TESTED, and the worker then runs as without us. launch/worker_environment.py says what the torches in TESTED lack.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ def _tell_of_itself() -> None:
     with contextlib.suppress(OSError):  # a shell between may have closed it
         if fd.isdecimal() and "allranks-cell" in os.readlink(f"/proc/self/fd/{fd}"):
             load_inside("handlers").begin(int(fd))
-            load_inside("output").begin(int(fd))
+            load_inside("lost_output").begin(int(fd))
 
 
 def load_inside(name: str = "entry") -> ModuleType:
@@ -250,7 +250,7 @@ def _note_exit(status: object = None) -> None:
 
 def _before(value: BaseException) -> list[str]:
     """What had been raised before an exception, while it was raised in its handling: the oldest first."""
-    return [cut(_say(type(each), each), EXCEPTION_LIMIT) for each in reversed(_chain(value)[1:])]
+    return [cut(_say(type(earlier), earlier), EXCEPTION_LIMIT) for earlier in reversed(_chain(value)[1:])]
 
 
 def _chain(value: BaseException) -> list[BaseException]:
@@ -258,7 +258,7 @@ def _chain(value: BaseException) -> list[BaseException]:
     found: list[BaseException] = [value]
     while len(found) <= MOST_BEFORE:
         earlier = found[-1].__cause__ or found[-1].__context__ or _first_part(found[-1])
-        if not isinstance(earlier, BaseException) or any(earlier is each for each in found):
+        if not isinstance(earlier, BaseException) or any(earlier is known for known in found):
             break
         found.append(earlier)
     return found
@@ -318,11 +318,11 @@ def _format(value: BaseException) -> str:
     if _is_short(value):
         return cut("".join(traceback.format_exception(type(value), value, value.__traceback__)), FILE_CHARS)
     printed = ""
-    for each in reversed(_chain(value)):
+    for error in reversed(_chain(value)):
         if printed:
-            printed += _CONTEXT if each.__context__ is not None and each.__cause__ is None else _CAUSE
-        frames = "".join(traceback.format_tb(each.__traceback__, -MOST_FRAMES))
-        printed += cut(f"{_HEADER}{frames}{_say(type(each), each)}\n", FILE_CHARS // 8)
+            printed += _CONTEXT if error.__context__ is not None and error.__cause__ is None else _CAUSE
+        frames = "".join(traceback.format_tb(error.__traceback__, -MOST_FRAMES))
+        printed += cut(f"{_HEADER}{frames}{_say(type(error), error)}\n", FILE_CHARS // 8)
     return cut(printed, FILE_CHARS)
 
 
@@ -331,19 +331,19 @@ def _is_short(value: BaseException) -> bool:
     seen: set[int] = set()
     left = [value]
     while left:
-        each = left.pop()
-        if id(each) in seen:
+        error = left.pop()
+        if id(error) in seen:
             continue
-        seen.add(id(each))
-        parts = getattr(each, "exceptions", None)
-        before = [other for other in (each.__cause__, each.__context__) if isinstance(other, BaseException)]
+        seen.add(id(error))
+        parts = getattr(error, "exceptions", None)
+        before = [other for other in (error.__cause__, error.__context__) if isinstance(other, BaseException)]
         parts = list(parts[:MOST_PRINTED]) if isinstance(parts, tuple) else []
         left += [other for other in (*before, *parts) if isinstance(other, BaseException)]
-        num_frames, frame = 0, each.__traceback__
+        num_frames, frame = 0, error.__traceback__
         while frame is not None and num_frames <= 10 * MOST_FRAMES:
             num_frames, frame = num_frames + 1, frame.tb_next
-        notes = getattr(each, "__notes__", ())
-        num_chars = len(_text_of(each)) + sum(len(note) for note in notes if isinstance(note, str))
+        notes = getattr(error, "__notes__", ())
+        num_chars = len(_text_of(error)) + sum(len(note) for note in notes if isinstance(note, str))
         if len(seen) + len(left) > MOST_PRINTED or num_frames > 10 * MOST_FRAMES or num_chars > FILE_CHARS // 2:
             return False
     return True
@@ -409,8 +409,8 @@ def _tell_agent(message: str, extra: dict[str, Any]) -> None:
     if (cell := _own_cell()) is None:
         return
     threads = sys.modules.get("threading")
-    alive = [each for each in threads.enumerate() if not each.daemon] if threads else []
-    names = [each.name[:100] for each in alive if threads and each is not threads.main_thread()][:8]
+    alive = [thread for thread in threads.enumerate() if not thread.daemon] if threads else []
+    names = [thread.name[:100] for thread in alive if threads and thread is not threads.main_thread()][:8]
     told = extra | {
         "message": cut(message, CELL_CHARS),
         "py_callstack": cut(extra["py_callstack"], CELL_CHARS),

@@ -42,7 +42,7 @@ def main() -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    watch = Watch(out)
+    watch = DdpWatch(out)
     construct = DistributedDataParallel.__init__
 
     def construct_watched(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     watch.write()
 
 
-class Watch:
+class DdpWatch:
     """Every DistributedDataParallel of this process, and what its log said."""
 
     def __init__(self, out: str) -> None:
@@ -76,7 +76,7 @@ class Watch:
         self._logs.append(log)
 
         def read(module: Any, args: Any) -> None:
-            if log.read() and all(len(each.times) in (0, STEPS) for each in self._logs):
+            if log.read() and all(len(one.times) in (0, STEPS) for one in self._logs):
                 self.end()
 
         ddp.register_forward_pre_hook(read)
@@ -137,12 +137,12 @@ class Log:
     def told(self) -> dict[str, Any]:
         """Return medians, and what the module is."""
         log = self._ddp._get_ddp_logging_data()
-        own = [each for each in self._ddp.module.parameters() if each.requires_grad]
+        own = [parameter for parameter in self._ddp.module.parameters() if parameter.requires_grad]
         steps_s = [after - before for before, after in zip(self._began_s, self._began_s[1:], strict=False)]
         times_s = [median(column) for column in zip(*self.times, strict=True)]
         buckets = str(log.get("rebuilt_bucket_sizes") or log.get("bucket_sizes") or "")
         return {
-            "tensor_bytes": [each.numel() * each.element_size() for each in reversed(own)],
+            "tensor_bytes": [parameter.numel() * parameter.element_size() for parameter in reversed(own)],
             "element_bytes": own[0].element_size(),
             "low_rank_bytes": sum(map(_low_rank_bytes, own)),
             "bucket_bytes": [int(size) for size in buckets.split(",") if size.strip()],

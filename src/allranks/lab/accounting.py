@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from allranks.lab.hosts import SYSTEM_PATH, processes_in, run_in
-from allranks.lab.plan import Host
+from allranks.lab.node_plan import Host
 from allranks.lab.release import daemon_command
 from allranks.model.errors import SetupError
 

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.lab import init
-from allranks.lab.plan import DOCKER_ADDRESS, DOCKER_INTERFACE, MANAGEMENT_INTERFACE, SECOND_INTERFACE, Host
+from allranks.lab.node_plan import DOCKER_ADDRESS, DOCKER_INTERFACE, MANAGEMENT_INTERFACE, SECOND_INTERFACE, Host
 from allranks.model.errors import SetupError
 
 SWITCH = "@switch"
@@ -91,9 +91,9 @@ def share_cores(inits: Mapping[str, int], hosts: Sequence[Host]) -> None:
     Six ranks with two threads each on two cores train at half the speed of six ranks with one.
     """
     cores = sorted(os.sched_getaffinity(0))
-    each = max(1, len(cores) // len(hosts))
+    num_cores = max(1, len(cores) // len(hosts))
     for host in hosts:
-        own = {cores[(host.index * each + number) % len(cores)] for number in range(each)}
+        own = {cores[(host.index * num_cores + number) % len(cores)] for number in range(num_cores)}
         os.sched_setaffinity(inits[host.name], own)
 
 

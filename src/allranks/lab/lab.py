@@ -29,9 +29,9 @@ from typing import Any
 
 import msgspec
 
-from allranks.lab import accounting, hosts, job_ids, release, slurm
+from allranks.lab import accounting, hosts, job_ids, release, slurm_daemons
 from allranks.lab.hosts import SWITCH
-from allranks.lab.plan import Host, plan_controller, plan_hosts, render_hosts_file
+from allranks.lab.node_plan import Host, plan_controller, plan_hosts, render_hosts_file
 from allranks.model.cluster import Cluster
 from allranks.model.errors import SetupError, UsageError
 
@@ -91,8 +91,8 @@ class Lab:
         slurm_release: str | None = None,
         has_accounting: bool = False,
         has_login: bool = False,
-        kill_wait_s: int = slurm.KILL_WAIT_S,
-        grace_s: int = slurm.GRACE_S,
+        kill_wait_s: int = slurm_daemons.KILL_WAIT_S,
+        grace_s: int = slurm_daemons.GRACE_S,
         say: Callable[[str], None] = lambda _: None,
     ) -> Sequence[Host]:
         """Put every node into service: keep what already exists, create what is missing.
@@ -155,11 +155,11 @@ class Lab:
             progress("starting munge and SLURM")
             controller = inits[controlling.name]
             if has_accounting:
-                slurm.start_munge(controller, self.dir)  # before slurmdbd, which needs it
+                slurm_daemons.start_munge(controller, self.dir)  # before slurmdbd, which needs it
                 accounting.start(self.name, controller, self.dir, progress=progress)
-            slurm.start_daemons(planned, inits, self.dir, controller=controller)
+            slurm_daemons.start_daemons(planned, inits, self.dir, controller=controller)
             # Phase 5: all nodes have reported.
-            slurm.wait_until_idle(planned, inits, self.dir, controller=controller, progress=progress)
+            slurm_daemons.wait_until_idle(planned, inits, self.dir, controller=controller, progress=progress)
         return planned
 
     def mend(self, *, say: Callable[[str], None] = lambda _: None) -> None:
@@ -246,12 +246,16 @@ class Lab:
             raise self._not_up()
         computing = [host.name for host in self.planned_hosts()]
         controller = inits.get(self.controller().name)
-        states = slurm.read_states(controller) if controller and "slurmctld" in hosts.processes_in(controller) else {}
+        states = (
+            slurm_daemons.read_states(controller)
+            if controller and "slurmctld" in hosts.processes_in(controller)
+            else {}
+        )
         return {
             "name": self.name,
-            "slurm": slurm.read_version(controller) if controller else "",
+            "slurm": slurm_daemons.read_version(controller) if controller else "",
             "directory": str(self.dir),
-            "slurm_conf": str(slurm.conf_path(self.dir)),
+            "slurm_conf": str(slurm_daemons.conf_path(self.dir)),
             "switch_pid": inits.get(SWITCH),
             "nodes": [
                 {"name": name, "is_login": name not in computing, "slurm_state": states.get(name)}
@@ -281,7 +285,7 @@ class Lab:
                 (own / "hostname").write_text(f"{name}\n")
                 (own / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
         first_job = job_ids.begin(env=self._env)
-        slurm.write_files(
+        slurm_daemons.write_files(
             self.name,
             planned,
             cluster,
@@ -408,6 +412,6 @@ def _node_status(init_pid: int | None) -> dict[str, Any]:
     running = hosts.processes_in(init_pid) if init_pid else {}
     return {
         "init_pid": init_pid,
-        "daemon_pids": {each: running[each][0] for each in _DAEMONS if each in running},
+        "daemon_pids": {daemon: running[daemon][0] for daemon in _DAEMONS if daemon in running},
         "interfaces": hosts.read_links(init_pid) if init_pid else [],
     }

@@ -36,7 +36,7 @@ from enum import StrEnum
 import msgspec
 
 from allranks.launch import events
-from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, STOP_SIGNALS, Effect, Event, Hold
+from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, STOP_SIGNALS, Effect, EndingFacts, Event
 from allranks.launch.grace import Grace
 from allranks.launch.lead.course import RETURN_S, SHUTDOWN_S
 from allranks.launch.relays import Relays
@@ -58,7 +58,7 @@ STANDBY_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
 
 
-class Phase(StrEnum):
+class AgentPhase(StrEnum):
     """What an agent does; see the table at the top."""
 
     STARTING = "starting"
@@ -69,10 +69,10 @@ class Phase(StrEnum):
 
 
 MOVES = {
-    Phase.STARTING: {Phase.WATCHING, Phase.ENDING},
-    Phase.WATCHING: {Phase.ENDING},
-    Phase.ENDING: {Phase.WAITING},
-    Phase.WAITING: {Phase.STARTING, Phase.GONE},
+    AgentPhase.STARTING: {AgentPhase.WATCHING, AgentPhase.ENDING},
+    AgentPhase.WATCHING: {AgentPhase.ENDING},
+    AgentPhase.ENDING: {AgentPhase.WAITING},
+    AgentPhase.WAITING: {AgentPhase.STARTING, AgentPhase.GONE},
 }
 
 
@@ -87,7 +87,7 @@ class Agent:
     """
 
     def __init__(self, plan: Plan, *, now_s: float, shutdown_s: float = SHUTDOWN_S, is_slurm: bool = False) -> None:
-        self.phase = Phase.WAITING
+        self.phase = AgentPhase.WAITING
         self._shutdown_s, self._is_slurm = shutdown_s, is_slurm
         self.plan = plan
         """Of this generation."""
@@ -109,7 +109,7 @@ class Agent:
         """Of the workers that run, by rank."""
         self._savers: set[int] = set()
         """Ranks that report steps, and therefore read orders."""
-        self._holds: Mapping[int, Hold] = {}
+        self._holds: Mapping[int, EndingFacts] = {}
         """How the ranks are to be ended."""
         self._relays = Relays()
         self._has_failed = False
@@ -153,7 +153,7 @@ class Agent:
         slept_s = max(0.0, now_s - self._stepped_s - ASLEEP_S)
         self._waits_s, self._heard_s, self._stepped_s = self._waits_s + slept_s, self._heard_s + slept_s, now_s
         match event:
-            case _ if self.phase is Phase.GONE:
+            case _ if self.phase is AgentPhase.GONE:
                 return []
             case events.Due():
                 self._turn(now_s)
@@ -164,7 +164,7 @@ class Agent:
                 self._obey(message, now_s)
             case events.Lost(reason=reason):
                 self._miss_leader(reason, now_s)
-            case events.Found(leader=leader):
+            case events.LeaderFound(leader=leader):
                 self._follow(leader, now_s)
             case events.Joined(connection=connection) if why := self.refuses(now_s):
                 self._do(events.Reject(connection=connection, reason=why))
@@ -205,14 +205,14 @@ class Agent:
     def _send(self, message: Message) -> None:
         self._do(events.Send(message=message))
 
-    def _enter(self, phase: Phase) -> None:
+    def _enter(self, phase: AgentPhase) -> None:
         assert phase in MOVES.get(self.phase, ()), f"{self.phase} -> {phase}"
         self.phase = phase
 
     # Workers
 
     def _start(self, plan: Plan) -> None:
-        self._enter(Phase.STARTING)
+        self._enter(AgentPhase.STARTING)
         self.plan, self.ending, self._next_plan, self._succeeded = plan, None, None, set()
         self._told, self._pids, self._savers, self._has_failed, self._holds = [], {}, set(), False, {}
         self._do(events.Start(plan=plan))
@@ -223,9 +223,9 @@ class Agent:
         self._pids = dict(started.pids)
         self._standby_at_s = now_s + STANDBY_AFTER_S if started.generation < self.plan.max_restarts else None
         if self.ending is None:
-            self._enter(Phase.WATCHING)
+            self._enter(AgentPhase.WATCHING)
         else:  # it was told to end them while they were started
-            self._enter(Phase.ENDING)
+            self._enter(AgentPhase.ENDING)
             self.ending.looked_s = now_s
             self._do(*self.ending.look(now_s, self._pids, self._holds))
 
@@ -244,7 +244,7 @@ class Agent:
 
     def _end(self, signum: int, now_s: float, stop: protocol.Stop | None = None) -> None:
         """Tell all workers to end; a second call only adds workers to kill at once, and may hasten the others."""
-        if self.phase in (Phase.WAITING, Phase.GONE):
+        if self.phase in (AgentPhase.WAITING, AgentPhase.GONE):
             return
         grace_s, saving_s = (stop.grace_s, stop.saving_s) if stop is not None else (None, None)
         if self.ending is None:
@@ -259,9 +259,9 @@ class Agent:
         elif saving_s is not None:
             self.ending.hasten(saving_s)
         self.ending.at_once |= frozenset(stop.at_once if stop is not None else ())
-        if self.phase is Phase.WATCHING:
-            self._enter(Phase.ENDING)
-        if self.phase is Phase.ENDING and self.ending.swept_by_s is None:
+        if self.phase is AgentPhase.WATCHING:
+            self._enter(AgentPhase.ENDING)
+        if self.phase is AgentPhase.ENDING and self.ending.swept_by_s is None:
             self._do(*self.ending.look(now_s, self._pids, self._holds))
 
     def _advance(self, ending: Grace, now_s: float) -> None:
@@ -280,11 +280,11 @@ class Agent:
 
     def _settle(self, left: tuple[str, ...], now_s: float) -> None:
         """All workers have ended, and what they left: say so."""
-        if self.phase is not Phase.ENDING or self.ending is None or self.ending.swept_by_s is None:
+        if self.phase is not AgentPhase.ENDING or self.ending is None or self.ending.swept_by_s is None:
             return
         if left and self.interrupted_by is None and not self._pids and not self._has_failed:
             self._do(events.Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
-        self._enter(Phase.WAITING)
+        self._enter(AgentPhase.WAITING)
         self._waits_s = now_s
         if self._next_plan is not None and self.goodbye is None:
             if not self._is_next_stopped:
@@ -314,7 +314,7 @@ class Agent:
         """After a signal: end the workers, unless they can save; then the leader says when."""
         if self.interrupted_by is None or self.ending is not None:
             return
-        stops = [each for each in self._signals if each != SAVE_SIGNAL]
+        stops = [signum for signum in self._signals if signum != SAVE_SIGNAL]
         is_patient = stops == [signal.SIGTERM] or (self._is_slurm and set(stops) == {signal.SIGTERM})
         if not (is_patient and self._savers & self._pids.keys()):
             if all(hold.handles.isdisjoint(STOP_SIGNALS) for hold in self._holds.values()):
@@ -326,9 +326,9 @@ class Agent:
     def _turn(self, now_s: float) -> None:
         self._heed(now_s)
         self._do(*self._relays.due(now_s, self._pids, self._holds))
-        if self.phase is Phase.ENDING and self.ending is not None:
+        if self.phase is AgentPhase.ENDING and self.ending is not None:
             self._advance(self.ending, now_s)
-        if self.phase is Phase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
+        if self.phase is AgentPhase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
             self._standby_at_s = now_s + STANDBY_AFTER_S
             self._do(events.PrepareStandby())
         if self.succession is not None:
@@ -341,10 +341,10 @@ class Agent:
         elif self._search is not None and now_s >= max(self._search.gives_up_s, self._heard_s + RETURN_S):
             self._drop_leader(f"{self.leader_name} does not lead", now_s)
         is_silent = now_s - max(self._heard_s, self._waits_s) > PEERS_S
-        if self.phase is Phase.WAITING and self.goodbye is None and self.interrupted_by is not None and is_silent:
+        if self.phase is AgentPhase.WAITING and self.goodbye is None and self.interrupted_by is not None and is_silent:
             self._give_up("the leader's agent sent no final verdict")
-        if self.phase is Phase.WAITING and self.goodbye is not None:
-            self._enter(Phase.GONE)
+        if self.phase is AgentPhase.WAITING and self.goodbye is not None:
+            self._enter(AgentPhase.GONE)
 
     def _obey(self, message: Message, now_s: float) -> None:
         match message:
@@ -364,7 +364,7 @@ class Agent:
                     self.interrupted_by, self._waits_s = message.interrupted_by, now_s
                 self._end(signum, now_s, message)
             case Plan() if message.generation > self.plan.generation and self.goodbye is None:
-                if self.phase is Phase.WAITING:
+                if self.phase is AgentPhase.WAITING:
                     self._start(message)
                 else:
                     self._next_plan, self._is_next_stopped = message, False
@@ -416,7 +416,7 @@ class Agent:
             self._send(msgspec.structs.replace(ended, age_s=ended.age_s + now_s - told_s))
         for signum in dict.fromkeys(self._signals):
             self._send(protocol.Interrupted(signum=signum))
-        if self.phase is Phase.WAITING:
+        if self.phase is AgentPhase.WAITING:
             self._send(protocol.Stopped(generation=self.plan.generation))
 
     def _lose(self, now_s: float) -> None:

@@ -1,6 +1,6 @@
 """Which lines of progress bars (tqdm, rich, ...) stay, and what would a terminal show of them? Pure.
 
-    lines = Lines()
+    lines = TerminalLines()
     lines.feed(b"\\r 10%|#   |\\r 20%|##  |")     []: nothing has ended
     lines.feed(b"\\r100%|####|\\ndone\\n")        [(b"100%|####|", True), (b"done", False)]
 
@@ -49,7 +49,7 @@ State = tuple[bytes, Sequence[bytes]]
 """Prefix of a rank, and the rows of its bar."""
 
 
-class Ended(NamedTuple):
+class FinishedLine(NamedTuple):
     """A line that nothing will change any more, or several."""
 
     text: bytes
@@ -82,15 +82,15 @@ class _Row:
             self.text = self.text[:BAR_LIMIT_BYTES]
         self.restarts = False
 
-    def end(self) -> Ended | None:
+    def end(self) -> FinishedLine | None:
         if not self.is_redrawn:
-            return Ended(self.text, is_redrawn=False)
+            return FinishedLine(self.text, is_redrawn=False)
         text = self.text.rstrip()
         is_bar = bool(self.whole) and find_place([self.whole]).kind == find_place([text]).kind
-        return Ended(text, is_redrawn=is_bar) if text else None
+        return FinishedLine(text, is_redrawn=is_bar) if text else None
 
 
-class Lines:
+class TerminalLines:
     """What a worker has written into one stream, as a terminal would show it: lines that have ended, and rows below
     them that may still change."""
 
@@ -122,14 +122,14 @@ class Lines:
             row.whole = b""
         return whole
 
-    def feed(self, data: bytes) -> list[Ended]:
+    def feed(self, data: bytes) -> list[FinishedLine]:
         """Take in what was written, and return the lines that have ended."""
         data, self._cut = self._cut + data, b""
         if b"\x1b" in data and (cut := _CUT.search(data)):
             data, self._cut = data[: cut.start()], cut.group()
-        ended: list[Ended] = []
+        ended: list[FinishedLine] = []
         if b"\x1b" in data or self._is_hidden:
-            ups = [sum(int(each or 1) for each in _UP_ONCE.findall(run)) for run in _UP.findall(data)]
+            ups = [sum(int(count or 1) for count in _UP_ONCE.findall(run)) for run in _UP.findall(data)]
             self._depth = min(MAX_ROWS, max([self._depth, *ups]))
             if self._is_hidden and b"\r" in data:  # the second time that it draws: now it would have gone up
                 self._is_hidden = False
@@ -141,7 +141,7 @@ class Lines:
         if b"\r" not in data and b"\x1b" not in data and not row.is_redrawn and not row.restarts:
             data, newline, rest = data.rpartition(b"\n")
             if newline:
-                ended, self._rows = [Ended(row.text + data, is_redrawn=False)], [_Row()]
+                ended, self._rows = [FinishedLine(row.text + data, is_redrawn=False)], [_Row()]
             return [*ended, *self._draw(rest)]
         *lines, rest = data.split(b"\n")
         for line in lines:
@@ -149,11 +149,11 @@ class Lines:
             if self._at or row.is_redrawn or row.restarts or _MOVES.search(line):
                 ended += self._draw(line + b"\n")
             else:
-                ended.append(Ended((row.text + line).rstrip(b"\r"), False))
+                ended.append(FinishedLine((row.text + line).rstrip(b"\r"), False))
                 self._rows = [_Row()]
         return [*ended, *self._draw(rest)]
 
-    def settle(self) -> list[Ended]:
+    def settle(self) -> list[FinishedLine]:
         """The cursor has not gone up for a while: return what is above it, unless it stands in the last of several
         bars."""
         if self._rows[self._at].text.strip() and any(row.is_redrawn for row in self._rows[: self._at]):
@@ -166,14 +166,14 @@ class Lines:
         if any(row.is_redrawn for row in self._rows):
             self._rows, self._at = [_Row()], 0
 
-    def end(self) -> list[Ended]:
+    def end(self) -> list[FinishedLine]:
         """Nothing more is written: return what is left."""
         left = [ended._replace(is_redrawn=row.is_redrawn) for row in self._rows if row.text and (ended := row.end())]
         self._rows, self._at = [_Row()], 0
         return left
 
-    def _draw(self, data: bytes) -> list[Ended]:
-        ended: list[Ended] = []
+    def _draw(self, data: bytes) -> list[FinishedLine]:
+        ended: list[FinishedLine] = []
         for token in _TOKEN.finditer(data):
             text, row = token.group(), self._rows[self._at]
             if text == b"\n":
@@ -184,7 +184,7 @@ class Lines:
             elif token[2] in (None, b"m"):
                 row.write(text)
                 while not row.is_redrawn and len(row.text) > LINE_LIMIT_BYTES:
-                    ended.append(Ended(row.text[:LINE_LIMIT_BYTES], False))
+                    ended.append(FinishedLine(row.text[:LINE_LIMIT_BYTES], False))
                     row.text = row.text[LINE_LIMIT_BYTES:]
             else:
                 self._control(token[1], token[2])
@@ -213,7 +213,7 @@ class Lines:
         elif row.text:
             row.restarts = True
 
-    def _scroll(self) -> list[Ended]:
+    def _scroll(self) -> list[FinishedLine]:
         """Return the rows that the cursor does not come back to."""
         num_gone = max(0, self._at - (MAX_ROWS if self._is_hidden else self._depth))
         gone = [ended for row in self._rows[:num_gone] if (ended := row.end())]
@@ -283,7 +283,7 @@ def fold(states: Sequence[State], *, columns: int | None = None) -> list[bytes]:
     return [fit(prefix + row, words if number == len(rows) else "", columns) for number, row in enumerate(rows, 1)]
 
 
-def fold_last(waiting: Iterable[tuple[Source, bytes, Ended]]) -> list[tuple[Source | None, bytes]]:
+def fold_last(waiting: Iterable[tuple[Source, bytes, FinishedLine]]) -> list[tuple[Source | None, bytes]]:
     """Return the lines that stay: last states of several ranks' bars as one, and each rank's lines in their order.
 
     Args:
@@ -291,7 +291,7 @@ def fold_last(waiting: Iterable[tuple[Source, bytes, Ended]]) -> list[tuple[Sour
     Returns:
         Lines, each with its newline, and where they come from; None: they have their prefix.
     """
-    queues: dict[bytes, deque[tuple[Source, Ended]]] = {}
+    queues: dict[bytes, deque[tuple[Source, FinishedLine]]] = {}
     for source, prefix, ended in waiting:
         queues.setdefault(prefix, deque()).append((source, ended))
     shown: list[tuple[Source | None, bytes]] = []

@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from allranks.launch.bars import Ended, Paint, State, fold, fold_last
+from allranks.launch.bars import FinishedLine, Paint, State, fold, fold_last
 from allranks.launch.followed import Followed
 from allranks.report.text import describe_size
 
@@ -71,7 +71,7 @@ FINISH_S = 0.5
 """How long the start of other workers may wait for what the ones before have written to be shown."""
 
 
-class Stream(io.FileIO):
+class QueuedStream(io.FileIO):
     """A file descriptor with a thread that writes what is queued, in order, and ends with the process."""
 
     def __init__(self, fd: int) -> None:
@@ -191,11 +191,11 @@ class Console:
         is_one = False
         with contextlib.suppress(OSError):
             is_one = os.path.sameopenfile(out_fd, err_fd)
-        out = Stream(out_fd)
-        self.screen = {"out": out, "err": out if is_one else Stream(err_fd)}
+        out = QueuedStream(out_fd)
+        self.screen = {"out": out, "err": out if is_one else QueuedStream(err_fd)}
         self._followed: list[Followed] = []
         self._is_muted: set[str] = set()
-        self._waiting: list[tuple[Followed, Ended, float]] = []
+        self._waiting: list[tuple[Followed, FinishedLine, float]] = []
         """Last states of bars that wait for those of other ranks, what follows them, and since when."""
         self._drawn_s = 0.0
         self._num_beyond = 0
@@ -297,7 +297,7 @@ class Console:
         os.close(followed.file_fd)
         self._followed.remove(followed)
 
-    def _show_lines(self, followed: Followed, ended: list[Ended]) -> None:
+    def _show_lines(self, followed: Followed, ended: list[FinishedLine]) -> None:
         """Show the lines that have ended. On a terminal the last state of a bar waits for those of other ranks, and
         with it what follows it."""
         if self.screen[followed.stream].paint is None:
@@ -307,7 +307,7 @@ class Console:
         if followed.has_verdict or followed.stream in self._is_muted:
             ended = [line for line in ended if not line.is_redrawn]
         first = next((number for number, line in enumerate(ended) if line.is_redrawn), len(ended))
-        if any(each.prefix == followed.prefix for each, _, _ in self._waiting):
+        if any(waiting.prefix == followed.prefix for waiting, _, _ in self._waiting):
             first = 0
         self._show_or_hold(followed, b"".join(line.text + b"\n" for line in ended[:first]))
         self._waiting += [(followed, line, time.monotonic()) for line in ended[first:]]
@@ -325,14 +325,16 @@ class Console:
         for name, screen in self.screen.items():
             if screen.paint is None or (name == "err" and screen is self.screen["out"]):
                 continue
-            own = [each for each in self._followed if self.screen[each.stream] is screen and each.prefix]
-            shown = [each for each in own if each.stream not in self._is_muted and not each.has_verdict]
-            live = [(each.prefix, rows) for each in shown if (rows := each.lines.rows)]
-            waiting = [each for each in self._waiting if self.screen[each[0].stream] is screen]
+            own = [
+                followed for followed in self._followed if self.screen[followed.stream] is screen and followed.prefix
+            ]
+            shown = [followed for followed in own if followed.stream not in self._is_muted and not followed.has_verdict]
+            live = [(followed.prefix, rows) for followed in shown if (rows := followed.lines.rows)]
+            waiting = [entry for entry in self._waiting if self.screen[entry[0].stream] is screen]
             if waiting and (is_end or not live or now_s >= waiting[0][2] + FOLD_S):
-                self._waiting = [each for each in self._waiting if self.screen[each[0].stream] is not screen]
+                self._waiting = [entry for entry in self._waiting if self.screen[entry[0].stream] is not screen]
                 screen.draw([])
-                for source, lines in fold_last((each, each.prefix, line) for each, line, _ in waiting):
+                for source, lines in fold_last((followed, followed.prefix, line) for followed, line, _ in waiting):
                     if source is None:
                         screen.write(lines)
                     else:
@@ -344,7 +346,7 @@ class Console:
         for followed in self._followed:
             if self.screen[followed.stream].paint is not None and followed.prefix:
                 rows = followed.lines.rows
-                self._waiting += [(followed, Ended(row, is_redrawn=True), time.monotonic()) for row in rows]
+                self._waiting += [(followed, FinishedLine(row, is_redrawn=True), time.monotonic()) for row in rows]
                 followed.lines.forget()
         self._draw_bars(is_end=True)
 

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from allranks.launch.environment import HOOK_PATH
+from allranks.launch.worker_environment import HOOK_PATH
 from allranks.model.errors import SetupError
 
 RUNTIMES = {"apptainer": "APPTAINERENV_", "singularity": "SINGULARITYENV_", "enroot": ""}

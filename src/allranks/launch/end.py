@@ -26,7 +26,7 @@ from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
 from allranks.launch.console import Console
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.lead.outcome import describe_loss, describe_output, describe_success
+from allranks.launch.lead.summary import describe_loss, describe_output, describe_success
 from allranks.launch.loop import Loop
 from allranks.launch.queue.ending import goes_back
 from allranks.launch.succession import SEEK_S, find_end, find_events, has_ended, is_led_elsewhere

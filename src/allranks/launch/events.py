@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.launch.queue.ending import Decision
+from allranks.launch.queue.ending import EndingDecision
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card
 from allranks.model.finding import Finding
@@ -79,7 +79,7 @@ class Joined(Event, frozen=True):
     """Where its agent comes from."""
 
 
-class Found(Event, frozen=True):
+class LeaderFound(Event, frozen=True):
     """The answer to Seek: this agent is connected to its leader again, or to another one."""
 
     leader: int
@@ -108,7 +108,7 @@ class Meant(Event, frozen=True):
     """The answer to AskScheduler."""
 
     signum: int
-    decision: Decision
+    decision: EndingDecision
 
 
 class KillWaitFound(Event, frozen=True):
@@ -137,7 +137,7 @@ class Observed(Event, frozen=True):
     beat: NodeBeat
 
 
-class Hold(msgspec.Struct, frozen=True, kw_only=True):
+class EndingFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What of a rank says how it is to be ended."""
 
     handles: frozenset[int] = frozenset()
@@ -151,7 +151,7 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
 class Sensed(Event, frozen=True):
     """How this node's workers are to be ended, where that has changed; at once, unlike Observed."""
 
-    ranks: Mapping[int, Hold]
+    ranks: Mapping[int, EndingFacts]
 
 
 class WorkerEnded(Event, frozen=True):
@@ -293,7 +293,7 @@ class Sweep(Effect, frozen=True):
 
 
 class Seek(Effect, frozen=True):
-    """Look for a leader at these agents, until Found, or Lead, or the end of this process."""
+    """Look for a leader at these agents, until LeaderFound, or Lead, or the end of this process."""
 
     contacts: tuple[Contact, ...]
 

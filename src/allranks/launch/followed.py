@@ -16,7 +16,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 
-from allranks.launch.bars import Ended, Lines
+from allranks.launch.bars import FinishedLine, TerminalLines
 
 CHUNK_BYTES = 1 << 16
 """Of each file at once. The worst of it, empty lines and control sequences, becomes 5 MB with its prefixes, and takes
@@ -44,7 +44,7 @@ class Followed:
     """Before each line; empty: its bytes are shown as they are."""
     position: int
     """What is before it has been read."""
-    lines: Lines = field(default_factory=Lines)
+    lines: TerminalLines = field(default_factory=TerminalLines)
     held: bytearray = field(default_factory=bytearray)
     """From the beginning of a traceback on."""
     held_until_s: float = 0.0
@@ -95,7 +95,7 @@ class Followed:
         """Whether all is read that there will ever be."""
         return self.position >= self.end
 
-    def take_lines(self, data: bytes) -> list[Ended]:
+    def take_lines(self, data: bytes) -> list[FinishedLine]:
         """Return the lines that have ended with this data, as a terminal would show them."""
         ended = self.lines.feed(data)
         if data:
@@ -114,7 +114,7 @@ class Followed:
         return b"".join(row + b"\n" for row in rows)
 
 
-def _without_noise(ended: Ended) -> Ended | None:
+def _without_noise(ended: FinishedLine) -> FinishedLine | None:
     """Return the lines without NOISE; None where nothing else is there."""
     if NOISE not in ended.text:
         return ended

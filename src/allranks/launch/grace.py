@@ -20,7 +20,7 @@ import signal
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from allranks.launch.events import Effect, Forward, Hold, Say, Signal
+from allranks.launch.events import Effect, EndingFacts, Forward, Say, Signal
 
 REAP_S = 1.0
 """Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
@@ -34,7 +34,7 @@ NOTICE_S = 1.0
 """When the agent says for whom it waits."""
 
 
-def has_begun(hold: Hold, signum: int, since_s: float) -> bool:
+def has_begun(hold: EndingFacts, signum: int, since_s: float) -> bool:
     """Whether a handler of the rank has begun because of a signal that came then."""
     return hold.begun_s.get(signum, float("-inf")) >= since_s - BEFORE_S
 
@@ -77,7 +77,7 @@ class Grace:
         """From now on there is only so much time."""
         self.saving_s = min(self.saving_s, self.waited_s + saving_s)
 
-    def look(self, now_s: float, ranks: Iterable[int], holds: Mapping[int, Hold]) -> list[Effect]:
+    def look(self, now_s: float, ranks: Iterable[int], holds: Mapping[int, EndingFacts]) -> list[Effect]:
         """Return what is due, while workers run.
 
         Args:
@@ -93,7 +93,7 @@ class Grace:
             if rank in self.at_once and turn.killed_s is None:
                 turn.killed_s = max(self.waited_s, self.grace_s)  # much memory takes the kernel seconds to free
                 told.setdefault((signal.SIGKILL, False), []).append(rank)
-            elif (due := self._advance(turn, holds.get(rank, Hold()))) is not None:
+            elif (due := self._advance(turn, holds.get(rank, EndingFacts()))) is not None:
                 told.setdefault(due, []).append(rank)
         effects: list[Effect] = [
             Forward(signum=signum, ranks=tuple(which), ends=True)
@@ -114,9 +114,9 @@ class Grace:
     def is_over(self, ranks: Collection[int]) -> bool:
         """Whether nobody is waited for: these workers were killed some time ago, and are still there."""
         killed_s = [self._turns[rank].killed_s if rank in self._turns else None for rank in ranks]
-        return all(each is not None and self.waited_s >= each + REAP_S for each in killed_s)
+        return all(time_s is not None and self.waited_s >= time_s + REAP_S for time_s in killed_s)
 
-    def _advance(self, turn: _Turn, hold: Hold) -> tuple[int, bool] | None:
+    def _advance(self, turn: _Turn, hold: EndingFacts) -> tuple[int, bool] | None:
         """Return which signal a rank gets now, and whether only its handler does; None: it gets none."""
         if turn.killed_s is not None:
             return None
@@ -137,7 +137,7 @@ class Grace:
             return signal.SIGKILL, False
         return None
 
-    def _answer(self, hold: Hold) -> int | None:
+    def _answer(self, hold: EndingFacts) -> int | None:
         """Return the signal that a rank handles, of those that can mean this one."""
         instead = (signal.SIGTERM,) if self.signum in (signal.SIGINT, signal.SIGHUP) else ()
         return next((signum for signum in (self.signum, *instead) if signum in hold.handles), None)

@@ -32,15 +32,15 @@ from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
-from allranks.launch.environment import wire_variables
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.lead.group import make_group
+from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.network import ask_topology, describe_network, read_bench
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
 from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.launch.queue.scheduler import Scheduler, describe_return, read_culprits
 from allranks.launch.sweeper import Sweeper
+from allranks.launch.worker_environment import wire_variables
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, SetupError, UsageError
@@ -49,8 +49,8 @@ from allranks.model.past import History, Past
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.called import Called, Rendezvous
-from allranks.preflight.entry import Entry
-from allranks.preflight.ranks import describe_group
+from allranks.preflight.node_entry import Entry
+from allranks.preflight.ranks_as_nodes import describe_group
 from allranks.report.mask import mask_command
 from allranks.report.refusal import print_findings
 from allranks.report.rundir import RunDir, this_directory

@@ -1,7 +1,7 @@
 """Has only the agent of a lost leader ended, or is its machine lost? Asks its port again and again, in a thread.
 
 knocking = Knocking(contact)
-knocking.poll()             # Answer(listens=False): the machine answers, and its agent has ended
+knocking.poll()             # KnockReply(listens=False): the machine answers, and its agent has ended
 knocking.stop()
 """
 
@@ -21,7 +21,7 @@ WITHIN_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class KnockReply:
     """What the machine answers."""
 
     listens: bool | None
@@ -34,11 +34,11 @@ class Knocking:
     def __init__(self, contact: Contact) -> None:
         self._addresses = [*filter(None, dict.fromkeys((contact.control_address, contact.data_address)))]
         self._port = contact.port
-        self._answers: queue.SimpleQueue[Answer] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[KnockReply] = queue.SimpleQueue()
         self._is_over = threading.Event()
         start_thread(self._run, name="allranks-knock")
 
-    def poll(self) -> Answer | None:
+    def poll(self) -> KnockReply | None:
         """Return what is new."""
         answer = None
         while not self._answers.empty():
@@ -53,5 +53,5 @@ class Knocking:
         while not self._is_over.is_set():
             found = [listens(address, self._port, within_s=WITHIN_S) for address in self._addresses]
             # One network may be cut; an agent that listens on any of them lives.
-            self._answers.put(Answer(True if True in found else False if False in found else None))
+            self._answers.put(KnockReply(True if True in found else False if False in found else None))
             self._is_over.wait(PAUSE_S)

@@ -13,11 +13,11 @@ from allranks.files.folder import Folder
 from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell, CellRead
 from allranks.join.hook import cut
-from allranks.launch.worker_end import Exit, Left
+from allranks.launch.worker_end import ExitCall, Left
 from allranks.model.beat import Age
 from allranks.model.foreign import Unreadable, decode_fields, decode_json
 from allranks.model.raised import split_fatal
-from allranks.model.text import as_one_line, as_utf8
+from allranks.model.safe_text import as_one_line, as_utf8
 
 MAX_BYTES = 1 << 20
 """Of a file that the hook writes."""
@@ -127,16 +127,16 @@ def _as_fields(raised: _Raised) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _read_exit(folder: Folder, name: str) -> Exit | None:
+def _read_exit(folder: Folder, name: str) -> ExitCall | None:
     with contextlib.suppress(OSError):
         return _exit_of(folder.read(name, at_most=MAX_BYTES))
     return None
 
 
-def _exit_of(data: bytes) -> Exit | None:
+def _exit_of(data: bytes) -> ExitCall | None:
     with contextlib.suppress(Unreadable):
         called = decode_json(data, _Called)
-        return Exit(exit_code=called.exit_code, time_s=called.time_s, before=_cut_before(called.before))
+        return ExitCall(exit_code=called.exit_code, time_s=called.time_s, before=_cut_before(called.before))
     return None
 
 

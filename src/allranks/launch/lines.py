@@ -19,7 +19,7 @@ BEHIND_BYTES = 256 << 10
 """With so much that the other side has not read, it gets no Beat: the next one says what counts then."""
 
 
-class Lines(Driver):
+class ConnectionDriver(Driver):
     """Drives a reducer that speaks to others over connections, by node; an agent has only that to its leader, 0.
 
     Args:

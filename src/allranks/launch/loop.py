@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allranks.guard.activity import Activity
-from allranks.guard.watch import Watch
+from allranks.guard.watch import WorkerWatch
 from allranks.guard.worker import WatchedWorker
 from allranks.host.net import listens
 from allranks.launch import events
-from allranks.launch.agent import Agent, Phase
+from allranks.launch.agent import Agent, AgentPhase
 from allranks.launch.events import GRACE_S, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.knocking import Knocking
-from allranks.launch.lead.outcome import describe_running
-from allranks.launch.lines import Lines
+from allranks.launch.lead.summary import describe_running
+from allranks.launch.lines import ConnectionDriver
 from allranks.launch.pulse import Pulse
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.room import RoomWatch
@@ -42,7 +42,7 @@ from allranks.preflight.meeting import announce_leader
 from allranks.report.runs import describe_kill
 from allranks.report.text import say
 from allranks.wire.connection import Connection
-from allranks.wire.leader import Hint, bind_port
+from allranks.wire.leader_port import Hint, bind_port
 from allranks.wire.protocol import Contact, Goodbye, Order, Plan, Stop, Try, WorkerEnd
 from allranks.wire.seek import Search
 
@@ -88,7 +88,7 @@ class Loop:
         plan, address = workers.job, rendezvous.own_address or LOOPBACK
         self.rooms = RoomWatch(workers.run_dir)
         """Goes on after `run`: the last files of a job may need the room that it keeps."""
-        self._watch = Watch(
+        self._watch = WorkerWatch(
             plan.guard,
             data_address=plan.data_path.address if plan.data_path else address,
             control_address=address,
@@ -100,11 +100,11 @@ class Loop:
         self._knocking: Knocking | None = None
         """At the machine of a lost leader, where it must be proven that only its agent has ended."""
         self._selector = selectors.DefaultSelector()
-        self._lines = Lines(self._step, self._carry_out, self._selector)
+        self._lines = ConnectionDriver(self._step, self._carry_out, self._selector)
         self._feed = self._lines.feed
         self._num_ended = 0
         self._pulse = Pulse(time.monotonic())
-        self._holds: dict[int, events.Hold] = {}
+        self._holds: dict[int, events.EndingFacts] = {}
         """What the agent was told last of how its workers are to be ended."""
         self._plan_to_start: Plan | None = None
         """While its workers wait for the standby."""
@@ -135,7 +135,7 @@ class Loop:
                 )
             self._feed(events.Due(now_s=time.monotonic()))
             self._lines.listen(0)  # what came together with the Plan
-            while agent.phase is not Phase.GONE:
+            while agent.phase is not AgentPhase.GONE:
                 self._turn()
                 if acceptor is not None:
                     acceptor.turn(time.monotonic())
@@ -176,7 +176,7 @@ class Loop:
         for signum in self.inbox.take():
             self._feed(events.Signalled(now_s=now_s, signum=signum))
         silent_s = self._pulse.turn(now_s, has_news=self.workers.console.pump())
-        if silent_s is not None and self.leader and self.workers.still_running and agent.phase is Phase.WATCHING:
+        if silent_s is not None and self.leader and self.workers.still_running and agent.phase is AgentPhase.WATCHING:
             size, step = agent.plan.world_size, self.leader.furthest
             say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
         reap_orphans(self.workers.processes)
@@ -185,7 +185,7 @@ class Loop:
                 self._tell_end(events.WorkerFailed, end, agent.plan.generation)
         self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
-        has_workers = self._plan_to_start is None and agent.phase is not Phase.GONE
+        has_workers = self._plan_to_start is None and agent.phase is not AgentPhase.GONE
         if has_workers and (beat := self._watch.turn(now_s)) is not None:
             self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
 
@@ -313,7 +313,7 @@ class Loop:
         """Speak to another leader, or to the same one over another connection, from now on."""
         self._end_search()
         self._lines.add(0, line)
-        self._feed(events.Found(now_s=time.monotonic(), leader=leader))
+        self._feed(events.LeaderFound(now_s=time.monotonic(), leader=leader))
         self._lines.listen(0)
 
     def _lead(self, lead: events.Lead | None = None) -> Connection:
@@ -366,8 +366,8 @@ class Loop:
         if why is None and srun is not None and not listens(srun.address, srun.port, within_s=SRUN_S):
             why = "srun does not answer"
         if why is not None:
-            for each in lead.joined.values():
-                self._lines.joined.pop(each.connection).close()
+            for joined in lead.joined.values():
+                self._lines.joined.pop(joined.connection).close()
             self._feed(events.NotFound(now_s=time.monotonic(), reason=why))
             return
         if (ended := find_end(told, self.agent.leader_name)) is not None:
@@ -404,17 +404,17 @@ class Loop:
         known = {"node_index": agent.node, "attempt": own.attempt, "generation": agent.plan.generation}
         card = msgspec.structs.replace(self.rendezvous.card, **known)
         hints = [
-            [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]
-            for each in contacts
-            for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
+            [Hint(address, contact.port, source=f"agent on {contact.name}", node=contact.node)]
+            for contact in contacts
+            for address in dict.fromkeys(filter(None, (contact.control_address, contact.data_address)))
         ]
         self._search = Search(lambda: hints, job=own.job, secret=lambda: own.secret, card=card)
         if agent.succession is not None and agent.succession.srun is not None:
             leader = agent.succession.leader
-            self._knocking = Knocking(next(each for each in agent.plan.successors if each.node == leader))
+            self._knocking = Knocking(next(heir for heir in agent.plan.successors if heir.node == leader))
 
     def _end_search(self) -> None:
-        for each in (self._knocking, self._search):
-            if each is not None:
-                each.stop()
+        for search in (self._knocking, self._search):
+            if search is not None:
+                search.stop()
         self._knocking = self._search = None

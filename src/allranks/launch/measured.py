@@ -21,11 +21,11 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.comm.advise import Step
+from allranks.comm.advise import StepProfile
 from allranks.files.regular import find_regular
 from allranks.host.signals import die_with_parent
 from allranks.join import measure
-from allranks.launch.check.where import Place
+from allranks.launch.check.where import SrunNodes
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import end_srun, step_env
 from allranks.model.errors import AllranksError, Exit, StoppedBySignal, UsageError
@@ -73,12 +73,12 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
         """Of one whole step, with what it waited for the network."""
         return max(module.step_s for module in self.modules)
 
-    def to_step(self) -> Step:
+    def to_step(self) -> StepProfile:
         """Return one step without the network. Several modules count as one: their passes follow each other."""
         forward_s = sum(module.forward_s for module in self.modules)
         backward_s = sum(module.backward_s for module in self.modules)
         waited_s = sum(max(0.0, module.comm_s - module.overlap_s) for module in self.modules)
-        return Step(
+        return StepProfile(
             tensor_bytes=tuple(size for module in self.modules for size in module.tensor_bytes),
             forward_s=forward_s,
             backward_s=backward_s,
@@ -92,7 +92,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 def measure_script(
     words: Sequence[str],
     *,
-    place: Place | None,
+    place: SrunNodes | None,
     flags: Sequence[str],
     log_dir: Path,
     env: Mapping[str, str],
@@ -157,7 +157,7 @@ def read_measurement(path: Path) -> Measurement | None:
         raise AllranksError(f"advise: {path}: not a measurement ({exc})") from exc
 
 
-def _srun(place: Place) -> list[str]:
+def _srun(place: SrunNodes) -> list[str]:
     return [
         *("srun", f"--jobid={place.job_id}", "--overlap", "--mem=0", f"--nodes={place.num_nodes}"),
         *([f"--nodelist={','.join(place.pinned)}"] if place.pinned else []),

@@ -16,15 +16,15 @@ import msgspec
 from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts
 from allranks.launch.lead.course import SHUTDOWN_S
-from allranks.model.claims.table import row_of
+from allranks.model.claims.launcher_table import row_of
 from allranks.model.cluster import Backend, Cluster
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.setting import Setting
-from allranks.model.world import Launcher, Level, World
+from allranks.model.world import Launcher, LaunchLevel, World
 from allranks.preflight.applicant import NodePlan
 from allranks.preflight.datapath import DataPath, data_path_alone, data_path_of_cluster, list_nics
 from allranks.report.text import count_of as count_of
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +109,8 @@ def plan_job(
     try:
         num_workers, reason, source = _num_workers(request, world, facts)
         settings.append(Setting("num_workers", str(num_workers), reason, source))
-        each = f"{count_of(num_nodes, 'node')} with {count_of(num_workers, 'rank')}{' each' if num_nodes > 1 else ''}"
-        settings.append(Setting("world_size", str(num_nodes * num_workers), each, "num_nodes, num_workers"))
+        size = f"{count_of(num_nodes, 'node')} with {count_of(num_workers, 'rank')}{' each' if num_nodes > 1 else ''}"
+        settings.append(Setting("world_size", str(num_nodes * num_workers), size, "num_nodes, num_workers"))
         path = _data_path(request, cluster, facts, num_nodes, origin)
     except (ConfigError, SetupError) as exc:
         if num_nodes == 1:
@@ -278,7 +278,7 @@ def _data_path(
 def _port(request: Request, world: World, cluster: Cluster, origin: Mapping[str, str]) -> tuple[int, str]:
     if request.port is not None:
         return request.port, "flag"
-    if world.level is Level.NODE and world.master and world.master[1]:
+    if world.level is LaunchLevel.NODE and world.master and world.master[1]:
         return world.master[1], world.source_of("master")
     return cluster.network.port, origin.get("network.port", "default")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from allranks.launch.events import RELAYED_S, Effect, Forward, Hold
+from allranks.launch.events import RELAYED_S, Effect, EndingFacts, Forward
 from allranks.launch.grace import RECEIPT_S, has_begun
 
 
@@ -29,12 +29,12 @@ class Relays:
         own_s = self.came_s(signum, now_s)
         self._asked.append((signum, own_s if own_s > now_s - RELAYED_S else now_s, now_s + RECEIPT_S))
 
-    def due(self, now_s: float, ranks: Collection[int], holds: Mapping[int, Hold]) -> list[Effect]:
+    def due(self, now_s: float, ranks: Collection[int], holds: Mapping[int, EndingFacts]) -> list[Effect]:
         """Return what is due: signals to ranks that handle them and have not got them."""
         effects: list[Effect] = []
-        for signum, since_s, _ in [each for each in self._asked if now_s >= each[2]]:
+        for signum, since_s, _ in [asked for asked in self._asked if now_s >= asked[2]]:
             handling = [rank for rank in ranks if rank in holds and signum in holds[rank].handles]
             if told := tuple(rank for rank in handling if not has_begun(holds[rank], signum, since_s)):
                 effects.append(Forward(signum=signum, ranks=told))
-        self._asked = [each for each in self._asked if now_s < each[2]]
+        self._asked = [asked for asked in self._asked if now_s < asked[2]]
         return effects

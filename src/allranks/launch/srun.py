@@ -149,7 +149,7 @@ def describe_missing(late: Sequence[str], num_nodes: int, waited_s: float) -> st
 def words_of(lines: Iterable[str]) -> str:
     """Return what SLURM said, on one line, without who says it and without our own members' lines."""
     said = [re.sub(r"^(srun|squeue|slurmstepd[\w.-]*|slurm_\w+)(:? error)?: (error: )?", "", line) for line in lines]
-    kept = [line for each in said if (line := each.strip()) and not re.match("allranks: |.*lacks support", line)]
+    kept = [line for raw in said if (line := raw.strip()) and not re.match("allranks: |.*lacks support", line)]
     return "".join(c if c.isprintable() else " " for c in "; ".join(dict.fromkeys(kept))[:300])
 
 

@@ -78,8 +78,10 @@ class Succession:
         """Agents to look for: the leader, unless it has resigned, and its successors."""
         skipped = {self.own, *self.succeeded, *([self.leader] if self.has_resigned else [])}
         can_change = self.has_resigned or self.is_replaceable
-        reachable = [each for each in self.plan.successors if each.port and each.node not in skipped]
-        return tuple(each for each in reachable if can_change or each.node == self.leader)
+        reachable = [
+            successor for successor in self.plan.successors if successor.port and successor.node not in skipped
+        ]
+        return tuple(successor for successor in reachable if can_change or successor.node == self.leader)
 
     @property
     def is_replaceable(self) -> bool:
@@ -117,7 +119,11 @@ class Succession:
 
     def is_open(self, now_s: float) -> bool:
         """Whether this agent accepts others."""
-        heirs = [each.node for each in self.plan.successors if each.node not in self._leaders and each.port]
+        heirs = [
+            successor.node
+            for successor in self.plan.successors
+            if successor.node not in self._leaders and successor.port
+        ]
         if self.is_outdated or self.own not in heirs or not self.is_replaceable:
             return False
         if self.srun is not None and (self.proven_s is None or now_s < self.proven_s + PROVEN_S):
@@ -150,11 +156,11 @@ class Succession:
     def let_go(self, reason: str) -> list[Effect]:
         """Disconnect those that have joined: this agent does not lead."""
         joined, self.joined = self.joined, {}
-        return [events.Reject(connection=each.connection, reason=reason) for each in joined.values()]
+        return [events.Reject(connection=joiner.connection, reason=reason) for joiner in joined.values()]
 
     def withdraw(self, connection: int) -> None:
         """An agent that had joined is gone."""
-        self.joined = {node: each for node, each in self.joined.items() if each.connection != connection}
+        self.joined = {node: joiner for node, joiner in self.joined.items() if joiner.connection != connection}
 
     @property
     def can_lead(self) -> bool:
@@ -189,10 +195,10 @@ def is_led_elsewhere(told: Sequence[Mapping[str, Any]], generation: int, leader:
         generation: the last one of the agent that asks.
         leader: name of the node that has led it.
     """
-    began = max((at for at, each in enumerate(told) if find_events([each], "took_over", leader=leader)), default=0)
-    others = [each for each in told[began:] if each.get("leader") != leader]
-    led = [each["generation"] for event in ("took_over", "paused") for each in find_events(others, event)]
-    begun = [each["generation"] for each in find_events(others, "restarting")]
+    began = max((at for at, line in enumerate(told) if find_events([line], "took_over", leader=leader)), default=0)
+    others = [line for line in told[began:] if line.get("leader") != leader]
+    led = [found["generation"] for event in ("took_over", "paused") for found in find_events(others, event)]
+    begun = [found["generation"] for found in find_events(others, "restarting")]
     # A generation whose Plan the others did not get: they go on from the one before.
     is_own = find_events(told, "restarting", generation=generation, leader=leader)
     is_passed_over = is_own and find_events(others, "took_over", generation=generation - 1, after=leader)
@@ -202,7 +208,7 @@ def is_led_elsewhere(told: Sequence[Mapping[str, Any]], generation: int, leader:
 
 def find_end(told: Sequence[Mapping[str, Any]], leader: str) -> Mapping[str, Any] | None:
     """Return what is known of how a leader's agent ended, since it has led; None where it was not killed, or unseen."""
-    led = [at for at, each in enumerate(told) if find_events([each], "took_over", leader=leader)]
+    led = [at for at, event in enumerate(told) if find_events([event], "took_over", leader=leader)]
     ended = find_events(told[led[-1] if led else 0 :], AGENT_ENDED, node=leader)
     return ended[-1] if ended else None
 
@@ -215,4 +221,4 @@ def has_ended(told: Sequence[Mapping[str, Any]], **fields: int) -> bool:
 def find_events(told: Sequence[Mapping[str, Any]], event: str, **fields: object) -> list[Mapping[str, Any]]:
     """Return the lines of events.jsonl with this name and these fields."""
     wanted = {"event": event, **fields}.items()
-    return [each for each in told if wanted <= each.items()]
+    return [line for line in told if wanted <= line.items()]

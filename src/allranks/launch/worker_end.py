@@ -27,7 +27,7 @@ STOPS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SI
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
+class ExitCall:
     """A call of sys.exit or os._exit, other than with 0."""
 
     exit_code: int
@@ -42,7 +42,7 @@ class Left:
 
     error: Mapping[str, Any] = field(default_factory=dict)
     """An uncaught exception, as fields of WorkerEnd; empty: none."""
-    exit: Exit | None = None
+    exit: ExitCall | None = None
     """Its last such call."""
     failed_call: str = ""
     """The exception of its last collective; empty: that came back well, or there was none."""

@@ -29,11 +29,11 @@ from allranks.host.slurm_job import is_running
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
 from allranks.launch.console import Console
-from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
-from allranks.launch.events import Hold
-from allranks.launch.places import PlaceWatch
+from allranks.launch.events import EndingFacts
+from allranks.launch.full_directories import PlaceWatch
 from allranks.launch.plan import JobPlan
 from allranks.launch.sweeper import Sweeper
+from allranks.launch.worker_environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.workers import LOCAL_RANK, Standby, Worker, end_left_behind, kill_descendants
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
@@ -174,7 +174,7 @@ class WorkerGroup:
         env = base_env(self.env, settings) | {name: str(fd) for name, fd in fds.items()}
         env["ALLRANKS_STARTED_S"] = str(time.time())
         if request.container:
-            runtime, names = container.find_runtime(request.container_runtime), [each.name for each in settings]
+            runtime, names = container.find_runtime(request.container_runtime), [setting.name for setting in settings]
             has_gpus = self.job.facts.num_gpus > 0
             command, env = container.enter(runtime, request.container, command, env, names=names, has_gpus=has_gpus)
         standby = self._standby_for(env)
@@ -236,7 +236,7 @@ class WorkerGroup:
         for worker in self.still_running:
             worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
 
-    def sense(self) -> dict[int, Hold]:
+    def sense(self) -> dict[int, EndingFacts]:
         """Return how each worker is to be ended: what it handles, and whether it saves."""
         if time.monotonic() > self._caught_s + CAUGHT_S:
             self._caught_s, self._caught = time.monotonic(), {}
@@ -246,7 +246,7 @@ class WorkerGroup:
             if worker.pid not in self._caught:
                 self._caught[worker.pid] = read_caught(_teller_of(worker) or worker.pid)
             signums = handled(self._caught[worker.pid], script=told.handled, own=told.own)
-            holds[worker.rank] = Hold(handles=signums, begun_s=told.begun_s, is_saving=worker.cell.is_saving)
+            holds[worker.rank] = EndingFacts(handles=signums, begun_s=told.begun_s, is_saving=worker.cell.is_saving)
         return holds
 
     def signal(self, signum: int, ranks: Collection[int]) -> None:

@@ -38,7 +38,7 @@ from allranks.host.signals import die_with_parent
 from allranks.join import standby as inside
 from allranks.launch.last_words import read_crash, read_left, read_tail
 from allranks.launch.worker_end import Left, explain_end, will_end_with
-from allranks.model.text import as_utf8
+from allranks.model.safe_text import as_utf8
 from allranks.wire.protocol import Ended, WorkerEnd
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -370,7 +370,7 @@ def kill_descendants() -> None:
 
 def wait_for_writers(patience_s: float, say: Callable[[str], None]) -> None:
     """Wait until checkpoints are written: when this process ends, SLURM ends all other processes of the step."""
-    writers = [each for each in psutil.Process().children(recursive=True) if WRITER in _words_of(each)]
+    writers = [child for child in psutil.Process().children(recursive=True) if WRITER in _words_of(child)]
     if writers := psutil.wait_procs(writers, timeout=NOTICE_S)[1]:
         say(f"waiting at most {patience_s:.0f} s for a checkpoint to be written (pid {writers[0].pid})")
         psutil.wait_procs(writers, timeout=patience_s - NOTICE_S)
@@ -388,9 +388,9 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
         Their names and pids, `wandb-service (pid 812)`, empty when there were none.
     """
     kept = {os.getsid(0), *spared}  # workers, and so all that they start, are in sessions of their own
-    left = [each for each in psutil.Process().children(recursive=True) if _session_of(each) not in kept]
-    orphans = [each for each in left if WRITER not in _words_of(each)]
-    helpers = [each for each in orphans if any("from multiprocessing." in word for word in _words_of(each))]
+    left = [child for child in psutil.Process().children(recursive=True) if _session_of(child) not in kept]
+    orphans = [process for process in left if WRITER not in _words_of(process)]
+    helpers = [orphan for orphan in orphans if any("from multiprocessing." in word for word in _words_of(orphan))]
     psutil.wait_procs(helpers, timeout=HELPERS_S)
     names = []
     for process in orphans:

@@ -125,7 +125,7 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Those that are not 0."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class JobDirectory(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A directory that the job writes to."""
 
     purpose: str
@@ -194,7 +194,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Cores that this process may run on."""
     load: float | None = None
     """Runnable processes, averaged over a minute."""
-    places: tuple[Place, ...] = ()
+    places: tuple[JobDirectory, ...] = ()
 
     # Time.
     clock_s: float = 0.0

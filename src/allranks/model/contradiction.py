@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from allranks.model.errors import IdentityError
 from allranks.model.finding import Confidence, Finding, Severity
-from allranks.model.world import Launcher, Level, World
+from allranks.model.world import Launcher, LaunchLevel, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,7 +75,7 @@ def check_someone_starts_ranks(world: World) -> None:
         IdentityError: nobody starts the other ranks.
     """
     with finding_of_refusals(world.node_name):
-        if world.level is Level.NODE and world.num_nodes > 1 and world.processes not in (None, "1"):
+        if world.level is LaunchLevel.NODE and world.num_nodes > 1 and world.processes not in (None, "1"):
             raise IdentityError(
                 f"{world.launcher} starts one process a node and asks for {world.source_of('processes')}="
                 f"{world.processes}; start them with: allranks run SCRIPT"

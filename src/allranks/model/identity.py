@@ -21,8 +21,9 @@ from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from allranks.model.claims.env import MIXED, Count, Env, Text, clash, printable, srun_line
-from allranks.model.claims.nodes import Given as Given
+from allranks.model.claims.env import MIXED, ClaimedCount, Env, Text, clash, printable, srun_line
+from allranks.model.claims.launcher_table import row_of
+from allranks.model.claims.nodes import GivenFlags as GivenFlags
 from allranks.model.claims.nodes import claim_of_nodes
 from allranks.model.claims.ranks import (
     LOCAL,
@@ -34,11 +35,10 @@ from allranks.model.claims.ranks import (
     claim_of_torchrun,
     step_number,
 )
-from allranks.model.claims.table import row_of
 from allranks.model.contradiction import NestedStartError, finding_of_refusals
 from allranks.model.errors import IdentityError
 from allranks.model.setting import Setting
-from allranks.model.world import Launcher, Level, World
+from allranks.model.world import Launcher, LaunchLevel, World
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,11 +51,11 @@ _OF_WORKERS = {
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
 }
 """What an agent gives its workers; all else has been judged by `allranks run` when it started them."""
-_NOTHING = Given()
+_NOTHING = GivenFlags()
 
 
 def world_from_env(
-    env: Mapping[str, str], *, given: Given = _NOTHING, files: Mapping[str, Sequence[str]] | None = None
+    env: Mapping[str, str], *, given: GivenFlags = _NOTHING, files: Mapping[str, Sequence[str]] | None = None
 ) -> World:
     """Derives the identity of this process, or refuses an environment that contradicts itself.
 
@@ -71,7 +71,7 @@ def world_from_env(
         return _read_world(Env((name, value) for name, value in env.items() if value), given, files or {})
 
 
-def _read_world(env: Env, given: Given, files: Mapping[str, Sequence[str]]) -> World:
+def _read_world(env: Env, given: GivenFlags, files: Mapping[str, Sequence[str]]) -> World:
     step = claim_of_step(env)
     outer = claim_of_ranks(env, step) or claim_of_nodes(env, given)
     claim = LOCAL if outer is LOCAL else claim_of_torchrun(env, outer) or outer or LOCAL
@@ -85,7 +85,7 @@ def _read_world(env: Env, given: Given, files: Mapping[str, Sequence[str]]) -> W
     step_id = None if step is None or counts_as is None else str(counts_as.value)
     node_name, counts = env.get("SLURMD_NODENAME"), claim.numbers["local_world_size"].source
     restarts = env.count("SLURM_RESTART_COUNT") or env.count("TORCHELASTIC_RESTART_COUNT")
-    numbers = {**claim.numbers, "attempt": restarts or Count(0, "default", "not requeued, not restarted")}
+    numbers = {**claim.numbers, "attempt": restarts or ClaimedCount(0, "default", "not requeued, not restarted")}
     why = f"{claim.launcher} started this process"
     hosts_source = "SLURM_STEP_NODELIST" if claim.launcher is Launcher.SLURM else f"{claim.launcher}"
     leader_source = claim.leader[0].source if claim.leader and master else "MASTER_ADDR"
@@ -140,13 +140,14 @@ def _with_hosts(claim: Claim, env: Env, listed: Mapping[str, tuple[str, ...]]) -
     return replace(claim, hosts=hosts if len(hosts) == nodes.value else (), leader=leader)
 
 
-def _num_job_nodes(env: Env, claim: Claim, listed: Mapping[str, tuple[str, ...]]) -> Count:
+def _num_job_nodes(env: Env, claim: Claim, listed: Mapping[str, tuple[str, ...]]) -> ClaimedCount:
     """Return the nodes of the whole job, where its scheduler says it."""
     job = env.count("SLURM_JOB_NUM_NODES")
     if job is None and claim.launcher is Launcher.NONE:
         # LSF may list the node of the script beside those of the ranks.
         job = next(
-            (Count(max(1, len(hosts) - (v == "LSB_DJOB_RANKFILE")), v) for v, hosts in listed.items() if hosts), None
+            (ClaimedCount(max(1, len(hosts) - (v == "LSB_DJOB_RANKFILE")), v) for v, hosts in listed.items() if hosts),
+            None,
         )
     return job or claim.numbers["num_nodes"]
 
@@ -227,7 +228,7 @@ def _master(env: Env, claim: Claim, notes: list[str]) -> tuple[str, int | None] 
     """The leader hint; what is odd about it goes to `notes`."""
     host, port = env.get("MASTER_ADDR"), env.count("MASTER_PORT", least=1, most=65535)
     said, nodes = env.said("MASTER_ADDR"), claim.numbers["num_nodes"]
-    if claim.leader and (claim.level is Level.NODE or host is None):
+    if claim.leader and (claim.level is LaunchLevel.NODE or host is None):
         host, port = claim.leader[0].value, claim.leader[1] or port
         said = f"{claim.leader[0]}"
     if host is None or not re.fullmatch(r"[!-~]+", host):
@@ -236,7 +237,7 @@ def _master(env: Env, claim: Claim, notes: list[str]) -> tuple[str, int | None] 
                 f"{said if host else port} is not a single address and is ignored; the leader announces itself"
             )
         return None
-    is_leader = claim.level is Level.NODE and claim.numbers["rank"].value == 0  # its own machine is the right one
+    is_leader = claim.level is LaunchLevel.NODE and claim.numbers["rank"].value == 0  # its own machine is the right one
     if nodes.value > 1 and not is_leader and _OWN_MACHINE.fullmatch(host):
         if claim.launcher is not Launcher.TORCHRUN:
             cure = "unset MASTER_ADDR MASTER_PORT, the leader announces itself"

@@ -70,8 +70,8 @@ class Membership:
     def spread(cls, rank: int, world_size: int, *, per_node: int = 1) -> Membership:
         """Return the place of a rank where every node has this many ranks, and the last one what is left."""
         firsts = range(0, world_size, per_node)
-        each = (Member(name=str(at), first_rank=at, num_workers=min(per_node, world_size - at)) for at in firsts)
-        return cls(rank=rank, members=tuple(each))
+        members = (Member(name=str(at), first_rank=at, num_workers=min(per_node, world_size - at)) for at in firsts)
+        return cls(rank=rank, members=tuple(members))
 
     @property
     def world_size(self) -> int:
@@ -137,4 +137,4 @@ def read_members(text: str) -> tuple[Member, ...]:
     [('node01', 2), ('node02', 1)]
     """
     found = (_MEMBER.fullmatch(part) for part in text.split(","))  # one pattern for all would take quadratic time
-    return tuple(Member(name=each[1], first_rank=int(each[2]), num_workers=int(each[3])) for each in found if each)
+    return tuple(Member(name=match[1], first_rank=int(match[2]), num_workers=int(match[3])) for match in found if match)

@@ -10,7 +10,7 @@ MAX_PAIR_BYTES = 256 << 10
 """Most that the test of one pair sends, both ways together."""
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class PairTarget(msgspec.Struct, frozen=True, kw_only=True):
     """A node to be tried, from here."""
 
     node_index: int
@@ -39,9 +39,9 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 FULL = Effort()
 SPARSE = Effort(num_ports=1, large_bytes=1024, num_datagrams=4, has_mtu_probe=False)
-"""For hundreds of nodes: one connection, at most 4 KiB a pair. `Target.probe_bytes` goes beyond that where the MTU is
-above 1700: such a pair sends one packet of it each way, 18 KB at MTU 9000, and up to five more while none comes back.
-Each node is the source of one such pair."""
+"""For hundreds of nodes: one connection, at most 4 KiB a pair. `PairTarget.probe_bytes` goes beyond that where the MTU
+is above 1700: such a pair sends one packet of it each way, 18 KB at MTU 9000, and up to five more while none comes
+back. Each node is the source of one such pair."""
 LARGE = Effort(num_ports=1, num_datagrams=4)
 """For the few pairs among hundreds of nodes in which large packets are in doubt."""
 

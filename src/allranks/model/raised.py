@@ -86,7 +86,7 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class RootException:
     """The exception at the root."""
 
     headline: str
@@ -130,7 +130,7 @@ def is_wrapper(first_line: str) -> bool:
     return bool(WRAPPERS.match(first_line))
 
 
-def find_origin(text: str, *, is_one: bool = True) -> Origin | None:
+def find_origin(text: str, *, is_one: bool = True) -> RootException | None:
     """Return the exception at the root of a printed one; None: the text has no whole traceback.
 
     Args:
@@ -138,15 +138,15 @@ def find_origin(text: str, *, is_one: bool = True) -> Origin | None:
         is_one: it is one exception with all that belongs to it; False: a log, whose last one counts.
     """
     chain = [raised for raised in read_chain(text, is_one=is_one) if raised.first_line is not None]
-    outermost = [at for at, each in enumerate(chain) if not each.depth and each.link not in _WITHIN]
+    outermost = [at for at, raised in enumerate(chain) if not raised.depth and raised.link not in _WITHIN]
     if not outermost:
         return None
     at, seen = outermost[-1], set[int]()
     while at not in seen:
         seen.add(at)
         at = _step(chain, at)
-    place = _place(chain[at].frames) or _place([frame for each in sorted(seen) for frame in chain[each].frames])
-    return Origin(chain[at].first_line or "", place)
+    place = _place(chain[at].frames) or _place([frame for number in sorted(seen) for frame in chain[number].frames])
+    return RootException(chain[at].first_line or "", place)
 
 
 def _step(chain: Sequence[Raised], at: int) -> int:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from allranks.model.setting import Setting
 
 
-class Level(StrEnum):
+class LaunchLevel(StrEnum):
     """What a launcher starts on a node."""
 
     RANK = "rank"
@@ -44,7 +44,7 @@ class World:
     """Place of one process among all that were started with it: agents under `allranks run`, else workers."""
 
     launcher: Launcher
-    level: Level = Level.RANK
+    level: LaunchLevel = LaunchLevel.RANK
     """NODE: rank and world_size count nodes."""
     rank: int
     world_size: int
@@ -82,7 +82,7 @@ class World:
     @property
     def is_alone(self) -> bool:
         """Whether this process is the whole job, unless it starts others."""
-        return self.launcher is Launcher.NONE or (self.level is Level.NODE and self.num_nodes == 1)
+        return self.launcher is Launcher.NONE or (self.level is LaunchLevel.NODE and self.num_nodes == 1)
 
     def name_job(self, given: str | None, *, point: tuple[str, int | None] | None, otherwise: str) -> str:
         """Return the job's name, the same on all its nodes: SLURM's, with the step if it is not the first, since steps

@@ -12,7 +12,7 @@ from allranks.model.errors import AllranksError
 from allranks.model.world import Launcher
 from allranks.preflight.datapath import DataPath
 from allranks.report.rundir import RunDir
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 
 SPARE_FILES = 768
 """Open files of a leader beside those of its nodes and ranks: peers that are not known yet, and its own."""
@@ -83,7 +83,7 @@ class NodePlan:
             if interface.is_up and not address.startswith(("127.", "fe80:")) and address != "::1"
         ]
         last = [self.data_path.address] if self.data_path else []
-        return tuple(dict.fromkeys([*(each for each in own if each not in last), *last]))
+        return tuple(dict.fromkeys([*(address for address in own if address not in last), *last]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from allranks.model.card import Card, Place
+from allranks.model.card import Card, JobDirectory
 from allranks.model.errors import NodeFaultError, WireError
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.roster import mtu_of
@@ -43,7 +43,7 @@ class Attendance:
         card: Card,
         *,
         mesh: Mesh | None,
-        look_at_run_dir: Callable[[], Place | None],
+        look_at_run_dir: Callable[[], JobDirectory | None],
         patience_s: float,
         check_signals: Callable[[], None],
     ) -> None:
@@ -56,8 +56,8 @@ class Attendance:
         self._check_signals = check_signals
         self._test: Test | None = None
         self._due_s = 0.0
-        self._place: Place | None = None
-        self._looked: queue.SimpleQueue[Place | None] | None = None
+        self._place: JobDirectory | None = None
+        self._looked: queue.SimpleQueue[JobDirectory | None] | None = None
 
     def wait(self) -> Plan | Goodbye:
         """Return the leader's word: who is which rank, or why it does not begin.
@@ -133,7 +133,7 @@ class Attendance:
                 now_s=time.monotonic(),
             )
         if test.run_dir_nonce is not None:
-            looked: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
+            looked: queue.SimpleQueue[JobDirectory | None] = queue.SimpleQueue()
             self._looked = looked
             threading.Thread(target=lambda: looked.put(self._look()), daemon=True).start()
 
@@ -151,7 +151,7 @@ class Attendance:
         if not is_done and time.monotonic() < self._due_s:
             return
         if self._looked is not None:
-            self._place = Place(purpose="run directory", path="", problem="no answer before the test's deadline")
+            self._place = JobDirectory(purpose="run directory", path="", problem="no answer before the test's deadline")
             self._looked = None
         self._test = None
         with contextlib.suppress(ConnectionError):  # the next receive says so

@@ -17,9 +17,9 @@ from allranks.host.node import read_facts
 from allranks.model.errors import AllranksError, SetupError
 from allranks.model.finding import Verdict
 from allranks.model.world import World
-from allranks.preflight.environment import Given
-from allranks.preflight.place import apply_rank, take_place
-from allranks.preflight.ranks import cores_of_node, describe_group, job_name, settings_of
+from allranks.preflight.group_environment import SettingList
+from allranks.preflight.ranks_as_nodes import cores_of_node, describe_group, job_name, settings_of
+from allranks.preflight.without_agents import apply_rank, take_place
 from allranks.report.refusal import SessionError, print_findings, pronounce
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
@@ -130,7 +130,7 @@ def hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, run_root
 
 def lasting(env: Mapping[str, str]) -> Ground:
     """Return what a rank of torchrun gets, whose place and cores torchrun has given it."""
-    given = Given(env)
+    given = SettingList(env)
     given.lasting()
     return Ground({setting.name: setting.value for setting in given.settings}, None)
 

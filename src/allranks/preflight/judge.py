@@ -23,7 +23,7 @@ from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import name_hosts
 from allranks.model.pair import PairResult
-from allranks.model.text import as_one_line
+from allranks.model.safe_text import as_one_line
 from allranks.preflight.compare import compare_values, values_of
 from allranks.preflight.links import judge_pairs
 from allranks.preflight.untried import judge_untried
@@ -122,17 +122,23 @@ def judge(
         bench.look_for(cause, checks.get(cause.id, Checks()), cards)
     bench.look_at_pairs(
         # Whoever is known not to answer is no news between nodes.
-        [each for each in seen.results if not {names.get(each.source), names.get(each.target)} & bench.unreachable],
+        [
+            result
+            for result in seen.results
+            if not {names.get(result.source), names.get(result.target)} & bench.unreachable
+        ],
         seen.quiet,
         by_index,
         wanted=wanted,
         store_port=terms.store_port,
     )
     allowed = {cause.id for cause in wanted}
-    found = [each for each in bench.found if each.finding.cause_id not in terms.ignored]
-    found = [each for each in found if each.finding.cause_id in allowed or each.finding.severity is Severity.FAIL]
-    shown = sorted(_without_echoes(found), key=lambda each: _rank(each.finding))[:MAX_FINDINGS]
-    ordered = tuple(bench.name_waiting(each) for each in shown)
+    found = [located for located in bench.found if located.finding.cause_id not in terms.ignored]
+    found = [
+        located for located in found if located.finding.cause_id in allowed or located.finding.severity is Severity.FAIL
+    ]
+    shown = sorted(_without_echoes(found), key=lambda located: _rank(located.finding))[:MAX_FINDINGS]
+    ordered = tuple(bench.name_waiting(located) for located in shown)
     return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
 
 
@@ -199,7 +205,7 @@ class _Bench:
         if not found.culprits:
             return found.finding
         known = set(found.culprits)
-        others = _fold([each for each in self._nodes if each not in known])
+        others = _fold([node for node in self._nodes if node not in known])
         return msgspec.structs.replace(found.finding, waiting=others or None)
 
     def look_for(self, cause: Cause, checks: Checks, cards: Sequence[Card]) -> None:
@@ -221,8 +227,8 @@ class _Bench:
         """Look for what shows between nodes."""
         try:
             judged = (*judge_pairs(results, quiet, cards, store_port=store_port), *judge_untried(results, cards))
-            for each in judged:
-                self.add(find_cause(each.cause_id), each.nodes, each.outcome, named=each.culprit)
+            for verdict in judged:
+                self.add(find_cause(verdict.cause_id), verdict.nodes, verdict.outcome, named=verdict.culprit)
         except Exception:
             self._note_crash([cause for cause in wanted if cause.symptoms])
 
@@ -259,7 +265,7 @@ class _Bench:
                 statuses.setdefault(card.host, passed if is_seen else (Status.SKIP, NOTHING))
         # A check that breaks half-way has found nothing: all messages first.
         is_bad = (Status.FAIL, Status.WARN)
-        notes = [each.to_finding(cause).message if each.status in is_bad else each.note for _, each in found]
+        notes = [seen.to_finding(cause).message if seen.status in is_bad else seen.note for _, seen in found]
         for (hosts, outcome), note in zip(found, notes, strict=True):
             if outcome.status in is_bad:
                 self.add(cause, hosts, outcome)
@@ -300,8 +306,8 @@ def _fold(nodes: Sequence[str]) -> str:
 def _bounded(finding: Finding) -> Finding:
     """The finding with texts that a verdict of hundreds of them can carry to hundreds of nodes."""
     evidence = [
-        msgspec.structs.replace(each, seen=each.seen[:MAX_EVIDENCE], source=each.source and each.source[:MAX_TEXT])
-        for each in finding.evidence[:MAX_EVIDENCES]
+        msgspec.structs.replace(shown, seen=shown.seen[:MAX_EVIDENCE], source=shown.source and shown.source[:MAX_TEXT])
+        for shown in finding.evidence[:MAX_EVIDENCES]
     ]
     return msgspec.structs.replace(
         finding,
@@ -315,11 +321,11 @@ def _bounded(finding: Finding) -> Finding:
 def _without_echoes(found: Sequence[_Found]) -> list[_Found]:
     """Leave out what another finding says already: the same cause of the same culprit."""
     kept: dict[tuple[str, str | None, str | None], _Found] = {}
-    for each in found:
-        finding = each.finding
+    for located in found:
+        finding = located.finding
         words = None if Trait.ONCE_A_NODE in traits_of(finding.cause_id) else finding.message
         key = (finding.cause, finding.node, words)
-        kept.setdefault(key, each)
+        kept.setdefault(key, located)
     return list(kept.values())
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from allranks.model.card import Card, Interface
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import LARGE, PairResult
-from allranks.preflight.look import FULL_UP_TO, SPARSE_TESTS_S, TESTS_S, Look
+from allranks.preflight.look import FULL_UP_TO, SPARSE_TESTS_S, TESTS_S, RoundOfTests
 from allranks.preflight.networks import find_management, find_networks
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.second_look import merge, plan_confirmation
@@ -64,14 +64,14 @@ def nic_of(card: Card, address: str | None) -> Interface | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class LaneEnd:
     """How one node is on a lane."""
 
     nic: Interface
     address: str
 
 
-Lane = Mapping[int, Way]
+Lane = Mapping[int, LaneEnd]
 """By node index."""
 
 
@@ -93,11 +93,11 @@ def find_lanes(
     networks = {network.subnet: network.nodes for network in find_networks(facts)[0]}
 
     def ways_in(subnet: str, *, is_alike: bool) -> list[Lane]:
-        nodes, found = networks.get(subnet, {}), dict[int, list[Way]]()
+        nodes, found = networks.get(subnet, {}), dict[int, list[LaneEnd]]()
         for index, card in cards.items():
             ways = sorted(nodes.get(card.host, ()), key=lambda way: way.nic.name)
             found[index] = [
-                Way(way.nic, way.address)
+                LaneEnd(way.nic, way.address)
                 for way in ways
                 if way.nic.is_up
                 and ":" not in way.nic.name  # a label of another interface's address
@@ -130,7 +130,7 @@ def find_lanes(
 def prove_lanes(
     cards: Mapping[int, Card],
     first: Mapping[int, str],
-    try_pairs: Callable[[Look, Mapping[int, str]], list[PairResult]],
+    try_pairs: Callable[[RoundOfTests, Mapping[int, str]], list[PairResult]],
     *,
     second: str | None = None,
     seed: int,
@@ -152,7 +152,7 @@ def prove_lanes(
         nodes, addresses = sorted(lane), {index: way.address for index, way in lane.items()}
         pairs = [(nodes[a], nodes[b]) for a, b in choose_pairs(len(nodes), full_up_to=FULL_UP_TO, seed=seed)]
         within_s = SPARSE_TESTS_S if len(nodes) > FULL_UP_TO else TESTS_S
-        look = Look(pairs, LARGE, within_s, is_one_by_one=False, reason="further data interfaces")
+        look = RoundOfTests(pairs, LARGE, within_s, is_one_by_one=False, reason="further data interfaces")
         results = try_pairs(look, addresses)
         if (again := plan_confirmation(results)) is not None:
             results = merge(results, try_pairs(again, addresses))

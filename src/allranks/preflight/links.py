@@ -16,7 +16,7 @@ from allranks.model.card import Card, Interface
 from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
-from allranks.preflight.blame import Blame, Edge, Kind, blame
+from allranks.preflight.pair_blame import Blame, Edge, Kind, blame
 from allranks.preflight.roster import mtu_of
 from allranks.preflight.symptoms import (
     filtered_ports,
@@ -41,7 +41,7 @@ CLOCK_S = 1.0
 trip, milliseconds on a busy machine."""
 
 
-class Judged(NamedTuple):
+class LinkVerdict(NamedTuple):
     """One thing that is wrong between nodes."""
 
     cause_id: str
@@ -58,7 +58,7 @@ def judge_pairs(
     cards: Mapping[int, Card],
     *,
     store_port: int | None,
-) -> list[Judged]:
+) -> list[LinkVerdict]:
     """Name who explains the pair tests that did not go well.
 
     Args:
@@ -70,18 +70,18 @@ def judge_pairs(
     tests = _Tests({index: card.host for index, card in cards.items()}, cards)
     # Of nodes that have left since, nothing is said.
     results, quiet = (
-        [each for each in tried if each.source in cards and each.target in cards and is_plausible(each)]
+        [result for result in tried if result.source in cards and result.target in cards and is_plausible(result)]
         for tried in (results, quiet)
     )
-    shown = [_Shown(each, tests.common_mtu(each)) for each in results if each.problem is None]
+    shown = [_Shown(result, tests.common_mtu(result)) for result in results if result.problem is None]
     lossy = _lossy(tests, shown, quiet)
-    losers = {each.culprit for each in lossy}
+    losers = {verdict.culprit for verdict in lossy}
     # A node that loses much is now and then not reached at all, one way: ARP asks once a second.
-    silent = {each.pair for each in shown if each.symptom is Symptom.SILENT}
+    silent = {tested.pair for tested in shown if tested.symptom is Symptom.SILENT}
     clear = [
-        each
-        for each in shown
-        if each.pair not in silent or each.pair[::-1] in silent or not tests.ends(each.result) & losers
+        tested
+        for tested in shown
+        if tested.pair not in silent or tested.pair[::-1] in silent or not tests.ends(tested.result) & losers
     ]
     return [
         *_silent(tests, clear),
@@ -89,7 +89,8 @@ def judge_pairs(
         *_filtered(tests, shown),
         *_store_filtered(tests, shown, store_port),
         *_large_lost(tests, shown),
-        *(each for each in _slow(tests, quiet) if each.culprit not in losers),  # TCP slows down where packets are lost
+        # TCP slows down where packets are lost.
+        *(verdict for verdict in _slow(tests, quiet) if verdict.culprit not in losers),
         *_clocks(tests, results),
     ]
 
@@ -114,7 +115,7 @@ class _Tests:
         return min(filter(None, (self._mtus[result.source], self._mtus[result.target])), default=None)
 
     def edges(self, results: Iterable[tuple[PairResult, bool]]) -> list[Edge]:
-        return [Edge(self.names[each.source], self.names[each.target], is_ok) for each, is_ok in results]
+        return [Edge(self.names[result.source], self.names[result.target], is_ok) for result, is_ok in results]
 
     def peers(self, found: Blame) -> str:
         culprits = {node for group in found.groups for node in group}
@@ -161,17 +162,17 @@ class _Shown:
 
 def _blame_symptom(tests: _Tests, shown: Sequence[_Shown], symptom: Symptom) -> list[tuple[Blame, list[_Shown]]]:
     failed = {
-        (tests.names[each.result.source], tests.names[each.result.target]): each
-        for each in shown
-        if each.symptom is symptom
+        (tests.names[tested.result.source], tests.names[tested.result.target]): tested
+        for tested in shown
+        if tested.symptom is symptom
     }
     if not failed:
         return []  # as in most roll calls: what passed between many nodes is not gone through again
-    found = blame(tests.edges((each.result, each.symptom is not symptom) for each in shown))
-    return [(each, [failed[edge.source, edge.target] for edge in each.explains]) for each in found]
+    found = blame(tests.edges((tested.result, tested.symptom is not symptom) for tested in shown))
+    return [(blamed, [failed[edge.source, edge.target] for edge in blamed.explains]) for blamed in found]
 
 
-def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[LinkVerdict]:
     judged = []
     for found, explained in _blame_symptom(tests, shown, Symptom.SILENT):
         culprit, peers = found.culprit, tests.peers(found)
@@ -192,96 +193,96 @@ def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         elif found.kind is Kind.UNDECIDED:
             what = f"no packets pass between {culprit.replace(' or ', ' and ')} {network}"
         outcome = tests.outcome(found, Status.FAIL, *evidence, *_no_routes(tests, explained), what=what)
-        judged.append(Judged(cause, culprit, _nodes(found), outcome))
+        judged.append(LinkVerdict(cause, culprit, _nodes(found), outcome))
     return judged
 
 
 def _no_routes(tests: _Tests, shown: Iterable[_Shown]) -> list[str]:
     """What the testers' own kernels said: `node01 to node02: No route to host (EHOSTUNREACH)`."""
     said = {
-        f"{tests.names[each.result.source]} to {tests.names[each.result.target]}: {why}": None
-        for each in shown
-        for why in each.result.closed.values()
+        f"{tests.names[tested.result.source]} to {tests.names[tested.result.target]}: {why}": None
+        for tested in shown
+        for why in tested.result.closed.values()
         if own_errno(why)
     }
     return list(said)[:MAX_REASONS]
 
 
-def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) -> list[Judged]:
-    looked = {(each.source, each.target): each for each in quiet if each.datagrams_sent}
+def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) -> list[LinkVerdict]:
+    looked = {(result.source, result.target): result for result in quiet if result.datagrams_sent}
     graph: list[tuple[PairResult, bool]] = []
-    for each in (shown_each.result for shown_each in shown if shown_each.symptom is not Symptom.SILENT):
-        again = looked.get((each.source, each.target))
+    for result in (shown_each.result for shown_each in shown if shown_each.symptom is not Symptom.SILENT):
+        again = looked.get((result.source, result.target))
         if again is not None and again.datagrams_lost < again.datagrams_sent:
             lost, sent = again.datagrams_lost, again.datagrams_sent
             graph.append((again, not (lost >= MIN_LOST and lost / sent >= LOSS)))
-        elif each.datagrams_sent and each.datagrams_lost == 0:
-            graph.append((each, True))
+        elif result.datagrams_sent and result.datagrams_lost == 0:
+            graph.append((result, True))
     graph += [
-        (each.result, False)
-        for each in shown
-        if each.symptom is Symptom.LOSSY and (each.result.source, each.result.target) not in looked
+        (tested.result, False)
+        for tested in shown
+        if tested.symptom is Symptom.LOSSY and (tested.result.source, tested.result.target) not in looked
     ]
-    judged: list[Judged] = []
+    judged: list[LinkVerdict] = []
     if all(is_ok for _, is_ok in graph):
         return judged
     # Where a node loses a few, a pair of it may have been lucky: only the second look speaks for a pair of a loser.
-    by_names = {(tests.names[each.source], tests.names[each.target]): each for each, _ in graph}
-    light = [each for each, is_ok in graph if not is_ok and not is_heavy_loss(each)]
-    losers = {tests.names[node] for each in light for node in (each.source, each.target)}
+    by_names = {(tests.names[result.source], tests.names[result.target]): result for result, _ in graph}
+    light = [result for result, is_ok in graph if not is_ok and not is_heavy_loss(result)]
+    losers = {tests.names[node] for result in light for node in (result.source, result.target)}
     edges = [
         edge
-        for edge, (each, _) in zip(tests.edges(graph), graph, strict=True)
-        if (each.source, each.target) in looked or not edge.is_ok or not {edge.source, edge.target} & losers
+        for edge, (result, _) in zip(tests.edges(graph), graph, strict=True)
+        if (result.source, result.target) in looked or not edge.is_ok or not {edge.source, edge.target} & losers
     ]
     for found in blame(edges):
         explained = [by_names[edge.source, edge.target] for edge in found.explains]
-        lost, sent = (sum(getattr(each, f"datagrams_{what}") for each in explained) for what in ("lost", "sent"))
+        lost, sent = (sum(getattr(result, f"datagrams_{what}") for result in explained) for what in ("lost", "sent"))
         one_way = 1 - math.sqrt(max(0.0, 1 - lost / max(sent, 1)))
-        retransmits = sum(each.retransmits for each in explained)
+        retransmits = sum(result.retransmits for result in explained)
         if not retransmits:
             continue  # a busy agent drops datagrams; a network that does drops segments, too
         seen = f"{lost} of {sent} datagrams were lost, and TCP retransmitted {retransmits} segments"
         outcome = tests.outcome(found, Status.FAIL, seen, percent=f"{100 * one_way:.2g}")
-        judged.append(Judged("AR212", found.culprit, _nodes(found), outcome))
+        judged.append(LinkVerdict("AR212", found.culprit, _nodes(found), outcome))
     return judged
 
 
-def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[LinkVerdict]:
     # A pair that loses packets speaks for its ends where some port is open.
     known = [
-        each
-        for each in shown
-        if each.symptom is not Symptom.SILENT and (each.symptom is not Symptom.LOSSY or each.result.num_open)
-        if not is_untried(each.result)
+        tested
+        for tested in shown
+        if tested.symptom is not Symptom.SILENT and (tested.symptom is not Symptom.LOSSY or tested.result.num_open)
+        if not is_untried(tested.result)
     ]
     judged = []
     for found, explained in _blame_symptom(tests, known, Symptom.FILTERED):
-        failing = [each.result for each in explained]
-        closed = sum(len(filtered_ports(each)) for each in failing)
-        tried = sum(len(each.closed) + each.num_open for each in failing)
-        reasons = sorted({reason for each in failing for reason in filtered_ports(each).values()})
+        failing = [tested.result for tested in explained]
+        closed = sum(len(filtered_ports(result)) for result in failing)
+        tried = sum(len(result.closed) + result.num_open for result in failing)
+        reasons = sorted({reason for result in failing for reason in filtered_ports(result).values()})
         where = found.culprit
         between = where if found.kind is Kind.LINK else f"{where} and {tests.peers(found)}"
         between = between.replace(" <-> ", " and ").replace(" -> ", " and ")
         what = f"{closed} of {tried} TCP ports of the ephemeral range do not answer between {between}"
-        examples = sorted({port for each in failing for port in filtered_ports(each)})[:4]
+        examples = sorted({port for result in failing for port in filtered_ports(result)})[:4]
         told = "; ".join(reasons[:MAX_REASONS])
         seen = f"for example port {', '.join(map(str, examples))}: {told}; other packets pass"
         outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=_port_range(tests), where=where)
-        judged.append(Judged("AR206", where, _nodes(found), outcome))
+        judged.append(LinkVerdict("AR206", where, _nodes(found), outcome))
     return judged
 
 
-def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | None) -> list[Judged]:
+def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | None) -> list[LinkVerdict]:
     basic = (Symptom.SILENT, Symptom.LOSSY)
-    known = [each.result for each in shown if each.symptom not in basic]
-    asked = [each for each in known if each.store is not None and each.target == 0]
-    silent = [each for each in asked if is_kept_closed(each.store)]
+    known = [tested.result for tested in shown if tested.symptom not in basic]
+    asked = [result for result in known if result.store is not None and result.target == 0]
+    silent = [result for result in asked if is_kept_closed(result.store)]
     if not silent:
         return []
     leader = tests.names[0]
-    sources = fold_hosts([tests.names[each.source] for each in silent])
+    sources = fold_hosts([tests.names[result.source] for result in silent])
     everybody = len(silent) == len(asked)
     culprit = leader if everybody or len(silent) > 1 else f"{sources} -> {leader}"
     whom = f"none of {len(asked)} nodes" if everybody and len(asked) > 1 else ""
@@ -291,28 +292,28 @@ def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | No
         Status.FAIL,
         values={"what": what, "ports": f"port {store_port}", "where": leader, "culprit": culprit, "peers": sources},
         evidence=tuple(
-            f"{fold_hosts([tests.names[each.source] for each in silent if each.store == why])}: {why}"
-            for why in sorted({each.store or "" for each in silent})[:MAX_REASONS]
+            f"{fold_hosts([tests.names[result.source] for result in silent if result.store == why])}: {why}"
+            for why in sorted({result.store or "" for result in silent})[:MAX_REASONS]
         ),
         confidence=Confidence.CERTAIN,
     )
     nodes = (leader,) if culprit == leader else (tests.names[silent[0].source], leader)
-    return [Judged("AR206", culprit, nodes, outcome)]
+    return [LinkVerdict("AR206", culprit, nodes, outcome)]
 
 
-def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[LinkVerdict]:
     basic = (Symptom.SILENT, Symptom.LOSSY, Symptom.FILTERED)
     # Between many nodes few pairs send anything large: the others say nothing of it.
-    tried = [each for each in shown if has_tried_large(each.result) or has_large_passed(each.result)]
-    known = [each for each in tried if each.symptom not in basic]
+    tried = [tested for tested in shown if has_tried_large(tested.result) or has_large_passed(tested.result)]
+    known = [tested for tested in tried if tested.symptom not in basic]
     judged = []
     for found, explained in _blame_symptom(tests, known, Symptom.LARGE_LOST):
-        failing = [each.result for each in explained]
-        lost = [size for each in failing for size, came in each.datagrams.items() if not came]
-        passed = [size for each in failing for size, came in each.datagrams.items() if came]
-        mtu = max((each.common_mtu for each in explained if each.common_mtu), default=0) or "(unknown)"
+        failing = [tested.result for tested in explained]
+        lost = [size for result in failing for size, came in result.datagrams.items() if not came]
+        passed = [size for result in failing for size, came in result.datagrams.items() if came]
+        mtu = max((tested.common_mtu for tested in explained if tested.common_mtu), default=0) or "(unknown)"
         path_mtu = max(passed, default=min([576, *lost]))
-        worst = max(failing, key=lambda each: each.unacked_bytes)
+        worst = max(failing, key=lambda result: result.unacked_bytes)
         seen = [f"datagrams of {max(passed)} bytes pass, those of {min(lost)} bytes do not" if passed and lost else ""]
         if worst.large_sent and worst.large_s is None:
             seen.append(
@@ -321,18 +322,18 @@ def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
                 f"{worst.retransmits} retransmits"
             )
         outcome = tests.outcome(found, Status.FAIL, *filter(None, seen), path_mtu=path_mtu, mtu=mtu)
-        judged.append(Judged("AR204", found.culprit, _nodes(found), outcome))
+        judged.append(LinkVerdict("AR204", found.culprit, _nodes(found), outcome))
     return judged
 
 
-def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
+def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[LinkVerdict]:
     judged = []
     for node, slow in sorted(slow_nodes(quiet).items()):
         name = tests.names[node]
         rates = {
-            tests.names[each.target if each.source == node else each.source]: each.delivery_mbit_s
-            for each in quiet
-            if node in (each.source, each.target) and each.delivery_mbit_s
+            tests.names[result.target if result.source == node else result.source]: result.delivery_mbit_s
+            for result in quiet
+            if node in (result.source, result.target) and result.delivery_mbit_s
         }
         outcome = Outcome(
             Status.FAIL,
@@ -346,26 +347,26 @@ def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
             interface=tests.cards[node].data_interface,
             confidence=Confidence.CERTAIN,
         )
-        judged.append(Judged("AR213", name, (name,), outcome))
+        judged.append(LinkVerdict("AR213", name, (name,), outcome))
     return judged
 
 
-def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[Judged]:
-    known = [each for each in results if each.clock_offset_s is not None]
-    judged: list[Judged] = []
-    if all(abs(each.clock_offset_s or 0.0) <= CLOCK_S for each in known):
+def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[LinkVerdict]:
+    known = [result for result in results if result.clock_offset_s is not None]
+    judged: list[LinkVerdict] = []
+    if all(abs(result.clock_offset_s or 0.0) <= CLOCK_S for result in known):
         return judged
-    edges = tests.edges((each, abs(each.clock_offset_s or 0.0) <= CLOCK_S) for each in known)
+    edges = tests.edges((result, abs(result.clock_offset_s or 0.0) <= CLOCK_S) for result in known)
     for found in blame(edges):
         nodes = {node for group in found.groups for node in group}
         offsets = [
-            (each.clock_offset_s or 0.0) * (1 if tests.names[each.target] in nodes else -1)
-            for each in known
-            if tests.names[each.target] in nodes or tests.names[each.source] in nodes
+            (result.clock_offset_s or 0.0) * (1 if tests.names[result.target] in nodes else -1)
+            for result in known
+            if tests.names[result.target] in nodes or tests.names[result.source] in nodes
         ]
         offset = max(offsets, key=abs, default=0.0)
         outcome = tests.outcome(found, Status.WARN, offset_s=f"{offset:+.1f}")
-        judged.append(Judged("AR007", found.culprit, _nodes(found), outcome))
+        judged.append(LinkVerdict("AR007", found.culprit, _nodes(found), outcome))
     return judged
 
 
@@ -393,7 +394,8 @@ def _differences(tests: _Tests, found: Blame) -> list[str]:
         per_group = [{_describe(tests.card_of(name), what) for name in group} for group in found.groups]
         if all(len(values) == 1 for values in per_group) and len({min(values) for values in per_group}) > 1:
             values = ", ".join(
-                f"{fold_hosts(list(group))} {min(each)}" for group, each in zip(found.groups, per_group, strict=True)
+                f"{fold_hosts(list(group))} {min(figures)}"
+                for group, figures in zip(found.groups, per_group, strict=True)
             )
             told.append(f"the groups differ in {what}: {values}")
     return told or ["both groups have the same subnet, interface, MTU and kernel: check the switches between them"]

@@ -24,7 +24,7 @@ SPARSE_TESTS_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class RoundOfTests:
     """One round of tests."""
 
     pairs: list[tuple[int, int]]
@@ -37,7 +37,7 @@ class Look:
     """Pairs that also send one packet of their common MTU, although the effort has none."""
 
 
-def plan_first_look(nodes: Sequence[int], *, seed: int, within_s: float | None = None) -> Look:
+def plan_first_look(nodes: Sequence[int], *, seed: int, within_s: float | None = None) -> RoundOfTests:
     """Return the tests that every roll call begins with.
 
     Args:
@@ -48,7 +48,7 @@ def plan_first_look(nodes: Sequence[int], *, seed: int, within_s: float | None =
     is_sparse = len(nodes) > FULL_UP_TO
     pairs = choose_pairs(len(nodes), full_up_to=FULL_UP_TO, seed=seed)
     ring = choose_ring(len(nodes), seed=seed) if is_sparse else []
-    return Look(
+    return RoundOfTests(
         [(nodes[a], nodes[b]) for a, b in pairs],
         SPARSE if is_sparse else FULL,
         within_s or (SPARSE_TESTS_S if is_sparse else TESTS_S),

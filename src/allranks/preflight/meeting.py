@@ -19,7 +19,7 @@ from allranks.model.errors import SetupError
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.datapath import LOOPBACK
 from allranks.report.rundir import RunDir
-from allranks.wire.leader import ANNOUNCEMENT, Announcement, decode_announcement
+from allranks.wire.leader_port import ANNOUNCEMENT, Announcement, decode_announcement
 from allranks.wire.secret import Secret
 
 SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)

@@ -64,7 +64,7 @@ class Network:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class NetworkChoice:
     """The network that was chosen, and why; None where there is none."""
 
     network: Network | None
@@ -73,7 +73,7 @@ class Choice:
     """What else should be known: other networks, nodes that are not on it."""
 
 
-def choose_network(cards: Sequence[Card]) -> Choice:
+def choose_network(cards: Sequence[Card]) -> NetworkChoice:
     """Choose the data network.
 
     Args:
@@ -83,13 +83,13 @@ def choose_network(cards: Sequence[Card]) -> Choice:
     networks, passed_over = find_networks(facts)
     notes = [f"skipped: {'; '.join(passed_over)}"] if passed_over else []
     if not networks:
-        return Choice(network=None, reason="no network is left that could carry gradients", notes=tuple(notes))
+        return NetworkChoice(network=None, reason="no network is left that could carry gradients", notes=tuple(notes))
     most = max(len(network.nodes) for network in networks)
     left = [network for network in networks if len(network.nodes) == most]
     if most * 2 <= len(facts):
-        found = ", ".join(f"{each.subnet} ({fold_hosts(list(each.nodes))})" for each in networks[:6])
+        found = ", ".join(f"{network.subnet} ({fold_hosts(list(network.nodes))})" for network in networks[:6])
         reason = "the nodes share no subnet" + (f": {found}" if len(facts) > 1 else "")
-        return Choice(network=None, reason=reason, notes=tuple(notes))
+        return NetworkChoice(network=None, reason=reason, notes=tuple(notes))
     chosen, why = _narrow(left, facts)
     where = f"all {len(facts)} nodes are on it" if most == len(facts) else f"{most} of {len(facts)} nodes are on it"
     only = "no other network could carry gradients" if len(networks) == 1 else f"no other has {most} nodes"
@@ -98,9 +98,11 @@ def choose_network(cards: Sequence[Card]) -> Choice:
         notes.append(f"not on {chosen.subnet}: {fold_hosts(absent)}")
     if down := [host for host, ways in chosen.nodes.items() if not ways[0].nic.is_up]:
         notes.append(f"down at the moment: the interface of {fold_hosts(down)}")
-    if others := [each for each in networks if each is not chosen]:
-        notes.append(f"other networks: {', '.join(f'{each.subnet} ({each.interfaces})' for each in others[:6])}")
-    return Choice(network=chosen, reason=reason, notes=tuple(notes))
+    if others := [network for network in networks if network is not chosen]:
+        notes.append(
+            f"other networks: {', '.join(f'{network.subnet} ({network.interfaces})' for network in others[:6])}"
+        )
+    return NetworkChoice(network=chosen, reason=reason, notes=tuple(notes))
 
 
 def advise_network(cards: Sequence[Card], taken: str | None) -> str | None:
@@ -122,7 +124,7 @@ def advise_network(cards: Sequence[Card], taken: str | None) -> str | None:
         ),
         (None, None, ""),
     )
-    choice, hosts = choose_network(cards), {each.host for each in cards}
+    choice, hosts = choose_network(cards), {known.host for known in cards}
     better = choice.network
     if card is None or nic is None or better is None or set(better.nodes) != hosts:
         return None
@@ -143,9 +145,9 @@ def _speed(mbit_s: int | None) -> str:
 def find_management(facts: Mapping[str, Facts]) -> str | None:
     """Return the subnet that most host names resolve to, as the nodes themselves see it; None: to none of theirs."""
     votes: Counter[str] = Counter()
-    for host, each in facts.items():
-        named = {*each.resolved.get(host, ()), *each.resolved.get(each.host_name, ())}
-        votes.update(subnet for nic in each.interfaces for subnet, address in list_subnets(nic) if address in named)
+    for host, own in facts.items():
+        named = {*own.resolved.get(host, ()), *own.resolved.get(own.host_name, ())}
+        votes.update(subnet for nic in own.interfaces for subnet, address in list_subnets(nic) if address in named)
     return votes.most_common(1)[0][0] if votes else None
 
 
@@ -155,60 +157,60 @@ def find_management(facts: Mapping[str, Facts]) -> str | None:
 def _narrow(networks: Sequence[Network], facts: Mapping[str, Facts]) -> tuple[Network, list[str]]:
     management = find_management(facts)
 
-    def has_lost(each: Network, best: int) -> bool:
-        return each.speed_mbit_s is not None and each.speed_mbit_s < best
+    def has_lost(network: Network, best: int) -> bool:
+        return network.speed_mbit_s is not None and network.speed_mbit_s < best
 
     left, why = list(networks), list[str]()
 
     def keep(is_better: Callable[[Network], bool], reason: Callable[[Sequence[Network]], str]) -> None:
         nonlocal left
-        kept = [each for each in left if is_better(each)]
+        kept = [network for network in left if is_better(network)]
         if kept and len(kept) < len(left):
-            why.append(reason([each for each in left if each not in kept]))
+            why.append(reason([network for network in left if network not in kept]))
             left = kept
 
-    best = max((each.speed_mbit_s for each in left if each.speed_mbit_s is not None), default=0)
+    best = max((network.speed_mbit_s for network in left if network.speed_mbit_s is not None), default=0)
     # Order matters: what is measured before what is only a habit.
-    keep(lambda each: each.has_rdma, lambda lost: f"it has RDMA; {_subnets(lost)} does not")
-    best = max((each.speed_mbit_s for each in left if each.speed_mbit_s is not None), default=0)
-    keep(lambda each: not has_lost(each, best), lambda lost: f"{best / 1000:g} Gbit/s, {_speeds(lost)}")
+    keep(lambda network: network.has_rdma, lambda lost: f"it has RDMA; {_subnets(lost)} does not")
+    best = max((network.speed_mbit_s for network in left if network.speed_mbit_s is not None), default=0)
+    keep(lambda network: not has_lost(network, best), lambda lost: f"{best / 1000:g} Gbit/s, {_speeds(lost)}")
     is_told = why != []
     keep(
-        lambda each: all(_FAST.match(ways[0].nic.name) for ways in each.nodes.values()),
+        lambda network: all(_FAST.match(ways[0].nic.name) for ways in network.nodes.values()),
         lambda lost: f"its interfaces are named like a fast network's, those of {_subnets(lost)} are not",
     )
     keep(
-        lambda each: each.subnet != management,
+        lambda network: network.subnet != management,
         lambda lost: (
             f"host names lead to {_subnets(lost)}, so that one is for management"
             + ("" if is_told else " (no speeds to compare)")
         ),
     )
-    largest = max(each.mtu for each in left)
-    keep(lambda each: each.mtu == largest, lambda lost: f"MTU {largest}, more than {_subnets(lost)}")
-    keep(lambda each: ip_network(each.subnet).version == 4, lambda lost: f"IPv4, {_subnets(lost)} is IPv6")
+    largest = max(network.mtu for network in left)
+    keep(lambda network: network.mtu == largest, lambda lost: f"MTU {largest}, more than {_subnets(lost)}")
+    keep(lambda network: ip_network(network.subnet).version == 4, lambda lost: f"IPv4, {_subnets(lost)} is IPv6")
     if len(left) > 1:
-        left.sort(key=lambda each: ip_network(each.subnet).network_address.packed)
+        left.sort(key=lambda network: ip_network(network.subnet).network_address.packed)
         why.append(f"the lowest address: it looks the same as {_subnets(left[1:])}; check this choice")
     return left[0], why
 
 
 def _subnets(networks: Sequence[Network]) -> str:
-    return ", ".join(each.subnet for each in networks)
+    return ", ".join(network.subnet for network in networks)
 
 
 def _speeds(networks: Sequence[Network]) -> str:
-    return ", ".join(f"{each.subnet} has {(each.speed_mbit_s or 0) / 1000:g}" for each in networks)
+    return ", ".join(f"{network.subnet} has {(network.speed_mbit_s or 0) / 1000:g}" for network in networks)
 
 
 def find_networks(facts: Mapping[str, Facts]) -> tuple[list[Network], list[str]]:
     """Return the networks that may carry gradients, in the order of the interfaces, and what was passed over."""
-    owners = Counter(a for each in facts.values() for a in {a for nic in each.interfaces for _, a in list_subnets(nic)})
+    owners = Counter(a for own in facts.values() for a in {a for nic in own.interfaces for _, a in list_subnets(nic)})
     found: dict[str, dict[str, list[Attachment]]] = {}
     passed: dict[str, None] = {}
-    for host, each in facts.items():
-        rdma = {port.netdev for port in each.rdma_ports if port.state == "ACTIVE" and port.netdev}
-        for nic in each.interfaces:
+    for host, own in facts.items():
+        rdma = {port.netdev for port in own.rdma_ports if port.state == "ACTIVE" and port.netdev}
+        for nic in own.interfaces:
             for subnet, address in list_subnets(nic):
                 why = _objection(nic) or ("the same address on several nodes" if owners[address] > 1 else None)
                 if why:

@@ -24,15 +24,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from allranks.model.card import Card, Place
+from allranks.model.card import Card, JobDirectory
 from allranks.model.errors import AllranksError, WireError
 from allranks.model.finding import Verdict
-from allranks.model.pair import PairResult, Target
+from allranks.model.pair import PairResult, PairTarget
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
 from allranks.preflight.lanes import prove_lanes
-from allranks.preflight.look import Look, plan_first_look
+from allranks.preflight.look import RoundOfTests, plan_first_look
 from allranks.preflight.mesh.tester import Mesh
-from allranks.preflight.roster import Roster, Terms, mtu_of, with_place
+from allranks.preflight.roster import RollCallTerms, Roster, mtu_of, with_place
 from allranks.preflight.second_look import (
     NUM_RATE_LOOKS,
     merge,
@@ -75,7 +75,7 @@ class RollCall:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: RollCallTerms,
         own: Card,
         *,
         acceptors: Sequence[Acceptor],
@@ -99,7 +99,7 @@ class RollCall:
         self._silent: set[int] = set()
         self._results: list[PairResult] = []
         self._quiet: list[PairResult] = []
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, JobDirectory] = {}
         self._reports: dict[int, Tested] = {}
         self._awaited: set[int] = set()
         """Who has not reported yet, and is still here."""
@@ -263,7 +263,7 @@ class RollCall:
         here, cards, first = self.roster.cards, dict(self.roster.cards), self._addresses()
         if first.keys() == cards.keys() and not (self._silent or self._left or any(map(has_failed, self._results))):
 
-            def try_pairs(look: Look, addresses: Mapping[int, str]) -> list[PairResult]:
+            def try_pairs(look: RoundOfTests, addresses: Mapping[int, str]) -> list[PairResult]:
                 return self._try(selector, look, addresses={i: addresses[i] for i in addresses if i in here})
 
             second, seed = self._terms.second_network, self._terms.attempt
@@ -275,9 +275,9 @@ class RollCall:
     def _of_present(self, results: Sequence[PairResult]) -> list[PairResult]:
         """Without the nodes that are known to be silent: to try them again only costs time."""
         absent = self._silent | self._left.keys()
-        return [each for each in results if not {each.source, each.target} & absent]
+        return [result for result in results if not {result.source, result.target} & absent]
 
-    def _look_again(self, selector: selectors.BaseSelector, look: Look | None) -> list[PairResult]:
+    def _look_again(self, selector: selectors.BaseSelector, look: RoundOfTests | None) -> list[PairResult]:
         if look is None:
             return []
         self._on_event("second_look", pairs=len(look.pairs), reason=look.reason)
@@ -286,7 +286,7 @@ class RollCall:
     def _try(
         self,
         selector: selectors.BaseSelector,
-        look: Look,
+        look: RoundOfTests,
         *,
         asks_all: bool = False,
         addresses: Mapping[int, str] | None = None,
@@ -298,14 +298,14 @@ class RollCall:
         """
         assert self._mesh is not None
         is_first, addresses, token = addresses is None, addresses or self._addresses(), self._token
-        by_source: dict[int, list[Target]] = {index: [] for index in self.roster.cards} if asks_all else {}
+        by_source: dict[int, list[PairTarget]] = {index: [] for index in self.roster.cards} if asks_all else {}
         for source, target in look.pairs:
             # Whoever left since the pairs were chosen is in neither.
             ports = self.roster.cards[target].test_ports if target in addresses and source in addresses else None
             if ports is not None:
                 store = self._terms.store_port if target == 0 and is_first else None
                 probe_bytes = self._common_mtu(source, target) if (source, target) in look.probed else 0
-                found = Target(
+                found = PairTarget(
                     node_index=target,
                     address=addresses[target],
                     ports=ports,
@@ -353,7 +353,7 @@ class RollCall:
             if report.run_dir is not None:
                 self._places[index] = report.run_dir
         cards = self.roster.cards
-        return [each for (source, target), each in results.items() if source in cards and target in cards]
+        return [result for (source, target), result in results.items() if source in cards and target in cards]
 
     def _common_mtu(self, source: int, target: int) -> int:
         """The smaller MTU of two data interfaces; 0: one of them is not known."""

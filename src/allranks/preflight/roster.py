@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
-from allranks.model.card import Card, Place
+from allranks.model.card import Card, JobDirectory
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
-from allranks.model.text import as_utf8
+from allranks.model.safe_text import as_utf8
 from allranks.wire.connection import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class RollCallTerms:
     """What the roll call is about."""
 
     job: str
@@ -46,7 +46,7 @@ SHARED = ("environment", "packages", "code", "limits", "unread")
 class Roster:
     """Who has come: per node index its card, and the connection to it (none to the leader itself)."""
 
-    terms: Terms
+    terms: RollCallTerms
     cards: dict[int, Card] = field(default_factory=dict)
     peers: dict[int, Connection] = field(default_factory=dict)
 
@@ -114,11 +114,11 @@ def mtu_of(card: Card) -> int | None:
     return next((nic.mtu for nic in interfaces if nic.name == card.data_interface), None)
 
 
-def with_place(card: Card, place: Place | None) -> Card:
+def with_place(card: Card, place: JobDirectory | None) -> Card:
     """Return the card with what was seen of a directory, in the place of what it said before."""
     if place is None or card.facts is None:
         return card
-    places = (*(each for each in card.facts.places if each.purpose != place.purpose), place)
+    places = (*(other for other in card.facts.places if other.purpose != place.purpose), place)
     return msgspec.structs.replace(card, facts=msgspec.structs.replace(card.facts, places=places))
 
 

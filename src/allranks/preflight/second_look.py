@@ -21,7 +21,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from allranks.model.pair import FULL, LARGE, Effort, PairResult
-from allranks.preflight.look import Look
+from allranks.preflight.look import RoundOfTests
 from allranks.preflight.pairs import follow_up
 from allranks.preflight.symptoms import (
     has_failed,
@@ -50,48 +50,49 @@ NUM_RATE_LOOKS = 2
 """How often a slow node is measured again before it is called one."""
 
 
-def plan_confirmation(results: Sequence[PairResult]) -> Look | None:
+def plan_confirmation(results: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that repeat what failed outright; None where nothing did, or what did is proven."""
     # Where much is lost, ARP may be, too, which asks once a second: such a pair is silent for a while.
-    losers = {*_cover([each for each in results if is_heavy_loss(each)])}
+    losers = {*_cover([result for result in results if is_heavy_loss(result)])}
     pairs = [
-        (each.source, each.target)
-        for each in results
-        if has_failed(each) and (not is_proven(each) or (is_silent(each) and {each.source, each.target} & losers))
+        (result.source, result.target)
+        for result in results
+        if has_failed(result)
+        and (not is_proven(result) or (is_silent(result) and {result.source, result.target} & losers))
     ]
     if not pairs or len(pairs) > MAX_FAILED:
         return None
-    return Look(pairs, FULL, CONFIRM_S, is_one_by_one=False, reason=f"{len(pairs)} pairs failed")
+    return RoundOfTests(pairs, FULL, CONFIRM_S, is_one_by_one=False, reason=f"{len(pairs)} pairs failed")
 
 
-def plan_large_look(results: Sequence[PairResult], *, seed: int) -> Look | None:
+def plan_large_look(results: Sequence[PairResult], *, seed: int) -> RoundOfTests | None:
     """Return the tests with a large payload that follow lost packets of the MTU; None where none was lost.
 
     Only where nothing large was sent beside them: between more than 64 nodes.
     """
-    working = [each for each in results if not has_failed(each)]
-    nodes = sorted({node for each in working for node in (each.source, each.target)})
+    working = [result for result in results if not has_failed(result)]
+    nodes = sorted({node for result in working for node in (result.source, result.target)})
     place = {node: number for number, node in enumerate(nodes)}
-    lost = [(place[each.source], place[each.target]) for each in working if _is_large_in_doubt(each)]
+    lost = [(place[result.source], place[result.target]) for result in working if _is_large_in_doubt(result)]
     if not lost:
         return None
-    passed = [(place[each.source], place[each.target]) for each in working if has_large_passed(each)]
+    passed = [(place[result.source], place[result.target]) for result in working if has_large_passed(result)]
     more = follow_up(lost, passed, len(nodes), seed=seed, at_most=2 * MAX_LARGE)
     pairs = [(nodes[a], nodes[b]) for a, b in (*sorted(lost)[:MAX_LARGE], *more)]
-    return Look(pairs, LARGE, CONFIRM_S, is_one_by_one=False, reason=f"large packets lost in {len(lost)} pairs")
+    return RoundOfTests(pairs, LARGE, CONFIRM_S, is_one_by_one=False, reason=f"large packets lost in {len(lost)} pairs")
 
 
-def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
+def plan_quiet_look(results: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that tell loss and slowness from a busy machine; None where there is no sign of either."""
-    working = [each for each in results if not has_failed(each)]
+    working = [result for result in results if not has_failed(result)]
     slow = slow_nodes(working)
     # Who explains all losses: of a node that loses, all partners lose, too.
-    losing = _cover([each for each in working if each.datagrams_lost and not is_heavy_loss(each)])
+    losing = _cover([result for result in working if result.datagrams_lost and not is_heavy_loss(result)])
     suspects = [*losing, *(node for node in sorted(slow) if node not in losing)][:MAX_SUSPECTS]
     if not suspects:
         return None
-    heavy = _cover([each for each in results if is_heavy_loss(each)])
-    known = {(each.source, each.target) for each in working if not {each.source, each.target} & {*heavy}}
+    heavy = _cover([result for result in results if is_heavy_loss(result)])
+    known = {(result.source, result.target) for result in working if not {result.source, result.target} & {*heavy}}
     others = [node for node in sorted({node for pair in known for node in pair}) if node not in suspects]
     pairs: dict[tuple[int, int], None] = {}
     for position, suspect in enumerate(suspects):
@@ -102,21 +103,21 @@ def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
     for first, second in itertools.pairwise(others[: WITNESSES + 1]):
         pairs |= {(first, second): None}  # what is usual here
     reason = f"datagrams lost at {len(losing)}, slow at {len(slow)} nodes"
-    return Look(list(pairs), QUIET, QUIET_S, is_one_by_one=True, reason=reason)
+    return RoundOfTests(list(pairs), QUIET, QUIET_S, is_one_by_one=True, reason=reason)
 
 
-def plan_rate_look(quiet: Sequence[PairResult]) -> Look | None:
+def plan_rate_look(quiet: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that measure again where the quiet look found slow nodes; None where it found none."""
     slow = slow_nodes(quiet)
     if not slow:
         return None
-    pairs = dict.fromkeys((each.source, each.target) for each in quiet)
-    return Look(list(pairs), RATE, QUIET_S, is_one_by_one=True, reason=f"still slow at {len(slow)} nodes")
+    pairs = dict.fromkeys((result.source, result.target) for result in quiet)
+    return RoundOfTests(list(pairs), RATE, QUIET_S, is_one_by_one=True, reason=f"still slow at {len(slow)} nodes")
 
 
 def merge(first: Iterable[PairResult], again: Iterable[PairResult]) -> list[PairResult]:
     """Return the results with those of a confirmation in the place of what they repeat."""
-    return list({(each.source, each.target): each for each in (*first, *again)}.values())
+    return list({(result.source, result.target): result for result in (*first, *again)}.values())
 
 
 def _is_large_in_doubt(result: PairResult) -> bool:
@@ -126,9 +127,9 @@ def _is_large_in_doubt(result: PairResult) -> bool:
 def _cover(results: Sequence[PairResult]) -> list[int]:
     """Nodes that take part in all of these pairs, those with most first."""
     met: dict[int, Counter[int]] = defaultdict(Counter)
-    for each in results:
-        met[each.source][each.target] += 1
-        met[each.target][each.source] += 1
+    for result in results:
+        met[result.source][result.target] += 1
+        met[result.target][result.source] += 1
     # An entry that is out of date has a newer one behind it: where all nodes lose, each pair is looked at once.
     most = [(-others.total(), node) for node, others in met.items()]
     heapq.heapify(most)

@@ -161,10 +161,10 @@ def slow_nodes(results: Iterable[PairResult]) -> dict[int, Slow]:
     busy moment says nothing. With fewer than MIN_PAIRS pairs in a direction nothing is concluded.
     """
     tries: dict[tuple[int, int], list[PairResult]] = defaultdict(list)
-    for each in results:
-        if each.delivery_mbit_s and not each.retransmits:  # TCP slows down by itself where segments are lost
-            tries[each.source, each.target].append(each)
-    rates = {pair: max(each.delivery_mbit_s or 0.0 for each in tried) for pair, tried in tries.items()}
+    for result in results:
+        if result.delivery_mbit_s and not result.retransmits:  # TCP slows down by itself where segments are lost
+            tries[result.source, result.target].append(result)
+    rates = {pair: max(result.delivery_mbit_s or 0.0 for result in tried) for pair, tried in tries.items()}
     best: dict[tuple[int, bool], list[float]] = defaultdict(list)
     own: dict[int, list[float]] = defaultdict(list)
     for pair, rate in rates.items():
@@ -206,6 +206,6 @@ def _is_window_bound(mbit_s: float, tried: Sequence[PairResult]) -> bool:
     It sends at least ten segments for each round trip. Where half of them and more came through in the time of the
     shortest one, nothing held them up on the way.
     """
-    rtt_s = min((each.rtt_s for each in tried if each.rtt_s), default=0.0)
-    segment_bytes = max(each.segment_bytes for each in tried)
+    rtt_s = min((result.rtt_s for result in tried if result.rtt_s), default=0.0)
+    segment_bytes = max(result.segment_bytes for result in tried)
     return bool(segment_bytes) and mbit_s * 1e6 / 8 * rtt_s >= INITIAL_WINDOW / 2 * segment_bytes

@@ -13,7 +13,7 @@ from allranks.causes.outcome import Outcome, warned
 from allranks.model.card import Card
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
-from allranks.preflight.links import Judged
+from allranks.preflight.links import LinkVerdict
 from allranks.preflight.symptoms import is_silent, own_errno
 from allranks.preflight.vet import is_plausible
 
@@ -23,7 +23,7 @@ _CANNOT_SEND = "cannot send from "
 """How the problem of a pair begins whose datagrams this kernel did not send."""
 
 
-def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> list[Judged]:
+def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> list[LinkVerdict]:
     """Name the nodes whose own kernel made no connection to some others.
 
     Args:
@@ -32,31 +32,31 @@ def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> l
     """
     targets: dict[tuple[int, str], dict[int, None]] = defaultdict(dict)
     reasons: dict[tuple[int, str], str] = {}
-    for each in results:
-        if each.source not in cards or each.target not in cards or not is_plausible(each) or is_silent(each):
+    for result in results:
+        if result.source not in cards or result.target not in cards or not is_plausible(result) or is_silent(result):
             continue  # of a pair between which nothing at all comes through AR210 and AR211 tell
-        said = [*each.closed.values(), each.store or ""]
-        if (each.problem or "").startswith(_CANNOT_SEND):
-            said.append((each.problem or "").rpartition(": ")[2])
+        said = [*result.closed.values(), result.store or ""]
+        if (result.problem or "").startswith(_CANNOT_SEND):
+            said.append((result.problem or "").rpartition(": ")[2])
         for reason in dict.fromkeys(said):
             if (name := own_errno(reason)) is not None:
-                key = each.source, name
+                key = result.source, name
                 reasons[key] = reason
-                targets[key][each.target] = None
+                targets[key][result.target] = None
     return [
         _judge(cards, index, name, reasons[index, name], [*found]) for (index, name), found in sorted(targets.items())
     ]
 
 
-def _judge(cards: Mapping[int, Card], index: int, name: str, reason: str, targets: Sequence[int]) -> Judged:
+def _judge(cards: Mapping[int, Card], index: int, name: str, reason: str, targets: Sequence[int]) -> LinkVerdict:
     card = cards[index]
     to = fold_hosts(sorted(cards[target].host for target in targets))
     if name == "EMFILE":
         limit = card.facts.limits.get("nofile") if card.facts else None
         evidence = f"connections to {to} could not be tested: {reason}"
-        return Judged("AR004", card.host, (card.host,), warned(evidence, limit=limit or "a few"))
+        return LinkVerdict("AR004", card.host, (card.host,), warned(evidence, limit=limit or "a few"))
     what = f"the node's own kernel could not connect to {to}, so the path is untested: {reason}"
-    return Judged("AR217", card.host, (card.host,), _outcome(card, name, what, cards[targets[0]].data_address))
+    return LinkVerdict("AR217", card.host, (card.host,), _outcome(card, name, what, cards[targets[0]].data_address))
 
 
 def _outcome(card: Card, name: str, what: str, address: str | None) -> Outcome:

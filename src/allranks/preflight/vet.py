@@ -13,10 +13,10 @@ from ipaddress import ip_address
 
 import msgspec
 
-from allranks.model.card import Card, Place, TestPorts
+from allranks.model.card import Card, JobDirectory, TestPorts
 from allranks.model.errors import Exit
 from allranks.model.pair import PairResult
-from allranks.model.text import as_one_line
+from allranks.model.safe_text import as_one_line
 from allranks.wire.protocol import Tested
 
 MAX_CARD_BYTES = 504 << 10
@@ -84,7 +84,11 @@ def own_results(
         source: the node that reports.
         asked: all pairs of this round.
     """
-    return {(source, each.target): each for each in results if each.source == source and (source, each.target) in asked}
+    return {
+        (source, result.target): result
+        for result in results
+        if result.source == source and (source, result.target) in asked
+    }
 
 
 def is_plausible(result: PairResult) -> bool:
@@ -159,6 +163,6 @@ def _is_time(time_s: float) -> bool:
     return math.isfinite(time_s) and abs(time_s) <= MAX_SECONDS
 
 
-def _is_plausible_place(place: Place) -> bool:
+def _is_plausible_place(place: JobDirectory) -> bool:
     texts = (place.path, place.problem or "", place.nonce or "")
     return place.purpose == "run directory" and all(len(text) <= 1 << 13 for text in texts)

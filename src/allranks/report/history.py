@@ -72,21 +72,21 @@ def describe_restarts(restarts: Sequence[Restart], *, allowed: int | None = None
     """
     if not restarts:
         return ""
-    used = sum(bool(each.cause) for each in restarts)
+    used = sum(bool(restart.cause) for restart in restarts)
     is_used_up = allowed is not None and 0 < allowed <= used
     head = f"{used} of {count_of(allowed or 0, 'restart')} used" if is_used_up else count_of(len(restarts), "restart")
-    faults = Counter(each.fault for each in restarts)
+    faults = Counter(restart.fault for restart in restarts)
     named = [f"{fault}, {count} times" if count > 1 else fault for fault, count in list(faults.items())[-SHOWN:]]
     more = [f"{len(faults) - SHOWN} more"] if len(faults) > SHOWN else []
-    told = [each for each in restarts if each.lost_s is not None]
-    clock = describe_clock(sum(each.lost_s or 0.0 for each in told))
-    loss = f", {'' if all(each.is_tracked for each in told) else 'at most '}{clock} lost" if told else ""
+    told = [restart for restart in restarts if restart.lost_s is not None]
+    clock = describe_clock(sum(restart.lost_s or 0.0 for restart in told))
+    loss = f", {'' if all(restart.is_tracked for restart in told) else 'at most '}{clock} lost" if told else ""
     return f"{head} ({'; '.join([*more, *named])}{loss})"
 
 
 def open_findings(verdict: Verdict, restarts: Sequence[Restart]) -> tuple[Finding, ...]:
     """Return the findings of a verdict without the faults that a restart has cured: the restarts tell these."""
-    cured = {(each.cause, each.node, each.ranks) for each in restarts}
+    cured = {(restart.cause, restart.node, restart.ranks) for restart in restarts}
     return tuple(
         finding
         for finding in verdict.findings

@@ -31,7 +31,7 @@ MOST_PENDING = 1 << 20
 _KEPT = {VERDICT: VERDICT_BYTES, EXIT_CODE: 1 << 12}
 
 
-class Hold(Protocol):
+class OpenAttempt(Protocol):
     """Returns the directory of the attempt."""
 
     def __call__(self, *, make: bool = True) -> Folder:
@@ -45,7 +45,7 @@ class LastFiles:
         hold: returns the directory.
     """
 
-    def __init__(self, hold: Hold) -> None:
+    def __init__(self, hold: OpenAttempt) -> None:
         self._hold = hold
         self.on_error: Callable[[OSError], None] = lambda _: None
         """Makes room, if it can."""

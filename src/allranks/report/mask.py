@@ -22,7 +22,7 @@ from typing import Any
 import msgspec
 
 from allranks.model.finding import Finding, Verdict
-from allranks.model.secret import STRONG_NAME, is_secret_name
+from allranks.model.secret_names import STRONG_NAME, is_secret_name
 from allranks.model.setting import Setting
 
 HIDDEN = "(hidden)"
@@ -138,7 +138,7 @@ def mask_finding(finding: Finding) -> Finding:
     texts = {
         name: mask_secrets(text) for name in ("message", "fix", "ask", "subject") if (text := getattr(finding, name))
     }
-    evidence = tuple(msgspec.structs.replace(each, seen=mask_secrets(each.seen)) for each in finding.evidence)
+    evidence = tuple(msgspec.structs.replace(shown, seen=mask_secrets(shown.seen)) for shown in finding.evidence)
     return msgspec.structs.replace(finding, **texts, evidence=evidence, notes=tuple(map(mask_secrets, finding.notes)))
 
 

@@ -57,13 +57,13 @@ T = TypeVar("T")
 # of an older version.
 
 
-class Event(msgspec.Struct, frozen=True, kw_only=True):
+class RunEvent(msgspec.Struct, frozen=True, kw_only=True):
     """A line of events.jsonl."""
 
     time_s: TimeS | None = None
 
 
-class Started(Event, frozen=True):
+class JobStarted(RunEvent, frozen=True):
     """The first ranks begin; from the leader's agent."""
 
     members: Names = ()
@@ -77,7 +77,7 @@ class Started(Event, frozen=True):
     boot_id: Name = ""
 
 
-class TookOver(Event, frozen=True):
+class TookOver(RunEvent, frozen=True):
     """Another agent leads."""
 
     leader: Name
@@ -85,14 +85,14 @@ class TookOver(Event, frozen=True):
     after: Name = ""
 
 
-class Paused(Event, frozen=True):
+class Paused(RunEvent, frozen=True):
     """A leader waits for nodes."""
 
     leader: Name
     generation: Count
 
 
-class Restarting(Event, frozen=True):
+class Restarting(RunEvent, frozen=True):
     """The ranks begin again."""
 
     generation: Count
@@ -102,7 +102,7 @@ class Restarting(Event, frozen=True):
     checkpoint: Count | None = None
 
 
-class Judged(Event, frozen=True):
+class GuardFinding(RunEvent, frozen=True):
     """A finding of the guard."""
 
     generation: Count = 0
@@ -111,7 +111,7 @@ class Judged(Event, frozen=True):
     ranks: Ranks = ()
 
 
-class AgentEnded(Event, frozen=True):
+class AgentEnded(RunEvent, frozen=True):
     """An agent was killed, as the process beside it has seen."""
 
     node: Name
@@ -121,14 +121,14 @@ class AgentEnded(Event, frozen=True):
     is_oom: bool = False
 
 
-class Interrupted(Event, frozen=True):
+class AgentInterrupted(RunEvent, frozen=True):
     """An agent got a signal from outside."""
 
     signum: SignalNumber
     node: Name = ""
 
 
-class Ended(Event, frozen=True):
+class JobEnded(RunEvent, frozen=True):
     """The job is over."""
 
     exit_code: ExitCode
@@ -136,39 +136,39 @@ class Ended(Event, frozen=True):
     is_cut_off: bool = False
 
 
-class OfLeader(Event, frozen=True):
+class OfLeader(RunEvent, frozen=True):
     """What a leader says of itself."""
 
     leader: Name
     generation: Count = 0
 
 
-class OfNode(Event, frozen=True):
+class OfNode(RunEvent, frozen=True):
     """What a leader says of a node."""
 
     node: Name
 
 
-class Network(Traffic, frozen=True):
+class NetworkEvent(Traffic, frozen=True):
     """What nodes send and how long steps wait for that."""
 
     time_s: TimeS | None = None
 
 
-_EVENTS: dict[str, type[Event | Network]] = {
-    "started": Started, "took_over": TookOver, "paused": Paused, "restarting": Restarting, "verdict": Judged,
-    "agent_ended": AgentEnded, "interrupted": Interrupted, "ended": Ended, "minority": OfLeader, "node_lost": OfNode,
-    "network": Network,
+_EVENTS: dict[str, type[RunEvent | NetworkEvent]] = {
+    "started": JobStarted, "took_over": TookOver, "paused": Paused, "restarting": Restarting, "verdict": GuardFinding,
+    "agent_ended": AgentEnded, "interrupted": AgentInterrupted, "ended": JobEnded, "minority": OfLeader,
+    "node_lost": OfNode, "network": NetworkEvent,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
-class Events:
+class RunEvents:
     """What events.jsonl says."""
 
     lines: tuple[dict[str, Any], ...] = ()
     """Of the events in `_EVENTS`, with fields of the right types."""
-    network: Network | None = None
+    network: NetworkEvent | None = None
     """The newest one; a long job has thousands."""
     num_damaged: int = 0
     """Lines that are no events, or have impossible fields."""
@@ -176,15 +176,15 @@ class Events:
     """Events that nobody reads, and those of a newer version."""
 
 
-def parse_events(data: bytes, *, until: str = "") -> Events:
+def parse_events(data: bytes, *, until: str = "") -> RunEvents:
     """Return the events of a file, all or up to the first one of that name."""
     return read_events(io.BytesIO(data), until=until)
 
 
-def read_events(file: BinaryIO, *, until: str = "") -> Events:
+def read_events(file: BinaryIO, *, until: str = "") -> RunEvents:
     """Return the events of an open file, as `parse_events`; it is read line by line, since a large job writes much."""
     lines, num_damaged, num_unknown = list[dict[str, Any]](), 0, 0
-    network: Network | None = None
+    network: NetworkEvent | None = None
     left = MAX_EVENTS_BYTES
     while left > 0 and num_damaged < MAX_DAMAGED and len(lines) < MAX_EVENTS:
         raw = file.readline(min(left, MAX_LINE_BYTES))
@@ -202,7 +202,7 @@ def read_events(file: BinaryIO, *, until: str = "") -> Events:
         if event is None or known is None:
             num_damaged += raw.endswith(b"\n")  # the last line may be half written
             continue
-        if isinstance(known, Network):
+        if isinstance(known, NetworkEvent):
             network = known
             continue
         # A default is no word of the line: a reader may ask whether it has said something.
@@ -210,7 +210,7 @@ def read_events(file: BinaryIO, *, until: str = "") -> Events:
         lines.append({"event": event} | fields)
         if event == until:
             break
-    return Events(tuple(lines), network, num_damaged, num_unknown)
+    return RunEvents(tuple(lines), network, num_damaged, num_unknown)
 
 
 def parse_verdict(data: bytes) -> Verdict | None:
@@ -235,7 +235,7 @@ def _shorten(finding: Finding) -> Finding:
         **{name: text[:MAX_TEXT] for name, text in told.items() if text},
         notes=tuple(note[:MAX_TEXT] for note in finding.notes[:MAX_EVIDENCE]),
         evidence=tuple(
-            Evidence(seen=each.seen[:MAX_TEXT], source=each.source and each.source[:MAX_TEXT]) for each in evidence
+            Evidence(seen=shown.seen[:MAX_TEXT], source=shown.source and shown.source[:MAX_TEXT]) for shown in evidence
         ),
     )
 

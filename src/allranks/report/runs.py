@@ -25,8 +25,8 @@ from allranks.report.history import Restart, list_restarts
 from allranks.report.readback import (
     MAX_BYTES,
     MAX_ROLL_CALL_BYTES,
-    Events,
-    Network,
+    NetworkEvent,
+    RunEvents,
     parse_hosts,
     parse_verdict,
     read_events,
@@ -79,7 +79,7 @@ class Run:
     """Who the leader's agent of the first generation was, as the run's files say."""
     num_damaged: int = 0
     """Lines of events.jsonl that are no events."""
-    network: Network | None = None
+    network: NetworkEvent | None = None
     """What its nodes sent and how long its steps waited for that, as its leader told last."""
 
     @property
@@ -178,7 +178,7 @@ def read_run(path: Path) -> Run:
         return Run(id=path.name, path=path, job_name=job_name)
     told = _read_events(attempts[-1] / "events.jsonl")
     events = told.lines
-    started: Mapping[str, Any] = next((each for each in events if each["event"] == "started"), {})
+    started: Mapping[str, Any] = next((event for event in events if event["event"] == "started"), {})
     leader, killed = _find_leader(events)
     verdict = read_verdict(attempts[-1] / "verdict.json")
     return Run(
@@ -194,7 +194,7 @@ def read_run(path: Path) -> Run:
         killed=killed,
         restarts=list_restarts(events),
         max_restarts=started.get("max_restarts"),
-        interrupted_by=next((each.get("signum") for each in events if each["event"] == "interrupted"), None),
+        interrupted_by=next((event.get("signum") for event in events if event["event"] == "interrupted"), None),
         started_s=started.get("time_s"),
         ended_s=_changed_s(attempts[-1] / "verdict.json") if verdict else None,
         verdict=verdict,
@@ -287,8 +287,8 @@ def _read_nodes(attempt: Path) -> tuple[str, ...]:
     return tuple(sorted(path.name for path in attempt.glob("*/") if path.is_dir())) if hosts is None else hosts
 
 
-def _read_events(events: Path, *, until: str = "") -> Events:
+def _read_events(events: Path, *, until: str = "") -> RunEvents:
     """Return what events.jsonl says, all or up to the first event of that name."""
     with contextlib.suppress(OSError), open_regular(events) as file:
         return read_events(file, until=until)
-    return Events()
+    return RunEvents()

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import IO
 
 from allranks.model.finding import Confidence, Finding, Severity
+from allranks.model.safe_text import as_one_line
 from allranks.model.setting import Setting
-from allranks.model.text import as_one_line
 from allranks.report.mask import mask_finding, mask_secrets, mask_setting
 
 EVIDENCE_LINES = 24
@@ -100,8 +100,11 @@ def render_settings(settings: Sequence[Setting], style: Style) -> str:
     """Return settings as an aligned table: name, value, reason, source; secrets are hidden."""
     shown = map(mask_setting, settings)
     rows = [
-        [as_one_line(text, at_most=MAX_ROW) for text in (each.name, each.value, each.reason, f"({each.source})")]
-        for each in shown
+        [
+            as_one_line(text, at_most=MAX_ROW)
+            for text in (setting.name, setting.value, setting.reason, f"({setting.source})")
+        ]
+        for setting in shown
     ]
     widths = [min(40, max((len(row[column]) for row in rows), default=0)) for column in range(3)]
     return "\n".join(
@@ -179,9 +182,9 @@ def one_row(text: str) -> str:
 
 def render_rows(rows: Sequence[Sequence[str]]) -> str:
     """Return rows of equal length as an aligned table; whatever a name has in it, its row is one line."""
-    shown = [[cell(each) for each in row] for row in rows]
+    shown = [[cell(text) for text in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
-    lines = ("  ".join(f"{each:<{width}}" for each, width in zip(row, widths, strict=True)) for row in shown)
+    lines = ("  ".join(f"{text:<{width}}" for text, width in zip(row, widths, strict=True)) for row in shown)
     return "\n".join(line.rstrip() for line in lines)
 
 

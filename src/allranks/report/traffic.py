@@ -47,11 +47,11 @@ def describe_traffic(traffic: Traffic, *, at: str = "") -> list[str]:
 
 def _describe_node(node: NodeTraffic) -> str:
     parts = []
-    for each in node.interfaces:
-        rates = f"{rate_text(each.sent_mbit_s)} out, {rate_text(each.received_mbit_s)} in"
-        use = use_text(each)
-        busy = f", {100 * each.busy_share:.0f} % of the time at {use}" if use else ""
-        parts.append(f"{one_line(each.name)} {rates}{busy}")
+    for interface in node.interfaces:
+        rates = f"{rate_text(interface.sent_mbit_s)} out, {rate_text(interface.received_mbit_s)} in"
+        use = use_text(interface)
+        busy = f", {100 * interface.busy_share:.0f} % of the time at {use}" if use else ""
+        parts.append(f"{one_line(interface.name)} {rates}{busy}")
     if node.segments:
         share = f" ({100 * node.retransmits / node.segments:.2g} %)" if node.retransmits else ""
         parts.append(f"{node.retransmits} of {count_of(node.segments, 'segment')} sent again{share}")

@@ -26,26 +26,26 @@ from allranks.recorder.calls import Dump
 from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.conclusion import Conclusion
 from allranks.why.dumps import conclude_dumps
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.naming import add_awaited, add_nodes, add_script, find_culprit, find_nodes, name_somebody
 from allranks.why.overcome import leave_out_overcome, tell_overcome
 from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
-from allranks.why.readings.collectives import conclude_collectives
 from allranks.why.readings.dials import conclude_dials
 from allranks.why.readings.ends import conclude_ends, find_ended, read_ends
+from allranks.why.readings.extra_batch import conclude_rounds
 from allranks.why.readings.innermost import conclude_innermost
 from allranks.why.readings.opcounts import conclude_opcounts
 from allranks.why.readings.paces import conclude_paces
 from allranks.why.readings.progress import conclude_progress
 from allranks.why.readings.ras import conclude_ras
 from allranks.why.readings.restarts import conclude_restarts
-from allranks.why.readings.rounds import conclude_rounds
+from allranks.why.readings.saved_stacks import conclude_stacks
 from allranks.why.readings.silence import conclude_silence, goes_on_after
-from allranks.why.readings.stacks import conclude_stacks
 from allranks.why.readings.stalls import conclude_stalls
 from allranks.why.readings.tracebacks import conclude_tracebacks
+from allranks.why.readings.watchdogs import conclude_collectives
 from allranks.why.resemblance import resembling
 
 READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
@@ -91,18 +91,22 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     """
     logs = leave_out_overcome(logs)
     people = meet(logs)
-    found = [*conclude_signs(logs, people), *(each for reading in READINGS for each in reading(logs, people))]
+    found = [
+        *conclude_signs(logs, people),
+        *(conclusion for reading in READINGS for conclusion in reading(logs, people)),
+    ]
     found += conclude_dumps(dumps)
     nodes = find_nodes(logs)
-    found = add_awaited([add_script(name_somebody(each, logs, people), logs) for each in _merge(found)])
-    found = [add_nodes(each, nodes) for each in found]
+    found = add_awaited([add_script(name_somebody(conclusion, logs, people), logs) for conclusion in _merge(found)])
+    found = [add_nodes(conclusion, nodes) for conclusion in found]
     before = _order(found, estimate_offsets(logs))
     found = list(_after_an_exception(found, before))
     found = list(_after_an_end(found))
     yields = _yield(found)
     found.sort(
-        key=lambda each: (
-            _bucket(each), -each.weight, each.cause.id in yields, before(each), not each.has_context, each.cause.id
+        key=lambda conclusion: (
+            _bucket(conclusion), -conclusion.weight, conclusion.cause.id in yields, before(conclusion),
+            not conclusion.has_context, conclusion.cause.id,
         )
     )  # fmt: skip
     found = [*conclude_silence(logs, people, found), *found]
@@ -114,25 +118,35 @@ def _after_an_exception(
 ) -> Iterator[Conclusion]:
     """Count a lost store, and a watchdog that does not run, as a victim's report if an exception came before."""
     own = _errors_of_script(found)
-    for each in found:
-        is_after = any(before(one) < before(each) and one.confidence is Confidence.CERTAIN for one in own)
-        is_loss = Trait.FOLLOWS_A_DEATH in each.cause.traits and each.role is Role.LIKELY
-        yield replace(each, role=Role.VICTIM) if is_after and is_loss else each
+    for conclusion in found:
+        is_after = any(before(one) < before(conclusion) and one.confidence is Confidence.CERTAIN for one in own)
+        is_loss = Trait.FOLLOWS_A_DEATH in conclusion.cause.traits and conclusion.role is Role.LIKELY
+        yield replace(conclusion, role=Role.VICTIM) if is_after and is_loss else conclusion
 
 
 def _after_an_end(found: Sequence[Conclusion]) -> Iterator[Conclusion]:
     """Count lost RDMA packets as a victim's report if a line reports the end of a process on another node."""
-    ends = [each for each in found if Trait.EXPLAINS_A_KILL in each.cause.traits and each.role <= Role.LIKELY]
-    reasons = [each for each in ends if each.confidence is not Confidence.UNDECIDED]
-    reasons += [each for each in _errors_of_script(found) if each.confidence is Confidence.CERTAIN]
-    for each in found:
-        is_loss = Trait.FOLLOWS_AN_END_ELSEWHERE in each.cause.traits and each.confidence is Confidence.LIKELY
-        is_after = is_loss and any(_is_of_another(reason, each) for reason in reasons)
-        yield replace(each, role=Role.VICTIM) if is_after else each
+    ends = [
+        conclusion
+        for conclusion in found
+        if Trait.EXPLAINS_A_KILL in conclusion.cause.traits and conclusion.role <= Role.LIKELY
+    ]
+    reasons = [end for end in ends if end.confidence is not Confidence.UNDECIDED]
+    reasons += [conclusion for conclusion in _errors_of_script(found) if conclusion.confidence is Confidence.CERTAIN]
+    for conclusion in found:
+        is_loss = (
+            Trait.FOLLOWS_AN_END_ELSEWHERE in conclusion.cause.traits and conclusion.confidence is Confidence.LIKELY
+        )
+        is_after = is_loss and any(_is_of_another(reason, conclusion) for reason in reasons)
+        yield replace(conclusion, role=Role.VICTIM) if is_after else conclusion
 
 
 def _errors_of_script(found: Sequence[Conclusion]) -> list[Conclusion]:
-    return [each for each in found if Trait.ERROR_OF_SCRIPT in each.cause.traits and each.role <= Role.GENERIC]
+    return [
+        conclusion
+        for conclusion in found
+        if Trait.ERROR_OF_SCRIPT in conclusion.cause.traits and conclusion.role <= Role.GENERIC
+    ]
 
 
 def _is_of_another(end: Conclusion, loss: Conclusion) -> bool:
@@ -149,7 +163,7 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
     first = found[0] if found else None
     if first is None or _is_settled(first):
         return
-    known = {each.cause.id for each in found}
+    known = {conclusion.cause.id for conclusion in found}
     same = "this could cause the same lines"
     others = [(find_cause(other), same, first.evidence) for other in first.cause.also]
     if not _is_proven(first) and not _says_nothing(first):
@@ -207,13 +221,15 @@ def _last_words(logs: Logs) -> list[Line]:
 
 def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return one conclusion for each cause that a line shows."""
-    by_cause: defaultdict[Cause, list[Event]] = defaultdict(list)
+    by_cause: defaultdict[Cause, list[LogEvent]] = defaultdict(list)
     for event in logs.events:
         if event.cause is not None:
             by_cause[event.cause].append(event)
     is_overcome = tell_overcome(logs)
     cancels = _first_lines(logs.of(Trait.ENDS_FROM_OUTSIDE))
-    failures = _first_lines(each for each in logs.events if _SRUN in each.line.text and _FAILED.search(each.line.text))
+    failures = _first_lines(
+        other for other in logs.events if _SRUN in other.line.text and _FAILED.search(other.line.text)
+    )
     ends = {end.pid: end.culprit() for end in read_ends(logs) if end.pid is not None}
     ended = find_ended(logs)
     for cause, events in by_cause.items():
@@ -247,14 +263,14 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         )
 
 
-def _first_lines(events: Iterable[Event]) -> dict[str, int]:
+def _first_lines(events: Iterable[LogEvent]) -> dict[str, int]:
     first: dict[str, int] = {}
     for event in events:
         first.setdefault(event.line.source.shown, event.line.number)
     return first
 
 
-def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
+def _unlike(events: Sequence[LogEvent]) -> tuple[Line, ...]:
     """Return the first line, and those of the others that say something different."""
     lines: dict[str, Line] = {}
     for event in events[:MAX_LOOKED_AT]:
@@ -262,7 +278,7 @@ def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
     return tuple(lines.values())[:MAX_EVIDENCE]
 
 
-def _is_aftermath(event: Event, cancels: Mapping[str, int], failures: Mapping[str, int]) -> bool:
+def _is_aftermath(event: LogEvent, cancels: Mapping[str, int], failures: Mapping[str, int]) -> bool:
     """Whether srun only reports tasks that srun itself, or the scheduler, was ending.
 
     Args:
@@ -276,43 +292,47 @@ def _is_aftermath(event: Event, cancels: Mapping[str, int], failures: Mapping[st
     return has_failed or number > cancels.get(source, number)
 
 
-def _strength(event: Event) -> tuple[int, int]:
+def _strength(event: LogEvent) -> tuple[int, int]:
     assert event.sign is not None
     return event.sign.role, _DOUBT[event.sign.confidence]
 
 
-def _bucket(each: Conclusion) -> int:
+def _bucket(conclusion: Conclusion) -> int:
     """Return the class of the list above to which it belongs."""
-    is_weak = each.confidence is Confidence.UNDECIDED
+    is_weak = conclusion.confidence is Confidence.UNDECIDED
     return {
         Role.PRIMARY: 1 if is_weak else 0,
         Role.LIKELY: 4 if is_weak else 2,
-        Role.GENERIC: 3 if each.confidence is Confidence.CERTAIN else 4,
+        Role.GENERIC: 3 if conclusion.confidence is Confidence.CERTAIN else 4,
         Role.VICTIM: 6 if is_weak else 5,
         Role.CONTEXT: 7,
-    }[each.role]
+    }[conclusion.role]
 
 
 def _yield(found: Sequence[Conclusion]) -> frozenset[str]:
     """Return causes without proof whose lines may come from another cause that has lines of its own."""
-    weak = {each.cause.id for each in found if each.confidence is Confidence.UNDECIDED}
-    also = {each.cause.id: weak.intersection(each.cause.also) for each in found if each.cause.id in weak}
+    weak = {conclusion.cause.id for conclusion in found if conclusion.confidence is Confidence.UNDECIDED}
+    also = {
+        conclusion.cause.id: weak.intersection(conclusion.cause.also)
+        for conclusion in found
+        if conclusion.cause.id in weak
+    }
     return frozenset(one for one, others in also.items() if any(one not in also[other] for other in others))
 
 
 def _merge(found: Iterable[Conclusion]) -> list[Conclusion]:
     """Merge the conclusions of one cause: the strongest says how; all of the same strength say who."""
     best: dict[str, Conclusion] = {}
-    for each in found:
-        other = best.get(each.cause.id)
+    for conclusion in found:
+        other = best.get(conclusion.cause.id)
         if other is None:
-            best[each.cause.id] = each
+            best[conclusion.cause.id] = conclusion
             continue
-        first, second = sorted((other, each), key=lambda one: (_bucket(one), -one.weight))
+        first, second = sorted((other, conclusion), key=lambda one: (_bucket(one), -one.weight))
         culprit = first.culprit or second.culprit
         if _bucket(first) == _bucket(second) and first.weight == second.weight:
             culprit = first.culprit | second.culprit
-        best[each.cause.id] = replace(
+        best[conclusion.cause.id] = replace(
             first, culprit=culprit, victims=(first.victims | second.victims) - frozenset(culprit.ranks)
         )
     return list(best.values())
@@ -324,16 +344,16 @@ def _order(found: Sequence[Conclusion], offsets: Mapping[str, float]) -> Callabl
     Args:
         offsets: seconds to subtract from the times of each clock (clocks.py).
     """
-    lines = [each.first for each in found]
+    lines = [conclusion.first for conclusion in found]
     sources = {line.source.shown: index for index, line in enumerate(lines)}
     if len(sources) <= 1:
-        return lambda each: (0.0, each.first.number)
+        return lambda conclusion: (0.0, conclusion.first.number)
     if all(line.time is not None for line in lines) and len({(line.has_year, line.has_date) for line in lines}) == 1:
-        return lambda each: (
-            (each.first.time or 0.0) - offsets.get(clock_of(each.first), 0.0),
-            each.first.number,
+        return lambda conclusion: (
+            (conclusion.first.time or 0.0) - offsets.get(clock_of(conclusion.first), 0.0),
+            conclusion.first.number,
         )
-    return lambda each: (float(sources[each.first.source.shown]), each.first.number)
+    return lambda conclusion: (float(sources[conclusion.first.source.shown]), conclusion.first.number)
 
 
 class _Values(dict[str, object]):
@@ -343,7 +363,7 @@ class _Values(dict[str, object]):
         return {"node": "that node", "interface": "that interface", "rank": "that rank"}.get(key, "it")
 
 
-def _tell(cause: Cause, event: Event) -> str:
+def _tell(cause: Cause, event: LogEvent) -> str:
     text = cause.told or cause.title.rstrip(".")
     try:
         return text.format_map(_Values(event.values))

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from statistics import median, median_low
 
 from allranks.causes.cause import Trait
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 
 LEAST_OFFSET_S = 2.0
 """Events may differ by less than this by themselves: a watchdog looks every 100 ms or so, and log lines are delayed."""
@@ -79,7 +79,7 @@ def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
     return {name: seen for name, seen in moments.items() if len(seen) > 1}
 
 
-def _name(event: Event) -> Iterator[_Moment]:
+def _name(event: LogEvent) -> Iterator[_Moment]:
     if Trait.ONLY_WAITS in event.traits and (seq := event.number("seq")) is not None:
         yield "timeout", event.values.get("group", "0"), seq, event.values.get("op")
     elif event.kind == "comm" and (match := _COMM.search(event.line.text)):

@@ -7,7 +7,7 @@
 torch writes them as pickles (TORCH_FR_DUMP_TEMP_FILE, before 2.9 TORCH_NCCL_DEBUG_INFO_TEMP_FILE: nccl_trace_rank_3,
 comm_lib_trace_rank_3), its worker server also as JSON. A pickle is a program; unpickle.py runs only what builds plain
 data. Formats 1.0 (torch 2.2) to 2.10 (2.13) are known; fields that a version lacks stay empty. The rank is only in the
-file's name. waits.py decides which rank the others wait for; it does not read files.
+file's name. recorder/wait_graph.py decides which rank the others wait for; it does not read files.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain
-from allranks.recorder.waits import Stop, StopKind, find_stops
+from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.line import MAX_TEXT, Line, strip_control
-from allranks.why.logs.place import MAX_RANK, read_path
+from allranks.why.logs.log_path import MAX_RANK, read_path
 from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import SNIFF_BYTES, Source, natural_key
 from allranks.why.people import Culprit
@@ -218,7 +218,9 @@ def parse_dump(
     return Dump(
         rank=rank,
         calls=tuple(_call(entry, number) for number, entry in _newest(file.entries, keep)),
-        enqueued={names[uid]: each.last_enqueued_collective for uid, each in file.pg_status.items() if uid in names},
+        enqueued={
+            names[uid]: status.last_enqueued_collective for uid, status in file.pg_status.items() if uid in names
+        },
         members=members,
         descs=descs,
         is_whole=not file.entries or file.entries[0].record_id == 0,
@@ -295,29 +297,29 @@ def _newest(entries: Sequence[_Entry], keep: int) -> list[tuple[int, _Entry]]:
         return numbered
     first_open: dict[str, tuple[int, _Entry]] = {}
     last: dict[str, tuple[int, _Entry]] = {}
-    for each in numbered:
-        name = _group_of(each[1])[0]
-        last[name] = each
-        if not _is_done(each[1]):
-            first_open.setdefault(name, each)
+    for entry in numbered:
+        name = _group_of(entry[1])[0]
+        last[name] = entry
+        if not _is_done(entry[1]):
+            first_open.setdefault(name, entry)
     return sorted(dict([*first_open.values(), *last.values(), *numbered[-keep:]]).items())
 
 
 # --- What they come to ------------------------------------------------------------------------------------------------
 
 _CAUSES = {
-    StopKind.MISMATCH: ("collective-mismatch", Role.PRIMARY),
-    StopKind.MISSING: ("straggler-rank", Role.LIKELY),
-    StopKind.NO_DUMP: ("straggler-rank", Role.LIKELY),
-    StopKind.CIRCLE: ("collective-mismatch", Role.LIKELY),
-    StopKind.ALL_THERE: ("collective-timeout", Role.VICTIM),
-    StopKind.BEHIND: ("straggler-rank", Role.LIKELY),
+    StandstillKind.MISMATCH: ("collective-mismatch", Role.PRIMARY),
+    StandstillKind.MISSING: ("straggler-rank", Role.LIKELY),
+    StandstillKind.NO_DUMP: ("straggler-rank", Role.LIKELY),
+    StandstillKind.CIRCLE: ("collective-mismatch", Role.LIKELY),
+    StandstillKind.ALL_THERE: ("collective-timeout", Role.VICTIM),
+    StandstillKind.BEHIND: ("straggler-rank", Role.LIKELY),
 }
 _ASKS = {
-    StopKind.MISSING: "the log of {ranks}, and their stacks while the job hangs: allranks stack JOB",
-    StopKind.NO_DUMP: "the log of {ranks}, and the end of its process: dmesg, sacct",
-    StopKind.ALL_THERE: "set NCCL_DEBUG=INFO, and check the links and GPUs of these ranks: allranks check",
-    StopKind.BEHIND: "flight recorder dumps taken while the job hangs",
+    StandstillKind.MISSING: "the log of {ranks}, and their stacks while the job hangs: allranks stack JOB",
+    StandstillKind.NO_DUMP: "the log of {ranks}, and the end of its process: dmesg, sacct",
+    StandstillKind.ALL_THERE: "set NCCL_DEBUG=INFO, and check the links and GPUs of these ranks: allranks check",
+    StandstillKind.BEHIND: "flight recorder dumps taken while the job hangs",
 }
 
 
@@ -332,8 +334,10 @@ def conclude_dumps(dumps: Sequence[Dump]) -> Iterator[Conclusion]:
     by_rank = {dump.rank: dump for dump in dumps}
     for stop in find_stops(dumps):
         name, role = _CAUSES[stop.kind]
-        is_short = stop.waited_s is not None and stop.waited_s < LEAST_WAIT_S and stop.kind is not StopKind.MISMATCH
-        if is_short and stop.kind is StopKind.ALL_THERE:
+        is_short = (
+            stop.waited_s is not None and stop.waited_s < LEAST_WAIT_S and stop.kind is not StandstillKind.MISMATCH
+        )
+        if is_short and stop.kind is StandstillKind.ALL_THERE:
             continue
         yield Conclusion(
             cause=find_cause(name),
@@ -348,10 +352,10 @@ def conclude_dumps(dumps: Sequence[Dump]) -> Iterator[Conclusion]:
         )
 
 
-def _confidence(stop: Stop, *, is_short: bool) -> Confidence:
+def _confidence(stop: Standstill, *, is_short: bool) -> Confidence:
     if not stop.is_decided or is_short:
         return Confidence.UNDECIDED
-    return Confidence.LIKELY if stop.kind is StopKind.NO_DUMP else Confidence.CERTAIN
+    return Confidence.LIKELY if stop.kind is StandstillKind.NO_DUMP else Confidence.CERTAIN
 
 
 def _line(dump: Dump, call: Call) -> Line:

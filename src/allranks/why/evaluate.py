@@ -24,7 +24,7 @@ from allranks.causes.cause import Family
 from allranks.why.blame import conclude
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.collect import collect
-from allranks.why.logs.events import Pattern, list_patterns
+from allranks.why.logs.log_events import Pattern, list_patterns
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import Source
 
@@ -40,7 +40,7 @@ _NO_HARDWARE = frozenset(("cuda-oom", "cuda-illegal-access", "invalid-device", "
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class EvaluatedCase:
     """One case, and the conclusions from its log."""
 
     case: dict[str, Any]
@@ -72,7 +72,7 @@ class Judged:
         return any(_has_words(self.culprit, token) for token in tokens) if tokens else None
 
 
-def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -> Judged:
+def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -> EvaluatedCase:
     """Read one case's log and compare the conclusions with its label."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.log"
@@ -80,9 +80,9 @@ def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -
         source = Source(path.name, path, None, None, None, None, path.stat().st_size)
         logs = collect([source], patterns, matcher=matcher)
     found = conclude(logs)
-    return Judged(
+    return EvaluatedCase(
         case=case,
-        found=tuple(each.cause.name for each in found),
+        found=tuple(conclusion.cause.name for conclusion in found),
         culprit=found[0].culprit.words() if found else "",
         is_false_blame=case["label"] in INNOCENT and bool(found) and _blames_hardware(found[0]),
     )
@@ -100,24 +100,24 @@ def _has_words(text: str, token: str) -> bool:
     return re.search(rf"(?<![\w.]){re.escape(words)}(?![\w])", plain) is not None
 
 
-def score(judged: Iterable[Judged]) -> dict[str, Any]:
+def score(judged: Iterable[EvaluatedCase]) -> dict[str, Any]:
     """Return the counts of the scored cases, for established and likely labels separately and together."""
-    counted = [each for each in judged if each.case["score"]]
+    counted = [scored for scored in judged if scored.case["score"]]
     confusions = Counter(
-        (each.case["label"], each.found[0] if each.found else "-") for each in counted if not each.is_right
+        (scored.case["label"], scored.found[0] if scored.found else "-") for scored in counted if not scored.is_right
     )
     result: dict[str, Any] = {}
     for name in ("established", "likely", "all"):
-        part = [each for each in counted if name in {"all", each.case["label_confidence"]}]
-        named = [each for each in part if each.has_culprit is not None]
+        part = [scored for scored in counted if name in {"all", scored.case["label_confidence"]}]
+        named = [scored for scored in part if scored.has_culprit is not None]
         result[name] = {
             "cases": len(part),
-            "top_1": _share([each.is_right for each in part]),
-            "top_3": _share([each.is_among_three for each in part]),
+            "top_1": _share([scored.is_right for scored in part]),
+            "top_3": _share([scored.is_among_three for scored in part]),
             "culprit_cases": len(named),
-            "culprit": _share([bool(each.has_culprit) for each in named]),
+            "culprit": _share([bool(scored.has_culprit) for scored in named]),
         }
-    result["false_blames"] = [each.case["id"] for each in judged if each.is_false_blame]
+    result["false_blames"] = [scored.case["id"] for scored in judged if scored.is_false_blame]
     result["confusions"] = [
         {"label": label, "found": found, "cases": count} for (label, found), count in confusions.most_common()
     ]
@@ -139,7 +139,7 @@ def read_cases(place: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in place.read_text().splitlines() if line.strip()]
 
 
-def evaluate(folder: Path, only: Sequence[str] = ()) -> list[Judged]:
+def evaluate(folder: Path, only: Sequence[str] = ()) -> list[EvaluatedCase]:
     """Evaluate all cases of a folder.
 
     Raises:
@@ -172,11 +172,11 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(figures, indent=2))
         return int(bool(figures["false_blames"]))
-    for each in judged:
-        if each.case["score"] and not (each.is_right and each.has_culprit is not False):
+    for scored in judged:
+        if scored.case["score"] and not (scored.is_right and scored.has_culprit is not False):
             print(
-                f"{each.case['id']:<9} {each.case['label']:<20} found {', '.join(each.found[:4]) or '-'}; "
-                f"culprit {each.culprit or '-'} (wanted {each.case.get('culprit_any')})"
+                f"{scored.case['id']:<9} {scored.case['label']:<20} found {', '.join(scored.found[:4]) or '-'}; "
+                f"culprit {scored.culprit or '-'} (wanted {scored.case.get('culprit_any')})"
             )
     for name in ("established", "likely", "all"):
         part = figures[name]

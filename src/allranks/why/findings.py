@@ -1,6 +1,6 @@
 """From conclusions to findings, for people and programs. Pure.
 
-    findings = [to_finding(each) for each in conclude(logs)]
+    findings = [to_finding(conclusion) for conclusion in conclude(logs)]
 
 All text from logs is masked here, because lines may contain passwords (report/mask.py).
 """

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from allranks.report.text import fold_ranks
 from allranks.why.findings import show_line, tell_place
-from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 
 LAST_LINES = 8
 _CODE = {
@@ -23,7 +23,7 @@ def name_code(logs: Logs) -> str | None:
     A file with the name of source code is a log, too, if any of its lines has a time, a rank or a known message.
     """
     kinds = [_CODE.get(tail.source.shown.lower().rpartition(".")[2]) for tail in logs.tails]
-    said = [*(event.line for event in logs.events if event.cause), *(each.line for each in logs.printed)]
+    said = [*(event.line for event in logs.events if event.cause), *(printed.line for printed in logs.printed)]
     lines = [line for tail in logs.tails for line in tail.lines]
     if not lines or said or any(line.time is not None or line.rank is not None for line in lines):
         return None

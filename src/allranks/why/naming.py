@@ -15,7 +15,7 @@ from operator import or_
 
 from allranks.causes.cause import Blames, Cause, Role, Trait
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.overheard import overhear
 from allranks.why.people import FEW, Culprit, People, blame, missing_of, named
 from allranks.why.readings.ends import find_first, read_ends
@@ -78,8 +78,12 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
     """
     traits = conclusion.cause.traits
     if Trait.OF_ONE_CALL in traits and not conclusion.culprit:
-        own = [each for each in read_tracebacks(logs) if each.line in conclusion.evidence or not each.kind]
-        frames = [each.user_frame for each in own]
+        own = [
+            traceback
+            for traceback in read_tracebacks(logs)
+            if traceback.line in conclusion.evidence or not traceback.kind
+        ]
+        frames = [traceback.user_frame for traceback in own]
         places = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
         return replace(conclusion, culprit=Culprit(things=tuple(places[:1])))
     if Trait.ERROR_OF_SCRIPT not in traits or any(".py" in thing for thing in conclusion.culprit.things):
@@ -145,7 +149,9 @@ def _announced(conclusion: Conclusion, people: People) -> Culprit:
     return reduce(or_, (who for number, who in near if near[-1][0] - number <= SCOPE_LINES), Culprit())
 
 
-def find_culprit(same: Sequence[Event], context: Sequence[Event], people: People, ends: dict[int, Culprit]) -> Culprit:
+def find_culprit(
+    same: Sequence[LogEvent], context: Sequence[LogEvent], people: People, ends: dict[int, Culprit]
+) -> Culprit:
     """Return what these lines name; of many different names, the most frequent ones."""
     culprits = [blame(event, people) | _ended(event, ends) for event in same[:MAX_LINES]]
     culprits += [blame(event, people) for event in context[:8]]
@@ -156,7 +162,7 @@ def find_culprit(same: Sequence[Event], context: Sequence[Event], people: People
     return replace(culprit, things=tuple(thing for thing in culprit.things if thing in usual))
 
 
-def _ended(event: Event, ends: dict[int, Culprit]) -> Culprit:
+def _ended(event: LogEvent, ends: dict[int, Culprit]) -> Culprit:
     pid = event.number("pid")
     return Culprit() if pid is None else ends.get(pid, Culprit())
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from allranks.causes.cause import Trait
-from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.log_events import LogEvent, Logs
 
 _TRAINS = re.compile(r"(?i)\bloss\b['\":=\s]{1,4}-?\d")
 
@@ -25,7 +25,7 @@ def leave_out_overcome(logs: Logs) -> Logs:
     if not ends:
         return logs
     return replace(
-        logs, events=tuple(each for each in logs.events if each.line.number >= ends.get(each.line.source.shown, 0))
+        logs, events=tuple(event for event in logs.events if event.line.number >= ends.get(event.line.source.shown, 0))
     )
 
 
@@ -41,7 +41,7 @@ def find_ends(logs: Logs) -> dict[str, tuple[int, bool]]:
     return ends
 
 
-def tell_overcome(logs: Logs) -> Callable[[Event], bool]:
+def tell_overcome(logs: Logs) -> Callable[[LogEvent], bool]:
     """Return a function that tells whether a line is such an error."""
     steps: dict[str, int] = {}
     if next(logs.of(Trait.BEFORE_THE_FIRST_STEP), None) is not None:
@@ -51,7 +51,7 @@ def tell_overcome(logs: Logs) -> Callable[[Event], bool]:
                     steps[tail.source.shown] = line.number
     done = {event.line.source.shown for event in logs.of(Trait.SUCCESS) if "exit barrier" in event.line.text}
 
-    def is_overcome(event: Event) -> bool:
+    def is_overcome(event: LogEvent) -> bool:
         source = event.line.source.shown
         if Trait.AFTER_THE_END in event.traits and source in done:
             return True

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 
 from allranks.causes.cause import Family
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 from allranks.why.people import FEW, Culprit
 
 _PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal)")

@@ -10,8 +10,8 @@ from ipaddress import ip_address
 import msgspec
 
 from allranks.causes.cause import CULPRIT_GROUPS, Blames, Trait
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 
 MAX_RANKS = 1 << 20
 FEW = 4
@@ -107,7 +107,7 @@ def meet(logs: Logs) -> People:
     )
 
 
-def _scope(event: Event) -> Culprit:
+def _scope(event: LogEvent) -> Culprit:
     things = []
     if local_rank := event.values.get("local_rank"):
         things.append(f"local rank {local_rank}")
@@ -118,7 +118,7 @@ def _scope(event: Event) -> Culprit:
     return Culprit(things=tuple(things))
 
 
-def blame(event: Event, people: People) -> Culprit:
+def blame(event: LogEvent, people: People) -> Culprit:
     """Return the culprit that the event's line means, according to its sign."""
     assert event.sign is not None
     who = event.sign.blames
@@ -158,7 +158,7 @@ def name_peer(peer: str, people: People) -> Culprit:
 _WORDS = {"gpu": "GPU", "hca": "HCA", "pid": "process", "port": "port", "address": "address"}
 
 
-def named(event: Event) -> Culprit:
+def named(event: LogEvent) -> Culprit:
     """Return the culprit that a line names."""
     found = Culprit()
     groups = CULPRIT_GROUPS & event.values.keys()

@@ -38,16 +38,18 @@ def resembling(texts: Sequence[str], *, most: int = 3) -> Iterator[tuple[Cause, 
     """
     weights, samples = _samples()
     spoken = [[word for word in _words(text) if word in weights] for text in texts]
-    words = Counter(word for each in spoken for word in each)
+    words = Counter(word for one in spoken for word in one)
     asked = _unit({word: (1 + math.log(count)) * weights[word] for word, count in words.items()})
     scored = [
         (sum(value * asked.get(word, 0.0) for word, value in vector.items()), cause.id, cause, vector)
         for cause, vector in samples
     ]
     least = math.log(len(samples) / RARE)
-    for score, _, cause, vector in sorted(scored, key=lambda each: (-each[0], each[1]))[:most]:
-        shared = [set(each) & vector.keys() for each in spoken]
-        proofs = [i for i, each in enumerate(shared) if len(each) > 1 and any(weights[word] >= least for word in each)]
+    for score, _, cause, vector in sorted(scored, key=lambda entry: (-entry[0], entry[1]))[:most]:
+        shared = [set(one) & vector.keys() for one in spoken]
+        proofs = [
+            i for i, common in enumerate(shared) if len(common) > 1 and any(weights[word] >= least for word in common)
+        ]
         if score >= LEAST and proofs:
             yield cause, max(proofs, key=lambda i: math.fsum(vector[word] for word in shared[i]))
 

@@ -22,8 +22,8 @@ from allranks.report.text import fold_ranks, one_line
 from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.conclusion import Conclusion
 from allranks.why.findings import show_line, tell_nodes, tell_place
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 
 MAX_ROWS = 60
 MAX_CLOCKS = 4
@@ -41,7 +41,7 @@ _Kind = tuple[bool, bool]
 
 
 @dataclass(slots=True)
-class Row:
+class TimelineRow:
     """One row of the timeline: a message of one or more ranks."""
 
     time_s: float | None
@@ -68,21 +68,21 @@ class Row:
         return f"{nodes} {ranks}".strip()
 
 
-def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Row]:
+def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[TimelineRow]:
     """Return the events, in order.
 
     Args:
         logs: all that was read.
         conclusion: whose culprit and evidence are marked.
     """
-    rows: dict[tuple[object, ...], Row] = {}
+    rows: dict[tuple[object, ...], TimelineRow] = {}
     kind = _usual_kind(logs)
     for event, time_s in _in_order(_choose(logs, conclusion), kind, estimate_offsets(logs)):
         is_culprit = conclusion is not None and _is_of(event.line, conclusion)
         key = (is_culprit, time_s is None, *_sameness(event))
         row = rows.get(key)
         if row is None:
-            row = rows[key] = Row(
+            row = rows[key] = TimelineRow(
                 time_s=time_s,
                 has_date=kind is not None and kind[1],
                 text=_text(event),
@@ -100,14 +100,16 @@ def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Row]
     return list(rows.values())
 
 
-def cut_middle(rows: Sequence[Row], limit: int = MAX_ROWS) -> tuple[Sequence[Row], int, Sequence[Row]]:
+def cut_middle(
+    rows: Sequence[TimelineRow], limit: int = MAX_ROWS
+) -> tuple[Sequence[TimelineRow], int, Sequence[TimelineRow]]:
     """Return the first rows, the number of rows left out, and the last rows."""
     if len(rows) <= limit:
         return rows, 0, ()
     return rows[: limit - limit // 2], len(rows) - limit, rows[len(rows) - limit // 2 :]
 
 
-def tell_times(rows: Iterable[Row]) -> list[str]:
+def tell_times(rows: Iterable[TimelineRow]) -> list[str]:
     """Return the times of rows as text: with the day if there are several, relative if there are none."""
     rows = list(rows)
     known = [row.time_s for row in rows if row.time_s is not None]
@@ -117,7 +119,7 @@ def tell_times(rows: Iterable[Row]) -> list[str]:
 
 def tell_clocks(logs: Logs) -> list[str]:
     """Return a line for each clock that is off: its times were corrected."""
-    offsets = sorted(estimate_offsets(logs).items(), key=lambda each: (-abs(each[1]), each[0]))
+    offsets = sorted(estimate_offsets(logs).items(), key=lambda item: (-abs(item[1]), item[0]))
     lines = [
         one_line(f"the clock of {clock} is {abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}: corrected above")
         for clock, off_s in offsets[:MAX_CLOCKS]
@@ -129,7 +131,7 @@ def tell_clocks(logs: Logs) -> list[str]:
     )
 
 
-def _time(row: Row, start_s: float, *, has_days: bool) -> str:
+def _time(row: TimelineRow, start_s: float, *, has_days: bool) -> str:
     if row.time_s is None:
         return ""
     if not row.has_date:
@@ -137,15 +139,15 @@ def _time(row: Row, start_s: float, *, has_days: bool) -> str:
     return datetime.fromtimestamp(row.time_s, UTC).strftime("%m-%d %H:%M:%S" if has_days else "%H:%M:%S")
 
 
-def _choose(logs: Logs, conclusion: Conclusion | None) -> Iterable[Event]:
+def _choose(logs: Logs, conclusion: Conclusion | None) -> Iterable[LogEvent]:
     """Return the events to show: for each line the most informative one, as the conclusion reads it."""
     wanted = conclusion.cause if conclusion else None
     evidence = {_key(line) for line in conclusion.evidence} if conclusion else set()
 
-    def rank(event: Event) -> tuple[bool, int]:
+    def rank(event: LogEvent) -> tuple[bool, int]:
         return event.cause is not wanted or wanted is None, event.sign.role if event.sign else len(Role) + 1
 
-    best: dict[tuple[str, int], Event] = {}
+    best: dict[tuple[str, int], LogEvent] = {}
     for event in logs.events:
         key = _key(event.line)
         if event.cause is None:
@@ -162,8 +164,8 @@ def _key(line: Line) -> tuple[str, int]:
 
 
 def _in_order(
-    chosen: Iterable[Event], kind: _Kind | None, offsets: Mapping[str, float]
-) -> Iterator[tuple[Event, float | None]]:
+    chosen: Iterable[LogEvent], kind: _Kind | None, offsets: Mapping[str, float]
+) -> Iterator[tuple[LogEvent, float | None]]:
     """Yield events in order, each with the earliest time of this kind at which it can have happened."""
 
     def true_time(line: Line) -> float | None:
@@ -171,11 +173,11 @@ def _in_order(
             return None
         return line.time - offsets.get(clock_of(line), 0.0)
 
-    by_source: defaultdict[str, list[Event]] = defaultdict(list)
+    by_source: defaultdict[str, list[LogEvent]] = defaultdict(list)
     for event in chosen:
         by_source[event.line.source.shown].append(event)
-    timed: list[tuple[float, int, int, Event]] = []
-    untimed: list[Event] = []
+    timed: list[tuple[float, int, int, LogEvent]] = []
+    untimed: list[LogEvent] = []
     for index, events in enumerate(by_source.values()):
         times = [true_time(event.line) for event in events]
         first = next((time for time in times if time is not None), None)
@@ -186,7 +188,7 @@ def _in_order(
         for place, (event, time) in enumerate(zip(events, times, strict=True)):
             now = max(now, time) if time is not None else now
             timed.append((now, index, place, event))
-    timed.sort(key=lambda each: each[:3])
+    timed.sort(key=lambda entry: entry[:3])
     yield from ((event, time) for time, _, _, event in timed)
     yield from ((event, None) for event in untimed)
 
@@ -199,14 +201,14 @@ def _usual_kind(logs: Logs) -> _Kind | None:
 
 def _is_of(line: Line, conclusion: Conclusion) -> bool:
     culprit = conclusion.culprit
-    if any(_key(line) == _key(each) for each in conclusion.evidence):
+    if any(_key(line) == _key(evidence) for evidence in conclusion.evidence):
         return True
     if culprit.ranks:
         return line.rank in culprit.ranks
     return line.node is not None and line.node in culprit.nodes
 
 
-def _sameness(event: Event) -> tuple[object, ...]:
+def _sameness(event: LogEvent) -> tuple[object, ...]:
     """Return the key of two events that are folded into one row."""
     words = _NUMBERS.sub("0", event.line.text[_start(event) :][:_MAX_TEXT])
     if event.sign is None:
@@ -217,7 +219,7 @@ def _sameness(event: Event) -> tuple[object, ...]:
     return event.kind, words, *collective
 
 
-def _start(event: Event) -> int:
+def _start(event: LogEvent) -> int:
     """Return the position of the words that the event's sign matched."""
     match = _compiled(event.sign.pattern).search(event.line.text) if event.sign else None
     return match.start() if match else 0
@@ -228,7 +230,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
     return re.compile(pattern)
 
 
-def _text(event: Event) -> str:
+def _text(event: LogEvent) -> str:
     """Return the message of a line, without the headers before it."""
     text = _HEADERS.sub("", " ".join(show_line(event.line).split()), count=1)
     if event.sign is not None:
@@ -237,7 +239,7 @@ def _text(event: Event) -> str:
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 4].rstrip() + " ..."
 
 
-def render_timeline(rows: Sequence[Row], *, mark: str = ">", dots: str = "...") -> str:
+def render_timeline(rows: Sequence[TimelineRow], *, mark: str = ">", dots: str = "...") -> str:
     """Return the timeline as text: at most MAX_ROWS lines and a line about the rest; without a final newline.
 
     Args:
@@ -263,7 +265,7 @@ def render_timeline(rows: Sequence[Row], *, mark: str = ">", dots: str = "...") 
     return "\n".join(lines)
 
 
-def _said(row: Row, *, is_only_source: bool) -> str:
+def _said(row: TimelineRow, *, is_only_source: bool) -> str:
     cause = f"{row.cause}: " if row.cause else ""
     count = f" ({row.lines} lines)" if row.lines > 1 else ""
     place = f"line {row.place.rpartition(':')[2]}" if is_only_source else row.place

@@ -17,8 +17,8 @@ from allranks.report.rundir import is_own_file
 from allranks.report.runs import Run, read_verdict
 from allranks.report.text import one_line
 from allranks.why.findings import is_answer, tell_place
-from allranks.why.logs.events import Logs
-from allranks.why.logs.place import read_path
+from allranks.why.logs.log_events import Logs
+from allranks.why.logs.log_path import read_path
 from allranks.why.logs.printed import Printed
 from allranks.why.logs.sources import VERDICT, Source
 from allranks.why.overcome import find_ends
@@ -36,13 +36,13 @@ def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict
     found = [source for source in sources if source.path is not None and source.path.name == VERDICT]
     kept = [source for source in found if source.path is not None and is_own_file(source.path)]
     # Each node writes the verdict that it received; the leader's own is in the directory above.
-    for source in sorted(found, key=lambda each: (-(each.attempt or 0), len(each.shown))):
+    for source in sorted(found, key=lambda one: (-(one.attempt or 0), len(one.shown))):
         assert source.path is not None
         verdict = read_verdict(source.path)
         if verdict is None:  # cut, or another program's: it is read like any log
             continue
-        return tuple(each for each in sources if each not in found), verdict
-    return tuple(each for each in sources if each not in kept), None
+        return tuple(other for other in sources if other not in found), verdict
+    return tuple(other for other in sources if other not in kept), None
 
 
 def read_printed_verdict(logs: Logs) -> Verdict | None:
@@ -55,17 +55,17 @@ def read_printed_verdict(logs: Logs) -> Verdict | None:
     groups: list[list[Finding]] = []  # printed together, culprit first
     survived: list[Finding] = []
     before: Printed | None = None
-    for each in logs.printed:
-        finding = _quote(each)
-        if each.line.number < ends.get(each.line.source.shown, (0, False))[0]:
+    for printed in logs.printed:
+        finding = _quote(printed)
+        if printed.line.number < ends.get(printed.line.source.shown, (0, False))[0]:
             survived.append(msgspec.structs.replace(finding, severity=Severity.WARN))
             continue
-        is_next = before is not None and before.line.source == each.line.source
-        if before is not None and is_next and each.line.number <= before.last + MAX_GAP:
+        is_next = before is not None and before.line.source == printed.line.source
+        if before is not None and is_next and printed.line.number <= before.last + MAX_GAP:
             groups[-1].append(finding)
         else:
             groups.append([finding])
-        before = each
+        before = printed
     said: dict[str, object] = {finding.cause: finding for finding in survived}
     said |= {finding.cause: group for group in groups for finding in group}
     findings = [finding for group in reversed(groups) for finding in group if said[finding.cause] is group]
@@ -98,8 +98,8 @@ def join_verdict(
     if verdict is None:
         return list(own)
     # For the same cause, the logs have the lines, unless they only guess.
-    sure = [] if is_printed else [each for each in own if each.confidence is not Confidence.UNDECIDED]
-    lines = {each.cause: each.evidence for each in sure}
+    sure = [] if is_printed else [finding for finding in own if finding.confidence is not Confidence.UNDECIDED]
+    lines = {finding.cause: finding.evidence for finding in sure}
     chosen = [tuple(_choose_evidence(finding, lines.get(finding.cause, ()))) for finding in verdict.findings]
     pairs = zip(verdict.findings, chosen, strict=True)
     said = [mask_finding(msgspec.structs.replace(finding, evidence=evidence)) for finding, evidence in pairs]
@@ -113,14 +113,14 @@ def join_verdict(
         )
         return [healthy, *said]
     known = {finding.cause for finding in said}
-    more = [each for each in own if each.cause not in known] if is_answer(own) else []
+    more = [finding for finding in own if finding.cause not in known] if is_answer(own) else []
     if verdict.ended_by is not None:
         return [*_interrupted(verdict, more), *said]
     if not has_failed:
         return [*more, *said]
-    failures = [each for each in more if each.severity is Severity.FAIL]
+    failures = [finding for finding in more if finding.severity is Severity.FAIL]
     if said[0].confidence is not Confidence.UNDECIDED:  # such a verdict needs no guesses
-        failures = [each for each in failures if each.confidence is not Confidence.UNDECIDED]
+        failures = [failure for failure in failures if failure.confidence is not Confidence.UNDECIDED]
     return [*said, *failures]
 
 
@@ -128,8 +128,8 @@ def join_lost(lost: Finding | None, findings: Sequence[Finding]) -> list[Finding
     """Return the findings with that about a run whose agent is gone: first, unless only SLURM has told of its end."""
     if lost is None:
         return list(findings)
-    failures = [each for each in findings if each.severity is Severity.FAIL and each.cause != lost.cause]
-    sure = [each for each in failures if each.confidence is not Confidence.UNDECIDED]
+    failures = [finding for finding in findings if finding.severity is Severity.FAIL and finding.cause != lost.cause]
+    sure = [failure for failure in failures if failure.confidence is not Confidence.UNDECIDED]
     return [*sure, lost] if sure and lost.confidence is Confidence.UNDECIDED else [lost, *sure]
 
 
@@ -156,8 +156,12 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
 
     What merely resembles something is left out: all ranks were ended, and say so in tracebacks.
     """
-    from_outside = [each for each in own if Trait.ENDS_FROM_OUTSIDE in traits_of(each.cause_id)]
-    more = [each for each in own if each.severity is Severity.FAIL and each.confidence is not Confidence.UNDECIDED]
+    from_outside = [finding for finding in own if Trait.ENDS_FROM_OUTSIDE in traits_of(finding.cause_id)]
+    more = [
+        finding
+        for finding in own
+        if finding.severity is Severity.FAIL and finding.confidence is not Confidence.UNDECIDED
+    ]
     if not from_outside:
         cause = find_cause("cancelled")
         from_outside = [
@@ -170,7 +174,7 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
                 fix=cause.fix,
             )
         ]
-    return [from_outside[0], *(each for each in more if each is not from_outside[0])]
+    return [from_outside[0], *(finding for finding in more if finding is not from_outside[0])]
 
 
 def judge_lost(run: Run, *, how: str, confidence: Confidence, words: Sequence[LastWord]) -> Finding:
@@ -207,17 +211,20 @@ def _sure_of(name: str) -> Confidence:
 def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Evidence]:
     """Return the lines of the logs; a whole traceback of the verdict instead of its two lines there."""
     found = _lines_of_culprit(finding, lines)
-    is_whole = any("\n" in each.seen for each in finding.evidence)
+    is_whole = any("\n" in evidence.seen for evidence in finding.evidence)
     if not found or not is_whole:
         return found or finding.evidence
     place = found[0].source
-    return [msgspec.structs.replace(each, source=place) if "\n" in each.seen else each for each in finding.evidence]
+    return [
+        msgspec.structs.replace(evidence, source=place) if "\n" in evidence.seen else evidence
+        for evidence in finding.evidence
+    ]
 
 
 def _lines_of_culprit(finding: Finding, lines: Sequence[Evidence]) -> list[Evidence]:
     """Return the lines that are not in files of other ranks: victims may use the words of the culprit's cause."""
     ranks = {*finding.ranks, None}
-    return [each for each in lines if not finding.ranks or _rank_of(each) in ranks]
+    return [line for line in lines if not finding.ranks or _rank_of(line) in ranks]
 
 
 def _rank_of(evidence: Evidence) -> int | None:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time
 
 from allranks.model.errors import UsageError
-from allranks.why.logs.events import Logs, Tail
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs, Tail
 
 _RELATIVE = re.compile(r"-?(\d{1,9}(?:\.\d{1,3})?)(s|m|min|h|d)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -79,7 +79,7 @@ def narrow(logs: Logs, since: Bound | None, until: Bound | None) -> Logs:
         logs,
         events=tuple(event for event in logs.events if is_within(event.line)),
         tails=tuple(_cut(tail, is_within) for tail in logs.tails),
-        printed=tuple(each for each in logs.printed if is_within(each.line)),
+        printed=tuple(printed for printed in logs.printed if is_within(printed.line)),
     )
 
 

@@ -31,7 +31,7 @@ from operator import itemgetter
 
 from allranks.model.card import Card
 from allranks.model.errors import WireError
-from allranks.model.text import as_one_line, plain_address
+from allranks.model.safe_text import as_one_line, plain_address
 from allranks.wire.connection import MAX_FRAME_BYTES, MAX_JOIN_BYTES, MAX_SHOWN, Connection, describe_version
 from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, PROTOCOL, Hello, Join, Probe, Refused, Welcome
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, is_munge_proof
@@ -232,8 +232,8 @@ class Acceptor:
         except WireError as exc:
             self._reject(peer, f"it sent {as_one_line(str(exc))}", FOREIGN, kind="not allranks")
             return
-        if not messages and sum(each.num_buffered for each in self._pending) > MAX_UNPROVEN_BYTES:
-            largest = max(self._pending, key=lambda each: each.num_buffered)
+        if not messages and sum(waiting.num_buffered for waiting in self._pending) > MAX_UNPROVEN_BYTES:
+            largest = max(self._pending, key=lambda waiting: waiting.num_buffered)
             self._reject(largest, f"it sent {largest.num_buffered} bytes of an unfinished message", kind="unfinished")
         match messages:
             case [Probe()]:

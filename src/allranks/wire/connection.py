@@ -24,7 +24,7 @@ from allranks import __version__
 from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.errors import WireError
 from allranks.model.membership import Member
-from allranks.model.text import as_one_line, plain_address
+from allranks.model.safe_text import as_one_line, plain_address
 from allranks.wire.protocol import PROTOCOL, Beat, Join, Message, Plan
 
 MAX_FRAME_BYTES = 4 << 20
@@ -218,7 +218,10 @@ def _decode(payload: bytes) -> Message:
 def _pack(plan: Plan) -> _PackedPlan:
     global _packed
     if _packed is None or msgspec.structs.replace(_packed[0], node_index=plan.node_index) != plan:
-        rows = [(each.name, each.num_workers, None if each.host == each.name else each.host) for each in plan.members]
+        rows = [
+            (member.name, member.num_workers, None if member.host == member.name else member.host)
+            for member in plan.members
+        ]
         common = msgspec.structs.replace(plan, members=(), node_index=0), rows  # a _Common
         _packed = plan, zlib.compress(_encoder.encode(common))
     return _PackedPlan(node_index=plan.node_index, common=_packed[1])

@@ -46,11 +46,11 @@ import msgspec
 
 from allranks import __version__
 from allranks.model.beat import NodeBeat
-from allranks.model.card import Card, Place
+from allranks.model.card import Card, JobDirectory
 from allranks.model.data_network import DataNetwork
 from allranks.model.finding import Verdict
 from allranks.model.membership import Member
-from allranks.model.pair import Effort, PairResult, Target
+from allranks.model.pair import Effort, PairResult, PairTarget
 from allranks.model.past import Past
 
 PROTOCOL = 13
@@ -140,7 +140,7 @@ class Test(Message, frozen=True, kw_only=True):
 
     token: bytes
     """What a tester says first: whoever does not know it is not answered."""
-    targets: tuple[Target, ...]
+    targets: tuple[PairTarget, ...]
     effort: Effort
     within_s: float
     """Answer by then, with what there is."""
@@ -163,7 +163,7 @@ class Tested(Message, frozen=True, kw_only=True):
     results: tuple[PairResult, ...]
     round: int
     """Of the Test that it answers: what comes too late for its round counts for no other."""
-    run_dir: Place | None = None
+    run_dir: JobDirectory | None = None
     """How the node sees the run directory, where it was asked."""
 
 

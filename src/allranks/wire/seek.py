@@ -26,9 +26,9 @@ import msgspec
 
 from allranks.model.card import Card
 from allranks.model.errors import NodeFaultError, WireError
-from allranks.model.text import as_one_line
+from allranks.model.safe_text import as_one_line
 from allranks.wire.connection import Connection
-from allranks.wire.leader import Hint
+from allranks.wire.leader_port import Hint
 from allranks.wire.protocol import HANDSHAKE_S, NONCE_BYTES, Hello, Join, Message, Refused, own_age_s
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, is_welcome, prove_join
 

@@ -273,7 +273,7 @@ def test_entering_a_call_costs_microseconds(cell: Cell):
 def test_at_the_end_of_a_script_the_threads_are_named_that_it_waits_for():
     text = """if True:
         import threading, time
-        from allranks.guard.inside.places import place_of_main
+        from allranks.guard.inside.user_frames import place_of_main
 
         def tell():
             while threading.main_thread().is_alive():

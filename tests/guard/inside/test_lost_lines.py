@@ -14,7 +14,10 @@ import pytest
 from allranks.guard.inside.cell import Cell
 from conftest import clean_env
 
-BEGIN = "import os, sys\nfrom allranks.guard.inside import output\noutput.begin(int(os.environ['ALLRANKS_CELL_FD']))\n"
+BEGIN = (
+    "import os, sys\nfrom allranks.guard.inside import lost_output\n"
+    "lost_output.begin(int(os.environ['ALLRANKS_CELL_FD']))\n"
+)
 CATCH = """
     for number in range(20):
         try:
@@ -58,5 +61,5 @@ def test_lines_that_could_not_be_written_are_counted_once(case: str) -> None:
         )  # fmt: skip
     why = errno.ENOSPC if num_lines else 0
     assert (cell.lost_lines(), done.returncode) == ((num_lines, why), exit_code), done.stderr
-    assert "output.py" not in done.stderr  # users' tracebacks show their own frames
+    assert "lost_output.py" not in done.stderr  # users' tracebacks show their own frames
     cell.close()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from harness import workers
 
-from allranks.guard.inside.steps import Steps, Timed, combine, read_timed
+from allranks.guard.inside.step_times import Steps, Timed, combine, read_timed
 from allranks.guard.worker import WatchedWorker
 from allranks.model.beat import DdpSeen, RankBeat
 from conftest import wait_until

@@ -16,11 +16,11 @@ from msgspec.structs import replace
 
 torch = pytest.importorskip("torch")
 
-from allranks.guard.inside.beat import Beat  # noqa: E402
-from allranks.guard.inside.calls import Teller, wrap  # noqa: E402
+from allranks.guard.guard_verdict import GuardVerdict  # noqa: E402
+from allranks.guard.inside.beat_thread import BeatThread  # noqa: E402
 from allranks.guard.inside.cell import Cell  # noqa: E402
 from allranks.guard.inside.flight import Flight  # noqa: E402
-from allranks.guard.judged import Judged  # noqa: E402
+from allranks.guard.inside.wrapped_calls import Teller, wrap  # noqa: E402
 from allranks.guard.verdict import Guard  # noqa: E402
 from allranks.guard.worker import WatchedWorker  # noqa: E402
 from allranks.model.beat import NodeBeat, RankBeat  # noqa: E402
@@ -74,7 +74,7 @@ class Process:
         self.cell = Cell.create()
         self.cell.claim()
         teller.cell, teller.flight = self.cell, Flight(self.dist)
-        self.beat = Beat(self.cell, teller.flight)
+        self.beat = BeatThread(self.cell, teller.flight)
 
     def _record(self, op: str, tensor: Any) -> None:
         backend = BACKENDS[tensor.device.type]
@@ -134,7 +134,7 @@ def look(processes: list[Process], waiting: tuple[int, ...]) -> list[RankBeat]:
     return wait_until(seen, "those that wait to tell their calls")
 
 
-def judge(beats: list[RankBeat]) -> tuple[Judged | None, list[str]]:
+def judge(beats: list[RankBeat]) -> tuple[GuardVerdict | None, list[str]]:
     """What the guard comes to when nothing changes for 20 s."""
     guard = Guard(GuardTable(slow_s=1000))
     guard.begin(

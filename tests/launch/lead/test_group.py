@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.lead.group import make_group
+from allranks.launch.lead.assignment import make_group
 from allranks.model.card import Card
 from allranks.model.data_network import DataNetwork
 from allranks.model.errors import SetupError

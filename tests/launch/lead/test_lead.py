@@ -16,15 +16,15 @@ from typing import Any, cast
 
 import pytest
 
-from allranks.guard.judged import Judged, name_fault
+from allranks.guard.guard_verdict import GuardVerdict, name_fault
 from allranks.guard.verdict import Guard
 from allranks.host.node import NodeFacts
 from allranks.launch.events import Due, Effect, Heard, Send, Show
+from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.driver import LeaderDriver
-from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.members import Node
+from allranks.launch.lead.members import ConnectedNode
 from allranks.launch.plan import Request, plan_job
 from allranks.launch.queue import ending
 from allranks.launch.queue.scheduler import Scheduler
@@ -37,7 +37,7 @@ from allranks.model.past import History, Past
 from allranks.report.rundir import RunDir
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.leader import Hint, bind_port
+from allranks.wire.leader_port import Hint, bind_port
 from allranks.wire.protocol import (
     Beat,
     Ended,
@@ -66,8 +66,8 @@ def card(index: int) -> Card:
 class FakeScheduler:
     """Every signal warns of the time limit."""
 
-    def decide(self, signum: int, *, can_save: bool, shutdown_s: float) -> ending.Decision:
-        return ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, save_s=None, handler_s=30.0, line="saving")
+    def decide(self, signum: int, *, can_save: bool, shutdown_s: float) -> ending.EndingDecision:
+        return ending.EndingDecision(ending=ending.Ending.SAVE_AND_REQUEUE, save_s=None, handler_s=30.0, line="saving")
 
 
 class Job:
@@ -85,7 +85,7 @@ class Job:
             terms,
             guard=guard or Guard(GuardTable()),
             past=Past(history=History(restarts_left=max_restarts)),
-            nodes={index: Node(card=each, name=each.host, address="127.0.0.1") for index, each in cards.items()},
+            nodes={i: ConnectedNode(card=card, name=card.host, address="127.0.0.1") for i, card in cards.items()},
             plan=make_group(
                 cards, wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=29501,
                 max_restarts=max_restarts,
@@ -274,11 +274,11 @@ def test_the_verdict_waits_for_the_ends_of_all_ranks_for_a_second_at_most(make_j
 class Told(Guard):
     """A guard that comes to one fault, once."""
 
-    def __init__(self, judged: Judged) -> None:
+    def __init__(self, judged: GuardVerdict) -> None:
         super().__init__(GuardTable())
-        self._told: Judged | None = judged
+        self._told: GuardVerdict | None = judged
 
-    def judge(self, now_s: float) -> Judged | None:
+    def judge(self, now_s: float) -> GuardVerdict | None:
         told, self._told = self._told, None
         return told
 
@@ -323,7 +323,7 @@ def test_a_node_that_was_left_out_may_come_back_only_where_its_agent_was_gone(
     make_job: Callable[..., Job], is_here: bool, answer: str
 ) -> None:
     finding = name_fault("AR210", "its link is down", node="node03", fix="")
-    job = make_job(guard=Told(Judged(findings=(finding,), exit_code=75, nodes=(2,), cures=True)), max_restarts=1)
+    job = make_job(guard=Told(GuardVerdict(findings=(finding,), exit_code=75, nodes=(2,), cures=True)), max_restarts=1)
     job.run_until(lambda: job.has_heard(Stop, 0, 1, 2), "the Stop")
     for index in (0, 1):
         job.tell(index, Stopped())
@@ -341,7 +341,7 @@ def test_a_node_that_was_left_out_may_come_back_only_where_its_agent_was_gone(
 def test_the_late_end_of_an_old_worker_is_not_that_of_the_new_one_with_its_rank(make_job: Callable[..., Job]) -> None:
     """The kernel held rank 0 of generation 0, for example for a file system, until generation 1 ran."""
     finding = name_fault("AR210", "its link is down", node="node03", fix="")
-    job = make_job(guard=Told(Judged(findings=(finding,), exit_code=75, nodes=(2,), cures=True)), max_restarts=1)
+    job = make_job(guard=Told(GuardVerdict(findings=(finding,), exit_code=75, nodes=(2,), cures=True)), max_restarts=1)
     job.stop_all()
     job.run_until(lambda: job.has_heard(Plan, 0, 1), "the next generation")
     for agents in job.heard:
@@ -382,7 +382,7 @@ class CountingGuard(Guard):
 
     num_asked = 0
 
-    def judge(self, now_s: float) -> Judged | None:
+    def judge(self, now_s: float) -> GuardVerdict | None:
         self.num_asked += 1
         return super().judge(now_s)
 
@@ -400,7 +400,7 @@ def test_the_guard_of_thousands_of_nodes_is_asked_rarely_and_at_once_after_an_en
         ),
         guard=guard,
         past=Past(history=History(restarts_left=0)),
-        nodes={index: Node(card=each, name=each.host, address="127.0.0.1") for index, each in cards.items()},
+        nodes={i: ConnectedNode(card=card, name=card.host, address="127.0.0.1") for i, card in cards.items()},
         plan=make_group(cards, wanted_backend="gloo", attempt=0, **store)[0],
         now_s=0.0,
     )  # fmt: skip

@@ -27,6 +27,7 @@ from allranks.launch.events import (
     Say,
     Send,
 )  # fmt: skip
+from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.course import (
     ANSWER_S,
     OWN_STOPPED_S,
@@ -37,9 +38,8 @@ from allranks.launch.lead.course import (
     Phase,
     Terms,
 )
-from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.members import Node
+from allranks.launch.lead.members import ConnectedNode
 from allranks.launch.queue import ending
 from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.card import Card
@@ -97,7 +97,9 @@ class Job:
             ),
             guard=Guard(GuardTable()),
             past=Past(history=History(restarts_left=1)),
-            nodes={index: Node(card=card, name=card.host, address="127.0.0.1") for index, card in cards.items()},
+            nodes={
+                index: ConnectedNode(card=card, name=card.host, address="127.0.0.1") for index, card in cards.items()
+            },
             plan=make_group(
                 cards, wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=1, max_restarts=1
             )[0],

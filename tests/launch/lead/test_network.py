@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.comm.table import BenchTable, Pair, to_json
+from allranks.comm.bench_table import BenchTable, Pair, to_json
 from allranks.launch.lead.network import describe_network, foresee_network, read_bench
 from allranks.model.data_network import DataNetwork
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from allranks.guard.judged import Judged
-from allranks.launch.lead.outcome import describe_restart, loop_of, summarize
+from allranks.guard.guard_verdict import GuardVerdict
+from allranks.launch.lead.summary import describe_restart, loop_of, summarize
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.model.past import Crash
 
@@ -39,7 +39,7 @@ def test_of_a_script_that_tells_nothing_allranks_does_not_know_where_it_goes_on(
 def test_of_several_crashes_the_one_that_came_back_is_named():
     other = msgspec.structs.replace(KILLED, node="n3", ranks=(3,), message="killed by SIGSEGV")
     crash = Crash(cause=other.cause, ranks=(3,), step=40, what=other.message)
-    first, *others = loop_of(Judged(findings=(KILLED, other), exit_code=137, ranks=(2,)), crash).findings
+    first, *others = loop_of(GuardVerdict(findings=(KILLED, other), exit_code=137, ranks=(2,)), crash).findings
     assert (first.cause_id, first.node, first.ranks, others) == ("AR509", "n3", (3,), [KILLED, other])
     assert first.message.endswith("at step 40 after a restart: AR407 dead-rank: killed by SIGSEGV")
 

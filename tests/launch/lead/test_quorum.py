@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.launch.lead.group import make_group
-from allranks.launch.lead.members import Members, Node, has_majority
+from allranks.launch.lead.assignment import make_group
+from allranks.launch.lead.members import ConnectedNode, Members, has_majority
 from allranks.model.card import Card, Facts
 
 
@@ -60,7 +60,7 @@ def test_of_a_job_cut_in_two_exactly_one_part_is_the_majority(num_nodes: int):
 def test_a_leader_beside_srun_needs_no_majority(here: tuple[int, ...], begins: bool, is_succeeded: bool):
     cards = {index: Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0) for index in range(5)}
     plan = make_group(cards, wanted_backend="gloo", attempt=0, store_address="", store_port=1)[0]
-    nodes = {index: Node(card=cards[index], name=f"n{index}", address="") for index in here}
+    nodes = {index: ConnectedNode(card=cards[index], name=f"n{index}", address="") for index in here}
     members = Members(num_nodes=5, nodes=nodes, needs_majority=False)
     members.begin(plan)
     assert members.have_majority() is begins
@@ -84,7 +84,7 @@ def test_a_new_node_that_sends_gradients_in_another_format_is_turned_away():
         return Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0, facts=facts)
 
     job = node(0, ALLRANKS_COMPRESS="int8")
-    members = Members(num_nodes=3, nodes={0: Node(card=job, name="n0", address="")})
+    members = Members(num_nodes=3, nodes={0: ConnectedNode(card=job, name="n0", address="")})
     assert members.admit(node(1, ALLRANKS_COMPRESS="int8", LD_PRELOAD="x")) == 1
     assert members.admit(node(1, ALLRANKS_COMPRESS="bf16", ALLRANKS_BUCKET_MB="4")) == (
         "it was started with --compress bf16 (in the job int8), --bucket-mb 4 (in the job unset): all nodes must send "

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.launch.lead.recovery import Decision, decide
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Severity
@@ -17,12 +17,12 @@ FINDING = Finding(
 )
 
 
-def judged(**more: Any) -> Judged:
-    return Judged(**{"findings": (FINDING,), "exit_code": 137, "ranks": (2,), "nodes": (2,), **more})
+def judged(**more: Any) -> GuardVerdict:
+    return GuardVerdict(**{"findings": (FINDING,), "exit_code": 137, "ranks": (2,), "nodes": (2,), **more})
 
 
 def move(
-    fault: Judged,
+    fault: GuardVerdict,
     *,
     history: History,
     culprits: tuple[int, ...] = (2,),

@@ -10,10 +10,10 @@ import pytest
 from allranks.guard.verdict import Guard
 from allranks.launch.batch.follow import report_job
 from allranks.launch.events import Due, Effect, Heard, Record, Say
+from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.course import Terms
-from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.members import Node
+from allranks.launch.lead.members import ConnectedNode
 from allranks.model.beat import DdpSeen, InterfaceSeen, NodeBeat, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
@@ -44,7 +44,7 @@ def lead() -> Leader:
         Terms(job="train", wanted_backend="gloo", num_nodes=3, min_nodes=3, capacity_s=30.0, **store),
         guard=Guard(GuardTable()),
         past=Past(history=History(restarts_left=0)),
-        nodes={index: Node(card=each, name=each.host, address="127.0.0.1") for index, each in cards.items()},
+        nodes={index: ConnectedNode(card=each, name=each.host, address="127.0.0.1") for index, each in cards.items()},
         plan=make_group(cards, wanted_backend="gloo", attempt=0, **store)[0],
         now_s=0.0,
     )

@@ -10,7 +10,7 @@ from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
 from allranks.launch.queue.scheduler import (
     CULPRITS,
-    Culprit,
+    NodeAtFault,
     plan_requeue,
     read_culprits,
     remember,
@@ -24,8 +24,8 @@ def run_of(path: Path) -> RunDir:
     return RunDir(path.parent, path.name)
 
 
-def culprit(node: str, *attempts: int) -> Culprit:
-    return Culprit(node=node, cause="AR012 node-failure", attempts=attempts)
+def culprit(node: str, *attempts: int) -> NodeAtFault:
+    return NodeAtFault(node=node, cause="AR012 node-failure", attempts=attempts)
 
 
 def test_a_run_blames_a_node_once_however_often_it_restarts(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_run_blames_a_node_once_however_often_it_restarts(tmp_path: Path) -> N
 
 
 def test_the_third_run_with_the_same_culprit_is_the_last(tmp_path: Path) -> None:
-    known: tuple[Culprit, ...] = ()
+    known: tuple[NodeAtFault, ...] = ()
     verdicts = []
     for attempt in range(3):
         known = remember(run_of(tmp_path), ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
@@ -46,7 +46,7 @@ def test_the_third_run_with_the_same_culprit_is_the_last(tmp_path: Path) -> None
 def test_the_latest_cause_is_kept(tmp_path: Path) -> None:
     remember(run_of(tmp_path), ["n3"], cause="AR012 node-failure", attempt=0)
     known = remember(run_of(tmp_path), ["n3"], cause="AR210 link-down", attempt=2)
-    assert known == (Culprit(node="n3", cause="AR210 link-down", attempts=(0, 2)),)
+    assert known == (NodeAtFault(node="n3", cause="AR210 link-down", attempts=(0, 2)),)
 
 
 @pytest.mark.parametrize(

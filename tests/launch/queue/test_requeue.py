@@ -9,7 +9,7 @@ import pytest
 
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob, own_job
-from allranks.launch.queue.scheduler import CLAIM, PREEMPTED, Culprit, Scheduler, plan_requeue, read_culprits
+from allranks.launch.queue.scheduler import CLAIM, PREEMPTED, NodeAtFault, Scheduler, plan_requeue, read_culprits
 from allranks.report.rundir import RunDir
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 
@@ -18,8 +18,8 @@ F = "\x1f"
 SIX = [f"n{number}" for number in range(1, 7)]
 
 
-def culprit(node: str, *attempts: int) -> Culprit:
-    return Culprit(node=node, cause="AR012 node-failure", attempts=attempts)
+def culprit(node: str, *attempts: int) -> NodeAtFault:
+    return NodeAtFault(node=node, cause="AR012 node-failure", attempts=attempts)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def culprit(node: str, *attempts: int) -> Culprit:
     ],
 )  # fmt: skip
 def test_what_a_waiting_job_asks_for(
-    state: dict[str, object], culprits: list[Culprit], min_nodes: int, values: dict[str, str], line: str
+    state: dict[str, object], culprits: list[NodeAtFault], min_nodes: int, values: dict[str, str], line: str
 ) -> None:
     seen = JobState(**({"id": "12", "state": "RUNNING", "num_nodes": 3} | state))  # type: ignore[arg-type]
     assert plan_requeue(seen, job=JOB, culprits=culprits, partition=SIX, min_nodes=min_nodes) == (values, line)

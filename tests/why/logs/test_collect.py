@@ -13,9 +13,9 @@ import pytest
 
 from allranks.why.logs import collect as collecting
 from allranks.why.logs.collect import cut
-from allranks.why.logs.events import Logs, Pattern
+from allranks.why.logs.log_events import Logs, Pattern
 from allranks.why.logs.match import Matcher
-from allranks.why.logs.part import Part, read_part
+from allranks.why.logs.part import LogPart, read_part
 from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source, find_sources
 from conftest import is_alive, wait_until
@@ -71,7 +71,7 @@ def test_what_a_killed_process_leaves_over_is_read_all_the_same(
     parent = os.getpid()
 
     def read_or_die(
-        patterns: Sequence[Pattern], matcher: Matcher, part: Part, on_progress: Callable[[int], None]
+        patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_progress: Callable[[int], None]
     ) -> tuple[Logs, list[ReadProblem]]:
         said = read_part(patterns, matcher, part, on_progress)
         if os.getpid() != parent and any(source.rank == FILES // 2 for source in part.sources):

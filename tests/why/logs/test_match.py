@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from allranks.causes.book import all_causes
 from allranks.why.logs import match
 from allranks.why.logs.engine import Engine
-from allranks.why.logs.events import list_patterns
 from allranks.why.logs.hyper import HyperscanEngine
+from allranks.why.logs.log_events import list_patterns
 from allranks.why.logs.match import Hit, Matcher
 from allranks.why.logs.plain import PlainEngine
 from allranks.why.logs.read import Chunk

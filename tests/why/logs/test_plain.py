@@ -13,8 +13,8 @@ import pytest
 from allranks.causes.book import all_causes
 from allranks.why.evaluate import read_cases
 from allranks.why.logs import match
-from allranks.why.logs.events import list_patterns
 from allranks.why.logs.hyper import HyperscanEngine
+from allranks.why.logs.log_events import list_patterns
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.plain import BLOCK_BYTES, WINDOW_BYTES, PlainEngine
 from allranks.why.logs.read import Chunk

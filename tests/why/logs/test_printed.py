@@ -10,7 +10,7 @@ import pytest
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.report.text import Style, render_finding
 from allranks.why.logs.collect import collect
-from allranks.why.logs.events import Logs, Pattern
+from allranks.why.logs.log_events import Logs, Pattern
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.read import CHUNK_BYTES
 from allranks.why.logs.sources import find_sources

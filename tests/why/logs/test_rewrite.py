@@ -7,7 +7,7 @@ import re
 import pytest
 
 from allranks.causes.book import all_causes
-from allranks.why.logs.events import list_patterns
+from allranks.why.logs.log_events import list_patterns
 from allranks.why.logs.plain import LEAST_LITERAL
 from allranks.why.logs.rewrite import list_literals, to_hyperscan
 

@@ -147,7 +147,7 @@ def survey_slow_link(cards: Sequence[Card]) -> Surveyed:
             continue
         hosts = tuple(host for host, own in speeds.items() if own == speed)
         outcome = warned(
-            *(f"{_fold(speeds, value)}: {value} Mbit/s by /sys/class/net/*/speed" for value in (speed, usual)),
+            *(f"{_fold(speeds, mbit_s)}: {mbit_s} Mbit/s by /sys/class/net/*/speed" for mbit_s in (speed, usual)),
             interface=_common_name(nics, hosts),
             culprit=fold_hosts(list(hosts)),
             mbit_s=speed,

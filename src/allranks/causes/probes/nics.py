@@ -23,7 +23,7 @@ _OF_ONE_MACHINE = re.compile(r"docker\d*|br-[0-9a-f]{12}|virbr\d+(?:-nic)?|podma
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class NicChoice:
     """What a variable leads to on one node."""
 
     host: str
@@ -50,7 +50,7 @@ class Choice:
         return subnet_of(self.interface, self.address) if self.interface and self.address else None
 
 
-def list_choices(cards: Sequence[Card], variable: str) -> Iterator[Choice]:
+def list_choices(cards: Sequence[Card], variable: str) -> Iterator[NicChoice]:
     """What the variable leads to on each node where the user set it and the job's backend looks at it."""
     uses_nccl = all(card.wanted_backend != "gloo" and card.num_gpus > 0 for card in cards)
     if variable == NCCL and not uses_nccl:
@@ -64,7 +64,7 @@ def list_choices(cards: Sequence[Card], variable: str) -> Iterator[Choice]:
             for nic, address, problem in choose(facts, spelled):
                 is_known = bool(problem) and nic is not None and nic == data_interface(card)  # AR210 says it
                 if not is_known:
-                    yield Choice(card.host, variable, spelled, status, nic, address, problem)
+                    yield NicChoice(card.host, variable, spelled, status, nic, address, problem)
 
 
 def _nccl_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None, str | None, str]]:
@@ -97,7 +97,7 @@ def _names(facts: Facts) -> str:
     return ", ".join(nic.name for nic in facts.interfaces[:8]) + (", ..." if len(facts.interfaces) > 8 else "")
 
 
-def find_astray(picked: Sequence[Choice], own: Mapping[str, str | None], shared: str | None) -> Iterator[Choice]:
+def find_astray(picked: Sequence[NicChoice], own: Mapping[str, str | None], shared: str | None) -> Iterator[NicChoice]:
     """Those that do not lead to where the others are.
 
     Args:
@@ -105,7 +105,7 @@ def find_astray(picked: Sequence[Choice], own: Mapping[str, str | None], shared:
         own: by node, the subnet of its data address.
         shared: the subnet that most of those are in; None where there is none, as where each node has one of its own.
     """
-    first: dict[str, Choice] = {}
+    first: dict[str, NicChoice] = {}
     for choice in picked:
         if choice.is_of_one_machine:
             yield choice
@@ -128,13 +128,13 @@ def survey_wrong_nic(cards: Sequence[Card]) -> Surveyed:
         return []
     own = {card.host: data_network(card) for card, _ in with_facts(cards)}
     shared = most_common(network for network in own.values() if network is not None)
-    off: dict[tuple[str, str | None], list[Choice]] = {}
+    off: dict[tuple[str, str | None], list[NicChoice]] = {}
     for variable in (NCCL, GLOO):
         picked = [choice for choice in list_choices(cards, variable) if choice.interface and not choice.problem]
         for choice in find_astray(picked, own, shared):
             assert choice.interface is not None
             off.setdefault((choice.host, choice.interface.name), []).append(choice)
-    groups: dict[tuple[object, ...], list[tuple[str, list[Choice]]]] = {}
+    groups: dict[tuple[object, ...], list[tuple[str, list[NicChoice]]]] = {}
     for (host, _), choices in off.items():
         first = choices[0]
         # docker0 and lo look alike on all nodes: one finding names all of them.
@@ -163,7 +163,7 @@ def survey_nic_not_found(cards: Sequence[Card]) -> Surveyed:
     ]
 
 
-def _outcome(choices: Sequence[Choice], network: str | None) -> Outcome:
+def _outcome(choices: Sequence[NicChoice], network: str | None) -> Outcome:
     """Return what the choices that lead astray come to; `network`: the one that the nodes share."""
     first = choices[0]
     assert first.interface is not None

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from allranks.causes.outcome import PASSED, Checks, Outcome, Surveyed, failed, skipped, unknown, warned
 from allranks.causes.probes.cards import is_same_machine, most_common, with_facts
-from allranks.model.card import Card, Facts, Place
+from allranks.model.card import Card, Facts, JobDirectory
 from allranks.model.finding import Status
-from allranks.model.text import GIB, KIB, MIB, size_text
+from allranks.model.safe_text import GIB, KIB, MIB, size_text
 
 # Are the node's limits high enough for a job: shared memory, locked memory, open files, cores?
 
@@ -191,29 +191,29 @@ def survey_run_dir_not_shared(cards: Sequence[Card]) -> Surveyed:
     return found
 
 
-def is_full(place: Place) -> bool:
+def is_full(place: JobDirectory) -> bool:
     """Whether the file system refused a block, by space or by quota."""
     return bool(re.search("No space left|quota exceeded", place.problem or "", re.IGNORECASE))
 
 
-def _free(place: Place) -> str:
+def _free(place: JobDirectory) -> str:
     if is_full(place):
         return "no space"
     return size_text(place.free_bytes or 0)
 
 
-def _run_directory(card: Card) -> Place | None:
+def _run_directory(card: Card) -> JobDirectory | None:
     return next((p for p in card.facts.places if p.purpose == "run directory"), None) if card.facts else None
 
 
-def _is_elsewhere(place: Place, theirs: Place) -> bool:
+def _is_elsewhere(place: JobDirectory, theirs: JobDirectory) -> bool:
     """Whether a node does not see what the leader wrote, though it could look."""
     if place.problem is not None and place.free_bytes is None:
         return "No such file" in place.problem
     return theirs.nonce is not None and place.nonce != theirs.nonce
 
 
-def _objection(place: Place, theirs: Place, leader: str) -> str | None:
+def _objection(place: JobDirectory, theirs: JobDirectory, leader: str) -> str | None:
     """What speaks against this node's run directory, or None."""
     if is_full(place):
         return None  # AR005 says so

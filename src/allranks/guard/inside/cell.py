@@ -46,7 +46,7 @@ from typing import Any, NamedTuple
 
 from .handlers import BEGUN, HANDLES, OWN, TOLD
 from .handlers import PID as HANDLERS_PID
-from .output import ERRNO, LINES
+from .lost_output import ERRNO, LINES
 
 ENV_FD = "ALLRANKS_CELL_FD"
 NAME = "allranks-cell"
@@ -306,7 +306,9 @@ class Cell:
     def handlers(self) -> Handlers:
         """Return what the worker handles."""
         self._look()
-        begun_s = {int(each): at_ns / 1e9 for each in TOLD if 0 < (at_ns := self._numbers[BEGUN + each]) < _NEVER_NS}
+        begun_s = {
+            int(signum): at_ns / 1e9 for signum in TOLD if 0 < (at_ns := self._numbers[BEGUN + signum]) < _NEVER_NS
+        }
         return Handlers(self._numbers[HANDLERS_PID], self._numbers[HANDLES], self._numbers[OWN], begun_s)
 
     def lost_lines(self) -> tuple[int, int]:

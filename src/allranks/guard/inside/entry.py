@@ -17,15 +17,15 @@ import json
 import sys
 from typing import Any
 
-from .beat import Beat
-from .calls import Teller, wrap
+from .beat_thread import BeatThread
 from .cell import Cell
 from .flight import Flight
-from .places import drop_frame
-from .steps import Steps
+from .step_times import Steps
+from .user_frames import drop_frame
+from .wrapped_calls import Teller, wrap
 
 _teller: Teller | None = None
-_beat: Beat | None = None
+_beat: BeatThread | None = None
 _steps: Steps | None = None
 _failed = (0, "")
 """Number of the last call that raised, and what."""
@@ -84,7 +84,7 @@ def begin() -> None:
         _teller.is_compiling = sys.modules["torch"].compiler.is_compiling
         _teller.failed = note_failure
         _teller.cell = cell
-        _beat = Beat(cell, _teller.flight)
+        _beat = BeatThread(cell, _teller.flight)
         _beat.start()
         atexit.register(_leave)
         _steps = Steps(cell, _teller.flight.note)

@@ -8,8 +8,8 @@ A group is told by its key, see Group.key: each of its backends numbers its coll
 and formed again begins at 1.
 
 Numbers are those of collectives: in Gloo sends and receives count in the same row but are not recorded, so they are
-taken out again by what `calls.py` counted. Measured, torch 2.13: the state of all groups takes 3 us, a dump 7 us an
-entry, and four times that to parse it as a whole, which is why entries are picked out of the text.
+taken out again by what `wrapped_calls.py` counted. Measured, torch 2.13: the state of all groups takes 3 us, a dump
+7 us an entry, and four times that to parse it as a whole, which is why entries are picked out of the text.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ class Flight:
         self._world = c10d._world
         self._dump_of = functools.partial(_dump_of, c10d, torch._C._distributed_c10d)
         self._torch = str(torch.__version__)
-        self._dumps: dict[str, Any] = {each: dump for each in ("gloo", "nccl") if (dump := self._dump_of(each))}
+        self._dumps: dict[str, Any] = {
+            backend: dump for backend in ("gloo", "nccl") if (dump := self._dump_of(backend))
+        }
         self._raw: dict[str, bytes] = {}
         self._states: dict[str, dict[str, tuple[int, int]]] = {}
         """By backend."""
@@ -98,7 +100,7 @@ class Flight:
                 self._known = {key: self._known.get(key) or self._learn(key[1], pg) for key, pg in now.items()}
             finally:
                 self._lock.release()
-        return {group.key(each): group for group in self._known.values() for each in group.backends.values()}
+        return {group.key(backend): group for group in self._known.values() for backend in group.backends.values()}
 
     def group(self, pg: Any) -> Group:
         """Return what is known of one of torch's process groups."""
@@ -111,7 +113,7 @@ class Flight:
         by_rank = sorted(self._world.pg_group_ranks.get(pg, {}).items(), key=lambda item: item[1])
         ranks = tuple(rank for rank, _ in by_rank)
         config = getattr(self._world, "pg_backend_config", {}).get(pg) or self._world.pg_map.get(pg, ("",))[0]
-        backends = {device: backend for device, _, backend in (each.rpartition(":") for each in str(config).split(","))}
+        backends = {device: backend for device, _, backend in (part.rpartition(":") for part in str(config).split(","))}
         self._formed[name, ranks] += 1
         group = self._newest[name] = Group(name, ranks, backends, self._formed[name, ranks])
         for source in dict.fromkeys(backends.values()):

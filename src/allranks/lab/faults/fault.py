@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 from allranks.lab import hosts as machines
 from allranks.lab.hosts import SWITCH
-from allranks.lab.plan import Host
+from allranks.lab.node_plan import Host
 from allranks.model.hostlist import fold_hosts
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -50,7 +50,7 @@ class Expected(StrEnum):
     """The job runs, and nothing is reported."""
 
 
-class Place(StrEnum):
+class FaultPlace(StrEnum):
     """Nodes on which it can be injected."""
 
     ANY = "any"
@@ -72,7 +72,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Culprit:
+class TrueCulprit:
     """The truth, with which a verdict is compared."""
 
     nodes: tuple[str, ...] = ()
@@ -101,7 +101,7 @@ class ExtraAgent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class JobStart:
     """Differences in how the job is started: `srun SRUN_FLAGS PREFIX allranks run RUN_FLAGS PROGRAM`."""
 
     srun_flags: tuple[str, ...] = ()
@@ -125,7 +125,7 @@ class Start:
 
 
 @dataclass(kw_only=True)
-class Scene:
+class LabScene:
     """The lab, from the view of one fault."""
 
     lab_dir: Path
@@ -179,7 +179,7 @@ class Scene:
     @property
     def table(self) -> str:
         """Name of this fault's own nft table."""
-        return "fault_" + "".join(each if each.isalnum() else "_" for each in self.key)
+        return "fault_" + "".join(letter if letter.isalnum() else "_" for letter in self.key)
 
     def is_same_life(self, node: str) -> bool:
         """Whether the node is still the one with the fault; a new process 1 has new namespaces without it."""
@@ -249,7 +249,7 @@ class Fault:
     also: ClassVar[tuple[str, ...]] = ()
     """Ids that a verdict may report in addition: also true, because of how the fault is made."""
     severity: ClassVar[Expected] = Expected.FAIL
-    place: ClassVar[Place] = Place.ANY
+    place: ClassVar[FaultPlace] = FaultPlace.ANY
     min_nodes: ClassVar[int] = 1
 
     def __init_subclass__(cls, *, name: str = "", cause: str | tuple[str, ...] = (), **attributes: object) -> None:
@@ -263,12 +263,12 @@ class Fault:
         return (cls.__doc__ or "").partition("\n")[0]
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """Return the culprit that a verdict must name."""
-        return Culprit(nodes=(scene.node.name,))
+        return TrueCulprit(nodes=(scene.node.name,))
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Break it.
 
         Raises:
@@ -276,13 +276,13 @@ class Fault:
         """
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Undo what `inject` did, exactly."""
 
     @classmethod
-    def start(cls, scene: Scene) -> Start:
+    def start(cls, scene: LabScene) -> JobStart:
         """Return the differences in how the job is started; most faults have none."""
-        return Start()
+        return JobStart()
 
 
 class EnvironmentFault(Fault):
@@ -291,12 +291,12 @@ class EnvironmentFault(Fault):
     variables: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Write them."""
         scene.write_environment(scene.node.name, cls.variables)
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Remove them."""
         scene.remove_files()
 

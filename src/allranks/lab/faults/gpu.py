@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.lab.faults.fault import Fault, Scene, Where
+from allranks.lab.faults.fault import Fault, LabScene, Where
 
 RECORDED = Path(__file__).parent / "recorded"
 DRIVER_VERSION = "550.90.07"
@@ -40,12 +40,12 @@ class GpuFault(Fault):
     """A fault of GPUs: the tools of all nodes are rebuilt from the injected faults."""
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Build them with this fault."""
         _furnish(scene, [*scene.others, (cls.name, scene.where)])
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Build them without it; remove them if no other fault needs them."""
         _furnish(scene, scene.others)
 
@@ -126,7 +126,7 @@ def _wait_for_fabric(recording: Recording) -> None:
         gpu |= {"fabric.state": "In Progress", "fabric.status": "N/A"}
 
 
-def _furnish(scene: Scene, faults: Sequence[tuple[str, Where]]) -> None:
+def _furnish(scene: LabScene, faults: Sequence[tuple[str, Where]]) -> None:
     """Build the tools of all nodes, or remove them if no fault needs them."""
     is_needed = any(name in _GPU_FAULTS for name, _ in faults)
     for node in scene.hosts:

@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.lab.faults.fault import PROGRAMS, Culprit, EnvironmentFault, Expected, Fault, Scene, Start
+from allranks.lab.faults.fault import PROGRAMS, EnvironmentFault, Expected, Fault, JobStart, LabScene, TrueCulprit
 from allranks.lab.hosts import processes_in
 from allranks.model.errors import SetupError
 
@@ -24,17 +24,17 @@ class DuplicateHostname(Fault, name="duplicate-hostname", cause="AR009"):
     min_nodes = 2
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """Both nodes: nothing shows which of them is the copy."""
-        return Culprit(nodes=scene.pair)
+        return TrueCulprit(nodes=scene.pair)
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Take the other node's name."""
         scene.run(scene.node.name, "hostname", scene.peer.name)
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Take its own name again."""
         scene.run(scene.node.name, "hostname", scene.node.name)
 
@@ -48,14 +48,14 @@ class ShmSmall(Fault, name="shm-small", cause="AR002"):
     severity = Expected.WARN
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Remount it."""
         blocks, size = scene.run(scene.node.name, "stat", "--file-system", "--format=%b %S", SHM).split()
         scene.remember("size_bytes", int(blocks) * int(size))
         scene.run(scene.node.name, "mount", "-o", "remount,size=64m", SHM)
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Remount it with the size it had."""
         if "size_bytes" in scene.memory:
             size = f"remount,size={scene.memory['size_bytes']}"
@@ -72,7 +72,7 @@ class LimitFault(Fault):
     value: ClassVar[int]
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Lower it."""
         pids = _slurmds(scene)
         soft, hard = resource.prlimit(pids[0], cls.limit)
@@ -81,7 +81,7 @@ class LimitFault(Fault):
             resource.prlimit(pid, cls.limit, (cls.value, hard))
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Restore the old limit."""
         if "limit" in scene.memory and scene.is_same_life(scene.node.name):
             for pid in _slurmds(scene):
@@ -108,7 +108,7 @@ class MountFault(Fault):
     """Something is mounted on the node over a directory."""
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Unmount it."""
         if "mounted" in scene.memory:
             script = 'mountpoint --quiet "$1" && umount --lazy "$1" || true'
@@ -122,7 +122,7 @@ class RunDirNotShared(MountFault, name="run-dir-not-shared", cause="AR006"):
     """The others share the run directory; the node has a local directory at that path."""
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Mount a tmpfs over it."""
         _remember_run_dir(scene)
         scene.run(scene.node.name, "mount", "-t", "tmpfs", "-o", "size=8g", "lab", str(scene.run_dir))
@@ -132,7 +132,7 @@ class RunDirReadOnly(MountFault, name="run-dir-read-only", cause="AR006"):
     """The node sees the shared run directory and cannot write to it."""
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Mount it over itself, read-only."""
         _remember_run_dir(scene)
         here = str(scene.run_dir)
@@ -146,7 +146,7 @@ class DiskFull(MountFault, name="disk-full", cause="AR005"):
     also = ("AR503",)  # TMPDIR
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Mount a tmpfs, fill it, and set TMPDIR."""
         full = scene.own_dir(scene.node.name, "full")
         full.mkdir(exist_ok=True)
@@ -158,7 +158,7 @@ class DiskFull(MountFault, name="disk-full", cause="AR005"):
         scene.write_environment(scene.node.name, {"TMPDIR": str(full)})
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Unset TMPDIR, unmount."""
         scene.remove_files()
         super().heal(scene)
@@ -170,7 +170,7 @@ class CodeDiffers(MountFault, name="code-differs", cause="AR513"):
     program: ClassVar = PROGRAMS / "form_group.py"
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Mount a copy with one line more over it."""
         copy = scene.own_dir(scene.node.name, cls.program.name)
         copy.write_text(cls.program.read_text() + "# an older version\n")
@@ -178,15 +178,15 @@ class CodeDiffers(MountFault, name="code-differs", cause="AR513"):
         scene.run(scene.node.name, "mount", "--bind", str(copy), str(cls.program))
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Unmount it."""
         super().heal(scene)
         scene.own_dir(scene.node.name, cls.program.name).unlink(missing_ok=True)
 
     @classmethod
-    def start(cls, scene: Scene) -> Start:
+    def start(cls, scene: LabScene) -> JobStart:
         """Start that script, even if the drill would start another one."""
-        return Start(program=cls.program)
+        return JobStart(program=cls.program)
 
 
 # Clock and environment
@@ -199,7 +199,7 @@ class ClockOff(EnvironmentFault, name="clock-off", cause="AR007"):
     also = ("AR503",)  # LD_PRELOAD
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Preload libfaketime into the tasks."""
         found = [path for pattern in FAKETIME_LIBRARIES for path in sorted(Path("/").glob(pattern))]
         if not found:
@@ -235,7 +235,7 @@ class TorchVersionDiffers(EnvironmentFault, name="torch-version-differs", cause=
     also = ("AR503",)  # PYTHONPATH
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Prepend the metadata."""
         site = _site(scene)
         info = site / f"torch-{OTHER_TORCH}.dist-info"
@@ -244,7 +244,7 @@ class TorchVersionDiffers(EnvironmentFault, name="torch-version-differs", cause=
         scene.write_environment(scene.node.name, {"PYTHONPATH+": str(site)})
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Remove it."""
         super().heal(scene)
         info = _site(scene) / f"torch-{OTHER_TORCH}.dist-info"
@@ -254,18 +254,18 @@ class TorchVersionDiffers(EnvironmentFault, name="torch-version-differs", cause=
                 directory.rmdir()
 
 
-def _site(scene: Scene) -> Path:
+def _site(scene: LabScene) -> Path:
     return scene.own_dir(scene.node.name, "site")
 
 
-def _slurmds(scene: Scene) -> list[int]:
+def _slurmds(scene: LabScene) -> list[int]:
     pids = processes_in(scene.inits[scene.node.name]).get("slurmd", [])
     if not pids:
         raise SetupError(f"lab: {scene.node.name} has no slurmd; allranks lab up starts it")
     return pids
 
 
-def _remember_run_dir(scene: Scene) -> None:
+def _remember_run_dir(scene: LabScene) -> None:
     if not scene.run_dir.is_dir():
         scene.run_dir.mkdir(parents=True)
         scene.remember("made", [str(scene.run_dir)])

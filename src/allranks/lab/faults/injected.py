@@ -21,18 +21,18 @@ import msgspec
 
 from allranks.lab import hosts as machines
 from allranks.lab.faults.catalogue import FAULTS
-from allranks.lab.faults.fault import Fault, Place, Scene, Where
-from allranks.lab.faults.running.catalogue import STRIKES
+from allranks.lab.faults.fault import Fault, FaultPlace, LabScene, Where
 from allranks.lab.faults.running.strike import Strike
+from allranks.lab.faults.running.strike_catalogue import STRIKES
 from allranks.lab.lab import Lab, check_root
-from allranks.lab.plan import Host
+from allranks.lab.node_plan import Host
 from allranks.model.errors import AllranksError, SetupError, UsageError
 
 DEFAULT_RUN_DIR = Path("runs")
 """As in `allranks run --log-dir`."""
 
 
-class Record(msgspec.Struct, kw_only=True):
+class InjectedFault(msgspec.Struct, kw_only=True):
     """One fault, as faults.json has it."""
 
     fault: str
@@ -59,7 +59,7 @@ class Injected:
     """A fault in a lab, and its scene: gives the truth (`fault.culprit(scene)`) and the start of the job."""
 
     fault: type[Fault]
-    scene: Scene
+    scene: LabScene
 
 
 def find_fault(name: str) -> type[Fault]:
@@ -95,9 +95,12 @@ def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None,
     names = [host.name for host in planned]
     if len(names) < fault.min_nodes:
         raise UsageError(f"{fault.name} needs {fault.min_nodes} nodes: the lab has {len(names)}")
-    allowed = {Place.ANY: names, Place.FIRST: names[:1], Place.NOT_FIRST: names[1:], Place.LEADER: names[:1]}[
-        fault.place
-    ]
+    allowed = {
+        FaultPlace.ANY: names,
+        FaultPlace.FIRST: names[:1],
+        FaultPlace.NOT_FIRST: names[1:],
+        FaultPlace.LEADER: names[:1],
+    }[fault.place]
     if on is not None and on not in names:
         raise UsageError(f"no node {on!r}: expected one of {', '.join(names)}")
     if on is not None and on not in allowed:
@@ -129,7 +132,7 @@ def inject(lab: Lab, name: str, *, seed: int, on: str | None = None, run_dir: Pa
         where = choose_where(fault, planned, on=on, seed=seed)
         inits = machines.find_inits(lab.dir)
         lab.find_init(where.node)  # fails if a node is dead
-        record = Record(
+        record = InjectedFault(
             fault=name,
             node=where.node,
             peer=where.peer,
@@ -175,9 +178,9 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
     healed = []
     with lab.locked():
         there = read_records(lab)
-        chosen = [each for each in there if name in (None, each.fault) and on in (None, each.node)]
+        chosen = [record for record in there if name in (None, record.fault) and on in (None, record.node)]
         if not chosen and (name or on):
-            found = ", ".join(each.key for each in there) or "none"
+            found = ", ".join(record.key for record in there) or "none"
             raise UsageError(
                 f"{lab.label} has no {name or 'fault'}{f' on {on}' if on else ''}: its faults are: {found}"
             )
@@ -206,15 +209,15 @@ def read_injected(lab: Lab) -> list[Injected]:
     return [_open(lab, record, there) for record in there]
 
 
-def read_records(lab: Lab) -> list[Record]:
+def read_records(lab: Lab) -> list[InjectedFault]:
     """Return faults.json; empty if there is none."""
     try:
-        return msgspec.json.decode((lab.dir / "faults.json").read_bytes(), type=list[Record])
+        return msgspec.json.decode((lab.dir / "faults.json").read_bytes(), type=list[InjectedFault])
     except FileNotFoundError:
         return []
 
 
-def _write_records(lab: Lab, records: Sequence[Record]) -> None:
+def _write_records(lab: Lab, records: Sequence[InjectedFault]) -> None:
     path, draft = lab.dir / "faults.json", lab.dir / "faults.draft"
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(records)))
     draft.rename(path)
@@ -232,8 +235,8 @@ def _check_up(lab: Lab) -> Sequence[Host]:
     return lab.planned_hosts()
 
 
-def _open(lab: Lab, record: Record, there: Sequence[Record]) -> Injected:
-    scene = Scene(
+def _open(lab: Lab, record: InjectedFault, there: Sequence[InjectedFault]) -> Injected:
+    scene = LabScene(
         lab_dir=lab.dir,
         key=record.key,
         where=record.where,

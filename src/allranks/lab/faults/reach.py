@@ -9,18 +9,18 @@ from typing import ClassVar
 
 from allranks.lab.faults.fault import (
     PROGRAMS,
-    Culprit,
     EnvironmentFault,
     Expected,
     Fault,
-    Place,
-    Scene,
-    Start,
+    FaultPlace,
+    JobStart,
+    LabScene,
+    TrueCulprit,
     Where,
     port_of,
 )
 from allranks.lab.hosts import SWITCH
-from allranks.lab.plan import DOCKER_INTERFACE, MANAGEMENT_INTERFACE, bare, render_hosts_file
+from allranks.lab.node_plan import DOCKER_INTERFACE, MANAGEMENT_INTERFACE, bare, render_hosts_file
 
 PORT = 29500
 """The leader's preferred port, also torch's default."""
@@ -36,26 +36,26 @@ class MasterAddressWrong(Fault, name="master-address-wrong", cause="AR201"):
     """--master-addr is an address of the data network that no node has."""
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """The culprit is the address, not a node."""
-        return Culprit(address=_unused_address(scene))
+        return TrueCulprit(address=_unused_address(scene))
 
     @classmethod
-    def start(cls, scene: Scene) -> Start:
+    def start(cls, scene: LabScene) -> JobStart:
         """Start the job with the address."""
-        return Start(run_flags=("--master-addr", _unused_address(scene)))
+        return JobStart(run_flags=("--master-addr", _unused_address(scene)))
 
 
 class HostsFault(Fault):
     """Faults of name resolution on one node. /etc/hosts is rebuilt from the injected faults."""
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Write it with this fault."""
         _write_hosts_file(scene, [*scene.others, (cls.name, scene.where)])
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Write it without."""
         _write_hosts_file(scene, scene.others)
 
@@ -63,13 +63,13 @@ class HostsFault(Fault):
 class MasterNameUnresolvable(HostsFault, name="master-name-unresolvable", cause="AR202"):
     """--master-addr is the first node's name, which does not resolve on the node."""
 
-    place = Place.NOT_FIRST
+    place = FaultPlace.NOT_FIRST
     min_nodes = 2
 
     @classmethod
-    def start(cls, scene: Scene) -> Start:
+    def start(cls, scene: LabScene) -> JobStart:
         """Start the job with the name."""
-        return Start(run_flags=("--master-addr", scene.first.name))
+        return JobStart(run_flags=("--master-addr", scene.first.name))
 
 
 class LoopbackHostname(HostsFault, name="loopback-hostname", cause="AR209"):
@@ -84,17 +84,17 @@ class LoopbackHostname(HostsFault, name="loopback-hostname", cause="AR209"):
 class PortInUse(Fault, name="port-in-use", cause="AR207"):
     """A foreign process listens on port 29500 of the first node."""
 
-    place = Place.FIRST
+    place = FaultPlace.FIRST
     severity = Expected.WARN
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Start it; returns once it listens."""
         python = [sys.executable, "-I", "-S", str(LISTENER), str(PORT)]
         scene.remember("pid", int(scene.run(scene.node.name, *python)))
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """End it."""
         if "pid" in scene.memory:
             end = (
@@ -107,15 +107,15 @@ class PortInUse(Fault, name="port-in-use", cause="AR207"):
 class PortFiltered(Fault, name="port-filtered", cause="AR206"):
     """The first node's firewall drops TCP to port 29500, on every interface."""
 
-    place = Place.FIRST
+    place = FaultPlace.FIRST
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Drop the packets; connections within the node pass."""
         scene.filter(scene.node.name, [f'iifname != "lo" tcp dport {PORT} drop'])
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Stop dropping."""
         scene.unfilter(scene.node.name)
 
@@ -126,16 +126,16 @@ class PairFault(Fault):
     min_nodes = 2
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """Both nodes; in a lab of two nodes, these are all nodes."""
-        return Culprit(nodes=scene.pair)
+        return TrueCulprit(nodes=scene.pair)
 
 
 class PortsFilteredBetween(PairFault, name="ports-filtered-between", cause="AR206"):
     """Two nodes drop each other's connections to ports 1024 to 65535 on the data network, except 29500."""
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """On both nodes, drop packets that open such a connection."""
         for here, there in ((scene.node, scene.peer), (scene.peer, scene.node)):
             address = bare(there.data_address)
@@ -144,7 +144,7 @@ class PortsFilteredBetween(PairFault, name="ports-filtered-between", cause="AR20
             scene.filter(here.name, [rule])
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Stop dropping."""
         for name in scene.pair:
             scene.unfilter(name)
@@ -157,12 +157,12 @@ class LinkCut(PairFault, name="link-cut", cause=("AR211", "AR210")):
     """No packet passes between two nodes on the data network."""
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Drop packets where the switch would forward them."""
         _part(scene, [scene.node.name], [scene.peer.name])
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Forward again."""
         scene.unfilter(SWITCH, family="bridge")
 
@@ -173,17 +173,17 @@ class Partition(Fault, name="partition", cause="AR211"):
     min_nodes = 4
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """The two groups."""
-        return Culprit(groups=_halves(scene))
+        return TrueCulprit(groups=_halves(scene))
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Drop packets where the switch would forward them."""
         _part(scene, *_halves(scene))
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Forward again."""
         scene.unfilter(SWITCH, family="bridge")
 
@@ -203,9 +203,9 @@ class NicForced(EnvironmentFault):
         cls.variables = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """The node, with the interface that its environment forces."""
-        return Culprit(nodes=(scene.node.name,), interface=cls.interface)
+        return TrueCulprit(nodes=(scene.node.name,), interface=cls.interface)
 
 
 class NicForcedDocker0(NicForced, name="nic-forced-docker0", cause="AR203", interface=DOCKER_INTERFACE):
@@ -220,7 +220,7 @@ class NicForcedManagement(NicForced, name="nic-forced-management", cause="AR203"
     """The node's environment forces the management network; all others use the data network."""
 
 
-def _unused_address(scene: Scene) -> str:
+def _unused_address(scene: LabScene) -> str:
     """x.x.x.99 of the data network, or the next lower address that no node has."""
     network = ip_interface(scene.first.data_address).network
     taken = {bare(host.data_address) for host in scene.hosts.values()}
@@ -228,7 +228,7 @@ def _unused_address(scene: Scene) -> str:
     return next(str(address) for n in range(last, 0, -1) if str(address := network[n]) not in taken)
 
 
-def _write_hosts_file(scene: Scene, faults: Iterable[tuple[str, Where]]) -> None:
+def _write_hosts_file(scene: LabScene, faults: Iterable[tuple[str, Where]]) -> None:
     here = {name for name, where in faults if where.node == scene.node.name}
     usual = render_hosts_file(list(scene.hosts.values()))
     lines = []
@@ -241,7 +241,7 @@ def _write_hosts_file(scene: Scene, faults: Iterable[tuple[str, Where]]) -> None
     scene.own_dir(scene.node.name, "hosts").write_text("".join(lines))
 
 
-def _halves(scene: Scene) -> tuple[tuple[str, ...], ...]:
+def _halves(scene: LabScene) -> tuple[tuple[str, ...], ...]:
     names = list(scene.hosts)
     others = [name for name in names if name != scene.node.name]
     first = {scene.node.name, *scene.make_chance().sample(others, len(names) // 2 - 1)}
@@ -249,7 +249,7 @@ def _halves(scene: Scene) -> tuple[tuple[str, ...], ...]:
     return tuple(sorted(halves, key=lambda half: names.index(half[0])))
 
 
-def _part(scene: Scene, one: Iterable[str], other: Iterable[str]) -> None:
+def _part(scene: LabScene, one: Iterable[str], other: Iterable[str]) -> None:
     sides = [", ".join(f'"{port_of(scene.hosts[name])}"' for name in side) for side in (one, other)]
     rules = [f"iifname {{ {a} }} oifname {{ {b} }} drop" for a, b in (sides, sides[::-1])]
     scene.filter(SWITCH, rules, family="bridge", hook="forward")

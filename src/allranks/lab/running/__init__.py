@@ -1,1 +1,1 @@
-"""Drills of a running job: `drill.py` has the phases."""
+"""Drills of a running job: `strike_drill.py` has the phases."""

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.lab.faults.fault import Start
-from allranks.lab.job import wait_until_gone
+from allranks.lab.faults.fault import JobStart
+from allranks.lab.faulty_job import wait_until_gone
 from allranks.lab.lab import Lab
-from allranks.lab.running.drill import END_S, UP_S
-from allranks.lab.running.job import PLAIN, PROGRAM, TIME_MINUTES, Running
+from allranks.lab.running.strike_drill import END_S, UP_S
 from allranks.lab.running.terminal import Terminal
+from allranks.lab.running.training import PLAIN, PROGRAM, TIME_MINUTES, Running
 from allranks.model.errors import SetupError
 
 LATE_S = 3.0
@@ -51,7 +51,10 @@ class Calm(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         """One line for the user."""
         found = f"{self.num_steps} steps in {self.minutes:.1f} min; {self.num_busy} long evaluations"
-        return [f"healthy: {found}, {self.num_slow} reports of slow ranks", *(f"    {each}" for each in self.wrong)]
+        return [
+            f"healthy: {found}, {self.num_slow} reports of slow ranks",
+            *(f"    {problem}" for problem in self.wrong),
+        ]
 
 
 def train(lab: Lab, *, seed: int, minutes: float, work_dir: Path, is_plain: bool) -> Calm:
@@ -68,7 +71,7 @@ def train(lab: Lab, *, seed: int, minutes: float, work_dir: Path, is_plain: bool
     """
     directory = (work_dir / f"running-healthy-{seed}-{int(time.time())}").absolute()
     directory.mkdir(parents=True)
-    job = Running(lab, directory, None, Start(), minutes=TIME_MINUTES + round(minutes))
+    job = Running(lab, directory, None, JobStart(), minutes=TIME_MINUTES + round(minutes))
     wrong: list[str] = []
     with Terminal(job.output) as terminal:
         try:
@@ -90,14 +93,14 @@ def train(lab: Lab, *, seed: int, minutes: float, work_dir: Path, is_plain: bool
         finally:
             job.cut_off()
             wrong += [f"left running: {process}" for process in wait_until_gone(lab)]
-    wrong += [f"accused: {each['cause']} {each.get('node')}" for each in job.events() if each["event"] == "verdict"]
+    wrong += [f"accused: {event['cause']} {event.get('node')}" for event in job.events() if event["event"] == "verdict"]
     busy = read_busy(directory)
     slow = [(time_s, int(match[1])) for time_s, line in terminal.lines if (match := _SLOW.search(line))]
     wrong += judge_slow(slow, busy)
     steps = job.target.steps()
     return Calm(
         minutes=round(trained_s / 60, 2),
-        num_steps=max((each.step for each in steps), default=0),
+        num_steps=max((step.step for step in steps), default=0),
         num_busy=len(busy),
         num_slow=len(slow),
         wrong=tuple(wrong),
@@ -120,5 +123,5 @@ def judge_slow(slow: Sequence[tuple[float, int]], busy: Sequence[Busy]) -> list[
     return [
         f"rank {rank} was reported as slow, but was not"
         for time_s, rank in slow
-        if not any(each.rank == rank and each.from_s <= time_s <= each.to_s + LATE_S for each in busy)
+        if not any(span.rank == rank and span.from_s <= time_s <= span.to_s + LATE_S for span in busy)
     ]

@@ -24,8 +24,8 @@ def find_rivals(steps: Sequence[StepDone], saved: Sequence[Saved] = ()) -> list[
         saved: whole checkpoints.
     """
     first_s: dict[Start, float] = {}
-    for each in sorted(steps, key=lambda step: step.time_s):
-        first_s.setdefault(each.start, each.time_s)
+    for done in sorted(steps, key=lambda step: step.time_s):
+        first_s.setdefault(done.start, done.time_s)
     signs = [*_doubled_ranks(steps), *_late_steps(steps, first_s), *_late_saves(saved, first_s)]
     return signs[:MOST_SIGNS] + ([f"{len(signs) - MOST_SIGNS} more like this"] if len(signs) > MOST_SIGNS else [])
 
@@ -33,16 +33,16 @@ def find_rivals(steps: Sequence[StepDone], saved: Sequence[Saved] = ()) -> list[
 def _late_steps(steps: Sequence[StepDone], first_s: Mapping[Start, float]) -> list[str]:
     over_s = {start: _over_s(start, first_s) for start in first_s}
     return [
-        f"{each.node} did step {each.step} {each.time_s - over_s[each.start]:.2f} s after the first of later workers"
-        for each in steps
-        if each.time_s > over_s[each.start]
+        f"{step.node} did step {step.step} {step.time_s - over_s[step.start]:.2f} s after the first of later workers"
+        for step in steps
+        if step.time_s > over_s[step.start]
     ]
 
 
 def _doubled_ranks(steps: Sequence[StepDone]) -> list[str]:
     places: dict[tuple[int, int, int], set[tuple[str, int]]] = {}
-    for each in steps:
-        places.setdefault((*each.start, each.rank), set()).add((each.node, each.pid))
+    for step in steps:
+        places.setdefault((*step.start, step.rank), set()).add((step.node, step.pid))
     return [
         f"rank {rank} of generation {generation} trained on {' and '.join(sorted(node for node, _ in found))}"
         for (_, generation, rank), found in places.items()
@@ -53,12 +53,14 @@ def _doubled_ranks(steps: Sequence[StepDone]) -> list[str]:
 def _late_saves(saved: Sequence[Saved], first_s: Mapping[Start, float]) -> list[str]:
     """Who wrote a checkpoint is told by its run, which belongs to the start that was the newest at its first save."""
     signs, start_of = [], dict[str, Start]()
-    for each in sorted(saved, key=lambda save: save.time_s):
-        begun = [start for start, time_s in first_s.items() if time_s <= each.time_s]
-        start = start_of.setdefault(each.run, max(begun, default=(0, 0)))
-        if each.time_s > (over_s := _over_s(start, first_s)):
-            late_s = each.time_s - over_s
-            signs.append(f"checkpoint {each.step} was completed {late_s:.2f} s after the first step of later workers")
+    for written in sorted(saved, key=lambda save: save.time_s):
+        begun = [start for start, time_s in first_s.items() if time_s <= written.time_s]
+        start = start_of.setdefault(written.run, max(begun, default=(0, 0)))
+        if written.time_s > (over_s := _over_s(start, first_s)):
+            late_s = written.time_s - over_s
+            signs.append(
+                f"checkpoint {written.step} was completed {late_s:.2f} s after the first step of later workers"
+            )
     return signs
 
 

@@ -7,18 +7,18 @@ from typing import Any
 
 import msgspec
 
-from allranks.lab.drill import is_named
-from allranks.lab.faults.fault import Culprit, Expected
-from allranks.lab.faults.running.strike import Strike, Succession
+from allranks.lab.faults.fault import Expected, TrueCulprit
+from allranks.lab.faults.running.strike import NextLeader, Strike
 from allranks.lab.faults.running.target import Saved, StepDone
 from allranks.lab.running.rivals import find_rivals
+from allranks.lab.start_drill import is_named
 from allranks.model.finding import Confidence, Finding, Severity
 
 EARLY_S = 0.2
 """An order is logged a moment before it is executed, a signal after it was sent."""
 
 
-class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+class StrikeBaseline(msgspec.Struct, frozen=True, kw_only=True):
     """How plain torchrun behaved after the same strike."""
 
     silent_s: float | None
@@ -30,7 +30,7 @@ class Baseline(msgspec.Struct, frozen=True, kw_only=True):
     """None: it was cut off."""
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
+class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one job."""
 
     struck_s: float
@@ -53,29 +53,29 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     more: tuple[str, ...] = ()
     """Errors from the strike's own check."""
 
-    def verdicts(self, succession: Succession | None = None) -> list[Mapping[str, Any]]:
+    def verdicts(self, succession: NextLeader | None = None) -> list[Mapping[str, Any]]:
         """Return the finding events since the strike; after the loss of a leader, those of its successor only."""
         since_s = self._since_s(succession)
-        return [each for each in self.events if each["event"] == "verdict" and float(each["time_s"]) >= since_s]
+        return [event for event in self.events if event["event"] == "verdict" and float(event["time_s"]) >= since_s]
 
-    def verdict_s(self, succession: Succession | None = None) -> float | None:
+    def verdict_s(self, succession: NextLeader | None = None) -> float | None:
         """Return the seconds from the strike to the first verdict, as printed, or as logged if nothing was printed."""
         since_s = self._since_s(succession)
         printed = [time_s for time_s, _ in self.printed if time_s >= since_s]
-        times = printed or [float(each["time_s"]) for each in self.verdicts(succession)]
+        times = printed or [float(verdict["time_s"]) for verdict in self.verdicts(succession)]
         return max(0.0, min(times) - self.struck_s) if times else None
 
     def takeovers(self) -> list[Mapping[str, Any]]:
         """Return the events since the strike by which another node took over the lead."""
-        return [each for each in self.events if each["event"] == "took_over" and self._is_after(each)]
+        return [event for event in self.events if event["event"] == "took_over" and self._is_after(event)]
 
     def successors(self) -> tuple[str, ...]:
         """Return the nodes that took over the lead, in this order."""
-        return tuple(dict.fromkeys(str(each["leader"]) for each in self.takeovers()))
+        return tuple(dict.fromkeys(str(takeover["leader"]) for takeover in self.takeovers()))
 
     def next_step(self) -> StepDone | None:
         """Return the first optimizer step of the next start of the workers."""
-        return min((each for each in self.steps if each.start > self.start), key=lambda each: each.time_s, default=None)
+        return min((step for step in self.steps if step.start > self.start), key=lambda step: step.time_s, default=None)
 
     def next_step_s(self) -> float | None:
         """Seconds from the strike to that step."""
@@ -84,13 +84,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
     def phases_s(self) -> dict[str, float]:
         """Return the seconds from the strike to each event before that step."""
-        after = [each for each in self.events if self._is_after(each)]
+        after = [event for event in self.events if self._is_after(event)]
         names = ("took_over", "verdict", "restarting", "started")
-        found = {name: next((each for each in after if each["event"] == name), None) for name in names}
-        return {name: round(float(each["time_s"]) - self.struck_s, 2) for name, each in found.items() if each}
+        found = {name: next((event for event in after if event["event"] == name), None) for name in names}
+        return {name: round(float(event["time_s"]) - self.struck_s, 2) for name, event in found.items() if event}
 
-    def _since_s(self, succession: Succession | None) -> float:
-        taken = self.takeovers() if succession is Succession.LOST else []
+    def _since_s(self, succession: NextLeader | None) -> float:
+        taken = self.takeovers() if succession is NextLeader.LOST else []
         return (float(taken[0]["time_s"]) if taken else self.struck_s) - EARLY_S
 
     def _is_after(self, event: Mapping[str, Any]) -> bool:
@@ -98,7 +98,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int], *, slowness: float = 1.0
+    strike: type[Strike], seen: JobSeen, truth: TrueCulprit, ranks: Sequence[int], *, slowness: float = 1.0
 ) -> list[str]:
     """Return what differs from the expected outcome; empty if it is correct.
 
@@ -109,13 +109,13 @@ def judge(
         ranks: the culprit's ranks; empty if a verdict need not name them.
         slowness: of this machine; the next step, most of which is imports, may take so many times its limit.
     """
-    wrong = [f"false alarm before the strike: {each['cause']}" for each in seen.events if _is_early(each, seen)]
+    wrong = [f"false alarm before the strike: {event['cause']}" for event in seen.events if _is_early(event, seen)]
     verdicts = seen.verdicts(strike.succession)
     is_survived = strike.severity is Expected.SURVIVED
     if is_survived or not strike.cause:
         allowed = {*strike.cause, *strike.also}
-        accused = [each for each in verdicts if each["cause_id"] not in allowed]
-        wrong += [f"accused: {each['cause']} {each.get('node') or ''}".rstrip() for each in accused]
+        accused = [verdict for verdict in verdicts if verdict["cause_id"] not in allowed]
+        wrong += [f"accused: {verdict['cause']} {verdict.get('node') or ''}".rstrip() for verdict in accused]
     else:
         wrong += _judge_verdict(strike, seen, verdicts, truth, ranks)
     if is_survived and seen.next_step() is not None:
@@ -130,7 +130,7 @@ def judge(
 
 
 def _judge_verdict(
-    strike: type[Strike], seen: Seen, verdicts: Sequence[Mapping[str, Any]], truth: Culprit, ranks: Sequence[int]
+    strike: type[Strike], seen: JobSeen, verdicts: Sequence[Mapping[str, Any]], truth: TrueCulprit, ranks: Sequence[int]
 ) -> list[str]:
     if not verdicts:
         return [f"no verdict; the truth is {' or '.join(strike.cause)} {truth}".rstrip()]
@@ -149,13 +149,13 @@ def _judge_verdict(
     return wrong
 
 
-def _judge_next_step(strike: type[Strike], seen: Seen, slowness: float) -> list[str]:
+def _judge_next_step(strike: type[Strike], seen: JobSeen, slowness: float) -> list[str]:
     taken_s, next_step = seen.next_step_s(), seen.next_step()
     if taken_s is None or next_step is None:
         return ["no further step"]
     if seen.checkpoint is not None and next_step.step == 1:
         return [f"the job started from the beginning, although there was a checkpoint at step {seen.checkpoint}"]
-    before = max((each.world for each in seen.steps if each.start == seen.start), default=0)
+    before = max((step.world for step in seen.steps if step.start == seen.start), default=0)
     if strike.num_lost is not None and next_step.world != before - strike.num_lost:
         return [f"the next step was on {next_step.world} ranks, expected {before - strike.num_lost} of {before}"]
     limit_s = None if strike.next_step_s is None else strike.next_step_s * slowness
@@ -164,18 +164,18 @@ def _judge_next_step(strike: type[Strike], seen: Seen, slowness: float) -> list[
     return []
 
 
-def _judge_leaders(strike: type[Strike], seen: Seen, truth: Culprit) -> list[str]:
+def _judge_leaders(strike: type[Strike], seen: JobSeen, truth: TrueCulprit) -> list[str]:
     successors = seen.successors()
     if strike.succession is None:
         return []
-    if strike.succession is Succession.NONE:
+    if strike.succession is NextLeader.NONE:
         return [f"{node} leads now, although the leader was not lost" for node in successors]
     if not successors:
         return ["no other node leads now"]
     return [f"{node} leads now, although it was struck" for node in successors if node in truth.nodes]
 
 
-def _judge_end(strike: type[Strike], seen: Seen) -> list[str]:
+def _judge_end(strike: type[Strike], seen: JobSeen) -> list[str]:
     if not seen.has_ended:
         return ["the job did not end"]
     if strike.severity is not Expected.FAIL:
@@ -185,7 +185,7 @@ def _judge_end(strike: type[Strike], seen: Seen) -> list[str]:
     return []
 
 
-def _is_early(event: Mapping[str, Any], seen: Seen) -> bool:
+def _is_early(event: Mapping[str, Any], seen: JobSeen) -> bool:
     return event["event"] == "verdict" and seen.began_s < float(event["time_s"]) < seen.struck_s - EARLY_S
 
 
@@ -193,9 +193,11 @@ def _merge(verdicts: Sequence[Mapping[str, Any]], together_s: float) -> dict[str
     """Return the first verdict, with the nodes and ranks of verdicts on the same cause at the same time."""
     first = verdicts[0]
     until_s = float(first["time_s"]) + together_s
-    same = [each for each in verdicts if each["cause"] == first["cause"] and float(each["time_s"]) <= until_s]
-    nodes = ", ".join(dict.fromkeys(each["node"] for each in same if each.get("node")))
-    return {**first, "node": nodes, "ranks": sorted(rank for each in same for rank in each.get("ranks") or ())}
+    same = [
+        verdict for verdict in verdicts if verdict["cause"] == first["cause"] and float(verdict["time_s"]) <= until_s
+    ]
+    nodes = ", ".join(dict.fromkeys(verdict["node"] for verdict in same if verdict.get("node")))
+    return {**first, "node": nodes, "ranks": sorted(rank for verdict in same for rank in verdict.get("ranks") or ())}
 
 
 def _as_finding(verdict: Mapping[str, Any]) -> Finding:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from allranks.files.regular import find_regular
 from allranks.host.slurm import list_jobs
-from allranks.launch.batch.local import look_at_run
+from allranks.launch.batch.local_run import look_at_run
 from allranks.model.errors import AllranksError
 from allranks.report.readback import MAX_BYTES, parse_environment
 from allranks.report.remains import last_alive

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
 from allranks.host.slurm_command import NoSlurmError
-from allranks.launch.batch.local import (
+from allranks.launch.batch.local_run import (
     LocalRun,
     cancel_run,
     describe_lost,
@@ -29,7 +29,7 @@ from allranks.launch.batch.submit import describe_unavailable
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.history import Restart, describe_restarts
-from allranks.report.readback import Network
+from allranks.report.readback import NetworkEvent
 from allranks.report.remains import last_alive, last_words
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
@@ -62,7 +62,7 @@ class JobReport:
     """When it was last alive, as its files tell, if it has no verdict."""
     num_damaged: int = 0
     """Lines of its events.jsonl that are no events."""
-    network: Network | None = None
+    network: NetworkEvent | None = None
     """What its nodes sent and how long its steps waited for that, as its leader told last."""
     last_words: tuple[str, ...] = ()
     """If it ended without a verdict: the last lines of its first ranks."""
@@ -116,11 +116,11 @@ def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
     no_slurm: NoSlurmError | None = None
     try:
         if jobs := find_jobs(job) or find_old_jobs(job):
-            return [_report(each, log_dir) for each in jobs]
+            return [_report(one, log_dir) for one in jobs]
     except NoSlurmError as exc:
         no_slurm = exc
     ids = [job, *(path.name for path in sort_by_number(log_dir.glob(f"{job}_*")))]
-    forgotten = [_report(JobState(id=each, state=""), log_dir, no_slurm=str(no_slurm or "")) for each in ids]
+    forgotten = [_report(JobState(id=job_id, state=""), log_dir, no_slurm=str(no_slurm or "")) for job_id in ids]
     known = [report for report in forgotten if report.attempt is not None]
     if no_slurm is not None and not known:
         raise no_slurm
@@ -253,15 +253,15 @@ def cancel(job: Run | str, *, log_dir: Path) -> str:
     states = find_jobs(job)
     if not states:
         raise UsageError(f"job {job}: SLURM knows no such job; allranks list prints your jobs")
-    active = [each for each in states if not each.is_finished]
+    active = [state for state in states if not state.is_finished]
     if not active:
         return f"job {job} had already ended: {states[0].state}"
     cancel_job(job)
-    for each in active:
-        if run_dir := _find_run_dir(each, log_dir):
+    for live in active:
+        if run_dir := _find_run_dir(live, log_dir):
             note_cancel(run_dir)
     tasks = f" ({count_of(len(active), 'task')})" if len(states) > 1 else ""
-    return f"cancelling job {job}{tasks}; its state was {', '.join(dict.fromkeys(each.state for each in active))}"
+    return f"cancelling job {job}{tasks}; its state was {', '.join(dict.fromkeys(live.state for live in active))}"
 
 
 def wait_for_end(job_id: str, *, log_dir: Path) -> tuple[list[JobReport], int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.launch.batch.follow import LOOK_S, NO_ANSWER_S, JobReport, describe_progress, report_job
-from allranks.launch.batch.output import File, Line, is_noise, merge, read_bar, read_new
+from allranks.launch.batch.output import File, OutputLine, is_noise, merge, read_bar, read_new
 from allranks.model.errors import SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.report.growth import read_growth
@@ -30,7 +30,7 @@ LAST_WORDS_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class WantedLines:
     """What of a job's output is to be printed, and how."""
 
     ranks: Sequence[int] = ()
@@ -48,7 +48,7 @@ class Wanted:
         return bool(self.ranks or self.nodes or self.since or self.has_times or self.as_json)
 
 
-def show_logs(job: Run | str, *, log_dir: Path, wanted: Wanted) -> None:
+def show_logs(job: Run | str, *, log_dir: Path, wanted: WantedLines) -> None:
     """Print the output of a job so far; with `is_followed`, until the job ends.
 
     Raises:
@@ -82,7 +82,7 @@ def show_logs(job: Run | str, *, log_dir: Path, wanted: Wanted) -> None:
         raise UsageError(_nothing_to_show(reports, wanted))
 
 
-def _follow(files: Sequence[File], wanted: Wanted, *, for_s: float) -> None:
+def _follow(files: Sequence[File], wanted: WantedLines, *, for_s: float) -> None:
     end_s = time.monotonic() + for_s
     for file in files:
         file.is_live = True
@@ -94,7 +94,7 @@ def _follow(files: Sequence[File], wanted: Wanted, *, for_s: float) -> None:
     _print(filter(None, map(read_bar, files)), wanted)
 
 
-def _print(lines: Iterable[Line], wanted: Wanted) -> None:
+def _print(lines: Iterable[OutputLine], wanted: WantedLines) -> None:
     streams = {"out": sys.stdout.buffer, "err": sys.stderr.buffer}
     for line in lines:
         file, stream = line.file, streams["out" if wanted.as_json else line.file.stream]
@@ -111,7 +111,7 @@ def _print(lines: Iterable[Line], wanted: Wanted) -> None:
         stream.flush()
 
 
-def _note_order(files: Sequence[File], wanted: Wanted) -> None:
+def _note_order(files: Sequence[File], wanted: WantedLines) -> None:
     """Say where lines cannot be in the order of their times."""
     filled = [file for file in files if file.rank is not None and file.changed_s and file.path.stat().st_size]
     without = [file for file in filled if not file.growth.sizes]
@@ -120,14 +120,14 @@ def _note_order(files: Sequence[File], wanted: Wanted) -> None:
         say(f"the times of the lines of {ranks} were not recorded; each of these files is printed as a whole")
 
 
-def _nothing_to_show(reports: Sequence[JobReport], wanted: Wanted) -> str:
+def _nothing_to_show(reports: Sequence[JobReport], wanted: WantedLines) -> str:
     report = reports[0]
     if report.is_unknown:
         return f"{report.title}: SLURM does not know it, and it has no run directory here; give --log-dir"
     if report.slurm is not None and report.slurm.is_pending:
         return f"{report.title} has not started ({report.slurm.reason or report.slurm.state}); -f waits for it"
     where = report.run_dir or "its run directory"
-    here = find_files(reports, Wanted(has_times=True))
+    here = find_files(reports, WantedLines(has_times=True))
     if wanted.nodes and (names := sorted({file.node for file in here if file.node})):
         return f"--node {', '.join(wanted.nodes)}: {where} has files of {fold_hosts(names)}"
     if wanted.ranks and (known := {file.rank for file in here if file.rank is not None}):
@@ -137,7 +137,7 @@ def _nothing_to_show(reports: Sequence[JobReport], wanted: Wanted) -> str:
     return f"{report.title} has no output yet, or its files are not readable from this machine"
 
 
-def find_files(reports: Sequence[JobReport], wanted: Wanted) -> list[File]:
+def find_files(reports: Sequence[JobReport], wanted: WantedLines) -> list[File]:
     """Return the files to print, in the order that lines of one time get."""
     found: list[File] = []
     for report in reports:
@@ -152,7 +152,7 @@ def find_files(reports: Sequence[JobReport], wanted: Wanted) -> list[File]:
     return found
 
 
-def _rank_files(report: JobReport, wanted: Wanted, *, task: str) -> list[File]:
+def _rank_files(report: JobReport, wanted: WantedLines, *, task: str) -> list[File]:
     """Return the files of the wanted ranks of a job's newest attempt."""
     nodes = {as_file_name(node) for node in wanted.nodes}
     found = []

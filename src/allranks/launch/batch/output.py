@@ -60,7 +60,7 @@ class File:
             return self.path.stat().st_mtime
         return 0.0
 
-    def read(self, *, is_last: bool, start: int | None = None) -> Iterator[Line]:
+    def read(self, *, is_last: bool, start: int | None = None) -> Iterator[OutputLine]:
         """Yield the lines from `position`, or `start`, on; the one that has not ended only where it is the last."""
         self.position = self.position if start is None else start
         changed_s = self.changed_s
@@ -75,7 +75,7 @@ class File:
                 self.position += len(text)
                 time_s = self.growth.time_of(self.position)
                 is_known = self.is_live or bool(self.growth.sizes)
-                yield Line(self, text, changed_s if time_s is None else time_s, is_known)
+                yield OutputLine(self, text, changed_s if time_s is None else time_s, is_known)
 
     def _open(self) -> BinaryIO:
         """Open it, unless it is no regular file, or a link in a run directory: SLURM's own output a user may link."""
@@ -100,7 +100,7 @@ class File:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class OutputLine:
     """One line of a file."""
 
     file: File
@@ -124,7 +124,7 @@ class Line:
 
 def merge(
     files: Sequence[File], *, tail: int | None = None, since: str | None = None, is_last: bool = True
-) -> Iterator[Line]:
+) -> Iterator[OutputLine]:
     """Return the lines that the files have, in the order of their times.
 
     Args:
@@ -167,7 +167,7 @@ def begin_of(since: str, last_s: float) -> float:
     return datetime.fromisoformat(since.strip()).timestamp()
 
 
-def read_new(files: Sequence[File], *, is_last: bool = False) -> list[Line]:
+def read_new(files: Sequence[File], *, is_last: bool = False) -> list[OutputLine]:
     """Return lines that have been written since the last read, in the order of their times; none: there are no more.
 
     Args:
@@ -186,7 +186,7 @@ def read_new(files: Sequence[File], *, is_last: bool = False) -> list[Line]:
     return sorted(new, key=lambda line: line.time_s)
 
 
-def read_bar(file: File) -> Line | None:
+def read_bar(file: File) -> OutputLine | None:
     """Return the last line of a file if it redraws itself, a progress bar, and has changed. It stays unread."""
     position = file.position
     line = next(file.read(is_last=True), None)
@@ -197,6 +197,6 @@ def read_bar(file: File) -> Line | None:
     return line
 
 
-def is_noise(line: Line) -> bool:
+def is_noise(line: OutputLine) -> bool:
     """Whether every rank of a healthy job prints this line."""
     return bool(line.file.prefix) and NOISE in line.raw

@@ -26,7 +26,7 @@ from pathlib import Path
 from allranks.files.folder import Folder
 from allranks.host.slurm import JobState, Trial, fill_pattern, find_jobs, list_nodes, submit_script, try_script
 from allranks.host.slurm_site import PartitionRules, Site
-from allranks.launch.batch.script import SbatchOptions
+from allranks.launch.batch.batch_script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.report.rundir import RunDir, as_file_name, cannot_use, open_root, point_latest
@@ -129,7 +129,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     except OSError as exc:
         raise cannot_use(root, exc) from exc
     runs = {path.name for path in root.iterdir()}
-    outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207
+    outputs = {path for output in _outputs(options) for path in glob(expand_pattern(output, "*", options))}  # noqa: PTH207
     job = submit_script(script, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
     run_dir = RunDir(root, job)
     path = run_dir.path
@@ -161,13 +161,13 @@ def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], 
     Ids begin again in a cluster that was installed anew, and after MaxJobId. `runs` were in the log directory before
     the submission, and `outputs` could be the job's own output files, but were there before.
     """
-    old = sorted(each for each in runs if re.fullmatch(rf"{re.escape(as_file_name(job))}(_\d+)?", each))
+    old = sorted(run for run in runs if re.fullmatch(rf"{re.escape(as_file_name(job))}(_\d+)?", run))
     if not old:
         return ""
     ended = datetime.fromtimestamp((root / old[0]).stat().st_mtime)
-    for each in old:
-        aside = root / f"{each}-until-{ended:%Y%m%d-%H%M%S}"
-        (root / each).rename(aside)
+    for name in old:
+        aside = root / f"{name}-until-{ended:%Y%m%d-%H%M%S}"
+        (root / name).rename(aside)
     for path in sorted(outputs.intersection(expand_pattern(pattern, job, options) for pattern in _outputs(options))):
         _move_output(Path(path), aside)
     return str(aside)
@@ -187,7 +187,9 @@ def _move_output(path: Path, aside: Path) -> None:
 def _outputs(options: SbatchOptions) -> list[str]:
     """Return the patterns of output files that have the job's id in their names; others are meant to be shared."""
     named = [pattern for pattern in (options.output, options.error) if pattern]
-    return [each for each in named if expand_pattern(each, "1", options) != expand_pattern(each, "2", options)]
+    return [
+        pattern for pattern in named if expand_pattern(pattern, "1", options) != expand_pattern(pattern, "2", options)
+    ]
 
 
 def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:

@@ -24,14 +24,14 @@ from statistics import median
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
 from allranks.causes.outcome import failed, warned
-from allranks.launch.check.collective import Meeting, PairOrder, Report, list_meetings
-from allranks.launch.check.members import End, find_ends
-from allranks.launch.check.outcome import Outcome, add_more
-from allranks.launch.check.step import Held
+from allranks.launch.check.check_outcome import CheckOutcome, add_more
+from allranks.launch.check.check_step import Held
+from allranks.launch.check.member_step import MemberAddress, find_ends
+from allranks.launch.check.pair_collectives import Meeting, PairOrder, Report, list_meetings
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
-from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.matchings import matchings
+from allranks.preflight.pair_blame import Blame, Edge, Kind, blame
 
 WARN_BELOW = 0.8
 """As a fraction of the yardstick; links usually reach 80 % of their advertised speed."""
@@ -64,22 +64,24 @@ def plan_pairs(held: Held) -> tuple[PairOrder, dict[str, str]]:
 
 
 def judge_reports(
-    outcome: Outcome,
+    outcome: CheckOutcome,
     order: PairOrder,
     reports: Sequence[Report],
     *,
     skipped: Mapping[str, str],
     wanted: Collection[Cause],
-) -> Outcome:
+) -> CheckOutcome:
     """Return the outcome of a check with the culprits that follow from the reports, and with the figures.
 
     Args:
         skipped: node -> why it did not take part.
     """
-    skipped = {**skipped, **{each.node: each.no_torch for each in reports if each.no_torch}}
+    skipped = {**skipped, **{report.node: report.no_torch for report in reports if report.no_torch}}
     here = [name for name in order.ends if name not in skipped]
     meetings = list_meetings(order, reports)
-    shares = {backend: compare(each for each in meetings if each.backend == backend) for backend in order.backends}
+    shares = {
+        backend: compare(meeting for meeting in meetings if meeting.backend == backend) for backend in order.backends
+    }
     findings = list[Finding]()
     absent = skipped.keys() | (order.ends.keys() - {report.node for report in reports})
     left_out = [(name, Status.SKIP, why) for name, why in skipped.items()]
@@ -88,7 +90,7 @@ def judge_reports(
         if cause in wanted and backend in order.backends:
             tests = _tests(meetings, backend, absent=absent)
             edges = [Edge(*pair, not reason) for pair, reason in tests.items()]
-            findings += [_finding(cause, NAMES[backend], each, tests) for each in blame(edges)]
+            findings += [_finding(cause, NAMES[backend], blamed, tests) for blamed in blame(edges)]
             cells[cause] = [*left_out, *((name, *_cell(name, tests, reports)) for name in here)]
         elif cause in wanted:
             cells[cause] = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
@@ -109,36 +111,36 @@ def judge_reports(
 def render_figures(figures: Iterable[Mapping[str, object]]) -> str:
     """Return a line for each pair and GPU, with its time."""
     lines = []
-    for each in figures:
-        text = _PAIR + ("; {measured}" if "measured" in each else "")
-        lines.append((_MATMUL if each["backend"] == "matmul" else text).format_map(each))
+    for figure in figures:
+        text = _PAIR + ("; {measured}" if "measured" in figure else "")
+        lines.append((_MATMUL if figure["backend"] == "matmul" else text).format_map(figure))
     return "\n".join(lines)
 
 
 def compare(meetings: Iterable[Meeting]) -> dict[Meeting, float]:
     """Return the pairs that measured their bandwidth, and which fraction of its yardstick each reaches."""
-    done = [each for each in meetings if each.time_s]
-    usual = median(each.busbw_gb_s for each in done) if done else 0.0
-    is_on_the_link = all((each.of_link or 0) <= OVER_THE_LINK for each in done)
-    limits = [min(usual, each.link_gb_s or usual) if is_on_the_link else usual for each in done]
-    return {each: each.busbw_gb_s / limit for each, limit in zip(done, limits, strict=True)}
+    done = [meeting for meeting in meetings if meeting.time_s]
+    usual = median(meeting.busbw_gb_s for meeting in done) if done else 0.0
+    is_on_the_link = all((meeting.of_link or 0) <= OVER_THE_LINK for meeting in done)
+    limits = [min(usual, meeting.link_gb_s or usual) if is_on_the_link else usual for meeting in done]
+    return {meeting: meeting.busbw_gb_s / limit for meeting, limit in zip(done, limits, strict=True)}
 
 
-def find_slow(shares: Mapping[Meeting, float], ends: Mapping[str, End]) -> Iterator[Finding]:
+def find_slow(shares: Mapping[Meeting, float], ends: Mapping[str, MemberAddress]) -> Iterator[Finding]:
     """Name the slow nodes and pairs of one backend; none below MIN_PAIRS pairs."""
-    found = blame(Edge(*each.nodes, share >= WARN_BELOW) for each, share in shares.items())
+    found = blame(Edge(*meeting.nodes, share >= WARN_BELOW) for meeting, share in shares.items())
     for culprit in found if len(shares) >= MIN_PAIRS else ():
         explained = {(edge.source, edge.target) for edge in culprit.explains}
-        slow = [each for each in shares if each.nodes in explained]
+        slow = [meeting for meeting in shares if meeting.nodes in explained]
         node = culprit.groups[0][0]
-        around = [share for each, share in shares.items() if node in each.nodes]
+        around = [share for meeting, share in shares.items() if node in meeting.nodes]
         is_node = culprit.kind is Kind.NODE and len(around) > 1 and max(around) < WARN_BELOW
-        if not is_node and min(shares[each] for each in slow) >= FAIL_BELOW:
+        if not is_node and min(shares[meeting] for meeting in slow) >= FAIL_BELOW:
             continue
-        carried = " and ".join(f"{each.busbw_gb_s:.3g}" for each in slow[:2])
-        usual = f"the median of all pairs {median(each.busbw_gb_s for each in shares):.3g}"
+        carried = " and ".join(f"{meeting.busbw_gb_s:.3g}" for meeting in slow[:2])
+        usual = f"the median of all pairs {median(meeting.busbw_gb_s for meeting in shares):.3g}"
         said = (failed if is_node and max(around) < FAIL_BELOW else warned)(
-            *(f"{' <-> '.join(each.nodes)}: {describe_speed(each)}" for each in slow[:MAX_EVIDENCE]),
+            *(f"{' <-> '.join(meeting.nodes)}: {describe_speed(meeting)}" for meeting in slow[:MAX_EVIDENCE]),
             what=f"all-reduces over {NAMES[slow[0].backend]} reach {carried} GB/s here, {usual}",
             interface=ends[node].interface if is_node else None,
         )
@@ -154,10 +156,10 @@ def describe_speed(pair: Meeting) -> str:
 
 
 def _cell_of_speed(name: str, shares: Mapping[Meeting, float]) -> tuple[Status, str]:
-    own = [each for each in shares if name in each.nodes]
+    own = [meeting for meeting in shares if name in meeting.nodes]
     if not own or len(shares) < MIN_PAIRS:
         return Status.SKIP, "too few pairs to compare" if own else "no pair with this node was measured"
-    best = max(own, key=lambda each: each.busbw_gb_s)
+    best = max(own, key=lambda meeting: meeting.busbw_gb_s)
     return Status.PASS, f"{NAMES[best.backend]}: {describe_speed(best)}"
 
 
@@ -166,17 +168,17 @@ def _cell(name: str, tests: Mapping[tuple[str, str], str], reports: Sequence[Rep
     own = [reason for pair, reason in tests.items() if name in pair]
     if own:
         return (Status.UNKNOWN, "no pair with this node passed") if all(own) else (Status.PASS, "")
-    taken = next((each.what for each in reports if each.node == name and each.status == "unknown"), "")
+    taken = next((report.what for report in reports if report.node == name and report.status == "unknown"), "")
     return Status.UNKNOWN, taken or "no pair with this node was tested"
 
 
 def _tests(meetings: Sequence[Meeting], backend: str, *, absent: Collection[str]) -> dict[tuple[str, str], str]:
     """Return what each node says of each partner: why the collective failed, or an empty text."""
     tests = {}
-    for each in meetings:
-        is_unknown = any(end.status == "unknown" for end in each.ends)
-        if each.backend == backend and not is_unknown and not set(each.nodes) & set(absent):
-            for pair, end in zip((each.nodes, each.nodes[::-1]), each.ends, strict=True):
+    for meeting in meetings:
+        is_unknown = any(end.status == "unknown" for end in meeting.ends)
+        if meeting.backend == backend and not is_unknown and not set(meeting.nodes) & set(absent):
+            for pair, end in zip((meeting.nodes, meeting.nodes[::-1]), meeting.ends, strict=True):
                 tests[pair] = "" if end.status == "ok" else end.what or "failed"
     return tests
 
@@ -198,24 +200,24 @@ def _figures(
     meetings: Sequence[Meeting], shares: Mapping[str, Mapping[Meeting, float]]
 ) -> Iterator[Mapping[str, object]]:
     """Time of the all-reduce of each pair, and the bandwidth that was measured."""
-    for each in sorted(meetings, key=lambda one: (one.backend, one.round, one.nodes)):
-        if each.seconds:
-            figure = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes)}
-            figure |= {"seconds": round(each.seconds, 6), "mb_s": round(PAYLOAD_MB / each.seconds, 1)}
-            if each in shares[each.backend]:
+    for meeting in sorted(meetings, key=lambda one: (one.backend, one.round, one.nodes)):
+        if meeting.seconds:
+            figure = {"backend": meeting.backend, "round": meeting.round + 1, "nodes": list(meeting.nodes)}
+            figure |= {"seconds": round(meeting.seconds, 6), "mb_s": round(PAYLOAD_MB / meeting.seconds, 1)}
+            if meeting in shares[meeting.backend]:
                 figure |= {
-                    "measured": describe_speed(each),
-                    "payload_bytes": each.size_bytes,
-                    "ms": round(each.time_s * 1000, 3),
-                    "busbw_gb_s": round(each.busbw_gb_s, 4),
-                    "of_yardstick": round(shares[each.backend][each], 3),
-                    "of_link": None if each.of_link is None else round(each.of_link, 3),
+                    "measured": describe_speed(meeting),
+                    "payload_bytes": meeting.size_bytes,
+                    "ms": round(meeting.time_s * 1000, 3),
+                    "busbw_gb_s": round(meeting.busbw_gb_s, 4),
+                    "of_yardstick": round(shares[meeting.backend][meeting], 3),
+                    "of_link": None if meeting.of_link is None else round(meeting.of_link, 3),
                 }
             yield figure
 
 
 def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
-    gpus = [(each.node, number, s) for each in reports for number, s in enumerate(each.matmul_s) if s]
+    gpus = [(report.node, number, s) for report in reports for number, s in enumerate(report.matmul_s) if s]
     usual = median(s for _, _, s in gpus) if gpus else 1.0
     return [
         {"backend": "matmul", "node": node, "gpu": number, "seconds": s, "of_median": round(s / usual, 3)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from allranks.comm.bench import Marks, count_untested, describe, lost_percent, rate_of
-from allranks.comm.table import Pair
+from allranks.comm.bench_table import Pair
 from allranks.report.text import count_of
 
 MAX_NODES = 16

@@ -27,7 +27,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class SrunNodes:
     """Where one srun starts the members."""
 
     num_nodes: int
@@ -51,7 +51,7 @@ class Place:
         return f"{count_of(self.num_nodes, 'node')}{of}"
 
 
-def choose_in_job(asked: Asked, job_id: str, nodes: Sequence[str], *, verb: str) -> Place:
+def choose_in_job(asked: Asked, job_id: str, nodes: Sequence[str], *, verb: str) -> SrunNodes:
     """Choose among the nodes of the allocation that this process is in.
 
     Raises:
@@ -68,10 +68,10 @@ def choose_in_job(asked: Asked, job_id: str, nodes: Sequence[str], *, verb: str)
     if named and asked.nodes not in (None, len(named)):
         raise UsageError(f"{verb}: --nodes {asked.nodes} and --nodelist {asked.nodelist} ({len(named)} nodes) disagree")
     chosen = named or tuple(nodes[: asked.nodes])
-    return Place(num_nodes=len(chosen), job_id=job_id, pinned=chosen, gpus_per_node=asked.gpus_per_node or None)
+    return SrunNodes(num_nodes=len(chosen), job_id=job_id, pinned=chosen, gpus_per_node=asked.gpus_per_node or None)
 
 
-def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Sequence[NodeState]]) -> Place:
+def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Sequence[NodeState]]) -> SrunNodes:
     """Choose the nodes to request from SLURM: the named ones, else that number, else all idle nodes.
 
     Args:
@@ -97,7 +97,7 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
                 f"{verb}: no node of partition {asked.partition} is idle (they are {states}); choose some with "
                 "--nodelist, or wait for them with --nodes N --queue-timeout DURATION"
             )
-    return Place(
+    return SrunNodes(
         num_nodes=asked.nodes or len(pinned),
         pinned=pinned,
         partition=asked.partition,

@@ -23,8 +23,8 @@ from allranks.launch import events
 from allranks.launch.events import Effect, Event
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.members import Node
-from allranks.launch.lines import Lines
+from allranks.launch.lead.members import ConnectedNode
+from allranks.launch.lines import ConnectionDriver
 from allranks.launch.plan import JobPlan
 from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals
@@ -73,7 +73,7 @@ class LeaderDriver:
         self._is_hang_told = False
         self._sign_of_life = SignOfLife(self.run_dir)
         self._answers = queue.SimpleQueue[Event]()
-        self._lines = Lines(leader.step, self._carry_out, selector)
+        self._lines = ConnectionDriver(leader.step, self._carry_out, selector)
         for node, connection in connections.items():
             self._lines.add(node, connection)
         for node in connections:
@@ -166,7 +166,9 @@ def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Le
         guard=Guard(plan.guard, job=plan.job),
         past=group.past,
         nodes={
-            index: Node(card=card, name=card.host, address=peers[index].peer if index in peers else own_address)
+            index: ConnectedNode(
+                card=card, name=card.host, address=peers[index].peer if index in peers else own_address
+            )
             for index, card in rendezvous.cards.items()
         },
         plan=group,

@@ -18,13 +18,13 @@ import signal
 import msgspec
 
 from allranks.guard import disk
-from allranks.guard.judged import Judged, name_fault
+from allranks.guard.guard_verdict import GuardVerdict, name_fault
 from allranks.guard.presence import NOT_COME
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
-from allranks.launch.lead import course, outcome
+from allranks.launch.lead import course, summary
+from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.course import Phase
-from allranks.launch.lead.group import make_group
 from allranks.launch.lead.recovery import Decision, decide
 from allranks.launch.lead.reports import Reports
 from allranks.launch.queue import ending
@@ -91,7 +91,7 @@ class Leader(Reports):
         self._record("took_over", leader=members.name_of(own), generation=self._generation.number, after=name)
         if has_resigned:
             members.excluded.add(leader)
-        for index in [each for each in members.group if each not in members.nodes and each not in members.excluded]:
+        for index in [node for node in members.group if node not in members.nodes and node not in members.excluded]:
             # The others come one after another; the last leader's node is given up in this turn, and expected back.
             why, wait_s = (reason, 0.0) if index == leader else (NOT_COME, course.GATHER_S)
             members.miss(index, why, now_s + wait_s)
@@ -106,7 +106,7 @@ class Leader(Reports):
 
     # Signals
 
-    def _obey(self, signum: int, meant: ending.Decision, now_s: float) -> None:
+    def _obey(self, signum: int, meant: ending.EndingDecision, now_s: float) -> None:
         """The scheduler has said what a signal means."""
         this = self._generation
         if signum != SAVE_SIGNAL:
@@ -187,7 +187,7 @@ class Leader(Reports):
         is_free = self._generation.asked is None and self.interrupted_by is None
         return is_free and bool(self._members.waiting and self.steps)
 
-    def _decide(self, judged: Judged, now_s: float) -> None:
+    def _decide(self, judged: GuardVerdict, now_s: float) -> None:
         this, plan = self._generation, self._generation.plan
         this.judged, this.history = judged, copy.deepcopy(self._history)
         decision = self._choose(judged, now_s)
@@ -199,7 +199,7 @@ class Leader(Reports):
             self._pronounce(judged.findings)
         self._stop(decision, now_s)
 
-    def _choose(self, judged: Judged, now_s: float) -> Decision:
+    def _choose(self, judged: GuardVerdict, now_s: float) -> Decision:
         """Return the next move after a fault, and write the fault into the history."""
         plan = self._generation.plan
         at_fault = frozenset(plan.nodes[position] for position in judged.nodes)
@@ -235,7 +235,7 @@ class Leader(Reports):
         # Where the leader's own link is at fault, all others are away.
         return self._members.have_majority(without=at_fault, and_away=True)
 
-    def _find_lost_srun(self, judged: Judged) -> str:
+    def _find_lost_srun(self, judged: GuardVerdict) -> str:
         """Return the name of the node that is lost, and srun with it; empty: srun is not."""
         plan = self._generation.plan
         lost = {plan.nodes[position] for position in judged.lost}
@@ -389,7 +389,7 @@ class Leader(Reports):
         lost_s = round(now_s - self._kept_s, 1)
         about = {"leader": own, "members": names, "checkpoint": checkpoint, "lost_s": lost_s, "is_tracked": is_tracked}
         self._record("restarting", generation=plan.generation, **about)
-        text = outcome.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
+        text = summary.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
         self._say(text)
 
     def _await_capacity(self, now_s: float) -> None:
@@ -419,13 +419,13 @@ class Leader(Reports):
         """End with the verdict that a restart should have outlived."""
         judged = self._generation.judged
         assert judged is not None
-        self._survived = [each for each in self._survived if each not in judged.findings]
+        self._survived = [finding for finding in self._survived if finding not in judged.findings]
         self._generation.decision = Decision(exit_code=judged.exit_code)
         self._conclude()
 
     def _give_up(self, exit_code: int, *findings: Finding) -> None:
         self._pronounce(findings)
-        self._generation.judged = Judged(findings=findings, exit_code=exit_code)
+        self._generation.judged = GuardVerdict(findings=findings, exit_code=exit_code)
         self._generation.decision = Decision(exit_code=exit_code)
         self._conclude()
 
@@ -436,17 +436,17 @@ class Leader(Reports):
             self._say(line)
         self.is_to_requeue = self.is_leaving and this.asked is Ending.SAVE_AND_REQUEUE
         if this.decision.again is not None and this.judged is not None and self.interrupted_by is None:
-            this.judged = outcome.loop_of(this.judged, this.decision.again)
+            this.judged = summary.loop_of(this.judged, this.decision.again)
             self._pronounce(this.judged.findings[:1])
         exit_code, findings = self._outcome()
-        survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
+        survived = [msgspec.structs.replace(finding, severity=Severity.WARN) for finding in self._survived]
         lost = disk.find_lost(self.lost_lines, sorted(self._lost_on))
         if self.lost_lines and not self._guard.is_all_well:  # else the job's last line says so
             self._say(disk.describe_lost(self.lost_lines))
         findings = (*findings, *survived, *self._guard.warnings, *lost)
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
         is_cut_off = self._members.are_minority and not self._guard.is_all_well
-        self._goodbye = Goodbye(exit_code=exit_code, summary=outcome.summarize(self.verdict), is_cut_off=is_cut_off)
+        self._goodbye = Goodbye(exit_code=exit_code, summary=summary.summarize(self.verdict), is_cut_off=is_cut_off)
         self._send(self._goodbye, self._members.here)
         for index, node in self._members.waiting.items():
             self._part(index, node.card.generation)

@@ -39,7 +39,7 @@ class State(StrEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class Node:
+class ConnectedNode:
     """One node whose agent is connected."""
 
     card: Card
@@ -61,7 +61,7 @@ class Node:
 class Away:
     """A member whose connection has ended, and that may come back."""
 
-    node: Node | None
+    node: ConnectedNode | None
     """None: it was connected to the last leader, never to this one."""
     reason: str
     until_s: float
@@ -72,7 +72,7 @@ class Members:
     """All nodes with connected agents, by their index in the job."""
 
     num_nodes: int
-    nodes: dict[int, Node]
+    nodes: dict[int, ConnectedNode]
     group: dict[int, str] = field(default_factory=dict)
     """Name of each node of this generation, in the order of the Plan."""
     excluded: set[int] = field(default_factory=set)
@@ -86,19 +86,19 @@ class Members:
     """Members that are known to have begun this generation."""
 
     @property
-    def here(self) -> dict[int, Node]:
+    def here(self) -> dict[int, ConnectedNode]:
         """Nodes that take part now; those that wait do not."""
         return {index: node for index, node in self.nodes.items() if node.state is not State.WAITING}
 
     @property
-    def waiting(self) -> dict[int, Node]:
+    def waiting(self) -> dict[int, ConnectedNode]:
         """Nodes that have joined since this generation began."""
         return {index: node for index, node in self.nodes.items() if node.state is State.WAITING}
 
     @property
     def running(self) -> list[int]:
         """Nodes whose agents have not said that their workers have ended; they may be away."""
-        away = [index for index, each in self.away.items() if each.node is None or each.node.state is State.RUNNING]
+        away = [index for index, one in self.away.items() if one.node is None or one.node.state is State.RUNNING]
         return [*(index for index, node in self.nodes.items() if node.state is State.RUNNING), *away]
 
     def have_majority(self, *, without: Collection[int] = (), and_away: bool = False) -> bool:
@@ -173,7 +173,7 @@ class Members:
         ):
             return None
         self.away.pop(index, None)
-        self.nodes[index] = Node(card=card, name=self.name_of(index), address=address, state=state)
+        self.nodes[index] = ConnectedNode(card=card, name=self.name_of(index), address=address, state=state)
         return index
 
     def admit(self, card: Card) -> int | str:

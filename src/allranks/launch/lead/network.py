@@ -10,8 +10,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from allranks.comm.bench_table import FILE, BenchTable, find_table, from_json
 from allranks.comm.ring import order_by_rates, order_by_topology, parse_topology
-from allranks.comm.table import FILE, BenchTable, find_table, from_json
 from allranks.files.regular import find_regular
 from allranks.host.slurm_command import run_slurm
 from allranks.model.data_network import DataNetwork

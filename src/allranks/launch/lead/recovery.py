@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.model.errors import Exit
 from allranks.model.past import Crash, History
 
@@ -43,7 +43,7 @@ class Decision:
 
 
 def decide(
-    judged: Judged,
+    judged: GuardVerdict,
     *,
     steps: Mapping[int, int],
     history: History,
@@ -80,7 +80,7 @@ def decide(
         return Decision(exit_code=judged.exit_code)
     errors = [part for part in judged.parts if not part.is_retryable]
     is_error = bool(errors)
-    if is_error and not (history.retries_errors and all(each.exit_code == Exit.USER_CODE for each in errors)):
+    if is_error and not (history.retries_errors and all(error.exit_code == Exit.USER_CODE for error in errors)):
         return Decision(exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")
     if again is not None and not is_error and again.step is not None:
         return Decision(exit_code=judged.exit_code, again=again)
@@ -103,7 +103,7 @@ def decide(
     return Decision(restarts=True, without=without)
 
 
-def _crash_of(judged: Judged, steps: Mapping[int, int]) -> Crash:
+def _crash_of(judged: GuardVerdict, steps: Mapping[int, int]) -> Crash:
     cause, what = (judged.findings[0].cause, judged.findings[0].message) if judged.findings else ("", "")
     step = min((steps[rank] for rank in judged.ranks if rank in steps), default=None)
     return Crash(cause=cause, ranks=judged.ranks, step=step, what=what)

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import msgspec
 
 from allranks.guard import disk
-from allranks.guard.judged import Judged
+from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.verdict import Guard
 from allranks.launch import events
 from allranks.launch.events import FORWARDED, RELAYED_S, SAVE_SIGNAL, STOP_SIGNALS, Effect
 from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, SPARE_S, Phase, Terms
-from allranks.launch.lead.members import Members, Node, State
+from allranks.launch.lead.members import ConnectedNode, Members, State
 from allranks.launch.lead.recovery import Decision
 from allranks.launch.queue.ending import Ending
 from allranks.model.beat import NodeBeat, ProcessState
@@ -43,7 +43,7 @@ class Generation:
 
     plan: Plan
     began_s: float
-    judged: Judged | None = None
+    judged: GuardVerdict | None = None
     told_by_s: float | None = None
     """When the verdict is told at the latest; None: it has been, or there is none."""
     history: History | None = None
@@ -77,7 +77,7 @@ class Reports:
     """
 
     def __init__(
-        self, terms: Terms, *, guard: Guard, past: Past, nodes: Mapping[int, Node], plan: Plan, now_s: float
+        self, terms: Terms, *, guard: Guard, past: Past, nodes: Mapping[int, ConnectedNode], plan: Plan, now_s: float
     ) -> None:
         self.phase = Phase.RUNNING
         self.verdict: Verdict | None = None
@@ -186,11 +186,11 @@ class Reports:
         self._generation = Generation(plan, now_s)
         position = {index: at for at, index in enumerate(plan.nodes)}
         addresses = {
-            position[each.node]: {"control": each.control_address, "data": each.data_address or each.control_address}
-            for each in plan.successors
+            position[heir.node]: {"control": heir.control_address, "data": heir.data_address or heir.control_address}
+            for heir in plan.successors
         }
         addresses |= {position[index]: node.addresses for index, node in self._members.here.items()}
-        ports = {position[each.node]: each.port for each in plan.successors}
+        ports = {position[heir.node]: heir.port for heir in plan.successors}
         ports |= {position[index]: node.card.agent_port for index, node in self._members.here.items()}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
         self._capacity_until_s, self._kept_s = None, now_s
@@ -346,7 +346,7 @@ class Reports:
         if isinstance(found, str):
             self._do(events.Reject(connection=number, reason=found))
             return
-        members.nodes[found] = Node(card=card, name=card.host, address=joined.address, state=State.WAITING)
+        members.nodes[found] = ConnectedNode(card=card, name=card.host, address=joined.address, state=State.WAITING)
         self._do(events.Accept(connection=number, node=found))
         if card.generation >= 0:  # it was given up, and comes back with workers of a generation that goes on without it
             self._send(Stop(signum=signal.SIGTERM), [found])

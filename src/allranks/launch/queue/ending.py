@@ -53,7 +53,7 @@ class Ending(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class EndingDecision:
     """What to do, how much time there is for it, and the line that reports it."""
 
     ending: Ending
@@ -95,7 +95,7 @@ def decide(
     told: Told = Told(),
     can_save: bool = True,
     shutdown_s: float = SHUTDOWN_S,
-) -> Decision:
+) -> EndingDecision:
     """Decide what a signal means.
 
     Args:
@@ -128,7 +128,7 @@ def decide(
             what += f"{until_s:.0f} s to the time limit" if is_early else kill
         elif job is not None:
             what += f"; {'no time' if can_save else 'nothing'} to save"
-    return Decision(ending=ending, save_s=save_s, handler_s=handler_s, line=f"{line}: {what}")
+    return EndingDecision(ending=ending, save_s=save_s, handler_s=handler_s, line=f"{line}: {what}")
 
 
 def _less_spare(until_s: float | None) -> float | None:

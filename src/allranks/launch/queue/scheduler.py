@@ -36,7 +36,7 @@ from allranks.host.slurm_command import shielded
 from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
 from allranks.host.threads import start_thread
-from allranks.launch.queue.ending import Decision, Told, decide, why_no_requeue
+from allranks.launch.queue.ending import EndingDecision, Told, decide, why_no_requeue
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import fill_cause_id
 from allranks.model.foreign import Unreadable, decode_json
@@ -70,7 +70,7 @@ class Scheduler:
     _told: dict[int, Told] = field(default_factory=dict)
     """By signal: what SLURM has said so far."""
 
-    def decide(self, signum: int, *, can_save: bool, shutdown_s: float) -> Decision:
+    def decide(self, signum: int, *, can_save: bool, shutdown_s: float) -> EndingDecision:
         """Return what a signal means for this job, from `launch.queue.ending.decide`."""
         if signum not in self._told:  # in a thread: nothing waits for slurmctld
             self._told[signum] = Told()
@@ -190,7 +190,7 @@ class Scheduler:
         self._told[signum] = told
 
 
-class Culprit(msgspec.Struct, frozen=True, kw_only=True):
+class NodeAtFault(msgspec.Struct, frozen=True, kw_only=True):
     """A node that was at fault."""
 
     node: Name
@@ -210,7 +210,7 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.attempts) >= MOST_TIMES
 
 
-def remember(run_dir: RunDir, nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
+def remember(run_dir: RunDir, nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[NodeAtFault, ...]:
     """Add the culprits of one attempt to the job's record, atomically, and return it; a full disk does not stop a job.
 
     Args:
@@ -221,7 +221,7 @@ def remember(run_dir: RunDir, nodes: Iterable[str], *, cause: str, attempt: int)
     known = {culprit.node: culprit for culprit in read_culprits(run_dir)}
     for node in nodes:
         before = known[node].attempts if node in known else ()
-        known[node] = Culprit(node=node, cause=cause, attempts=tuple(sorted({*before, attempt})))
+        known[node] = NodeAtFault(node=node, cause=cause, attempts=tuple(sorted({*before, attempt})))
     culprits = tuple(known.values())
     with contextlib.suppress(OSError):
         run_dir.hold(make=False).write_whole(CULPRITS, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
@@ -229,7 +229,7 @@ def remember(run_dir: RunDir, nodes: Iterable[str], *, cause: str, attempt: int)
 
 
 def plan_requeue(
-    state: JobState, *, job: OwnJob, culprits: Sequence[Culprit], partition: Sequence[str], min_nodes: int
+    state: JobState, *, job: OwnJob, culprits: Sequence[NodeAtFault], partition: Sequence[str], min_nodes: int
 ) -> tuple[dict[str, str], str]:
     """Return what a job requests when it waits again, under scontrol's names, and the same as text for the user.
 
@@ -242,10 +242,11 @@ def plan_requeue(
     """
     asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
     own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
-    closed = set(own) - {each.node for each in culprits}  # nodes that the user excluded: SLURM assigns none of them
+    # Nodes that the user excluded: SLURM assigns none of them.
+    closed = set(own) - {culprit.node for culprit in culprits}
     pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
-    by_guilt = sorted(culprits, key=lambda each: (-len(each.attempts), -each.attempts[-1]))
-    worst_first = [each.node for each in by_guilt if each.node in pool]
+    by_guilt = sorted(culprits, key=lambda culprit: (-len(culprit.attempts), -culprit.attempts[-1]))
+    worst_first = [culprit.node for culprit in by_guilt if culprit.node in pool]
     spare = max(0, len(pool) - min_nodes)
     chosen, stay = worst_first[:spare], worst_first[spare:]
     out = [name for name in pool if name in chosen]
@@ -269,18 +270,18 @@ def plan_requeue(
     return values, ", ".join(parts)
 
 
-def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
+def describe_return(culprits: Sequence[NodeAtFault], *, attempt: int) -> str:
     """Return why this attempt of the job began; empty if no node ended the one before.
 
-    >>> describe_return([Culprit(node="node01", cause="AR012 node-failure", attempts=(0,))], attempt=1)
+    >>> describe_return([NodeAtFault(node="node01", cause="AR012 node-failure", attempts=(0,))], attempt=1)
     'run 2 of this job: the previous run lost node01 (AR012 node-failure); resuming from its checkpoints'
     """
     last = [culprit for culprit in culprits if attempt - 1 in culprit.attempts]
-    lost = f"the previous run lost {fold_hosts([each.node for each in last])} ({last[0].cause})" if last else ""
+    lost = f"the previous run lost {fold_hosts([culprit.node for culprit in last])} ({last[0].cause})" if last else ""
     return f"run {attempt + 1} of this job: {lost}; resuming from its checkpoints" if lost else ""
 
 
-def read_culprits(run_dir: RunDir) -> tuple[Culprit, ...]:
+def read_culprits(run_dir: RunDir) -> tuple[NodeAtFault, ...]:
     """Return the job's record; empty if the file is missing or cannot be read."""
     folder = run_dir.look()
     with contextlib.suppress(OSError):
@@ -288,9 +289,9 @@ def read_culprits(run_dir: RunDir) -> tuple[Culprit, ...]:
     return ()
 
 
-def parse_culprits(data: bytes) -> tuple[Culprit, ...]:
+def parse_culprits(data: bytes) -> tuple[NodeAtFault, ...]:
     """Return the record in a file; empty if this is none."""
     try:
-        return tuple(decode_json(data, tuple[Culprit, ...]))
+        return tuple(decode_json(data, tuple[NodeAtFault, ...]))
     except Unreadable:
         return ()

@@ -17,7 +17,7 @@ MIXED = "variables of two launches are mixed: unset those left over from a paren
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class ClaimedCount:
     """A number and the variable that it comes from."""
 
     value: int
@@ -42,7 +42,7 @@ class Text:
 class Env(dict[str, str]):
     """The environment without empty variables."""
 
-    def count(self, name: str, *, least: int = 0, most: int = _MOST_RANKS) -> Count | None:
+    def count(self, name: str, *, least: int = 0, most: int = _MOST_RANKS) -> ClaimedCount | None:
         """Read a number, None where there is none.
 
         Raises:
@@ -53,11 +53,11 @@ class Env(dict[str, str]):
             return None
         if not re.fullmatch("[0-9]{1,10}", text) or not least <= int(text) <= most:
             raise IdentityError(f"{self.said(name)}: expected an integer from {least} to {most}; correct or unset it")
-        return Count(int(text), name)
+        return ClaimedCount(int(text), name)
 
     def need(
-        self, names: Mapping[str, str], field: str, *, below: Count | None = None, most: int = _MOST_RANKS
-    ) -> Count:
+        self, names: Mapping[str, str], field: str, *, below: ClaimedCount | None = None, most: int = _MOST_RANKS
+    ) -> ClaimedCount:
         """Read one of a set of variables that must all be set.
 
         Args:

@@ -13,13 +13,13 @@ import json
 import re
 from dataclasses import dataclass, field
 
-from allranks.model.claims.env import MIXED, Count, Env, Text, clash
+from allranks.model.claims.env import MIXED, ClaimedCount, Env, Text, clash
+from allranks.model.claims.launcher_table import LAUNCHERS, RANK_FIELDS, LauncherRow
 from allranks.model.claims.ranks import LOCAL, Claim, is_of
-from allranks.model.claims.table import LAUNCHERS, RANK_FIELDS, Row
 from allranks.model.errors import IdentityError
-from allranks.model.world import Launcher, Level
+from allranks.model.world import Launcher, LaunchLevel
 
-_ROWS = [row for row in LAUNCHERS if row.level is Level.NODE]
+_ROWS = [row for row in LAUNCHERS if row.level is LaunchLevel.NODE]
 _PODS = (Launcher.AIHC, Launcher.PAI, Launcher.PYTORCHJOB)
 """Their WORLD_SIZE is the number of nodes, or of nodes times processes."""
 _MEANING = {
@@ -30,7 +30,7 @@ _MEANING = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class GivenFlags:
     """What the command line says, and so no variable has to."""
 
     node_index: int | None = None
@@ -44,11 +44,11 @@ class Given:
 class _Said:
     """What one row's variables say."""
 
-    row: Row
-    index: Count | None = None
-    count: Count | None = None
+    row: LauncherRow
+    index: ClaimedCount | None = None
+    count: ClaimedCount | None = None
     leader: Text | None = None
-    port: Count | None = None
+    port: ClaimedCount | None = None
     processes: Text | None = None
     job_id: Text | None = None
     hosts: tuple[str, ...] = ()
@@ -57,7 +57,7 @@ class _Said:
     notes: tuple[str, ...] = field(default=())
 
 
-def claim_of_nodes(env: Env, given: Given) -> Claim | None:
+def claim_of_nodes(env: Env, given: GivenFlags) -> Claim | None:
     """Return the claim of the launcher that starts one process a node, None where there is none.
 
     Raises:
@@ -77,9 +77,9 @@ def claim_of_nodes(env: Env, given: Given) -> Claim | None:
         said.leader, said.port = said.leader or other.leader, said.port or other.port
         said.processes, said.job_id = said.processes or other.processes, said.job_id or other.job_id
     if said.count is None and given.num_nodes is not None:
-        said.count = Count(given.num_nodes, "--nnodes")
+        said.count = ClaimedCount(given.num_nodes, "--nnodes")
     if said.index is None and (given.node_index is not None or (said.count and said.count.value == 1)):
-        said.index = Count(given.node_index or 0, "--node-rank" if given.node_index is not None else "default")
+        said.index = ClaimedCount(given.node_index or 0, "--node-rank" if given.node_index is not None else "default")
     has_leader = said.leader or given.has_leader or (said.count and said.count.value == 1)
     present = {"node_index": said.index, "num_nodes": said.count, "leader": has_leader}
     missing = [name for name, value in present.items() if not value]
@@ -87,22 +87,22 @@ def claim_of_nodes(env: Env, given: Given) -> Claim | None:
         raise _missing(said.row, env, missing)
     if said.index.value >= said.count.value:
         raise clash(said.index, f"{said.count}, expected a larger value", MIXED)
-    one = Count(1, "default", "one process a node")
-    numbers = (said.index, said.count, Count(0, "default", "one process a node"), one, said.index, said.count)
+    one = ClaimedCount(1, "default", "one process a node")
+    numbers = (said.index, said.count, ClaimedCount(0, "default", "one process a node"), one, said.index, said.count)
     return Claim(
         said.row.launcher,
         dict(zip(RANK_FIELDS, numbers, strict=True)),
         (1,) * said.count.value,
         said.hosts if len(said.hosts) == said.count.value else (),
         said.notes,
-        Level.NODE,
+        LaunchLevel.NODE,
         (said.leader, said.port) if said.leader else None,
         said.processes,
         said.job_id,
     )
 
 
-def _read(row: Row, env: Env) -> _Said:
+def _read(row: LauncherRow, env: Env) -> _Said:
     names = env.resolve(row.names)
     said = _Said(row)
     for name in ("processes", "job_id", "leader"):
@@ -120,7 +120,7 @@ def _read(row: Row, env: Env) -> _Said:
     if "host" in names and said.hosts:
         said.index = _position(Text(env.get(names["host"], ""), names["host"]), said)
     if said.hosts:
-        listed = Count(len(said.hosts), said.source, "its length")
+        listed = ClaimedCount(len(said.hosts), said.source, "its length")
         if said.count and said.count.value != listed.value:
             raise clash(f"{env.said(said.source)} has {len(said.hosts)} nodes", said.count, MIXED)
         said.count = said.count or listed
@@ -128,10 +128,10 @@ def _read(row: Row, env: Env) -> _Said:
     return said
 
 
-def _number(env: Env, name: str) -> Count | None:
+def _number(env: Env, name: str) -> ClaimedCount | None:
     """Read a number, or the larger one of torchrun's MIN:MAX."""
     if span := re.fullmatch("[0-9]{1,7}:([0-9]{1,7})", env.get(name, "")):
-        return Count(int(span[1]), name) if int(span[1]) else None
+        return ClaimedCount(int(span[1]), name) if int(span[1]) else None
     return env.count(name, least=1)
 
 
@@ -149,13 +149,13 @@ def _list(env: Env, name: str) -> tuple[str, ...]:
     return tuple(words)
 
 
-def _position(host: Text, said: _Said) -> Count:
+def _position(host: Text, said: _Said) -> ClaimedCount:
     if host.value not in said.hosts:
         raise clash(host, f"{said.source} does not contain it", MIXED)
-    return Count(said.hosts.index(host.value), host.source, f"its place in {said.source}")
+    return ClaimedCount(said.hosts.index(host.value), host.source, f"its place in {said.source}")
 
 
-def _count_of_pods(said: _Said, env: Env) -> Count | None:
+def _count_of_pods(said: _Said, env: Env) -> ClaimedCount | None:
     """Return the number of nodes where RANK counts pods.
 
     WORLD_SIZE counts pods before training-operator 1.7, in PAI and in AIHC's documentation; later it is pods times
@@ -164,8 +164,8 @@ def _count_of_pods(said: _Said, env: Env) -> Count | None:
     size, nodes = env.count("WORLD_SIZE", least=1), _number(env, "PET_NNODES")
     if size is None or nodes is None:
         return size
-    each = int(said.processes.value) if said.processes and said.processes.value.isdecimal() else 1
-    if size.value not in (nodes.value, nodes.value * each) and ":" not in env["PET_NNODES"]:
+    per_pod = int(said.processes.value) if said.processes and said.processes.value.isdecimal() else 1
+    if size.value not in (nodes.value, nodes.value * per_pod) and ":" not in env["PET_NNODES"]:
         by = f" and {said.processes}" if said.processes else ""
         raise clash(size, f"{nodes}{by}", "WORLD_SIZE counts nodes, or nodes times processes; unset the one left over")
     return nodes
@@ -188,7 +188,7 @@ def _read_volcano(said: _Said, env: Env) -> None:
         said.hosts, said.source = tuple(host for listed in hosts for host in listed), "VC_MASTER_HOSTS"
         own = env.get("HOSTNAME", "").split(".")[0]
         places = [place for place, host in enumerate(said.hosts) if host.split(".")[0] == own]
-        said.index = Count(places[0], "HOSTNAME", "its place in VC_*_HOSTS") if len(places) == 1 else None
+        said.index = ClaimedCount(places[0], "HOSTNAME", "its place in VC_*_HOSTS") if len(places) == 1 else None
     elif not tasks:
         said.index = index
 
@@ -201,11 +201,11 @@ def _split_port(said: _Said, leader: Text | None) -> Text | None:
     if match is None:
         return leader
     port = int(match[2] or match[4])
-    said.port = said.port or (Count(port, leader.source) if 0 < port < 65536 else None)
+    said.port = said.port or (ClaimedCount(port, leader.source) if 0 < port < 65536 else None)
     return Text(match[1] or match[3], leader.source)
 
 
-def _missing(row: Row, env: Env, missing: list[str]) -> IdentityError:
+def _missing(row: LauncherRow, env: Env, missing: list[str]) -> IdentityError:
     """Name what is missing, and the lines that give it."""
     mark = next(name for marks in row.marks if (name := env.first(marks)))
     what = " and ".join(filter(None, (", ".join(_MEANING[name] for name in missing[:-1]), _MEANING[missing[-1]])))

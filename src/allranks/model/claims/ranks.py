@@ -1,7 +1,7 @@
 """What those that start every rank say about this process (SLURM's step, MPI, torchrun): consistent claims, or errors.
 
-The variables are rows of the table (`table.py`); numbers of nodes that a row lacks are computed. An inner launcher's
-claim is compared with the outer one's; `model/identity.py` merges them into one world.
+The variables are rows of the table (`launcher_table.py`); numbers of nodes that a row lacks are computed. An inner
+launcher's claim is compared with the outer one's; `model/identity.py` merges them into one world.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from allranks.model.claims.env import MIXED, Count, Env, Text, clash, srun_line
-from allranks.model.claims.table import LAUNCHERS, RANK_FIELDS, WORKER, Row
+from allranks.model.claims.env import MIXED, ClaimedCount, Env, Text, clash, srun_line
+from allranks.model.claims.launcher_table import LAUNCHERS, RANK_FIELDS, WORKER, LauncherRow
 from allranks.model.contradiction import NestedStartError
 from allranks.model.hostlist import expand_hosts
-from allranks.model.world import Launcher, Level
+from allranks.model.world import Launcher, LaunchLevel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,13 +29,13 @@ class Claim:
     """What one launcher says about this process."""
 
     launcher: Launcher
-    numbers: dict[str, Count]
+    numbers: dict[str, ClaimedCount]
     """Of each of RANK_FIELDS. On level NODE a node counts as a rank."""
     tasks_per_node: tuple[int, ...]
     hosts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    level: Level = Level.RANK
-    leader: tuple[Text, Count | None] | None = None
+    level: LaunchLevel = LaunchLevel.RANK
+    leader: tuple[Text, ClaimedCount | None] | None = None
     """Address and port of node 0."""
     processes: Text | None = None
     """On each node, as --nproc-per-node has it."""
@@ -44,10 +44,13 @@ class Claim:
 
 LOCAL = Claim(
     Launcher.NONE,
-    {field: Count(value, "default", "one local process") for field, value in zip(RANK_FIELDS, (0, 1) * 3, strict=True)},
+    {
+        field: ClaimedCount(value, "default", "one local process")
+        for field, value in zip(RANK_FIELDS, (0, 1) * 3, strict=True)
+    },
     tasks_per_node=(1,),
 )
-_ROWS = [row for row in LAUNCHERS if row.level is Level.RANK and row.launcher is not Launcher.SLURM]
+_ROWS = [row for row in LAUNCHERS if row.level is LaunchLevel.RANK and row.launcher is not Launcher.SLURM]
 _PODS = [row for row in LAUNCHERS if "RANK" in row.marks]
 _STEP = next(row.names for row in LAUNCHERS if row.launcher is Launcher.SLURM)
 TORCHRUN = dict(
@@ -72,7 +75,7 @@ def claim_of_step(env: Env) -> Claim | None:
     size, nodes = env.need(_STEP, "world_size"), env.need(_STEP, "num_nodes")
     rank, index = env.need(_STEP, "rank", below=size), env.need(_STEP, "node_index", below=nodes)
     counts = _tasks_per_node(env, size, nodes)
-    here = Count(counts[index.value], "SLURM_STEP_TASKS_PER_NODE", f"its entry for {index}")
+    here = ClaimedCount(counts[index.value], "SLURM_STEP_TASKS_PER_NODE", f"its entry for {index}")
     local_rank = env.need(_STEP, "local_rank", below=here)
     said, notes = env.said("SLURM_STEP_NODELIST"), []
     hosts = tuple(expand_hosts(env["SLURM_STEP_NODELIST"])) if "SLURM_STEP_NODELIST" in env else ()
@@ -96,7 +99,7 @@ def claim_of_step(env: Env) -> Claim | None:
     return Claim(Launcher.SLURM, numbers, counts, hosts, tuple(notes))
 
 
-def _tasks_per_node(env: Env, size: Count, num_nodes: Count) -> tuple[int, ...]:
+def _tasks_per_node(env: Env, size: ClaimedCount, num_nodes: ClaimedCount) -> tuple[int, ...]:
     """Reads `8(x3),4` as (8, 8, 8, 4)."""
     words = env.get(_STEP["local_world_size"], "").split(",")
     runs = [re.fullmatch(r"([1-9][0-9]{0,6})(?:\(x([1-9][0-9]{0,6})\))?", word) for word in words]
@@ -108,15 +111,15 @@ def _tasks_per_node(env: Env, size: Count, num_nodes: Count) -> tuple[int, ...]:
     return tuple(count for count, times in counts for _ in range(times))
 
 
-def step_number(env: Env) -> Count | None:
+def step_number(env: Env) -> ClaimedCount | None:
     """Return SLURM_STEP_ID; None outside of a step. From 26.05 a batch script has -5 there, for 0xfffffffb."""
     text = env.get("SLURM_STEP_ID", "")
     if re.fullmatch("-[1-9]", text):
-        return Count(int(text) + MOST_ID + 1, "SLURM_STEP_ID")
+        return ClaimedCount(int(text) + MOST_ID + 1, "SLURM_STEP_ID")
     return env.count("SLURM_STEP_ID", most=MOST_ID)
 
 
-def is_of(row: Row, env: Env) -> bool:
+def is_of(row: LauncherRow, env: Env) -> bool:
     """Whether this environment has the marks of a launcher."""
     return all(env.first(mark) for mark in row.marks) and not any(name in env for name in row.unless)
 
@@ -165,7 +168,7 @@ def claim_of_torchrun(env: Env, outer: Claim | None) -> Claim | None:
         return None
     if outer is None:
         return _claim(env, Launcher.TORCHRUN, TORCHRUN)
-    if outer.level is Level.NODE:
+    if outer.level is LaunchLevel.NODE:
         return _claim_in_node(env, outer)
     nodes, here = outer.numbers["num_nodes"], outer.numbers["local_world_size"]
     if not is_worker and any(is_of(row, env) for row in _PODS):
@@ -212,20 +215,22 @@ def _claim(env: Env, launcher: Launcher, names: Mapping[str, str]) -> Claim:
     size = env.need(names, "world_size")
     rank = env.need(names, "rank", below=size)
     is_alone = size.value == 1 and not {names["local_rank"], names.get("local_world_size")} & env.keys()
-    here = Count(1, size.source, "a world of one") if is_alone else _local_world_size(env, size, names)
-    local_rank = Count(0, size.source, "a world of one") if is_alone else env.need(names, "local_rank", below=here)
+    here = ClaimedCount(1, size.source, "a world of one") if is_alone else _local_world_size(env, size, names)
+    local_rank = (
+        ClaimedCount(0, size.source, "a world of one") if is_alone else env.need(names, "local_rank", below=here)
+    )
     if names.get("node_index") in env and names.get("num_nodes") in env:
         nodes = env.need(names, "num_nodes")
         index = env.need(names, "node_index", below=nodes)
     elif names.get("node_index") in env and size.value % here.value == 0:
-        nodes = Count(size.value // here.value, size.source, f"{size} by {here}")
+        nodes = ClaimedCount(size.value // here.value, size.source, f"{size} by {here}")
         index = env.need(names, "node_index", below=nodes)
     else:  # In another order than block some rank does not fit and is refused here, so none trains with a wrong node.
         if size.value % here.value or rank.value % here.value != local_rank.value:
             cure = "start with srun or torchrun, which tell the node, or with equal ranks per node in block order"
             raise clash(f"{rank}, {size}, {local_rank}, {here}", "equal nodes in block order cannot have these", cure)
-        nodes = Count(size.value // here.value, size.source, f"{size} by {here}")
-        index = Count(rank.value // here.value, rank.source, "ranks fill node after node")
+        nodes = ClaimedCount(size.value // here.value, size.source, f"{size} by {here}")
+        index = ClaimedCount(rank.value // here.value, rank.source, "ranks fill node after node")
     # Every other node has at least one rank.
     if here.value + nodes.value - 1 > size.value or (nodes.value == 1 and here.value != size.value):
         raise clash(size, f"{here}, {nodes}", MIXED)
@@ -239,11 +244,11 @@ def _claim(env: Env, launcher: Launcher, names: Mapping[str, str]) -> Claim:
     )
 
 
-def _local_world_size(env: Env, size: Count, names: Mapping[str, str]) -> Count:
+def _local_world_size(env: Env, size: ClaimedCount, names: Mapping[str, str]) -> ClaimedCount:
     """Return the ranks on this node, computed where only the number of nodes is known."""
     if "local_world_size" in names or "num_nodes" not in names:
         return env.need(names, "local_world_size")
     nodes = env.need(names, "num_nodes")
     if nodes.value == 0 or size.value % nodes.value:
         raise clash(size, f"{nodes}: not the same number on each node", "start equally many tasks on each node")
-    return Count(size.value // nodes.value, nodes.source, f"{size} by {nodes}")
+    return ClaimedCount(size.value // nodes.value, nodes.source, f"{size} by {nodes}")

@@ -24,7 +24,7 @@ from collections.abc import Callable
 from functools import partial
 
 from allranks.host.tcpinfo import TcpInfo, read_tcp_info, read_unacked_bytes
-from allranks.preflight.mesh.loop import Loop
+from allranks.preflight.mesh.mesh_loop import MeshLoop
 
 ANSWER_S = 1.6
 """From the first try of a port to the verdict that it does not answer."""
@@ -71,7 +71,7 @@ class Dialer:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: MeshLoop,
         family: int,
         address: Address,
         *,
@@ -102,7 +102,7 @@ class Dialer:
         if self._is_done:
             return
         waited = f"in {min(ANSWER_S, time.monotonic() - self._began_s):.1f} s"
-        if any(each.is_connected for each in self._tries):
+        if any(attempt.is_connected for attempt in self._tries):
             self._end(None, f"connected, but no answer {waited}")
         else:
             self._end(None, self._reason or self._shortage or f"no answer {waited}")
@@ -114,18 +114,18 @@ class Dialer:
             self.cut()
             return
         self._num_left -= 1
-        for stale in [each for each in self._tries if not each.is_connected]:
+        for stale in [attempt for attempt in self._tries if not attempt.is_connected]:
             self._forget(stale)
         if len(self._tries) < _TRIES_AT_ONCE:
             self._dial()
         self._loop.after(RETRY_S, self._try)
 
     def _dial(self) -> None:
-        each: _Try | None = None
+        attempt: _Try | None = None
         try:
             sock = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            each = _Try(sock)
-            self._tries.append(each)
+            attempt = _Try(sock)
+            self._tries.append(attempt)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(*_RECVERR[self._family], 1)
@@ -136,62 +136,62 @@ class Dialer:
             if error not in (0, errno.EINPROGRESS):
                 raise OSError(error, os.strerror(error))
             self._has_begun, self._shortage = True, None
-            self._loop.watch(sock, selectors.EVENT_WRITE, partial(self._on_event, each))
+            self._loop.watch(sock, selectors.EVENT_WRITE, partial(self._on_event, attempt))
         except OSError as exc:
-            if each is not None:
-                self._forget(each)
+            if attempt is not None:
+                self._forget(attempt)
             if exc.errno in _SHORT_OF:  # others will be done soon
                 self._shortage = None if self._has_begun else describe_error(exc.errno)
             else:
                 self._end(None, describe_error(exc.errno or 0))
 
-    def _on_event(self, each: _Try, _mask: int) -> None:
-        if self._is_done or each.sock.fileno() < 0:
+    def _on_event(self, attempt: _Try, _mask: int) -> None:
+        if self._is_done or attempt.sock.fileno() < 0:
             return
-        if not each.is_connected:
-            error = each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if not attempt.is_connected:
+            error = attempt.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
-                self._end(None, _read_refusal(each.sock) or describe_error(error))
+                self._end(None, _read_refusal(attempt.sock) or describe_error(error))
                 return
-            each.is_connected = True
-            each.sock.setsockopt(
+            attempt.is_connected = True
+            attempt.sock.setsockopt(
                 *_RECVERR[self._family], 0
             )  # what ICMP says of a connection that works is no end of it
-            self._loop.watch(each.sock, selectors.EVENT_READ, partial(self._on_event, each))
+            self._loop.watch(attempt.sock, selectors.EVENT_READ, partial(self._on_event, attempt))
         try:
-            if self._words and not each.has_spoken:
-                each.has_spoken = True
-                self._loop.bytes_sent += each.sock.send(self._words)
+            if self._words and not attempt.has_spoken:
+                attempt.has_spoken = True
+                self._loop.bytes_sent += attempt.sock.send(self._words)
                 return
-            data = each.sock.recv(1 << 14)
+            data = attempt.sock.recv(1 << 14)
         except BlockingIOError:
             return
         except OSError as exc:
             self._reason = f"connected, then: {describe_error(exc.errno or 0)}"
-            self._forget(each)
+            self._forget(attempt)
             return
-        each.received += data
-        reason = "connected, then closed without an answer" if not data else self._listen(each.received)
-        if reason is None and len(each.received) > _ANSWER_BYTES:
+        attempt.received += data
+        reason = "connected, then closed without an answer" if not data else self._listen(attempt.received)
+        if reason is None and len(attempt.received) > _ANSWER_BYTES:
             reason = "connected, then received too much data"
         if reason is None:
             return
         if reason:
             self._reason = reason
-            self._forget(each)
+            self._forget(attempt)
             return
-        self._tries.remove(each)
-        self._loop.unwatch(each.sock)
-        self._end(each.sock, "")
+        self._tries.remove(attempt)
+        self._loop.unwatch(attempt.sock)
+        self._end(attempt.sock, "")
 
-    def _forget(self, each: _Try) -> None:
-        self._tries.remove(each)
-        self._loop.drop(each.sock)
+    def _forget(self, attempt: _Try) -> None:
+        self._tries.remove(attempt)
+        self._loop.drop(attempt.sock)
 
     def _end(self, sock: socket.socket | None, reason: str) -> None:
         self._is_done = True
-        for each in tuple(self._tries):
-            self._forget(each)
+        for attempt in tuple(self._tries):
+            self._forget(attempt)
         self._on_end(sock, reason)
 
 
@@ -211,7 +211,7 @@ class LargeEcho:
     The connection is closed at the end, after the kernel was asked how it went.
     """
 
-    def __init__(self, loop: Loop, sock: socket.socket, num_bytes: int, *, on_end: Callable[[], None]) -> None:
+    def __init__(self, loop: MeshLoop, sock: socket.socket, num_bytes: int, *, on_end: Callable[[], None]) -> None:
         self._loop = loop
         self._sock = sock
         self._unsent = memoryview(_noise(num_bytes))

@@ -24,7 +24,7 @@ from functools import partial
 
 from allranks.model.card import TestPorts
 from allranks.model.pair import MAX_PAIR_BYTES
-from allranks.preflight.mesh.loop import Loop
+from allranks.preflight.mesh.mesh_loop import MeshLoop
 
 MAX_TOKEN_BYTES = 32
 DATAGRAM_BYTES = 64
@@ -72,7 +72,7 @@ def open_datagram_socket(family: int) -> socket.socket:
 class Echo:
     """The ports that this node listens on during the roll call, and who is served on them."""
 
-    def __init__(self, loop: Loop, *, num_ports: int) -> None:
+    def __init__(self, loop: MeshLoop, *, num_ports: int) -> None:
         self._loop = loop
         self._tokens: list[bytes] = []
         self._served: dict[_Served, None] = {}  # oldest first
@@ -201,7 +201,7 @@ class Echo:
 class _Served:
     """One connection of a tester: token first, then everything comes back."""
 
-    def __init__(self, echo: Echo, loop: Loop, sock: socket.socket) -> None:
+    def __init__(self, echo: Echo, loop: MeshLoop, sock: socket.socket) -> None:
         self._echo = echo
         self._loop = loop
         self._sock = sock

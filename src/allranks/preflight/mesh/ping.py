@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from allranks.model.pair import MAX_PAIR_BYTES
 from allranks.preflight.mesh.dial import Address
 from allranks.preflight.mesh.echo import DATAGRAM_BYTES, ECHO, HEAD, REQUEST, TOO_LARGE, open_datagram_socket
-from allranks.preflight.mesh.loop import Loop
+from allranks.preflight.mesh.mesh_loop import MeshLoop
 
 WINDOW = 4
 """Datagrams of a pair on their way: 63 nodes that do this at once still fit into one socket's default buffer."""
@@ -40,11 +40,11 @@ class PingSocket:
         OSError: the address cannot be bound.
     """
 
-    def __init__(self, loop: Loop, family: int, source: Address | None, token: bytes) -> None:
+    def __init__(self, loop: MeshLoop, family: int, source: Address | None, token: bytes) -> None:
         self.loop = loop
         self.header_bytes = _HEADER_BYTES[socket.AddressFamily(family)]
         self._token = token
-        self._pings: list[Ping] = []
+        self._pings: list[PingTest] = []
         self._sock = open_datagram_socket(family)
         try:
             if source is not None:
@@ -54,7 +54,7 @@ class PingSocket:
             raise
         loop.watch(self._sock, selectors.EVENT_READ, self._on_datagrams)
 
-    def add(self, ping: Ping) -> int:
+    def add(self, ping: PingTest) -> int:
         """Take part, and return the number to send with."""
         self._pings.append(ping)
         return len(self._pings) - 1
@@ -92,7 +92,7 @@ class PingSocket:
                 self._pings[number].on_answer(seq, is_whole=is_whole, clock_ns=clock_ns, now_s=now_s, now_ns=now_ns)
 
 
-class Ping:
+class PingTest:
     """Small datagrams to one target, and unfragmentable IP packets of some sizes.
 
     Answers count until the test ends, even after this ping is done.

@@ -14,7 +14,7 @@ What happens between the tester and one target; all of it at the same time, but 
     2. UDP                   small datagrams, WINDOW on their way   <- the same, with the target's clock
                              lost: not back REPLY_S after the last was sent
     3. UDP, unfragmentable   one of 1500 and one of the interface's MTU   <- the same size      TRIES, each TRY_S
-                             or one of `Target.probe_bytes`, and no 4
+                             or one of `PairTarget.probe_bytes`, and no 4
     4. TCP, one port of 1    the large payload, as fast as it goes  <- all of it                LARGE_S
     5. TCP, the leader's     connects                               <- Hello, then Probe        ANSWER_S
        port (wire.protocol)
@@ -42,11 +42,11 @@ from typing import cast
 
 from allranks.model.card import TestPorts
 from allranks.model.errors import WireError
-from allranks.model.pair import Effort, PairResult, Target
+from allranks.model.pair import Effort, PairResult, PairTarget
 from allranks.preflight.mesh.dial import Address, Dialer, LargeEcho, describe_error
 from allranks.preflight.mesh.echo import Echo
-from allranks.preflight.mesh.loop import Loop
-from allranks.preflight.mesh.ping import COMMON_MTU, Ping, PingSocket
+from allranks.preflight.mesh.mesh_loop import MeshLoop
+from allranks.preflight.mesh.ping import COMMON_MTU, PingSocket, PingTest
 from allranks.wire.connection import decode_frames, encode_frame
 from allranks.wire.protocol import Hello, Probe, Test
 
@@ -63,7 +63,7 @@ class Mesh:
     """
 
     def __init__(self, num_ports: int = 8) -> None:
-        self._loop = Loop()
+        self._loop = MeshLoop()
         self._echo = Echo(self._loop, num_ports=num_ports)
         self._waiting: deque[_Pair] = deque()
         self._running: dict[_Pair, None] = {}
@@ -195,9 +195,9 @@ class _Pair:
     def __init__(
         self,
         mesh: Mesh,
-        loop: Loop,
+        loop: MeshLoop,
         test: Test,
-        target: Target,
+        target: PairTarget,
         *,
         own_index: int,
         own_address: str | None,
@@ -219,7 +219,7 @@ class _Pair:
         self._closed: dict[int, str] = {}
         self._store: str | None = None
         self._large: LargeEcho | None = None
-        self._ping: Ping | None = None
+        self._ping: PingTest | None = None
         self._dialers: list[Dialer] = []
         self._num_parts = 1  # begin() itself
 
@@ -338,7 +338,7 @@ class _Pair:
             self.problem = f"cannot send from {self._own_address}: {describe_error(exc.errno or 0)}"
             return
         self._num_parts += 1
-        self._ping = Ping(
+        self._ping = PingTest(
             ping_socket,
             (host[0], self.target.ports.udp, *host[2:]),
             num_datagrams=self._effort.num_datagrams,

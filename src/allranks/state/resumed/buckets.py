@@ -56,7 +56,7 @@ def asked_size(env: Mapping[str, str]) -> float | None:
     return mb
 
 
-class Compressor(Protocol):
+class SavedCompressor(Protocol):
     """What a communication hook has to do with checkpoints; see comm.hooks."""
 
     format: str
@@ -77,7 +77,7 @@ class Compressor(Protocol):
 class PinnedBuckets(DistributedDataParallel):  # type: ignore[misc]
     """torch's DDP, with the buckets of every step made in advance. Takes DDP's arguments."""
 
-    compressor: Compressor | None = None
+    compressor: SavedCompressor | None = None
     """What its gradients cross the network as, if not as they are."""
 
     def __init__(self, module: torch.nn.Module, **arguments: Any) -> None:
@@ -139,7 +139,7 @@ class Wrapped:
         self._sizes: list[float | None] = []
         self._open: dict[int, weakref.ref[PinnedBuckets]] = {}
         """Those of which nobody has said the size, by number."""
-        self._compressors: weakref.WeakSet[Compressor] = weakref.WeakSet()
+        self._compressors: weakref.WeakSet[SavedCompressor] = weakref.WeakSet()
         """Of modules that are still there: each holds as many bytes as its gradients have."""
 
     def wrap(
@@ -148,7 +148,7 @@ class Wrapped:
         arguments: Mapping[str, Any],
         choose: Callable[[Sequence[int]], tuple[float | None, str]],
         *,
-        attach: Callable[[PinnedBuckets], Compressor | None] | None = None,
+        attach: Callable[[PinnedBuckets], SavedCompressor | None] | None = None,
     ) -> PinnedBuckets:
         """Return the module in DDP, with buckets of the size that rank 0 chooses where the caller does not.
 
@@ -160,7 +160,11 @@ class Wrapped:
         number, mb = len(self._sizes), arguments.get("bucket_cap_mb")
         is_open = CAN_RESIZE and not CHOSEN & arguments.keys()
         if is_open:
-            own = [each.numel() * each.element_size() for each in module.parameters() if each.requires_grad]
+            own = [
+                parameter.numel() * parameter.element_size()
+                for parameter in module.parameters()
+                if parameter.requires_grad
+            ]
             chosen, reason = choose(own[::-1])
             mb = self._of_leader(chosen)
             arguments = arguments if mb is None else {**arguments, "bucket_cap_mb": mb}
@@ -225,8 +229,11 @@ class Compressors:
             name: [own.compressor for own in inside if isinstance(own, PinnedBuckets)]
             for name, inside in modules.items()
         }
-        self._named: dict[str, Compressor] = {
-            f"{name}{number or ''}": own for name, each in found.items() for number, own in enumerate(each) if own
+        self._named: dict[str, SavedCompressor] = {
+            f"{name}{number or ''}": own
+            for name, compressors in found.items()
+            for number, own in enumerate(compressors)
+            if own
         }
 
     def state(self) -> dict[str, dict[str, Any]]:

@@ -37,7 +37,6 @@ from allranks.state.resumed.best import Best
 from allranks.state.resumed.buckets import Compressors, Wrapped
 from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.pace import Pace
-from allranks.state.resumed.parts import Parts
 from allranks.state.resumed.sampler import mix
 from allranks.state.resumed.steps import (
     Progress,
@@ -50,6 +49,7 @@ from allranks.state.resumed.steps import (
     sink_of,
 )
 from allranks.state.resumed.telling import Telling
+from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer, Stall
 
 LEAVE_S = 120.0

@@ -12,7 +12,7 @@ All ranks call `load` and `save` at the same steps, in the same order. None of t
 A save, on every rank:
     1  pack.py      lays the values out: of `common` rank 0 everything, the others only their shards (sharded.py)
     2  snapshot.py  copies them to shared memory; all that holds up the training
-    3  link.py      hands them to writer.py, a process of its own that outlives this one until they are written
+    3  writer_link.py      hands them to writer.py, a process of its own that outlives this one until they are written
     4  commit.py    makes all ranks' parts one checkpoint, in one rename; tidy.py deletes old ones
 A load: reader.py on every rank, rank 0 decides (consensus.py).
 """
@@ -39,7 +39,6 @@ from allranks.report.text import say as say_to_stderr
 from allranks.state.saved.commit import PATIENCE_S, explain
 from allranks.state.saved.consensus import NOTICE_S, Consensus
 from allranks.state.saved.holding import Holding
-from allranks.state.saved.link import WriterGoneError, WriterLink
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.owner import Owner, identify, refuse
 from allranks.state.saved.pack import Packer, Piece, StateError
@@ -47,6 +46,7 @@ from allranks.state.saved.parts import list_checkpoints
 from allranks.state.saved.reader import Loaded, await_writers, read_checkpoint
 from allranks.state.saved.snapshot import Snapshot
 from allranks.state.saved.tidy import KEEP_AT_LEAST
+from allranks.state.saved.writer_link import WriterGoneError, WriterLink
 
 __all__ = ["CheckpointError", "Checkpointer", "Loaded", "Stall", "StateError"]
 

@@ -31,7 +31,7 @@ FINISH_S = ORPHANED_PATIENCE_S + 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TriedStep:
     """One thing that was tried."""
 
     name: str
@@ -39,14 +39,14 @@ class Step:
     note: str
 
 
-def try_directory(directory: Path) -> list[Step]:
+def try_directory(directory: Path) -> list[TriedStep]:
     """Return what was tried in this directory, made for it where it is not there; the last one failed, if any did."""
     is_new = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)
         place = Path(tempfile.mkdtemp(prefix="allranks-check-", dir=directory))
     except OSError as exc:
-        return [Step("write", False, explain(exc, directory))]
+        return [TriedStep("write", False, explain(exc, directory))]
     try:
         return _try_all(place)
     finally:
@@ -56,14 +56,14 @@ def try_directory(directory: Path) -> list[Step]:
                 directory.rmdir()
 
 
-def _try_all(place: Path) -> list[Step]:
+def _try_all(place: Path) -> list[TriedStep]:
     said = ["nothing was said"]
     told, killed_s = _train_and_be_killed(place)
     if "why" in told:
-        return [Step("write", False, told["why"])]
+        return [TriedStep("write", False, told["why"])]
     rate = SIZE_BYTES / 1e6 / told["write_s"]
     note = f"{SIZE_BYTES / 1e6:.0f} MB in {told['write_s']:.2f} s ({rate:.0f} MB/s), flushed to disk and read back; "
-    steps = [Step("write", True, f"{note}training was held up {told['stall_s'] * 1000:.0f} ms")]
+    steps = [TriedStep("write", True, f"{note}training was held up {told['stall_s'] * 1000:.0f} ms")]
 
     def load() -> int | None:
         """The step that all of it is of; None: there is none, or bytes of several."""
@@ -76,19 +76,21 @@ def _try_all(place: Path) -> list[Step]:
     while not (place / "step_2").exists() or any(place.glob("*/rank_*.json")):
         if time.monotonic() > deadline_s:
             note = f"its writer did not finish in {FINISH_S:.0f} s after the trainer was killed; {said[-1]}"
-            return [*steps, Step("kill", False, note)]
+            return [*steps, TriedStep("kill", False, note)]
         time.sleep(0.02)
-    steps.append(Step("kill", True, f"trainer killed {killed_s * 1000:.0f} ms into a save; its writer finished it"))
+    steps.append(
+        TriedStep("kill", True, f"trainer killed {killed_s * 1000:.0f} ms into a save; its writer finished it")
+    )
     began_s = time.monotonic()
     if load() != 2:
-        return [*steps, Step("load", False, f"what was written is not what is read: {said[-1]}")]
-    steps.append(Step("load", True, f"step 2 as it was saved, verified in {time.monotonic() - began_s:.2f} s"))
+        return [*steps, TriedStep("load", False, f"what was written is not what is read: {said[-1]}")]
+    steps.append(TriedStep("load", True, f"step 2 as it was saved, verified in {time.monotonic() - began_s:.2f} s"))
     with (place / "step_2" / part_name(0)).open("r+b") as file:
         byte = os.pread(file.fileno(), 1, SIZE_BYTES // 2)[0]
         os.pwrite(file.fileno(), bytes([byte ^ 1]), SIZE_BYTES // 2)
     if load() != 1:
-        return [*steps, Step("alter", False, f"one flipped bit: {said[-1]}")]
-    return [*steps, Step("alter", True, "one flipped bit: step 2 is refused, step 1 is taken")]
+        return [*steps, TriedStep("alter", False, f"one flipped bit: {said[-1]}")]
+    return [*steps, TriedStep("alter", True, "one flipped bit: step 2 is refused, step 1 is taken")]
 
 
 def _train_and_be_killed(place: Path) -> tuple[dict[str, Any], float]:

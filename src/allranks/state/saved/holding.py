@@ -31,8 +31,8 @@ from allranks.state.saved.owner import (
     OWNER,
     RENEW_S,
     SILENT_S,
-    Found,
     Owner,
+    OwnerFile,
     Ruling,
     describe,
     judge,
@@ -198,7 +198,7 @@ class Holding:
             self._told.add(what)
             self._say(f"{self._directory}: {what}")
 
-    def _rule(self, found: Found, now_ns: int) -> Ruling:
+    def _rule(self, found: OwnerFile, now_ns: int) -> Ruling:
         """Decide about an owner file.
 
         Args:
@@ -233,7 +233,7 @@ class Holding:
             self._asked = slurm_job, now_s, self._find_running(slurm_job)
         return self._asked[2]
 
-    def _replace(self, dead: Found, draft: Path) -> bool:
+    def _replace(self, dead: OwnerFile, draft: Path) -> bool:
         """Take the place of a dead owner; False: things have changed since it was looked at."""
         ours = self._directory / NEXT
         if not _publish(draft, ours):
@@ -271,7 +271,7 @@ class Holding:
                 if now_s - path.lstat().st_mtime > SILENT_S:
                     path.unlink(missing_ok=True)
 
-    def _is_mine(self, found: Found | None) -> bool:
+    def _is_mine(self, found: OwnerFile | None) -> bool:
         return found is not None and found.owner is not None and found.owner.process == self._me.process
 
     def _tell_loss(self, other: Owner) -> None:

@@ -92,7 +92,7 @@ class Owner:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class OwnerFile:
     """An owner file, as it was read."""
 
     owner: Owner | None
@@ -210,7 +210,7 @@ def parse(data: bytes) -> Owner | None:
     """Return what `to_bytes` wrote; None: it is something else. What is in it may be forged: it is only compared."""
     try:
         told = json.loads(data)
-        known = {each.name: told[each.name] for each in fields(Owner)}
+        known = {key.name: told[key.name] for key in fields(Owner)}
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     texts = [value for name, value in known.items() if name not in ("pid", "started", "agent_pid", "since_s", "names")]
@@ -228,7 +228,7 @@ def parse(data: bytes) -> Owner | None:
     return Owner(**known | {name: "".join(c if c.isprintable() else "?" for c in known[name]) for name in shown})
 
 
-def read(directory: Path, name: str = OWNER) -> Found | None:
+def read(directory: Path, name: str = OWNER) -> OwnerFile | None:
     """Return the owner file of a directory; None where there is none.
 
     Raises:
@@ -238,7 +238,7 @@ def read(directory: Path, name: str = OWNER) -> Found | None:
         # Opening asks a file server for the time of now.
         with open_regular(directory / name, follows_links=True) as file:
             mtime_ns = os.fstat(file.fileno()).st_mtime_ns
-            return Found(parse(file.read(LARGEST_BYTES)), mtime_ns)
+            return OwnerFile(parse(file.read(LARGEST_BYTES)), mtime_ns)
     except FileNotFoundError:
         return None
 

@@ -164,7 +164,7 @@ class Packer:
         offset, placed, begins = 0, [], {}
         header: dict[str, Any] = {"__metadata__": {_TREE: json.dumps(tree)}}
         # Gaps are not allowed: with the largest elements first, every tensor is aligned to its own elements.
-        for name, source in sorted(self.tensors.items(), key=lambda each: -each[1].element_size()):
+        for name, source in sorted(self.tensors.items(), key=lambda item: -item[1].element_size()):
             code, end = CODES.get(name_of(source.dtype)), offset + source.nbytes
             shape = list(source.shape) if code else [source.nbytes]
             header[name] = {"dtype": code or "U8", "shape": shape, "data_offsets": [offset, end]}

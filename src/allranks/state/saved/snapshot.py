@@ -41,15 +41,15 @@ class Snapshot:
         devices = {piece.source.device for piece in pieces if piece.source.device.type == "cuda"}
         if devices and not self._is_pinned and self._may_pin:
             self._pin(next(iter(devices)))
-        plain = {each for each, (source, _) in enumerate(pieces) if source.device.type == "cpu" and is_plain(source)}
+        plain = {at for at, (source, _) in enumerate(pieces) if source.device.type == "cpu" and is_plain(source)}
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            slices = [job for each in plain for job in self._slices(pieces[each])]
+            slices = [job for at in plain for job in self._slices(pieces[at])]
             waiting = [pool.submit(ctypes.memmove, *job) for job in slices if job[2] >= SMALL_BYTES]
             for job in slices:
                 if job[2] < SMALL_BYTES:
                     ctypes.memmove(*job)
-            for each, (source, offset) in enumerate(pieces):
-                if each not in plain:
+            for at, (source, offset) in enumerate(pieces):
+                if at not in plain:
                     target = self._bytes[offset : offset + source.nbytes]
                     target.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
             self._bytes[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))

@@ -1,6 +1,6 @@
 """The process beside each rank that writes its checkpoints, and finishes the one at hand if the rank dies.
 
-    python -S -m allranks.state.saved.writer JSON        started by `allranks.state.saved.link`, never by hand
+    python -S -m allranks.state.saved.writer JSON        started by `allranks.state.saved.writer_link`, never by hand
 
 It gets a number of bytes in shared memory and a name, and knows nothing of what is in them. It
 

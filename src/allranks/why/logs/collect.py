@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any
 
 from allranks.host.signals import die_with_parent
-from allranks.why.logs.events import Logs, Pattern
+from allranks.why.logs.log_events import Logs, Pattern
 from allranks.why.logs.match import Matcher
-from allranks.why.logs.part import Part, read_part
+from allranks.why.logs.part import LogPart, read_part
 from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source
 
@@ -39,7 +39,7 @@ LEAST_TAIL_BYTES = 512
 _PROGRESS_S = 0.2
 
 _Said = tuple[Logs, list[ReadProblem]]
-_Read = Callable[[Part, Callable[[int], None]], _Said]
+_Read = Callable[[LogPart, Callable[[int], None]], _Said]
 
 
 def collect(
@@ -75,11 +75,11 @@ def collect(
         events=tuple(event for logs, _ in said for event in logs.events),
         tails=tuple(tail for logs, _ in said for tail in logs.tails),
         dropped=sum(logs.dropped for logs, _ in said),
-        printed=tuple(each for logs, _ in said for each in logs.printed),
+        printed=tuple(printed for logs, _ in said for printed in logs.printed),
     )
 
 
-def cut(sources: Sequence[Source]) -> list[Part]:
+def cut(sources: Sequence[Source]) -> list[LogPart]:
     """Return the sources in parts of about equal size, in their order."""
     size = max(PART_BYTES, sum(source.size for source in sources) // MAX_PARTS + 1)
     groups: list[list[Source]] = []
@@ -91,14 +91,14 @@ def cut(sources: Sequence[Source]) -> list[Part]:
         groups[-1].append(source)
         filled += source.size
     tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
-    return [Part(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
+    return [LogPart(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
 
 
 # --- In parallel ---------------------------------------------------------------------------------------------------
 
 
 def _read_side_by_side(
-    parts: Sequence[Part], read: _Read, workers: int, on_progress: Callable[[int], None]
+    parts: Sequence[LogPart], read: _Read, workers: int, on_progress: Callable[[int], None]
 ) -> list[_Said]:
     """Return the results of all parts, read by child processes; the parts of a killed process are read here."""
     context = multiprocessing.get_context("fork")
@@ -125,11 +125,11 @@ def _read_side_by_side(
     return said
 
 
-_there: tuple[Sequence[Part], _Read, Any]
+_there: tuple[Sequence[LogPart], _Read, Any]
 """In a reader process: its inputs, inherited by fork."""
 
 
-def _begin(end_with_parent: Callable[[], None], parts: Sequence[Part], read: _Read, counts: Any) -> None:
+def _begin(end_with_parent: Callable[[], None], parts: Sequence[LogPart], read: _Read, counts: Any) -> None:
     """Executed first in a reader process."""
     global _there
     end_with_parent()

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from allranks.why.logs.place import HOST, MAX_RANK, read_path
+from allranks.why.logs.log_path import HOST, MAX_RANK, read_path
 from allranks.why.logs.sources import Source
 from allranks.why.logs.when import find_time
 

@@ -177,7 +177,7 @@ MARKS = (
         r"Rank (?P<rank>[0-9]+) -- "
         r"(?:GPU \S+(?: \(NVML \S+\))? managed by process (?P<pid>[0-9]+) on node (?P<node>\S+))?",
     ),
-    # allranks itself: what it printed before belongs to an earlier start (launch/job.py, launch/lead/outcome.py).
+    # allranks itself: what it printed before belongs to an earlier start (launch/job.py, launch/lead/summary.py).
     Mark("begun", r"allranks: [0-9]+ ranks? on .{1,300}; logs in "),
     Mark("begun", r"allranks: restart [0-9]+ on [0-9]+ nodes?"),
     # The number of ranks, and which process is which rank.

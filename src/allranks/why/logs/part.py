@@ -10,10 +10,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from allranks.why.logs.events import Event, Logs, Pattern, Tail, read_events
 from allranks.why.logs.line import Line, read_line, segments
+from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_events
 from allranks.why.logs.match import Matcher
-from allranks.why.logs.printed import KIND, Printed, Reports
+from allranks.why.logs.printed import KIND, Printed, PrintedReports
 from allranks.why.logs.read import Chunk, ReadError, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 from allranks.why.logs.unwrap import MAX_BYTES, unwrap
@@ -26,7 +26,7 @@ _KNOWN = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class LogPart:
     """Sources that are read one after the other, and how much of them is kept."""
 
     sources: tuple[Source, ...]
@@ -37,7 +37,7 @@ class Part:
 
 
 def read_part(
-    patterns: Sequence[Pattern], matcher: Matcher, part: Part, on_progress: Callable[[int], None]
+    patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_progress: Callable[[int], None]
 ) -> tuple[Logs, list[ReadProblem]]:
     """Return the events of a part, and its sources that could not be read completely, or not at all.
 
@@ -48,7 +48,7 @@ def read_part(
         on_progress: called with the number of bytes just read.
     """
     matcher.forget()
-    events: list[Event] = []
+    events: list[LogEvent] = []
     tails: list[Tail] = []
     problems: list[ReadProblem] = []
     printed: list[Printed] = []
@@ -56,7 +56,7 @@ def read_part(
     for source in part.sources:
         kept = _Kept(KEEP_FIRST, KEEP_LAST if len(events) < part.keep_events else 0)
         end = _End(source, part.tail_bytes)
-        reports = Reports()
+        reports = PrintedReports()
         try:
             for chunk in read_chunks(source, problems=problems):
                 on_progress(len(chunk.data))
@@ -77,13 +77,13 @@ def read_part(
                 kept.improve(event)
         own = reports.finish()
         printed += own
-        events += [event for event in kept.in_order() if not any(each.covers(event.line) for each in own)]
+        events += [event for event in kept.in_order() if not any(mark.covers(event.line) for mark in own)]
         dropped += kept.dropped
         tails.append(end.tail())
     return Logs(tuple(events), tuple(tails), dropped, tuple(printed)), problems
 
 
-def _unwrapped(data: bytes, source: Source, patterns: Sequence[Pattern], matcher: Matcher) -> list[Event]:
+def _unwrapped(data: bytes, source: Source, patterns: Sequence[Pattern], matcher: Matcher) -> list[LogEvent]:
     """Return the events of a small log after joining lines that a terminal cut."""
     found = unwrap(data)
     if found is None:
@@ -102,13 +102,13 @@ class _Kept:
     def __init__(self, first: int, last: int) -> None:
         self._limit, self._last = first, last
         self._counts: defaultdict[str, int] = defaultdict(int)
-        self._first: list[tuple[int, Event]] = []
-        self._latest: dict[str, deque[tuple[int, Event]]] = {}
+        self._first: list[tuple[int, LogEvent]] = []
+        self._latest: dict[str, deque[tuple[int, LogEvent]]] = {}
         self._count = 0
         self._joined: set[str] = set()
         self.dropped = 0
 
-    def add(self, event: Event) -> None:
+    def add(self, event: LogEvent) -> None:
         self._count += 1
         self._counts[event.kind] += 1
         if self._counts[event.kind] <= self._limit:
@@ -118,7 +118,7 @@ class _Kept:
         self.dropped += len(latest) == self._last
         latest.append((self._count, event))
 
-    def improve(self, joined: Event) -> None:
+    def improve(self, joined: LogEvent) -> None:
         """Take the events of a joined line: all if none of their kind is known, else the more complete ones."""
         if joined.kind not in self._joined and joined.kind not in self._counts:
             self._joined.add(joined.kind)
@@ -131,7 +131,7 @@ class _Kept:
                     self._first[index] = (count, joined)
                 return
 
-    def in_order(self) -> list[Event]:
+    def in_order(self) -> list[LogEvent]:
         pairs = [*self._first, *(pair for latest in self._latest.values() for pair in latest)]
         return [event for _, event in sorted(pairs, key=lambda pair: (pair[1].line.number, pair[0]))]
 

@@ -35,11 +35,11 @@ class PlainEngine:
         self._sought = [_Sought(index, to_hyperscan(pattern)) for index, pattern in enumerate(patterns)]
         self._flooding: frozenset[int] = frozenset()
         by_literal: defaultdict[bytes, list[_Sought]] = defaultdict(list)
-        for each in self._sought:
-            for literal in each.literals:
-                by_literal[literal].append(each)
+        for sought in self._sought:
+            for literal in sought.literals:
+                by_literal[literal].append(sought)
         self._by_literal = dict(by_literal)
-        self._always = [each for each in self._sought if not each.literals]
+        self._always = [sought for sought in self._sought if not sought.literals]
         self._short = [literal for literal in by_literal if len(literal) < LEAST_LITERAL]
         self._by_gram = _index(literal for literal in by_literal if len(literal) >= LEAST_LITERAL)
         self._grams = frozenset(self._by_gram)
@@ -55,14 +55,14 @@ class PlainEngine:
         while begin < len(text):
             end = text.find(b"\n", begin + BLOCK_BYTES) + 1 or len(text)
             block = text[begin:end]
-            for each, places in self._candidates(block):
-                if each.index in done:
+            for sought, places in self._candidates(block):
+                if sought.index in done:
                     continue
-                found = list(each.find(block, places))
-                if found and each.index in self._flooding:
-                    done.add(each.index)
+                found = list(sought.find(block, places))
+                if found and sought.index in self._flooding:
+                    done.add(sought.index)
                     found = [min(found)]
-                ends.extend((base + begin + at) << ID_BITS | each.index for at in found)
+                ends.extend((base + begin + at) << ID_BITS | sought.index for at in found)
             begin = end
 
     def _candidates(self, block: bytes) -> Iterator[tuple[_Sought, list[int] | None]]:
@@ -75,10 +75,10 @@ class PlainEngine:
         places: defaultdict[int, list[int]] = defaultdict(list)
         for literal in literals:
             if found := _find_all(lowered, literal):
-                for each in self._by_literal[literal]:
-                    places[each.index] += found
-        for each in self._always:
-            yield each, None
+                for sought in self._by_literal[literal]:
+                    places[sought.index] += found
+        for sought in self._always:
+            yield sought, None
         for index, starts in places.items():
             yield self._sought[index], starts
 

@@ -70,7 +70,7 @@ def scan_pattern(causes: Iterable[Cause]) -> str:
     return "|".join(cause.label for cause in causes)
 
 
-class Reports:
+class PrintedReports:
     """Collects the findings of one source while it is read."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class Reports:
     def finish(self) -> tuple[Printed, ...]:
         """Return the findings, in the order in which they were printed."""
         found = (read_printed(line, bytes(text).decode(errors="replace")) for line, text in self._open)
-        return tuple(each for each in found if each is not None)
+        return tuple(printed for printed in found if printed is not None)
 
 
 def read_printed(line: Line, text: str) -> Printed | None:
@@ -113,9 +113,9 @@ def read_printed(line: Line, text: str) -> Printed | None:
     first, *following = text.split("\n")[: MAX_LINES + 1]
     body, last = _read_body(_prefix(first, line.text), following)
     is_torn = head["torn"] is not None
-    if not body and (is_torn or any(each.strip() for each in following)):
+    if not body and (is_torn or any(row.strip() for row in following)):
         return None
-    if is_torn and not any(each.startswith("  more allranks explain " + head["id"]) for each in body):
+    if is_torn and not any(row.startswith("  more allranks explain " + head["id"]) for row in body):
         return None
     who = head["who"] or ""
     return Printed(_read_finding(head, who.strip(), body), line, line.number + last)

@@ -21,7 +21,7 @@ import zstandard
 
 from allranks.model.errors import UsageError
 from allranks.report.rundir import is_own_file
-from allranks.why.logs.place import read_path
+from allranks.why.logs.log_path import read_path
 
 STDIN = "-"
 SNIFF_BYTES = 4096

@@ -13,7 +13,7 @@ from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import MAX_RANKS, Culprit, People, missing_of
 
 FEW_RANKS = 16
@@ -65,7 +65,7 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
         yield from _twice(read_members(logs))
 
 
-def read_members(logs: Logs) -> list[Event]:
+def read_members(logs: Logs) -> list[LogEvent]:
     """Return the lines in which a rank reports its start and how many there are to be."""
     return [event for event in logs.of("slurm-env") if "rank" in event.values and "wanted" in event.values]
 
@@ -89,7 +89,7 @@ def _alone(logs: Logs) -> Iterator[Conclusion]:
             return
 
 
-def _twice(members: Sequence[Event]) -> Iterator[Conclusion]:
+def _twice(members: Sequence[LogEvent]) -> Iterator[Conclusion]:
     """Return ranks that reported their start several times while others did not, or that never did."""
     counts = Counter(event.number("rank") for event in members)
     wanted = max((event.number("wanted") or 0 for event in members), default=0)

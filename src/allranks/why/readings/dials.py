@@ -16,8 +16,8 @@ from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 from allranks.why.people import Culprit, People
 
 MAX_WORLD = 4096
@@ -167,7 +167,7 @@ def _plan(dials: Dials, address: str) -> dict[int, str]:
         (rank, own), *_ = known.items()
         first = int(IPv4Address(own)) - rank
         if first <= int(IPv4Address(address)) < first + dials.world:  # else the guess does not fit
-            return {each: str(IPv4Address(first + each)) for each in range(dials.world)}
+            return {member: str(IPv4Address(first + member)) for member in range(dials.world)}
     firsts = {int(IPv4Address(own)) - rank for rank, own in known.items()}
     if len(known) >= 2 and len(firsts) == 1:
         return {rank: str(IPv4Address(firsts.copy().pop() + rank)) for rank in range(dials.world)}

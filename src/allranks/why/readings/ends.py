@@ -10,8 +10,8 @@ from allranks.causes.book import find_cause
 from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import Culprit, People
 
 MAX_SIGNAL = 64
@@ -23,7 +23,7 @@ PATIENCE_S = 20.0
 
 
 @dataclass(slots=True)
-class End:
+class SummaryEntry:
     """One worker of torchrun's summary."""
 
     line: Line
@@ -52,17 +52,17 @@ class End:
         )
 
 
-def read_ends(logs: Logs) -> list[End]:
+def read_ends(logs: Logs) -> list[SummaryEntry]:
     """Return the workers of torchrun's summaries, in their order."""
-    ends: list[End] = []
-    current: End | None = None
+    ends: list[SummaryEntry] = []
+    current: SummaryEntry | None = None
     is_first = False
     for event in logs.of("failures", "failure-time", "failure-host", "failure-rank", "failure-code"):
         if event.kind == "failures":
             is_first = True
             continue
         if event.kind == "failure-time" or current is None or current.line.source != event.line.source:
-            current = End(event.line, is_first=is_first, when=event.values.get("when", ""))
+            current = SummaryEntry(event.line, is_first=is_first, when=event.values.get("when", ""))
             is_first = False
             ends.append(current)
         if event.kind == "failure-host":
@@ -78,7 +78,7 @@ def read_ends(logs: Logs) -> list[End]:
 def find_ended(logs: Logs) -> frozenset[int]:
     """Return the processes that torchrun's agent killed after another one had failed: they are not culprits."""
     pids = {pid for event in logs.of("killed-by-agent") if (pid := event.number("pid")) is not None}
-    node: list[End] = []
+    node: list[SummaryEntry] = []
     for end in read_ends(logs):  # one summary per node, with its first failure last
         node.append(end)
         if not end.is_first:
@@ -89,7 +89,7 @@ def find_ended(logs: Logs) -> frozenset[int]:
     return frozenset(pids)
 
 
-def _lag_s(first: End, other: End) -> float:
+def _lag_s(first: SummaryEntry, other: SummaryEntry) -> float:
     try:
         ended, began = (datetime.strptime(end.when, "%Y-%m-%d_%H:%M:%S") for end in (other, first))
     except ValueError:
@@ -97,7 +97,7 @@ def _lag_s(first: End, other: End) -> float:
     return (ended - began).total_seconds()
 
 
-def find_first(logs: Logs) -> End | None:
+def find_first(logs: Logs) -> SummaryEntry | None:
     """Return the worker that ended first, according to torchrun's summary or its agent."""
     ends = read_ends(logs)
     if ends:
@@ -106,14 +106,16 @@ def find_first(logs: Logs) -> End | None:
         line = event.line
         local_rank, code, pid = event.number("local_rank"), event.number("code"), event.number("pid")
         rank = line.rank if "rank" not in event.values else event.number("rank")
-        return End(line, rank, local_rank, event.values.get("node") or line.node, 1 if code is None else code, pid)
+        return SummaryEntry(
+            line, rank, local_rank, event.values.get("node") or line.node, 1 if code is None else code, pid
+        )
     return _told_by_launcher(logs)
 
 
-def _told_by_launcher(logs: Logs) -> End | None:
+def _told_by_launcher(logs: Logs) -> SummaryEntry | None:
     """Return the worker that failed first according to another launcher; each has its own format."""
     killed = {event.number("pid") for event in logs.of("launcher-kills")}
-    named: Event | None = None
+    named: LogEvent | None = None
     for event in logs.of("launcher-names", "launcher-failed"):
         if event.kind == "launcher-names":
             named = event
@@ -124,7 +126,7 @@ def _told_by_launcher(logs: Logs) -> End | None:
         who = named if named is not None and named.line.source == line.source else event
         rank = who.number("rank") if "rank" in who.values else event.number("ranks")
         pid = event.number("pid") if "pid" in event.values or len(killed) != 1 else killed.pop()
-        return End(
+        return SummaryEntry(
             line,
             line.rank if rank is None else rank,
             who.number("local_rank"),

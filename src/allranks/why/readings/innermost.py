@@ -16,8 +16,8 @@ from allranks.causes.book import find_cause
 from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 from allranks.why.people import Culprit, People
 
 _COLLECTIVE = re.compile(

@@ -14,7 +14,7 @@ from allranks.causes.book import find_cause
 from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import Culprit, People, speaker
 
 _Call = tuple[str, str, str]
@@ -26,7 +26,7 @@ _LEAST = 3
 def conclude_opcounts(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return the first call in which a minority of the processes differs."""
     comms: defaultdict[tuple[object, str], set[str]] = defaultdict(set)
-    calls: dict[tuple[str, str], dict[object, Event]] = {}
+    calls: dict[tuple[str, str], dict[object, LogEvent]] = {}
     for event in logs.of("collective"):
         who = (event.line.node, event.line.pid, event.line.local_rank)
         size = event.values["size"]
@@ -58,5 +58,5 @@ def conclude_opcounts(logs: Logs, people: People) -> Iterator[Conclusion]:
         return
 
 
-def _call(event: Event) -> _Call:
+def _call(event: LogEvent) -> _Call:
     return event.values["op"], event.values["count"], event.values["datatype"]

@@ -18,8 +18,8 @@ from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 from allranks.why.people import Culprit, People
 
 LEAST = 4
@@ -50,9 +50,9 @@ def conclude_paces(logs: Logs, people: People) -> Iterator[Conclusion]:
                     cause=find_cause("straggler-rank"),
                     role=Role.LIKELY,
                     confidence=Confidence.UNDECIDED,
-                    culprit=Culprit(ranks=tuple(sorted(each.rank for each in slow))),
-                    message=f"{fold_ranks(each.rank for each in slow)} took at least {MUCH:g} times as long as others",
-                    evidence=tuple(each.line for each in slow[:3]),
+                    culprit=Culprit(ranks=tuple(sorted(pace.rank for pace in slow))),
+                    message=f"{fold_ranks(pace.rank for pace in slow)} took at least {MUCH:g} times as long as others",
+                    evidence=tuple(pace.line for pace in slow[:3]),
                     ask="the GPU's clocks and the data loader of those ranks: nvidia-smi -q -d CLOCK,PERFORMANCE",
                 )
                 return
@@ -60,12 +60,12 @@ def conclude_paces(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 def _slow(paces: Sequence[_Pace]) -> list[_Pace]:
     """Return those above half of the longest, if all others are far below."""
-    if len({each.rank for each in paces}) < max(LEAST, len(paces)):  # too few, or several steps
+    if len({pace.rank for pace in paces}) < max(LEAST, len(paces)):  # too few, or several steps
         return []
-    longest = max(each.took for each in paces)
-    slow = [each for each in paces if each.took > longest / 2]
-    others = [each.took for each in paces if each not in slow]
-    return slow if others and max(others) * MUCH <= min(each.took for each in slow) else []
+    longest = max(pace.took for pace in paces)
+    slow = [pace for pace in paces if pace.took > longest / 2]
+    others = [pace.took for pace in paces if pace not in slow]
+    return slow if others and max(others) * MUCH <= min(pace.took for pace in slow) else []
 
 
 def _lists(lines: Iterable[Line]) -> Iterator[list[_Pace]]:

@@ -12,8 +12,8 @@ from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 from allranks.why.people import Culprit, People
 
 STOPPED_S = 30.0

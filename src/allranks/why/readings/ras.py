@@ -19,8 +19,8 @@ from allranks.causes.cause import Role
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import Culprit, People, named
 
 
@@ -36,7 +36,7 @@ class _Launched:
 def conclude_ras(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return the named ranks that are behind all others, at the first report of such ranks."""
     for groups in _read(logs):
-        behind, *others = sorted(groups, key=lambda each: each.count)
+        behind, *others = sorted(groups, key=lambda group: group.count)
         if others and behind.count < others[0].count and behind.culprit:
             ranks = fold_ranks(behind.culprit.ranks)
             yield Conclusion(
@@ -55,7 +55,7 @@ def conclude_ras(logs: Logs, people: People) -> Iterator[Conclusion]:
 def _read(logs: Logs) -> Iterator[list[_Launched]]:
     """Yield the counts of each communicator and kind of operation."""
     groups: list[_Launched] = []
-    last: Event | None = None
+    last: LogEvent | None = None
     for event in logs.of("launched", "launched-rank"):
         line = event.line
         if last is not None and (line.source != last.line.source or line.number != last.line.number + 1):

@@ -9,8 +9,8 @@ from allranks.causes.book import find_cause
 from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 from allranks.why.people import Culprit, People, speaker
 from allranks.why.readings.arrivals import read_members
 
@@ -59,8 +59,10 @@ _STUCK = re.compile(
 
 def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
     """Return healthy or silent-hang, if no reading has found a failure."""
-    failures = [each for each in found if each.role <= Role.VICTIM]
-    if failures and all(Trait.ENDS_FROM_OUTSIDE in each.cause.traits and each.role is Role.VICTIM for each in failures):
+    failures = [conclusion for conclusion in found if conclusion.role <= Role.VICTIM]
+    if failures and all(
+        Trait.ENDS_FROM_OUTSIDE in failure.cause.traits and failure.role is Role.VICTIM for failure in failures
+    ):
         if not any(_goes_on(line) for tail in logs.tails for line in tail.lines):
             yield _ended_from_outside(*failures[0].evidence)
         return
@@ -224,8 +226,8 @@ def _unknown(alarms: Sequence[Line], people: People) -> Conclusion:
 
 def goes_on_after(line: Line, logs: Logs) -> bool:
     """Whether steps are reported after this line, in the same log."""
-    lines = [each for tail in logs.tails if tail.source == line.source for each in tail.lines]
-    return any(each.number > line.number and _STEPS.search(each.text) for each in lines)
+    lines = [later for tail in logs.tails if tail.source == line.source for later in tail.lines]
+    return any(later.number > line.number and _STEPS.search(later.text) for later in lines)
 
 
 def _ended_from_outside(*evidence: Line, is_sure: bool = True) -> Conclusion:

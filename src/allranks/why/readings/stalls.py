@@ -13,7 +13,7 @@ from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
+from allranks.why.logs.log_events import Logs
 from allranks.why.people import Culprit, People, missing_of, parse_ranks
 
 _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
@@ -39,8 +39,8 @@ def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
         )
         return
     fewest = min(sets, key=len)
-    others = [each for each in sets if not each & fewest]
-    most = max(others, key=lambda each: len(each), default=fewest)
+    others = [ranks for ranks in sets if not ranks & fewest]
+    most = max(others, key=lambda other: len(other), default=fewest)
     if len(fewest) < len(most):
         yield Conclusion(
             cause=find_cause("collective-mismatch"),

@@ -17,8 +17,8 @@ from allranks.causes.cause import Role, Trait
 from allranks.model.finding import Confidence
 from allranks.model.raised import is_wrapper
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import Culprit, People, speaker
 
 _LIBRARY = re.compile(
@@ -51,7 +51,7 @@ class Traceback:
     kind: str
     """Name of its class without the module."""
     text: str
-    frames: tuple[Event, ...]
+    frames: tuple[LogEvent, ...]
     line: Line
     """Line of the exception itself."""
     is_explained: bool
@@ -68,7 +68,7 @@ class Traceback:
         return bool(self.frames) and bool(_AGENT.search(self.frames[-1].values["file"]))
 
     @property
-    def user_frame(self) -> Event | None:
+    def user_frame(self) -> LogEvent | None:
         """The last frame in a file of the user's."""
         mine = [frame for frame in self.frames if not _LIBRARY.search(frame.values["file"])]
         return mine[-1] if mine else None
@@ -78,7 +78,7 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
     """Return all exceptions, in their order, except those after which Python says that it continues."""
     found: list[Traceback] = []
     wrappers: dict[object, int] = {}  # the number of the last one of each writer
-    frames: dict[object, list[Event]] = {}
+    frames: dict[object, list[LogEvent]] = {}
     chains: dict[object, bool] = {}
     ignored: dict[object, bool] = {}  # False: announced, and not begun
     parts = [event for event in logs.events if event.kind in _PARTS]
@@ -127,17 +127,21 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
 
 def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return the conclusion from exceptions of the user's code: the first one, and the other ranks with the same."""
-    own = [each for each in read_tracebacks(logs) if not each.is_explained and each.kind not in _CONSEQUENCES]
+    own = [
+        traceback
+        for traceback in read_tracebacks(logs)
+        if not traceback.is_explained and traceback.kind not in _CONSEQUENCES
+    ]
     if not own:
         return
     # Exceptions with a frame in the user's files come first: a logger may print a library's.
     # A launcher's own exception is no error of the user, and one without its message says nothing.
-    own = [each for each in own if not each.is_launchers and (each.kind or each.user_frame)]
+    own = [traceback for traceback in own if not traceback.is_launchers and (traceback.kind or traceback.user_frame)]
     if not own:
         return
-    own.sort(key=lambda each: not each.kind)
-    first = next((each for each in own if each.user_frame and each.kind), None) or own[0]
-    same = [each for each in own if (each.kind, each.text) == (first.kind, first.text)]
+    own.sort(key=lambda traceback: not traceback.kind)
+    first = next((traceback for traceback in own if traceback.user_frame and traceback.kind), None) or own[0]
+    same = [traceback for traceback in own if (traceback.kind, traceback.text) == (first.kind, first.text)]
     culprit = speaker(people.know(first.line))
     frame = first.user_frame or (first.frames[-1] if first.frames else None)
     where = ""
@@ -145,7 +149,7 @@ def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}"
         culprit |= Culprit(things=(where,))
     text = f"{first.kind}: {first.text}" if first.text else first.kind or "an exception; the log does not have its text"
-    ranks = {rank for each in same if (rank := people.know(each.line).rank) is not None}
+    ranks = {rank for traceback in same if (rank := people.know(traceback.line).rank) is not None}
     many = f" (the same on {len(ranks)} ranks)" if len(ranks) > 1 else ""
     yield Conclusion(
         cause=find_cause("user-code-error"),

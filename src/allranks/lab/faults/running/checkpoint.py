@@ -10,10 +10,10 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Expected, Place, Scene
+from allranks.lab.faults.fault import Expected, FaultPlace, LabScene
 from allranks.lab.faults.running.process import DEAD_S, NEXT_STEP_S
 from allranks.lab.faults.running.strike import Strike
-from allranks.lab.faults.running.target import Target
+from allranks.lab.faults.running.target import DrilledJob
 from allranks.model.errors import SetupError
 from allranks.state.saved.manifest import MANIFEST, parse_final, parse_temp
 from allranks.state.saved.parts import list_checkpoints
@@ -28,11 +28,11 @@ DISK_BYTES = 96 << 20
 class CheckpointStrike(Strike):
     """A checkpoint is damaged and a worker is killed, so that a checkpoint must be loaded."""
 
-    place = Place.ANY
+    place = FaultPlace.ANY
     verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Wait for a new checkpoint that is not the first, damage it, kill a worker."""
         known = list_checkpoints(target.checkpoints)[:1]
         target.wait(
@@ -54,9 +54,9 @@ class CheckpointStrike(Strike):
         """Damage the newest complete checkpoint."""
 
     @classmethod
-    def check(cls, scene: Scene, target: Target) -> list[str]:
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Check that the damaged checkpoint was not loaded, and the one before it was."""
-        began = min((each.step for each in target.steps() if each.start > (0, 0)), default=0)
+        began = min((step.step for step in target.steps() if step.start > (0, 0)), default=0)
         spoiled, before = scene.memory["spoiled"], scene.memory["before"]
         if began != before + 1:
             return [f"resumed with step {began}; step {spoiled} was spoiled, that of step {before} was whole"]
@@ -103,11 +103,11 @@ class ManifestMissing(CheckpointStrike, name="checkpoint-manifest-missing", caus
 class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
     """SIGKILL to one worker at a random instant of a save."""
 
-    place = Place.ANY
+    place = FaultPlace.ANY
     verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Wait for a new entry among the checkpoints, and a little longer."""
         target.wait(lambda: bool(list_checkpoints(target.checkpoints)), SAVED_S, "the first checkpoint")
         pid = target.worker_pid(scene, scene.node.name)
@@ -121,12 +121,12 @@ class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
 class SmallDisk(Strike):
     """A directory of the drill is on a small disk that all nodes share."""
 
-    place = Place.ANY
+    place = FaultPlace.ANY
     directory: ClassVar[str]
     disk_bytes: ClassVar[int] = DISK_BYTES
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Create an ext4 in a file, and mount it on all nodes: one device, so one file system."""
         directory, image = scene.run_dir / cls.directory, scene.lab_dir / f"{cls.directory}.ext4"
         directory.mkdir(exist_ok=True)
@@ -141,7 +141,7 @@ class SmallDisk(Strike):
             scene.run(node, "mount", device, str(directory))
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Unmount it, and free the device."""
         if "mounted" in scene.memory:
             script = 'mountpoint --quiet "$1" && umount --lazy "$1" || true'
@@ -154,7 +154,7 @@ class SmallDisk(Strike):
             Path(scene.memory["image"]).unlink(missing_ok=True)
 
     @classmethod
-    def outside(cls, scene: Scene) -> Path:
+    def outside(cls, scene: LabScene) -> Path:
         """Path of its root on this machine: outside of the nodes, nothing is mounted there."""
         directory = Path(scene.memory["mounted"])
         return Path(f"/proc/{scene.inits[scene.first.name]}/root") / directory.relative_to("/")
@@ -169,12 +169,12 @@ class DiskStrike(SmallDisk):
     has_ranks = False
 
     @classmethod
-    def find_checkpoints(cls, scene: Scene, directory: Path) -> Path:
+    def find_checkpoints(cls, scene: LabScene, directory: Path) -> Path:
         """Directory of the disk image."""
         return cls.outside(scene)
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Break the disk."""
         scene.remember("whole", [path.name for path in list_checkpoints(target.checkpoints)])
         struck_s = time.time()
@@ -182,11 +182,11 @@ class DiskStrike(SmallDisk):
         return struck_s
 
     @classmethod
-    def spoil(cls, scene: Scene, directory: Path) -> None:
+    def spoil(cls, scene: LabScene, directory: Path) -> None:
         """Do it."""
 
     @classmethod
-    def check(cls, scene: Scene, target: Target) -> list[str]:
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Check that one of the whole checkpoints still exists."""
         there = {path.name for path in list_checkpoints(target.checkpoints)}
         whole = scene.memory["whole"]
@@ -197,7 +197,7 @@ class CheckpointDiskFull(DiskStrike, name="checkpoint-disk-full", cause="AR005")
     """The disk of the checkpoints is full."""
 
     @classmethod
-    def spoil(cls, scene: Scene, directory: Path) -> None:
+    def spoil(cls, scene: LabScene, directory: Path) -> None:
         """Fill it to the last block."""
         fill(directory / "ballast")
 
@@ -206,7 +206,7 @@ class CheckpointReadOnly(DiskStrike, name="checkpoint-read-only", cause="AR606")
     """The file system of the checkpoints goes read-only, as after an error of its disk."""
 
     @classmethod
-    def spoil(cls, scene: Scene, directory: Path) -> None:
+    def spoil(cls, scene: LabScene, directory: Path) -> None:
         """Remount it: one file system, so on all nodes at once."""
         scene.run(scene.first.name, "mount", "-o", "remount,ro", scene.memory["mounted"])
 

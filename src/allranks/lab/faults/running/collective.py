@@ -5,41 +5,41 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Expected, Scene
+from allranks.lab.faults.fault import Expected, LabScene
 from allranks.lab.faults.running.process import OrderStrike
-from allranks.lab.faults.running.target import Target
+from allranks.lab.faults.running.target import DrilledJob
 
 MISMATCH_S = 5.0
 EVALUATES_S = 60.0
 LATE_S = 0.15
 
 
-class Mismatch(OrderStrike):
+class MismatchStrike(OrderStrike):
     """Ranks call different collectives at the same position. A restart does not cure a script."""
 
     severity = Expected.FAIL
     verdict_s = MISMATCH_S
 
 
-class CollectiveSkipped(Mismatch, name="collective-skipped", cause="AR410"):
+class CollectiveSkipped(MismatchStrike, name="collective-skipped", cause="AR410"):
     """One rank skips a collective, and is one ahead from then on."""
 
     order, has_baseline = "skip", True
 
 
-class CollectivesDiffer(Mismatch, name="collectives-differ", cause="AR410"):
+class CollectivesDiffer(MismatchStrike, name="collectives-differ", cause="AR410"):
     """One rank broadcasts where the others reduce."""
 
     order = "other-collective"
 
 
-class ShapesDiffer(Mismatch, name="shapes-differ", cause="AR410"):
+class ShapesDiffer(MismatchStrike, name="shapes-differ", cause="AR410"):
     """One rank reduces twice as many numbers as the others."""
 
     order = "other-shape"
 
 
-class DtypesDiffer(Mismatch, name="dtypes-differ", cause="AR410"):
+class DtypesDiffer(MismatchStrike, name="dtypes-differ", cause="AR410"):
     """One rank reduces doubles where the others reduce floats; Gloo aborts an innocent rank."""
 
     order = "other-dtype"
@@ -53,7 +53,7 @@ class RankEvaluates(OrderStrike, name="rank-evaluates"):
     guard: ClassVar = {"hang_s": 150.0}
 
     @classmethod
-    def check(cls, scene: Scene, target: Target) -> list[str]:
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Check that it was named, with its place."""
         rank = target.rank_on(scene.node.name)
         line = rf"slow: rank {rank} has been in user code for \d+ s: orders\.py:\d+ in evaluate; \d+ ranks wait"

@@ -12,11 +12,11 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Expected, Place, Scene
+from allranks.lab.faults.fault import Expected, FaultPlace, LabScene
 from allranks.lab.faults.running.checkpoint import SmallDisk, call, fill
 from allranks.lab.faults.running.process import OrderStrike
 from allranks.lab.faults.running.strike import Strike
-from allranks.lab.faults.running.target import Target
+from allranks.lab.faults.running.target import DrilledJob
 from allranks.model.errors import SetupError
 
 PAUSED_S = 20.0
@@ -35,14 +35,14 @@ class RunDirFull(SmallDisk, name="run-dir-full", cause="AR005"):
     watch_s = 60.0
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Mount it outside of the nodes, too: the drill reads the run directory."""
         super().inject(scene)
         call("mount", scene.memory["device"], scene.memory["mounted"])
         scene.remember("is_mounted_outside", True)
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Unmount it."""
         if scene.memory.get("is_mounted_outside"):
             with contextlib.suppress(SetupError):  # by hand
@@ -50,13 +50,13 @@ class RunDirFull(SmallDisk, name="run-dir-full", cause="AR005"):
         super().heal(scene)
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Fill it, and have a rank print."""
         fill(Path(scene.memory["mounted"]) / "other")
         return target.order(target.rank_on(scene.node.name), "print")
 
     @classmethod
-    def follow_up(cls, scene: Scene, target: Target) -> None:
+    def follow_up(cls, scene: LabScene, target: DrilledJob) -> None:
         """Make room."""
         wait_for_pause(target)
         (Path(scene.memory["mounted"]) / "other").unlink()
@@ -69,7 +69,7 @@ class TmpdirFull(OrderStrike, name="tmpdir-full", cause="AR005"):
     verdict_s, watch_s = 5.0, 60.0
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Mount a small file system there; all nodes have the same TMPDIR."""
         tmpdir = scene.lab_dir / "tmpdir"
         tmpdir.mkdir(mode=0o1777, exist_ok=True)
@@ -80,7 +80,7 @@ class TmpdirFull(OrderStrike, name="tmpdir-full", cause="AR005"):
         scene.run(scene.node.name, "mount", "-t", "tmpfs", "-o", options, "lab", str(tmpdir))
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Unset TMPDIR, unmount."""
         scene.remove_files()
         if "mounted" in scene.memory:
@@ -88,19 +88,19 @@ class TmpdirFull(OrderStrike, name="tmpdir-full", cause="AR005"):
             scene.run(scene.node.name, "sh", "-c", script, "sh", scene.memory["mounted"])
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Fill it, and give the order."""
         fill(cls._tmpdir(scene) / "other")
         return super().strike(scene, target)
 
     @classmethod
-    def follow_up(cls, scene: Scene, target: Target) -> None:
+    def follow_up(cls, scene: LabScene, target: DrilledJob) -> None:
         """Make room."""
         wait_for_pause(target)
         (cls._tmpdir(scene) / "other").unlink()
 
     @classmethod
-    def _tmpdir(cls, scene: Scene) -> Path:
+    def _tmpdir(cls, scene: LabScene) -> Path:
         mounted = Path(scene.memory["mounted"])
         return Path(f"/proc/{scene.inits[scene.node.name]}/root") / mounted.relative_to("/")
 
@@ -111,7 +111,7 @@ class TmpdirFullUnsaid(TmpdirFull, name="tmpdir-full-unsaid", cause="AR005"):
     order: ClassVar[str] = "exit"
 
 
-def wait_for_pause(target: Target) -> None:
+def wait_for_pause(target: DrilledJob) -> None:
     """Wait until the job waits for room, and a little longer.
 
     Raises:
@@ -134,7 +134,7 @@ class RunDirWithoutInodes(RunDirFull, name="run-dir-without-inodes", cause="AR00
     has_ranks = False
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Make files until none can be made."""
         directory, struck_s = Path(scene.memory["mounted"]) / "others", time.time()
         with contextlib.suppress(OSError):
@@ -144,20 +144,20 @@ class RunDirWithoutInodes(RunDirFull, name="run-dir-without-inodes", cause="AR00
         return struck_s
 
     @classmethod
-    def follow_up(cls, scene: Scene, target: Target) -> None:
+    def follow_up(cls, scene: LabScene, target: DrilledJob) -> None:
         """Nobody makes room."""
 
 
 class RunDirRemoved(Strike, name="run-dir-removed", cause="AR006"):
     """Somebody removes the attempt's directory; training continues, and the verdict is there at the end."""
 
-    place = Place.ANY
+    place = FaultPlace.ANY
     severity = Expected.SURVIVED
     watch_s = 20.0
     has_ranks = False
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Remove it."""
         struck_s = time.time()
         for path in target.directory.joinpath("runs").glob("[0-9]*/attempt_*"):

@@ -14,12 +14,12 @@ import time
 from typing import ClassVar
 
 from allranks.lab import hosts as machines
-from allranks.lab.faults.fault import Culprit, Place, Scene
-from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, LinkCut, ports_of
+from allranks.lab.faults.fault import FaultPlace, LabScene, TrueCulprit
+from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, LinkCutStrike, ports_of
 from allranks.lab.faults.running.node import BACK_S, AgentKilled, BatchNodeKilled, NodeBack, NodeKilled, cable
 from allranks.lab.faults.running.process import WorkerKilled
-from allranks.lab.faults.running.strike import Launch, Strike, Succession
-from allranks.lab.faults.running.target import Target
+from allranks.lab.faults.running.strike import Launch, NextLeader, Strike
+from allranks.lab.faults.running.target import DrilledJob
 from allranks.lab.hosts import SWITCH
 from allranks.launch.lead.course import RETURN_S
 from allranks.launch.succession import OPENS_S, SEEK_S
@@ -38,9 +38,9 @@ _FAILED = re.compile(r"srun: error: (\S+): tasks? \S+: (Exited with exit code [1
 class LeaderStrike(Strike):
     """A strike at the node that leads: the job goes on without it, under another leader."""
 
-    place = Place.LEADER
+    place = FaultPlace.LEADER
     num_lost = 1
-    succession = Succession.LOST
+    succession = NextLeader.LOST
 
 
 class LeaderAgentKilled(LeaderStrike, AgentKilled, name="leader-agent-killed", cause="AR012"):
@@ -53,7 +53,7 @@ class SecondLeaderKilled(LeaderAgentKilled, name="second-leader-killed", cause="
     """The leader's agent was killed before, and is in the job again. SIGKILL to the agent that leads since then."""
 
     @classmethod
-    def begin(cls, scene: Scene, target: Target) -> None:
+    def begin(cls, scene: LabScene, target: DrilledJob) -> None:
         """Kill the first leader's agent, and wait until all nodes train under the next one."""
         first, newest = target.leader(), target.newest()
         start = next(iter(newest.values())).start
@@ -81,13 +81,13 @@ class SmallBatchLeaderKilled(BatchLeaderKilled, name="batch-leader-killed-of-3",
 class LeaderWorkerKilled(LeaderStrike, WorkerKilled, name="leader-worker-killed", cause="AR407"):
     """SIGKILL to the worker on the leader's node: it leads on."""
 
-    num_lost, succession, has_baseline = 0, Succession.NONE, False
+    num_lost, succession, has_baseline = 0, NextLeader.NONE, False
 
 
-class LeaderLinkCut(LeaderStrike, LinkCut, name="leader-link-cut", cause="AR210"):
+class LeaderLinkCut(LeaderStrike, LinkCutStrike, name="leader-link-cut", cause="AR210"):
     """The switch port of the leader's data interface goes down: it hands over, and the job goes on without its node."""
 
-    succession, has_baseline = Succession.RESIGNED, False
+    succession, has_baseline = NextLeader.RESIGNED, False
 
 
 class LeaderNodeKilled(LeaderStrike, NodeKilled, name="leader-node-killed", cause="AR012"):
@@ -105,7 +105,7 @@ class CutOff(LeaderStrike):
     next_step_s: ClassVar[float | None] = NEXT_STEP_S
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Note the workers of the cut-off side, and cut it off."""
         scene.remember("workers", [machines.identify(target.worker_pid(scene, node)) for node in cls.lost(scene)])
         struck_s = time.time()
@@ -113,25 +113,27 @@ class CutOff(LeaderStrike):
         return struck_s
 
     @classmethod
-    def lost(cls, scene: Scene) -> tuple[str, ...]:
+    def lost(cls, scene: LabScene) -> tuple[str, ...]:
         """Return the nodes of the cut-off side."""
         return cls.culprit(scene).nodes
 
     @classmethod
-    def cut(cls, scene: Scene) -> None:
+    def cut(cls, scene: LabScene) -> None:
         """Cut both networks of the leader's node."""
         cable(scene, scene.node.name, state="down")
 
     @classmethod
-    def note_workers(cls, scene: Scene) -> None:
+    def note_workers(cls, scene: LabScene) -> None:
         """Note which workers of the cut-off side still run; they must have ended before it is connected again."""
         give_up_s = time.monotonic() + ENDS_S
-        while (left := [each for each in scene.memory["workers"] if _is_alive(each)]) and time.monotonic() < give_up_s:
+        while (
+            left := [worker for worker in scene.memory["workers"] if _is_alive(worker)]
+        ) and time.monotonic() < give_up_s:
             time.sleep(0.2)
         scene.remember("left", left)
 
     @classmethod
-    def check(cls, scene: Scene, target: Target) -> list[str]:
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Connect the nodes again, and check how the cut-off side has ended.
 
         SLURM knows the exit codes of nodes that it has not given up before.
@@ -148,7 +150,7 @@ class LeaderSilent(CutOff, name="leader-silent", cause="AR012"):
     """Both networks of the leader's node are cut: it still runs, but no other node can tell."""
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Connect it again."""
         cable(scene, scene.node.name, state="up")
 
@@ -159,7 +161,7 @@ class LeaderBack(CutOff, NodeBack, name="leader-back", cause="AR012"):
     launch = Launch.STEP
 
     @classmethod
-    def follow_up(cls, scene: Scene, target: Target) -> None:
+    def follow_up(cls, scene: LabScene, target: DrilledJob) -> None:
         """Connect it again, before SLURM gives it up."""
         time.sleep(BACK_S)
         cls.note_workers(scene)
@@ -177,19 +179,19 @@ class BatchNodeCutOff(BatchNodeKilled, name="batch-node-cut-off"):
     most_nodes: ClassVar[int | None] = None
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Cut them."""
         struck_s = time.time()
         cable(scene, scene.node.name, state="down")
         return struck_s
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Connect it again."""
         cable(scene, scene.node.name, state="up")
 
     @classmethod
-    def check(cls, scene: Scene, target: Target) -> list[str]:
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Connect it, wait until SLURM has ended what the lost run left there, and check the record."""
         cls.heal(scene)
         init, give_up_s = scene.inits[scene.node.name], time.monotonic() + LEFT_S
@@ -218,21 +220,21 @@ class Split(CutOff):
     num_with_leader: ClassVar[int]
 
     @classmethod
-    def groups(cls, scene: Scene) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def groups(cls, scene: LabScene) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the group that must go on, and the one that is lost."""
         others = [name for name in scene.hosts if name != scene.node.name]
         chance = random.Random(f"{cls.name} {scene.where.seed}")  # neighboring seeds alone give similar numbers
         own = {scene.node.name, *chance.sample(others, cls.num_with_leader - 1)}
         groups = tuple(name for name in scene.hosts if name in own), tuple(name for name in others if name not in own)
-        return groups if cls.succession is Succession.NONE else groups[::-1]
+        return groups if cls.succession is NextLeader.NONE else groups[::-1]
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """Return the lost group."""
-        return Culprit(nodes=cls.groups(scene)[1])
+        return TrueCulprit(nodes=cls.groups(scene)[1])
 
     @classmethod
-    def cut(cls, scene: Scene) -> None:
+    def cut(cls, scene: LabScene) -> None:
         """Drop what the switch would forward between the groups."""
         going_on, lost = (
             [port for name in group for port in ports_of(scene.hosts[name])] for group in cls.groups(scene)
@@ -245,7 +247,7 @@ class Split(CutOff):
         scene.filter(SWITCH, rules, family="bridge", hook="forward")
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Drop no more."""
         scene.unfilter(SWITCH, family="bridge")
 
@@ -253,17 +255,17 @@ class Split(CutOff):
 class Split33(Split, name="split-3-3", cause="AR211"):
     """The network splits into two halves: the leader's goes on, but nobody can tell which one is at fault."""
 
-    num_with_leader, num_lost, succession = 3, 3, Succession.NONE
+    num_with_leader, num_lost, succession = 3, 3, NextLeader.NONE
 
     @classmethod
-    def lost(cls, scene: Scene) -> tuple[str, ...]:
+    def lost(cls, scene: LabScene) -> tuple[str, ...]:
         """Return the half without the leader."""
         return cls.groups(scene)[1]
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """Return both halves."""
-        return Culprit(nodes=tuple(scene.hosts))
+        return TrueCulprit(nodes=tuple(scene.hosts))
 
 
 class Split24(Split, name="split-2-4", cause="AR012"):
@@ -281,7 +283,7 @@ class Split15(Split, name="split-1-5", cause="AR012"):
 class Split42(Split, name="split-4-2", cause="AR012"):
     """The network splits: the leader and three nodes on one side, which go on, and two on the other."""
 
-    num_with_leader, num_lost, succession = 4, 2, Succession.NONE
+    num_with_leader, num_lost, succession = 4, 2, NextLeader.NONE
 
 
 def _is_alive(identity: str) -> bool:

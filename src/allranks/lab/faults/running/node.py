@@ -10,11 +10,11 @@ import time
 from typing import ClassVar
 
 from allranks.lab import hosts as machines
-from allranks.lab import slurm
-from allranks.lab.faults.fault import Culprit, Expected, Place, Scene
+from allranks.lab import slurm_daemons
+from allranks.lab.faults.fault import Expected, FaultPlace, LabScene, TrueCulprit
 from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, ports_of
 from allranks.lab.faults.running.strike import Launch, Strike
-from allranks.lab.faults.running.target import Target
+from allranks.lab.faults.running.target import DrilledJob
 
 DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 BACK_S = 20.0
@@ -35,7 +35,7 @@ class AgentKilled(NodeStrike, name="agent-killed", cause=("AR012", "AR407")):
     """SIGKILL to the agent of one node; its workers go with it."""
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Kill it."""
         pid = target.agent_pid(scene, scene.node.name)
         struck_s = time.time()
@@ -50,7 +50,7 @@ class NodeEmptied(NodeStrike, name="node-emptied", cause=("AR012", "AR407")):
     """
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Kill all processes except process 1 and the daemons."""
         init = scene.inits[scene.node.name]
         running = machines.processes_in(init)
@@ -68,7 +68,7 @@ class NodeKilled(NodeStrike, name="node-killed", cause="AR012"):
     has_baseline = True
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Kill process 1 of the node, and with it everything."""
         return _kill(scene, scene.node.name)
 
@@ -79,12 +79,12 @@ class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
     min_nodes = 4
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """Both nodes."""
-        return Culprit(nodes=_two(scene))
+        return TrueCulprit(nodes=_two(scene))
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Kill both."""
         return _kill(scene, *_two(scene))
 
@@ -102,28 +102,30 @@ class NodeBack(NodeStrike, name="node-back", cause="AR012"):
     watch_s = 120.0
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Make SLURM wait for the node."""
-        slurm.set_patience(PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.controller.name))
+        slurm_daemons.set_patience(PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.controller.name))
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Set both ports down."""
         struck_s = time.time()
         cable(scene, scene.node.name, state="down")
         return struck_s
 
     @classmethod
-    def follow_up(cls, scene: Scene, target: Target) -> None:
+    def follow_up(cls, scene: LabScene, target: DrilledJob) -> None:
         """Set them up again."""
         time.sleep(BACK_S)
         cable(scene, scene.node.name, state="up")
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Set them up in any case, and restore SLURM's timeout."""
         cable(scene, scene.node.name, state="up")
-        slurm.set_patience(slurm.PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.controller.name))
+        slurm_daemons.set_patience(
+            slurm_daemons.PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.controller.name)
+        )
 
 
 class BelowMinimumAndBack(NodeBack, name="below-minimum-and-back", cause=("AR012", "AR608")):
@@ -142,7 +144,7 @@ class BelowMinimum(NodeStrike, name="below-minimum", cause=("AR608", "AR012")):
     run_flags: ClassVar = ("--capacity-timeout", str(CAPACITY_S))
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Kill one."""
         return _kill(scene, scene.node.name)
 
@@ -153,7 +155,7 @@ class BatchNodeKilled(NodeKilled, name="batch-node-killed"):
     The process that would print a verdict is gone, and so is srun's output. The culprit is in the job's record.
     """
 
-    place, needs_login, is_requeued = Place.LEADER, True, True
+    place, needs_login, is_requeued = FaultPlace.LEADER, True, True
     succession = None
     """Until SLURM gives the node up, another one may lead."""
     also: ClassVar[tuple[str, ...]] = ("AR012",)
@@ -163,21 +165,21 @@ class BatchNodeKilled(NodeKilled, name="batch-node-killed"):
     most_nodes: ClassVar[int | None] = 4
 
     @classmethod
-    def check(cls, scene: Scene, target: Target) -> list[str]:
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Check that the remaining agents recorded the node for the next attempt."""
         paths = target.directory.glob("runs/[0-9]*/culprits.json")
-        named = [(each["node"], each["cause_id"]) for path in paths for each in json.loads(path.read_text())]
+        named = [(finding["node"], finding["cause_id"]) for path in paths for finding in json.loads(path.read_text())]
         truth = cls.culprit(scene).nodes[0]
         return [] if named == [(truth, "AR012")] else [f"culprits.json has {named}, the truth is AR012 {truth}"]
 
 
-def cable(scene: Scene, *names: str, state: str) -> None:
+def cable(scene: LabScene, *names: str, state: str) -> None:
     """Set both switch ports of nodes up or down."""
     ports = [port for name in names for port in ports_of(scene.hosts[name])]
     scene.on_switch("ip", "-batch", "-", script="".join(f"link set {port} {state}\n" for port in ports))
 
 
-def _kill(scene: Scene, *names: str) -> float:
+def _kill(scene: LabScene, *names: str) -> float:
     """Cut the cables first: a machine without power closes no connections, but the kernel of a killed process does."""
     struck_s = time.time()
     cable(scene, *names, state="down")
@@ -185,7 +187,7 @@ def _kill(scene: Scene, *names: str) -> float:
     return struck_s
 
 
-def _two(scene: Scene) -> tuple[str, ...]:
+def _two(scene: LabScene) -> tuple[str, ...]:
     """The node and another one; neither is the first."""
     others = [name for name in list(scene.hosts)[1:] if name != scene.node.name]
     other = scene.make_chance().choice(others)

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Expected, Place, Scene, Start
+from allranks.lab.faults.fault import Expected, FaultPlace, JobStart, LabScene
 from allranks.lab.faults.running.strike import Strike
-from allranks.lab.faults.running.target import Target
+from allranks.lab.faults.running.target import DrilledJob
 from allranks.model.errors import SetupError
 
 DEAD_S = 1.0
@@ -25,12 +25,12 @@ CGROUP_1, CGROUP_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 class SignalStrike(Strike):
     """One signal to one worker, from outside."""
 
-    place = Place.ANY
+    place = FaultPlace.ANY
     next_step_s = NEXT_STEP_S
     signum: ClassVar[signal.Signals]
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Send it."""
         pid = target.worker_pid(scene, scene.node.name)
         struck_s = time.time()
@@ -53,13 +53,13 @@ class WorkerStopped(SignalStrike, name="worker-stopped", cause="AR010"):
 class OrderStrike(Strike):
     """A strike that one rank of the program executes itself, at a step that is logged."""
 
-    place = Place.ANY
+    place = FaultPlace.ANY
     order: ClassVar[str]
     seconds: ClassVar[float | None] = None
     does_it_again: ClassVar[bool] = False
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Order it."""
         details: dict[str, object] = {} if cls.seconds is None else {"seconds": cls.seconds}
         if cls.does_it_again:
@@ -101,25 +101,25 @@ class WorkerOutOfMemory(Strike, name="worker-oom-killed", cause="AR008"):
     in it from their start.
     """
 
-    place = Place.ANY
+    place = FaultPlace.ANY
     verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
 
     @classmethod
-    def inject(cls, scene: Scene) -> None:
+    def inject(cls, scene: LabScene) -> None:
         """Make the cgroup."""
         own = _cgroup_root() / f"allranks-{scene.lab_dir.name}-{scene.node.name}"
         own.mkdir(exist_ok=True)
         scene.remember("cgroup", str(own))
 
     @classmethod
-    def start(cls, scene: Scene) -> Start:
+    def start(cls, scene: LabScene) -> JobStart:
         """Move the node's agent into it."""
         procs = shlex.quote(str(Path(scene.memory["cgroup"]) / "cgroup.procs"))
         enter = f'[ "$SLURMD_NODENAME" != {shlex.quote(scene.node.name)} ] || echo $$ >{procs}; exec "$@"'
-        return Start(wrapper=("sh", "-c", enter, "sh"))
+        return JobStart(wrapper=("sh", "-c", enter, "sh"))
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Limit it to little more than its current use, and order the worker to allocate more."""
         own = Path(scene.memory["cgroup"])
         limit, usage = own / "memory.limit_in_bytes", own / "memory.usage_in_bytes"
@@ -129,7 +129,7 @@ class WorkerOutOfMemory(Strike, name="worker-oom-killed", cause="AR008"):
         return target.order(target.rank_on(scene.node.name), "allocate")
 
     @classmethod
-    def heal(cls, scene: Scene) -> None:
+    def heal(cls, scene: LabScene) -> None:
         """Remove the cgroup, which is empty after the job's end."""
         if "cgroup" in scene.memory:
             deadline_s = time.monotonic() + 5.0

@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Culprit, Expected, Scene
+from allranks.lab.faults.fault import Expected, LabScene, TrueCulprit
 from allranks.lab.faults.running.strike import Launch, Strike
-from allranks.lab.faults.running.target import Target
-from allranks.lab.slurm import URGENT_PARTITION
+from allranks.lab.faults.running.target import DrilledJob
+from allranks.lab.slurm_daemons import URGENT_PARTITION
 
 
 class SlurmStrike(Strike):
@@ -22,22 +22,22 @@ class SlurmStrike(Strike):
     """`JOB` stands for the job's id."""
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """No culprit: a user wanted it."""
-        return Culprit()
+        return TrueCulprit()
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Run the command where users work."""
-        scene.remember("step", max(each.step for each in target.newest().values()))
+        scene.remember("step", max(done.step for done in target.newest().values()))
         struck_s = time.time()
         scene.run(scene.controller.name, *(word.replace("JOB", target.job_id) for word in cls.command))
         return struck_s
 
     @classmethod
-    def check(cls, scene: Scene, target: Target) -> list[str]:
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Check that there was time for a checkpoint, and that a later attempt resumed from it."""
-        done, began = scene.memory["step"], [each.step - 1 for each in target.steps() if each.start > (0, 0)]
+        done, began = scene.memory["step"], [step.step - 1 for step in target.steps() if step.start > (0, 0)]
         saved = min(began) if began else target.whole_checkpoint()
         return (
             []
@@ -46,7 +46,7 @@ class SlurmStrike(Strike):
         )
 
 
-class TimeLimit(SlurmStrike, name="time-limit"):
+class TimeLimitStrike(SlurmStrike, name="time-limit"):
     """The job's time limit is set to one minute, without a warning signal."""
 
     severity = Expected.FAIL

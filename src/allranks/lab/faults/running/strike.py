@@ -18,8 +18,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Culprit, Expected, Fault, Place, Scene
-from allranks.lab.faults.running.target import Target
+from allranks.lab.faults.fault import Expected, Fault, FaultPlace, LabScene, TrueCulprit
+from allranks.lab.faults.running.target import DrilledJob
 
 
 class Launch(StrEnum):
@@ -30,7 +30,7 @@ class Launch(StrEnum):
     """With `allranks submit`: for SLURM's own actions on jobs."""
 
 
-class Succession(StrEnum):
+class NextLeader(StrEnum):
     """Who leads the job after a strike."""
 
     NONE = "none"
@@ -46,7 +46,7 @@ class Strike(Fault):
 
     severity: ClassVar[Expected] = Expected.RESUMED
     """FAIL: the job ends. RESUMED: it continues and ends with 0. SURVIVED: nothing is reported."""
-    place: ClassVar[Place] = Place.NOT_FIRST
+    place: ClassVar[FaultPlace] = FaultPlace.NOT_FIRST
     """Without a login node, the first node has SLURM's controller and the job's srun, beside the leader."""
     verdict_s: ClassVar[float | None] = None
     """Upper bound of the time from the strike to the printed verdict."""
@@ -73,7 +73,7 @@ class Strike(Fault):
     """Whether all nodes must be in the job again afterwards."""
     num_lost: ClassVar[int | None] = None
     """Number of nodes without which the job must go on; None: any."""
-    succession: ClassVar[Succession | None] = Succession.NONE
+    succession: ClassVar[NextLeader | None] = NextLeader.NONE
     """Who must lead afterwards; None: anyone."""
     is_requeued: ClassVar[bool] = False
     """Whether SLURM must start the job again; otherwise it must not."""
@@ -87,7 +87,7 @@ class Strike(Fault):
     """Whether plain torchrun runs with it, as the example of its class."""
 
     @classmethod
-    def begin(cls, scene: Scene, target: Target) -> None:
+    def begin(cls, scene: LabScene, target: DrilledJob) -> None:
         """Do what must have happened to the job before the strike; all ranks train, also afterwards.
 
         Raises:
@@ -95,7 +95,7 @@ class Strike(Fault):
         """
 
     @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
+    def strike(cls, scene: LabScene, target: DrilledJob) -> float:
         """Strike; all ranks train at this time.
 
         Returns:
@@ -106,20 +106,20 @@ class Strike(Fault):
         raise NotImplementedError
 
     @classmethod
-    def find_checkpoints(cls, scene: Scene, directory: Path) -> Path:
+    def find_checkpoints(cls, scene: LabScene, directory: Path) -> Path:
         """Return the path on this machine of a directory in which the job saves."""
         return directory
 
     @classmethod
-    def follow_up(cls, scene: Scene, target: Target) -> None:
+    def follow_up(cls, scene: LabScene, target: DrilledJob) -> None:
         """Do what follows some time after the strike; returns when it is done."""
 
     @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
+    def culprit(cls, scene: LabScene) -> TrueCulprit:
         """Return the culprit that a verdict must name."""
-        return Culprit(nodes=(scene.node.name,))
+        return TrueCulprit(nodes=(scene.node.name,))
 
     @classmethod
-    def check(cls, scene: Scene, target: Target) -> list[str]:
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
         """Return errors in what the job left behind, in addition to the measurements of all drills."""
         return []

@@ -18,11 +18,11 @@ import msgspec
 
 from allranks.host.process import read_environment
 from allranks.lab import hosts as machines
-from allranks.lab.faults.fault import Scene
+from allranks.lab.faults.fault import LabScene
 from allranks.model.errors import SetupError
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
-from allranks.wire.leader import ANNOUNCEMENT, decode_announcement
+from allranks.wire.leader_port import ANNOUNCEMENT, decode_announcement
 
 STRUCK_S = 20.0
 """How long an order may take: a few steps."""
@@ -62,7 +62,7 @@ class Saved(msgspec.Struct, frozen=True):
     """When it was completed, seconds since the epoch."""
 
 
-class Target:
+class DrilledJob:
     """A running job during a drill.
 
     Args:
@@ -115,8 +115,8 @@ class Target:
     def newest(self) -> dict[int, StepDone]:
         """Return the last step of each rank of the newest start."""
         steps = self.steps()
-        start = max((each.start for each in steps), default=(0, 0))
-        return {each.rank: each for each in steps if each.start == start}
+        start = max((step.start for step in steps), default=(0, 0))
+        return {step.rank: step for step in steps if step.start == start}
 
     def is_stepping(self, num_ranks: int, *, after: tuple[int, int] | None = None, num_steps: int = 3) -> bool:
         """Whether all ranks of the newest start have done some steps.
@@ -130,7 +130,7 @@ class Target:
         if len(newest) != num_ranks or (after is not None and next(iter(newest.values())).start <= after):
             return False
         start = next(iter(newest.values())).start
-        made = [sum(each.rank == rank and each.start == start for each in self._steps) for rank in newest]
+        made = [sum(step.rank == rank and step.start == start for step in self._steps) for rank in newest]
         return min(made) >= num_steps
 
     def ranks_on(self, node: str) -> tuple[int, ...]:
@@ -147,7 +147,7 @@ class Target:
             raise SetupError(f"lab: {node} has no rank of the job")
         return ranks[0]
 
-    def worker_pid(self, scene: Scene, node: str) -> int:
+    def worker_pid(self, scene: LabScene, node: str) -> int:
         """Return the pid of a node's first worker, as seen from this machine.
 
         Raises:
@@ -156,7 +156,7 @@ class Target:
         there = self.newest()[self.rank_on(node)].pid
         return _pid_here(scene.inits[node], there, f"rank {self.rank_on(node)} on {node}")
 
-    def agent_pid(self, scene: Scene, node: str) -> int:
+    def agent_pid(self, scene: LabScene, node: str) -> int:
         """Return the pid of the agent that started a node's first worker: of `allranks run`, or of torchrun.
 
         Raises:

@@ -1,0 +1,75 @@
+"""What the guard concludes: a proven fault, its culprit, and what follows for the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allranks.causes.book import find_cause
+from allranks.model.finding import Confidence, Evidence, Finding, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class GuardVerdict:
+    """One verdict on a running job."""
+
+    findings: tuple[Finding, ...]
+    """The culprit's first."""
+    exit_code: int
+    """Of the job, where nobody starts it again."""
+    ranks: tuple[int, ...] = ()
+    """Culprits; none where a link or nobody is."""
+    nodes: tuple[int, ...] = ()
+    """Indices in the Plan of the nodes to go on without; where two cannot be told apart, the one that is easier to
+    miss (never the leader's). None where no node is at fault."""
+    lost: tuple[int, ...] = ()
+    """Indices in the Plan of the nodes whose machines do not answer."""
+    cures: bool = False
+    """Leaving out `nodes` cures it: the node or its link is at fault, and not what runs there."""
+    is_retryable: bool = True
+    """Starting again from a checkpoint may help; False for an error of the user's code, which comes back."""
+    needs_room: bool = False
+    """A disk was full: starting again helps once there is room."""
+    is_over: bool = False
+    """All other ranks have finished: there is nothing to start again."""
+    blocked: tuple[int, ...] = ()
+    """Ranks that no SIGTERM reaches in time: stopped, or deep in a collective. For `Stop.at_once`."""
+    is_final: bool = True
+    """Nothing that workers say while they are ended can change it; False: ask again when they have ended."""
+    told_within_s: float | None = None
+    """How long a verdict that is not final may wait for them; None: as long as it takes."""
+    others: tuple[GuardVerdict, ...] = ()
+    """Of ranks that broke by themselves, too, each group that failed alike; their findings are in `findings`, but what
+    else is said here is of the first group alone."""
+
+    @property
+    def parts(self) -> tuple[GuardVerdict, ...]:
+        """Itself, and the others."""
+        return (self, *self.others)
+
+
+def name_fault(
+    cause_id: str,
+    message: str,
+    *,
+    node: str | None = None,
+    evidence: Sequence[str | Evidence] = (),
+    fix: str | None = None,
+    values: Mapping[str, object] | None = None,
+    **about: Any,
+) -> Finding:
+    """Return a finding of a cause of the catalogue, in the guard's own words: certain, and a failure, unless told.
+
+    Args:
+        evidence: what was seen, one line each.
+        fix: what to do; None: what the cause says; empty: nothing.
+        values: what the cause's fix names, where it is known: interface, job, rank.
+        about: any other field of Finding.
+    """
+    cause = find_cause(cause_id)
+    if fix is None:
+        fix = cause.fix_with(**({"node": node} if node else {}), **(values or {}))
+    seen = tuple(Evidence(seen=shown) if isinstance(shown, str) else shown for shown in evidence)
+    more = {"severity": Severity.FAIL, "confidence": Confidence.CERTAIN} | about
+    return Finding(cause=cause.label, message=message, node=node, evidence=seen, fix=fix or None, **more)

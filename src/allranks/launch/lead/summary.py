@@ -1,0 +1,122 @@
+"""The outcome of a job, as a verdict and as printed lines (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from allranks.guard.guard_verdict import GuardVerdict, name_fault
+from allranks.launch.plan import count_of
+from allranks.model.finding import Confidence, Finding, Verdict
+from allranks.model.hostlist import fold_hosts
+from allranks.model.past import Crash
+
+MOST_MISSING = 4
+"""Files that are named."""
+
+
+def loop_of(judged: GuardVerdict, crash: Crash) -> GuardVerdict:
+    """Add the finding that a restart does not help, because this crash came back, in front of the crashes."""
+    first = next((finding for finding in judged.findings if finding.ranks == crash.ranks), judged.findings[0])
+    what = f"the same crash happened again at step {crash.step} after a restart: {crash.cause}: {crash.what}"
+    return replace(judged, findings=(name_fault("AR509", what, node=first.node, ranks=first.ranks), *judged.findings))
+
+
+def describe_restart(
+    generation: int,
+    nodes: Sequence[str],
+    without: Sequence[str],
+    checkpoint: int | None,
+    *,
+    num_left: int,
+    is_tracked: bool = True,
+) -> str:
+    """`restart 1 on 5 nodes without node03, from the checkpoint of step 120; 2 more restarts left`.
+
+    Args:
+        without: the nodes that are left out.
+        checkpoint: step of the newest checkpoint that allranks knows.
+        num_left: restarts left after this one.
+        is_tracked: whether the script reports its steps; otherwise allranks does not know what it saves.
+    """
+    where = f"from the checkpoint of step {checkpoint}"
+    if checkpoint is None:
+        where = "from the beginning" if is_tracked else "from what the script itself saved"
+    left = f" without {fold_hosts(without)}" if without else ""
+    more = count_of(num_left, "more restart")
+    return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"
+
+
+def describe_loss(leader: str, reason: str, how: str | None) -> Finding:
+    """Return the finding of a job that has lost its leader, and nobody could succeed it.
+
+    Args:
+        leader: name of its node.
+        reason: how this agent has noticed.
+        how: how the leader's agent ended, where somebody knows.
+    """
+    if how is None:
+        what = "the node led the job, and its agent is gone: the machine crashed, lost its network, or somebody killed "
+        return name_fault("AR012", f"{what}the agent", node=leader, evidence=[reason], confidence=Confidence.LIKELY)
+    fix = f"on {leader}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
+    what = f"the node's agent, which led the job, was {how}; no other node could lead"
+    return name_fault("AR012", what, node=leader, evidence=[reason], fix=fix)
+
+
+def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step: int | None) -> str:
+    """`2 ranks are running; no output yet, 10 s after the start`, `2 ranks are running, step 120; no output for 5 min`.
+
+    Args:
+        silent_s: how long the ranks of the leader's node have written nothing.
+        step: of the rank that is furthest; None if the script does not report steps.
+    """
+    ranks = f"{count_of(world_size, 'rank')} {'is' if world_size == 1 else 'are'} running"
+    at = "" if step is None else f", step {step}"
+    silence = f"no output for {describe_time(silent_s)}"
+    return f"{ranks}{at}; " + (silence if has_spoken else f"no output yet, {describe_time(silent_s)} after the start")
+
+
+def describe_success(name: str, world_size: int, took_s: float, num_restarts: int, *, output: str) -> str:
+    """`train.py succeeded: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
+
+    Args:
+        world_size: ranks of the last generation.
+        took_s: from the start of the workers to their end.
+        output: where it is, from `describe_output`.
+    """
+    restarts = f", {count_of(num_restarts, 'restart')}" if num_restarts else ""
+    return f"{name} succeeded: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; {output}"
+
+
+def describe_output(where: str, *, is_gone: bool, missing: Sequence[str] = ()) -> str:
+    """Return where the output of the ranks is, or that it is not there.
+
+    Args:
+        where: the directory.
+        is_gone: it does not lead to the directory of the job any more.
+        missing: files and directories in it that are not there any more.
+    """
+    if is_gone:
+        return f"the output is not in {where}: somebody removed or unmounted it while the job ran"
+    few = ", ".join([*missing[:MOST_MISSING], *(["..."] if len(missing) > MOST_MISSING else [])])
+    return f"output in {where}" + (f", except {few}: removed while the job ran" if missing else "")
+
+
+def describe_time(time_s: float) -> str:
+    """`3.2 s`, `45 s`, `3 min 20 s`, `2 h 5 min`."""
+    if time_s < 9.95:
+        return f"{time_s:.1f} s"
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, of_hour = divmod(minutes, 60)
+    parts = [(hours, "h"), (of_hour, "min")] if hours else [(minutes, "min"), (seconds, "s")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count)
+
+
+def summarize(verdict: Verdict) -> str:
+    """Return one line for nodes with a terminal of their own; empty if the job succeeded."""
+    if not verdict.exit_code or not verdict.findings:
+        return ""
+    culprit = verdict.findings[0]
+    ranks = ",".join(map(str, culprit.ranks))
+    who = f"rank {ranks} on {culprit.node}" if ranks else culprit.node or "the job"
+    return "; ".join([f"{culprit.cause}: {who}: {culprit.message}", *culprit.notes])

@@ -1,0 +1,162 @@
+"""Which files are the logs of a SLURM job? Asks the controller, accounting, the batch script and run directories.
+
+find_job_sources("4711")
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+from allranks.host.programs import run_command
+from allranks.host.slurm import JobState, fill_pattern, find_jobs, find_old_jobs
+from allranks.model.errors import SetupError, UsageError
+from allranks.report.rundir import as_file_name
+from allranks.why.logs.sources import Source, find_paths, identify, look_at
+
+RUNS = Path("runs")
+SACCT_DEADLINE_S = 20.0
+_FIELD = "\x1f"
+_JOB_ID = re.compile(r"(\d+(?:[_+]\d+)?)(?:\.\w+)?")
+_OUTPUT = re.compile(r"""\s(?:--(?:output|error)(?:=|[ \t]+)|-[oe][ \t]*=?)("[^"\n]+"|'[^'\n]+'|[^\s"'\\]+)""")
+_MAX_SCRIPT_BYTES = 1 << 20
+
+
+def is_job_id(text: str) -> bool:
+    """Whether a word may be a SLURM job id: 123, 123_4 (a task of an array), 123+1 (a part), 123.0 (a step)."""
+    return bool(_JOB_ID.fullmatch(text))
+
+
+def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
+    """Return the logs of a SLURM job: its output and error files, those of its steps, and its run directory.
+
+    The names come from the controller while it knows the job, then from accounting, and from the job's script if it
+    can still be read. Otherwise, files with the job's number in their names are taken. A step stands for its job.
+
+    Args:
+        job: `123`, `123_4`, `123.0`.
+        log_dir: parent of allranks' run directories, below the job's working directory or this one.
+    Raises:
+        UsageError: it is no job id, or no log of it can be found from here.
+        SetupError: SLURM is missing or does not answer, and no log of the job is here.
+    """
+    match = _JOB_ID.fullmatch(job)
+    if not match:
+        raise UsageError(f"{job}: expected a SLURM job id, for example 4711, or 4711_3 for a task of an array")
+    problem: SetupError | None = None
+    jobs: tuple[JobState, ...] = ()
+    try:
+        jobs = find_jobs(match[1]) or find_old_jobs(match[1])
+    except SetupError as exc:  # logs may be here nevertheless
+        problem = exc
+    patterns: list[str] = []
+    folders: list[Path] = []
+    for state in jobs or (JobState(id=match[1], state=""),):
+        patterns += _patterns(state)
+        places = [Path(state.work_dir) if state.work_dir else Path(), Path()]
+        places += [Path(state.script).parent] if state.script else []
+        folders += [place / log_dir / as_file_name(state.id) for place in places]
+        folders += sorted((Path() / log_dir).glob(f"{state.id}_[0-9]*")) if not jobs else []
+    paths = [path for pattern in patterns for path in find_paths(pattern)]
+    if not paths:
+        patterns += _usual_patterns(jobs, match[1])
+        task = re.compile(rf"(?:^|[-_.])\d+_{re.escape(match[1])}[-_.]")  # 11_2 is a task of job 11, and not job 2
+        usual = [path for pattern in patterns for path in find_paths(pattern)]
+        paths = [path for path in usual if not task.search(path.rpartition("/")[2])]
+    paths = [path for path in paths if not os.path.isdir(path)]  # noqa: PTH112
+    paths += [str(folder) for folder in folders if os.path.isdir(folder)]  # noqa: PTH112  (never raises)
+    sources: dict[tuple[int, int], Source] = {}
+    for path in dict.fromkeys(paths):
+        for source in look_at(os.path.relpath(path) if _is_below_here(path) else path, show_target=True):
+            sources.setdefault(identify(source), source)
+    if not sources:
+        if problem:
+            raise problem
+        if waiting := next((state for state in jobs if state.is_pending), None):
+            why = f" ({waiting.reason})" if waiting.reason else ""
+            raise UsageError(f"job {job} has not started{why}, so it has no log yet; see allranks status {job}")
+        known = "SLURM does not know it" if not jobs else f"no file matches {', '.join(patterns[:3])}"
+        raise UsageError(f"job {job}: it has no logs here: {known}; give its log files or directory instead")
+    return tuple(sources.values())
+
+
+def _is_below_here(path: str) -> bool:
+    return Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
+
+
+def _patterns(job: JobState) -> list[str]:
+    """Patterns of the files that a job and its steps write."""
+    known = [name for name in (job.out, job.err) if name]
+    recorded = [] if known or not job.work_dir else _recorded_names(job.id)
+    names = [expand_pattern(name, job) if "%" in name else glob.escape(name) for name in known]
+    names += [expand_pattern(name, job) for name in (*recorded, *find_outputs(_read_script(job.script)))]
+    if not names and job.work_dir:
+        names = [expand_pattern("slurm-%A_%a.out" if "_" in job.id else "slurm-%j.out", job)]
+    names = [name for name in names if name.rpartition("/")[2].strip("*") and not name.startswith("/dev/")]
+    return list(dict.fromkeys(str(Path(glob.escape(job.work_dir)) / name) for name in names))
+
+
+def _recorded_names(job_id: str) -> list[str]:
+    """Return the output patterns from accounting: a field since SLURM 24.05, in the command line since 21.08."""
+    for fields in ("StdOut,StdErr", "SubmitLine"):
+        ran = run_command(
+            ["sacct", "-n", "-P", f"--delimiter={_FIELD}", "-o", fields, "-j", job_id], deadline_s=SACCT_DEADLINE_S
+        )
+        rows = ran.stdout.splitlines() if ran.rc == 0 else []
+        words = [word.strip() for row in rows for word in row.split(_FIELD)]
+        if fields == "SubmitLine":
+            words = find_outputs("\n".join(words))
+        if found := [word for word in dict.fromkeys(words) if word]:
+            return found
+    return []
+
+
+def find_outputs(script: str) -> list[str]:
+    """Return the patterns of output and error files in a batch script.
+
+    >>> find_outputs("#SBATCH -o logs/%x.out\\nset -e\\nsrun --output='%j_%t_log.out' python train.py")
+    ['logs/%x.out', '%j_%t_log.out']
+    """
+    lines = script.replace("\\\n", " ").splitlines()
+    words = [
+        word for line in lines if re.search(r"#SBATCH\b|\bsrun\b|\bsbatch\b", line) for word in _OUTPUT.findall(line)
+    ]
+    return [word.strip("\"'") for word in words]
+
+
+def _read_script(script: str) -> str:
+    try:
+        with Path(script).open("rb") as file:
+            return file.read(_MAX_SCRIPT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def expand_pattern(pattern: str, job: JobState) -> str:
+    """Return a name of `--output` as a glob: known parts of the job are inserted, the rest may be anything.
+
+    >>> expand_pattern("logs/%x_%A_%a.%t.out", JobState(id="12_3", name="train", state=""))
+    'logs/train_12_3.*.out'
+
+    The raw id of an array's task is not known here.
+    """
+    base, _, task = job.id.partition("_")
+    numbers = {"A": base, "a": task, "j": "" if task else base}
+    known = {mark: number for mark, number in numbers.items() if number.isdecimal()}
+    known |= {"x": glob.escape(job.name), "u": glob.escape(job.user)}
+    return fill_pattern(re.sub(r"\$(\{\w+\}|\w+)", "*", glob.escape(pattern)), known)
+
+
+def _usual_patterns(jobs: Iterable[JobState], job_id: str) -> list[str]:
+    """Return files whose names contain the job's number, in its submission directory and here."""
+    places = dict.fromkeys([*(job.work_dir for job in jobs if job.work_dir), ""])
+    return [
+        str(Path(glob.escape(place)) / folder / f"{before}{job_id}{after}")
+        for place in places
+        for folder in ("", "logs")
+        for before in ("", "*[-_.]")
+        for after in (".out", ".err", ".log", "[-_.]*.out", "[-_.]*.err", "[-_.]*.log")
+    ]

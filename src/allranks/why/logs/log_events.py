@@ -1,0 +1,143 @@
+"""What the lines that matter mean: who, when, what. Pure.
+
+    logs.of(Trait.ONLY_WAITS)        lines that show causes; their signs say how much they prove
+    logs.of("frame")                 a mark: lines that only the readings of whole logs use
+
+Clocks of nodes differ, and many lines have no time. Events of one source are in the order of their lines; events of
+different sources are compared by time only if both have one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import msgspec
+
+from allranks.causes.cause import Cause, Sign, Trait
+from allranks.why.logs.line import Line
+from allranks.why.logs.marks import MARKS, Mark
+from allranks.why.logs.printed import HEAD, KIND, Printed, scan_pattern
+from allranks.why.logs.sources import Source
+
+MAX_DIGITS = 18
+"""Longest text that is parsed as a number."""
+
+
+class LogEvent(msgspec.Struct, frozen=True, gc=False):
+    """One line with a meaning."""
+
+    kind: str
+    """The name of its cause or mark."""
+    line: Line
+    values: Mapping[str, str] = msgspec.field(default_factory=dict)
+    """The named groups of its pattern that matched."""
+    cause: Cause | None = None
+    sign: Sign | None = None
+
+    @property
+    def traits(self) -> frozenset[Trait]:
+        """What its cause is; empty for a mark."""
+        return frozenset() if self.cause is None else self.cause.traits
+
+    def number(self, group: str) -> int | None:
+        """Return a group as a number; None if it is missing or not a number."""
+        text = self.values.get(group, "")
+        digits = text.removeprefix("-")
+        return int(text) if digits.isdecimal() and digits.isascii() and len(digits) <= MAX_DIGITS else None
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """The end of one source."""
+
+    source: Source
+    lines: tuple[Line, ...]
+    """Its last lines that are not empty; of a progress bar, the last state. The first may be cut."""
+    num_lines: int
+    """Size of the whole source."""
+    is_whole: bool
+    """Whether the lines are the whole source."""
+
+
+@dataclass(frozen=True)
+class Logs:
+    """Everything that was read from a job's logs."""
+
+    events: tuple[LogEvent, ...]
+    """By source, then by line."""
+    tails: tuple[Tail, ...]
+    dropped: int = 0
+    """Number of matching lines that were not kept."""
+    printed: tuple[Printed, ...] = ()
+    """Findings that allranks itself printed into the logs. Their lines are no events: they quote other lines."""
+
+    def of(self, *kinds: str) -> Iterator[LogEvent]:
+        """Return the events of these kinds, and of the causes with these traits, in their order."""
+        asked = frozenset(kinds)
+        there = [kind for kind, events in self._by_kind.items() if kind in asked or events[0].traits & asked]
+        if len(there) < 2:
+            return iter(self._by_kind[there[0]] if there else ())
+        return (event for event in self.events if event.kind in there)
+
+    @cached_property
+    def _by_kind(self) -> dict[str, list[LogEvent]]:
+        """Cached: each reading asks for a few kinds, of up to 200,000 events."""
+        found: dict[str, list[LogEvent]] = {}
+        for event in self.events:
+            found.setdefault(event.kind, []).append(event)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A pattern to search for: a sign of a cause, or a mark."""
+
+    scan: str
+    exact: str
+    kind: str
+    cause: Cause | None = None
+    sign: Sign | None = None
+
+
+def list_patterns(causes: Iterable[Cause]) -> tuple[Pattern, ...]:
+    """Return all patterns: the signs of these causes, all marks, and the findings that allranks prints."""
+    causes = tuple(causes)
+    signs = [
+        Pattern(sign.pattern, sign.pattern, cause.name, cause, sign)
+        for cause in causes
+        for sign in cause.signs
+        if "log" in sign.where
+    ]
+    return (*signs, *(_pattern(mark) for mark in MARKS), Pattern(scan_pattern(causes), HEAD, KIND))
+
+
+def read_events(line: Line, patterns: Sequence[Pattern]) -> list[LogEvent]:
+    """Return the events of a line, for the patterns that may match it; one per cause, from the strongest sign."""
+    events: dict[str, LogEvent] = {}
+    for pattern in patterns:
+        match = _compile(pattern.exact).search(line.text)
+        if match is None:
+            continue
+        values = {name: text for name, text in match.groupdict().items() if text}
+        event = LogEvent(pattern.kind, line, values, pattern.cause, pattern.sign)
+        before = events.get(pattern.kind)
+        if before is None or _strength(event) < _strength(before):
+            events[pattern.kind] = event
+    return list(events.values())
+
+
+def _strength(event: LogEvent) -> tuple[int, int]:
+    return (event.sign.role if event.sign else 0, -len(event.values))
+
+
+def _pattern(mark: Mark) -> Pattern:
+    return Pattern(mark.scan, mark.pattern, mark.name)
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Compiled on first use: of a thousand patterns, a log needs a few dozen."""
+    return re.compile(pattern)
