@@ -6,7 +6,7 @@
 
 A training log is what many runs after one another write: banners, start-up, then steps as Megatron, the HF Trainer,
 Lightning or tqdm print them, with warnings and prints of users between, and in one of `HIT_EVERY` lines one that a sign
-of the catalogue is made for. A job is one file a rank of a run that one rank's GPU ended (`plant_of`).
+of all causes is made for. A job is one file a rank of a run that one rank's GPU ended (`plant_of`).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def training_lines(rng: random.Random, *, hit_every: int | None) -> Iterator[str
     """Run after run without an end; the lines of a progress bar end in carriage returns.
 
     Args:
-        hit_every: one of so many lines is a hit of the catalogue; None: no line.
+        hit_every: one of so many lines is a hit of a cause; None: no line.
     """
     hits = [hit.splitlines()[0] for cause in all_causes() for hit in cause.hits]
     writers: tuple[Callable[[random.Random, int], str], ...] = (megatron, hugging_face, lightning, tqdm_bar)

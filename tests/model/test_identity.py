@@ -640,7 +640,7 @@ def test_a_refusal_is_a_finding_with_the_node_and_what_to_do(
     assert (finding.cause, finding.node, finding.message, finding.fix) == (cause, node, message, fix)
 
 
-def test_the_labels_are_the_catalogues() -> None:
+def test_the_labels_are_those_of_the_causes() -> None:
     assert find_cause("AR501").label == SLURM_ENV
     assert find_cause("AR502").label == SPAWN_INSIDE_SRUN
 

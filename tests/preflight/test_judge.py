@@ -214,7 +214,7 @@ def test_a_problem_with_an_absurd_finding_still_names_its_node(kind):
     assert judgement.exit_code == 2
 
 
-# ---- the catalogue
+# ---- causes
 
 
 BROKEN, HALF_BROKEN, SOUND, COMPARED = (make_cause(f"AR{number}") for number in (998, 997, 996, 995))

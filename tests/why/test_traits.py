@@ -1,4 +1,4 @@
-"""Do causes with a trait get what the trait promises? Each cause of the catalogue that has it, by a line of its own."""
+"""Do causes with a trait get what the trait promises? Each cause that has it, by a line of its own."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ faulthandler, torch 2.13."""
 _SIGNALS = {int(signum): signum.name for signum in signal.Signals}
 
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
-"""What join.group says of a cause of the catalogue."""
+"""What join.group says of a known cause."""
 
 _NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
 _UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')

@@ -59,7 +59,7 @@ def name_fault(
     values: Mapping[str, object] | None = None,
     **about: Any,
 ) -> Finding:
-    """Return a finding of a cause of the catalogue, in the guard's own words: certain, and a failure, unless told.
+    """Return a finding of a known cause, in the guard's own words: certain, and a failure, unless told.
 
     Args:
         evidence: what was seen, one line each.

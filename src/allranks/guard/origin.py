@@ -5,7 +5,7 @@
 A victim says so in many ways: torch's exception ends it, or the script catches that exception and raises another one
 (`raise TrainError(...) from exc`, also `from None`), or calls `sys.exit(1)`, or torch aborts the process while it is
 torn down. So the oldest exception decides (`WorkerEnd.before`): whatever came after a lost connection came of it.
-The catalogue knows the words (signs with `end` in `where`).
+The causes know the words (signs with `end` in `where`).
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One observed instance of a cause."""
 
     cause: str
-    """Id and name of the catalogue, `AR590 user-code-error`."""
+    """Id and name of the cause, `AR590 user-code-error`."""
     cause_id: str = ""
     """The id alone, for programs; always that of `cause`."""
     severity: Severity
@@ -95,7 +95,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """What came out of looking for one cause on one node: a cell of the table."""
 
     cause: str
-    """Id and name of the catalogue."""
+    """Id and name of the cause."""
     cause_id: str = ""
     """The id alone, for programs; always that of `cause`."""
     node: str

@@ -100,7 +100,7 @@ class Judgement:
 def judge(
     seen: Observations, terms: JobTerms, *, causes: Sequence[Cause] | None = None, checks: Mapping[str, Checks] = CHECKS
 ) -> Judgement:
-    """Hold what was seen against the catalogue.
+    """Match what was seen with the causes.
 
     Args:
         seen: cards and results.

@@ -4,7 +4,7 @@ Phase 1  who is here     agents join (wire.accept); from the third second on the
                          `join_s` and a third of it after the last arrival the wait ends.
 Phase 2  can they reach  every node tries the others on the data network (preflight.mesh), all at the same time, within
          each other      a deadline (preflight.look); what failed is tried again (preflight.second_look).
-Phase 3  what is it      preflight.judge holds the cards and the results against the catalogue.
+Phase 3  what is it      preflight.judge matches the cards and the results with the causes.
 Phase 4  go or stop      nothing of severity fail: the caller says who is which rank (Plan). Else everybody gets the
                          same verdict (Goodbye).
 

@@ -110,7 +110,7 @@ def test_nothing_hits_in_nothing() -> None:
     assert scan(["needle"], b"") == []
 
 
-# The catalogue
+# All signs
 
 noise = st.text("abc 019:.-[]()\t\x1b", max_size=30).map(str.encode) | st.binary(max_size=20)
 line = st.tuples(noise, st.sampled_from(LINES).map(str.encode) | noise, noise).map(b"".join)
@@ -140,7 +140,7 @@ def test_without_hyperscan_the_same_is_reported(signs: Matcher, plain_signs: Mat
     assert plain_signs.scan(chunk) == signs.scan(chunk)
 
 
-def test_every_line_that_the_catalogue_knows_is_found(signs: Matcher) -> None:
+def test_every_line_that_a_cause_knows_is_found(signs: Matcher) -> None:
     data = "\n".join(LINES).encode()
     reported = {(hit.number, hit.raw): set(hit.patterns) for hit in signs.scan(Chunk(data, 1, 0))}
     for number, segment, found in expected_of(data):

@@ -61,7 +61,7 @@ def test_the_corpus_has_the_same_hits(both: Pair) -> None:
 
 
 def test_hits_are_the_same_wherever_a_block_ends(both: Pair) -> None:
-    """Lines of the catalogue in random order, over several blocks; the matchers may begin to take samples."""
+    """Hits of all causes in random order, over several blocks; the matchers may begin to take samples."""
     dice = random.Random(1)
     lines = [line for sample in SAMPLES for line in sample.splitlines()]
     data = b"\n".join(dice.choices(lines, k=5 * BLOCK_BYTES // 60))

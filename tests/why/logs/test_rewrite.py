@@ -71,14 +71,14 @@ def test_each_match_contains_one_of_these_texts(pattern: str, literals: set[str]
     assert found == literals or max(map(len, found)) == max(map(len, literals))
 
 
-def test_all_patterns_of_the_catalogue_have_literals_and_nearly_all_have_long_ones() -> None:
+def test_all_patterns_have_literals_and_nearly_all_have_long_ones() -> None:
     literals = [list_literals(to_hyperscan(pattern)) for pattern in PATTERNS]
     assert [pattern for pattern, found in zip(PATTERNS, literals, strict=True) if not found] == []
     short = {text for found in literals for text in found if len(text) < LEAST_LITERAL}
     assert len(short) < 60, "each of them costs a search in every block"
 
 
-def test_the_catalogues_samples_contain_the_literals_of_the_signs_that_they_show() -> None:
+def test_all_hits_contain_the_literals_of_the_signs_that_they_show() -> None:
     lines = [line for cause in all_causes() for text in cause.hits for line in text.splitlines()]
     shown = 0
     for pattern in PATTERNS:
