@@ -6,7 +6,7 @@
 
 A training log is what many runs after one another write: banners, start-up, then steps as Megatron, the HF Trainer,
 Lightning or tqdm print them, with warnings and prints of users between, and in one of `HIT_EVERY` lines one that a sign
-of all causes is made for. A job is one file a rank of a run that one rank's GPU ended (`plant_of`).
+of a cause matches. A job is one file a rank of a run that one rank's GPU ended (`plant_of`).
 """
 
 from __future__ import annotations

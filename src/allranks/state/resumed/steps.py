@@ -52,7 +52,7 @@ class StepLost(AllranksError, SystemExit):
 def is_collective_failure(error: BaseException) -> bool:
     """Whether this is torch saying that a collective did not come to its end.
 
-    It has types for what NCCL and its store say; for Gloo's words the book of causes is asked, which takes up to 0.1 s to
+    It has types for what NCCL and its store say; for Gloo's words the causes are asked, which takes up to 0.1 s to
     read. A client of the script's own names more than the lost connection.
     """
     if isinstance(error, dist.DistError):
