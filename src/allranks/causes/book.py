@@ -95,12 +95,15 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
     identity, _, name = path.stem.partition("-")
     _, *pieces = re.split(r"^## (.+)$", page["sections"], flags=re.MULTILINE)
     signs = _read_toml(page["lines"] or "", path, below=text[: page.start("lines")]).get("sign", [])
-    fields = _read_toml(page["head"], path, below=text[: page.start("head")]) | {
+    head = _read_toml(page["head"], path, below=text[: page.start("head")])
+    fields = head | {
         "name": name,
         "title": page["title"],
         "sections": {heading: body.strip("\n") for heading, body in zip(pieces[::2], pieces[1::2], strict=True)},
         "signs": signs,
     }
+    if isinstance(head.get("fix"), str):
+        fields["fix"] = {"text": head["fix"]}
     try:
         for sign in signs:
             sign["match"] = expand(sign["match"], parts)
