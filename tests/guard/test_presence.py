@@ -356,8 +356,8 @@ STOPPED = {
 
 
 FIXES = {
-    ProcessState.STOPPED: "find what stopped pid 101 on node02: SLURM (scontrol show job: SUSPENDED), somebody's "
-    "kill -STOP, or a frozen cgroup",
+    ProcessState.STOPPED: "find what stopped pid 101 on node02: somebody's kill -STOP, or a frozen cgroup, or SLURM "
+    "(scontrol show job: SUSPENDED)",
     ProcessState.TRACED: "find the debugger (gdb, strace, py-spy) that held pid 101; on node02: ps -ef | grep -w 101",
 }
 

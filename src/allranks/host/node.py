@@ -55,18 +55,13 @@ def read_facts(env: Mapping[str, str]) -> NodeFacts:
         num_gpus=gpu.count_gpus(env),
         num_promised_gpus=_read_promised_gpus(env),
         num_cpus=len(os.sched_getaffinity(0)),
-        reader=read_reader(env),
+        reader=Reader(scheduler=find_scheduler(env), vendor=gpu.read_vendor()),
     )
 
 
 def name_of(env: Mapping[str, str]) -> str:
     """Return this node's name; the scheduler's name if there is one."""
     return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost"
-
-
-def read_reader(env: Mapping[str, str], *, root: Path = Path("/")) -> Reader:
-    """Return for whom a fix on this machine is."""
-    return Reader(scheduler=find_scheduler(env), vendor=gpu.read_vendor(root=root))
 
 
 def _read_promised_gpus(env: Mapping[str, str]) -> int | None:
@@ -143,7 +138,8 @@ def read_card_facts(
         _Reader(("boot_id",), lambda: _Part({"boot_id": net.read_boot_id(root=root)})),
         _Reader(("port_range",), lambda: _Part({"port_range": net.read_port_range(root=root)})),
         _Reader(("glibc_version",), lambda: _Part({"glibc_version": software.read_glibc_version()})),
-        _Reader(("reader",), lambda: _Part({"reader": read_reader(env, root=root)})),
+        _Reader(("scheduler",), lambda: _Part({"scheduler": find_scheduler(env)})),
+        _Reader(("vendor",), lambda: _Part({"vendor": gpu.read_vendor(root=root)})),
         _Reader(("environment",), lambda: _Part({"environment": software.select_environment(env)})),
         _Reader(("limits",), lambda: _Part({"limits": limits.read_limits()})),
         _Reader(("num_cpus",), lambda: _Part({"num_cpus": limits.count_cpus(root=root)})),

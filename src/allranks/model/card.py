@@ -10,7 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.model.finding import Finding
-from allranks.model.fix import ANYBODY, Reader
+from allranks.model.fix import ANYBODY, Reader, SchedulerKind, Vendor
 
 MAX_VARIABLES = 100
 MAX_TEXT = 512
@@ -197,8 +197,10 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Runnable processes, averaged over a minute."""
     places: tuple[Place, ...] = ()
 
-    reader: Reader = ANYBODY
-    """For whom is a fix on this node: its scheduler, who made its GPUs."""
+    scheduler: SchedulerKind = SchedulerKind.SLURM
+    """What placed the job on this node."""
+    vendor: Vendor = Vendor.NVIDIA
+    """Who made its GPUs."""
 
     # Time.
     clock_s: float = 0.0
@@ -278,4 +280,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def reader(self) -> Reader:
         """For whom is a fix on this node."""
-        return self.facts.reader if self.facts is not None else ANYBODY
+        if self.facts is None:
+            return ANYBODY
+        return Reader(scheduler=self.facts.scheduler, vendor=self.facts.vendor)

@@ -106,6 +106,6 @@ _WORDS = {
     "network": "the data network",
     "ports": "the job's ports",
     "wanted": "that of most nodes",
-    "what": "what differs",
+    "what": "setting",
 }
 """What stands in a sentence for a value that nobody knows."""

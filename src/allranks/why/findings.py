@@ -15,7 +15,7 @@ import msgspec
 
 from allranks.causes.cause import Cause, Trait
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
-from allranks.model.fix import Reader
+from allranks.model.fix import ANYBODY, Reader
 from allranks.model.hostlist import fold_hosts
 from allranks.report.mask import mask_secrets
 from allranks.why.conclusion import Conclusion
@@ -29,7 +29,7 @@ MAX_TEXT = 300
 """Maximum number of characters of a line: the file has the rest."""
 
 
-def to_finding(conclusion: Conclusion, reader: Reader) -> Finding:
+def to_finding(conclusion: Conclusion, reader: Reader = ANYBODY) -> Finding:
     """Return the finding for a conclusion.
 
     Args:
@@ -105,7 +105,7 @@ def show_line(line: Line) -> str:
     return _shown(text.expandtabs(2).strip())
 
 
-def tell_fix(cause: Cause, culprit: Culprit, reader: Reader) -> str | None:
+def tell_fix(cause: Cause, culprit: Culprit, reader: Reader = ANYBODY) -> str | None:
     """Return the cause's fix with the known values of the culprit."""
     values: dict[str, str] = {}
     if nodes := tell_nodes(culprit.nodes):
