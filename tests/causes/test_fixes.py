@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
+import allranks
 from allranks.causes.book import all_causes, find_cause
 from allranks.causes.outcome import failed
 from allranks.guard.judged import name_fault
@@ -107,6 +110,29 @@ def test_a_variable_is_unset_only_where_it_is_set() -> None:
     unset = {id_: text for id_, text in fixes.items() if re.search(r"\bunset\b", text)}
     assert {id_ for id_, text in unset.items() if "variable" not in fields_of(text)} == {"AR501"}
     assert [id_ for id_ in unset if id_ != "AR501" and "unset" in str(find_cause(id_).fix.tell(ANYBODY, {}))] == []
+
+
+def calls_without_reader(source: str) -> list[str]:
+    """The ids of causes whose fix depends on the reader, where a finding is made for nobody."""
+    found = []
+    for call in ast.walk(ast.parse(source)):
+        if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in ("to_finding", "name_fault"):
+            given = {keyword.arg for keyword in call.keywords}  # None: **more
+            ids = re.findall(r"AR\d{3}", ast.unparse(call.args[0])) if call.args else []
+            found += [id_ for id_ in ids if not given & {"reader", "fix", None} and depends_on_reader(id_)]
+    return found
+
+
+def depends_on_reader(cause_id: str) -> bool:
+    return len({find_cause(cause_id).fix.template(reader) for reader in READERS}) > 1
+
+
+def test_every_finding_is_made_for_a_reader() -> None:
+    package = Path(allranks.__file__).parent
+    found = {path.name: calls_without_reader(path.read_text()) for path in package.rglob("*.py")}
+    assert {name: ids for name, ids in found.items() if ids} == {}
+    assert calls_without_reader("failed(what='').to_finding(find_cause('AR001'), node='a')") == ["AR001"]
+    assert calls_without_reader("name_fault('AR012', 'gone', reader=reader); name_fault('AR509', '')") == []
 
 
 @pytest.mark.parametrize(
