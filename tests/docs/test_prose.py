@@ -15,6 +15,7 @@ from allranks.causes.book import all_causes
 from allranks.causes.cause import Cause
 from allranks.causes.probes import ways_to_find
 from allranks.cli.pages import make_pages
+from allranks.model.fix import Reader, SchedulerKind, Vendor
 
 ROOT = Path(__file__).parents[2]
 OLD_PHRASES = (
@@ -40,7 +41,6 @@ WORDS_IN_A_SENTENCE = 40
 WORDS_OF_A_CAUSE = 35
 WORDS_IN_A_LINE = 25
 CHARACTERS_IN_A_TITLE = 80
-LINES_OF_A_FINDING = ("message", "told", "fix")
 
 
 def paragraphs(markdown: str) -> Iterator[str]:
@@ -64,7 +64,12 @@ def texts() -> dict[str, str]:
 
 def lines_of(cause: Cause) -> list[str]:
     """The single lines of a cause: its headlines, its fix, and how it is found."""
-    return [cause.title, cause.message, cause.told, cause.fix, cause.no_fault_yet, *ways_to_find(cause).values()]
+    return [cause.title, cause.message, cause.told, *fixes_of(cause), cause.no_fault_yet, *ways_to_find(cause).values()]
+
+
+def fixes_of(cause: Cause) -> list[str]:
+    """The fix of a cause as each reader has it."""
+    return [cause.fix.template(Reader(kind, vendor)) for kind in SchedulerKind for vendor in Vendor]
 
 
 def sentences_of(cause: Cause) -> list[str]:
@@ -124,8 +129,8 @@ def test_titles_of_causes_are_short() -> None:
 
 
 def test_headlines_and_fixes_are_lines_and_no_questions() -> None:
-    said = {(cause.id, name): breaches(getattr(cause, name)) for cause in all_causes() for name in LINES_OF_A_FINDING}
-    assert {where: broken for where, broken in said.items() if broken} == {}
+    lines = {line: cause.id for cause in all_causes() for line in (cause.message, cause.told, *fixes_of(cause))}
+    assert {(where, line): broken for line, where in lines.items() if (broken := breaches(line))} == {}
 
 
 @pytest.mark.parametrize(

@@ -140,10 +140,13 @@ def test_each_kind_of_end_has_its_cause_and_exit_code(worker_end, cause, message
     assert (finding.node, finding.ranks, finding.confidence) == ("node02", (3,), "certain")
 
 
+LOOK_FOR_OOM = "dmesg -T | grep -i 'killed process'"
+
+
 @pytest.mark.parametrize(
     ("exit_code", "fix"),
     [
-        (-9, "on node02: dmesg -T | grep -i 'killed process'; if that lists it, memory ran out: request more (--mem)"),
+        (-9, f"on node02: {LOOK_FOR_OOM}; if that lists it, memory ran out: request more, or use less"),
         (-11, "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed"),
         (-7, "on node02: df -h /dev/shm; if it is full, free it or make it larger"),
         (-15, None),

@@ -107,11 +107,11 @@ def test_who_is_apart_is_named(case):
 @pytest.mark.parametrize(
     ("case", "names", "fix"),
     [
-        ("one node cut off", ("eth0", "eth0", "ib0", "eth0"), "DOWN: ip link set ib0 up"),
-        ("one node, large packets", ("eth0",) * NUM, "on all nodes: ip link set eth0 mtu 1500"),
-        ("one node, large packets", ("eth0", "eth0", "ib0", "eth0"), "on all nodes: ip link set <interface> mtu 1500"),
+        ("one node cut off", ("eth0", "eth0", "ib0", "eth0"), "DOWN: set it up (ip link set ib0 up)"),
+        ("one node, large packets", ("eth0",) * NUM, "or lower all nodes' MTU: ip link set eth0 mtu 1500"),
+        ("one node, large packets", ("eth0", "eth0", "ib0", "eth0"), "or lower all nodes' MTU"),
         ("now and then", ("eth0", "eth0", "ib0", "eth0"), "ethtool -S ib0;"),
-        ("now and then", (), "ethtool -S <interface>;"),
+        ("now and then", (), "ip -s link; CRC"),
     ],
 )
 def test_the_fix_names_the_interface_where_it_is_known(case: str, names: tuple[str, ...], fix: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from allranks.causes.book import find_cause
 from allranks.guard import presence
 from allranks.guard.presence import (
     NOT_COME,
@@ -14,8 +15,10 @@ from allranks.guard.presence import (
 )
 from allranks.guard.scene import Tried
 from allranks.guard.try_orders import TryOrders
+from allranks.launch.lead.summary import describe_loss
 from allranks.model.beat import ProcessState, TrySeen
 from allranks.model.finding import Confidence
+from allranks.model.fix import ANYBODY, Reader, SchedulerKind
 
 from .scenes import NOW_S, away, beat, call, scene, waiting
 
@@ -356,10 +359,34 @@ STOPPED = {
 
 
 FIXES = {
-    ProcessState.STOPPED: "find what stopped pid 101 on node02: SLURM (scontrol show job: SUSPENDED), somebody's "
-    "kill -STOP, or a frozen cgroup",
+    ProcessState.STOPPED: "find what stopped pid 101 on node02: somebody's kill -STOP, or a frozen cgroup, or SLURM "
+    "(scontrol show job: SUSPENDED)",
     ProcessState.TRACED: "find the debugger (gdb, strace, py-spy) that held pid 101; on node02: ps -ef | grep -w 101",
 }
+
+
+@pytest.mark.parametrize(
+    ("reader", "lost", "stopped"),
+    [
+        (ANYBODY, "on node02: dmesg -T | grep -i 'killed process', and the end of its SLURM log", "SLURM"),
+        (Reader(SchedulerKind.POD), "kubectl describe pod node02 shows how it ended (OOMKilled, Evicted)", "cgroup"),
+        (
+            Reader(SchedulerKind.NONE),
+            "on node02: dmesg -T | grep -i 'killed process', and the end of the agent",
+            "cgroup",
+        ),
+    ],
+    ids=["SLURM", "pod", "by hand"],
+)
+def test_what_to_do_fits_who_runs_the_job(reader: Reader, lost: str, stopped: str) -> None:
+    ranks = [away(0, num=2), away(1, num=2, state=ProcessState.STOPPED, state_for_s=60.0)]
+    made = scene([beat(i, rank) for i, rank in enumerate(ranks)])
+    made.reader = reader
+    judged = judge_stopped(made)
+    assert judged is not None
+    assert ("SLURM" in (judged.findings[0].fix or "")) == (stopped == "SLURM")
+    assert (describe_loss("node02", "no word", "killed by SIGKILL", reader=reader).fix or "").startswith(lost)
+    assert made.fault("AR407", "it died", 1).fix == find_cause("AR407").fix.tell(reader, {"node": "node02"})
 
 
 @pytest.mark.parametrize("case", STOPPED)

@@ -18,6 +18,7 @@ from allranks.guard.verdict import EXPLAIN_S, Guard
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
+from allranks.model.fix import Reader
 from allranks.wire.connection import decode_frames, encode_frame
 from allranks.wire.protocol import Beat, Plan, WorkerEnd
 
@@ -44,8 +45,8 @@ SLOW = msgspec.structs.replace(FAST, beat_s=0.5, gone_s=10)
 """A node that is silent for SETTLE_S is no suspect yet."""
 
 
-def guard_of(num: int = 3, now_s: float = 100.0, *, job: str = "JOB", settings: GuardTable = FAST) -> Guard:
-    guard = Guard(settings, job=job)
+def guard_of(num: int = 3, now_s: float = 100.0, *, job: str | None = None, settings: GuardTable = FAST) -> Guard:
+    guard = Guard(settings, reader=Reader(job=job))
     addresses = {i: {network: address(i, network) for network in ("data", "control")} for i in range(num)}
     guard.begin(plan(num), now_s, addresses=addresses)
     return guard
@@ -372,8 +373,8 @@ def test_a_collective_that_timed_out_is_explained_by_who_had_not_come(exit_code,
     judged = guard.judge(103.5)
     assert (judged.findings[0].cause, judged.ranks) == ("AR408 stuck-rank", (2,))
     assert judged.findings[0].fix == (
-        "read the rank's last lines, and its rank_2.stack.txt if allranks ended it; allranks stack 4711 while it "
-        "hangs; only slow: a longer --hang-timeout"
+        "read the rank's last lines, and its stack (rank_2.stack.txt) if allranks ended it; allranks stack 4711 "
+        "while it hangs; only slow: a longer --hang-timeout"
     )
 
 

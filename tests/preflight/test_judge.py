@@ -25,6 +25,7 @@ from seen import (
 from allranks.causes.outcome import PASSED, Checks, Outcome, failed, warned
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Status
+from allranks.model.fix import SchedulerKind, Vendor
 from allranks.preflight.judge import MAX_FINDINGS, Observations, Stranger, judge, name_nodes
 from cards import make_cause
 
@@ -138,6 +139,25 @@ def test_the_same_stranger_twice_is_one_finding():
 
 
 # ---- who is here
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "fix"),
+    [
+        (
+            SchedulerKind.SLURM,
+            "sinfo -N -n node03 -o '%N %T %E' shows whether it is up; start without it: --exclude=node03",
+        ),
+        (SchedulerKind.POD, "kubectl describe pod node03 shows whether its pod runs, or why not; "),
+        (SchedulerKind.NONE, "see whether it is up (ping node03), and whether allranks was started there; "),
+    ],
+)
+def test_a_fix_is_for_the_scheduler_and_the_gpus_that_the_reports_of_the_nodes_show(scheduler, fix):
+    of_amd = {"scheduler": scheduler, "vendor": Vendor.AMD}
+    cards = {index: card(index, with_facts=of_amd) for index in (0, 1)}
+    (missing,) = judge(Observations(cards=cards, missing=(2,)), terms(3)).findings
+    assert missing.fix.startswith(fix)
+    assert (cards[0].reader.scheduler, cards[0].reader.vendor) == (scheduler, Vendor.AMD)
 
 
 def test_who_left_is_named_with_the_reason():

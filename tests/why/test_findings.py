@@ -134,10 +134,10 @@ def test_what_several_lines_say_alike_is_shown_once() -> None:
 def test_a_fix_has_the_culprit_and_says_what_it_does_not_know() -> None:
     assert "node03" in str(tell_fix(find_cause("gpu-hardware"), Culprit(("node03",))))
     assert "that node" in str(tell_fix(find_cause("gpu-hardware"), Culprit()))
-    assert "MTU <mtu>" in str(tell_fix(find_cause("mtu-blackhole"), Culprit(("node03",))))
+    assert "of node03 to its interface's MTU, or" in str(tell_fix(find_cause("mtu-blackhole"), Culprit(("node03",))))
     in_use = str(tell_fix(find_cause("port-in-use"), Culprit(things=("process 12", "port 29500"))))
-    assert "ss -ltnp 'sport = :29500'" in in_use
-    assert "sport = :<port>" in str(tell_fix(find_cause("port-in-use"), Culprit(things=("port 1", "port 2"))))
+    assert "ss -ltnp 'sport = :29500' shows" in in_use
+    assert "ss -ltnp shows" in str(tell_fix(find_cause("port-in-use"), Culprit(things=("port 1", "port 2"))))
     assert tell_fix(find_cause("healthy"), Culprit()) is None
 
 
@@ -167,26 +167,25 @@ def test_that_nothing_speaks_of_anything_is_no_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "stack", "who"),
+    ("job", "stack"),
     [
-        ("4711_3", "look: allranks stack 4711_3 while it hangs", "look; sacct -j 4711_3 -X; then"),
-        ("20261123-031500-4711", "look: allranks stack 20261123-031500-4711 while it hangs", "look; then"),
-        (None, "look: allranks stack while it hangs", "look; then"),
+        ("4711_3", "look: allranks stack 4711_3 while it hangs"),
+        ("20261123-031500-4711", "look: allranks stack 20261123-031500-4711 while it hangs"),
+        (None, "look: allranks stack while it hangs"),
     ],
     ids=["SLURM", "run", "unknown"],
 )
-def test_commands_name_the_job(job: str | None, stack: str, who: str) -> None:
+def test_commands_name_the_job(job: str | None, stack: str) -> None:
     finding = Finding(
         cause="AR408 stuck-rank",
         severity=Severity.FAIL,
         confidence=Confidence.LIKELY,
         message="JOB",
-        fix="look: allranks stack JOB while it hangs",
-        ask="look; sacct -j JOB -X; then",
+        ask="look: allranks stack JOB while it hangs",
     )
     found = fill_job(finding, job)
-    assert (found.fix, found.ask, found.message) == (stack, who, "JOB")
+    assert (found.ask, found.message) == (stack, "JOB")
 
 
 def test_no_fix_advises_to_run_why() -> None:
-    assert [cause.id for cause in all_causes() if "allranks why" in cause.fix] == []
+    assert [cause.id for cause in all_causes() if "allranks why" in str(cause.fix)] == []

@@ -110,6 +110,8 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
         "sections": {heading: body.strip("\n") for heading, body in zip(pieces[::2], pieces[1::2], strict=True)},
         "signs": signs.pop("sign", []),
     }
+    if isinstance(fields.get("fix"), str):
+        fields["fix"] = {"text": fields["fix"]}
     try:
         if LINES in own["sections"]:
             raise msgspec.ValidationError(

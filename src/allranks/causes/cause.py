@@ -15,6 +15,7 @@ import msgspec
 
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
+from allranks.model.fix import Fix
 
 SECTIONS = ("What it means", "Why it breaks the job", "Example", "Fix", "Source")
 """Headings of every cause, in this order; an outcome may lack the fix. The lines of logs follow under their own."""
@@ -211,8 +212,8 @@ class Cause(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True, o
     """Older names: MN4."""
     told: str = ""
     """The message of a finding that comes from logs alone; {fields} are groups of its signs. Empty: the title."""
-    fix: str = ""
-    """One line, with the message's fields: the command, key or person that cures it; {node} is the culprit."""
+    fix: Fix = Fix()
+    """One line, with the message's fields: the command, key or person that cures it."""
     also: tuple[str, ...] = ()
     """Ids of causes whose signs these lines may be, too."""
     symptoms: tuple[Symptom, ...] = ()
@@ -255,13 +256,3 @@ class Cause(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True, o
     def misses(self) -> tuple[str, ...]:
         """Real lines that its signs do not match."""
         return tuple(miss for sign in self.signs for miss in sign.misses)
-
-    def fix_with(self, **values: object) -> str | None:
-        """Return the fix with real values; a word that people replace stands for a node, interface, job or rank that
-        nobody knows.
-
-        Raises:
-            KeyError: it asks for another value.
-        """
-        unknown = {"node": "the node", "interface": "<interface>", "job": "JOB", "rank": "N"}
-        return self.fix.format_map(unknown | values) or None

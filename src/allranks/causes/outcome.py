@@ -1,6 +1,6 @@
 """What came out of looking for a cause, the finding that it stands for, and the functions that look.
 
-failed(what="agent did not join").to_finding(find_cause("AR001"), node="node03")
+failed(what="agent did not join").to_finding(find_cause("AR001"), node="node03", reader=card.reader)
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 from allranks.causes.cause import Cause
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Status
+from allranks.model.fix import ANYBODY, Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +33,20 @@ class Outcome:
         cause: Cause,
         *,
         node: str | None = None,
+        reader: Reader = ANYBODY,
         ranks: Sequence[int] = (),
         waiting: str | None = None,
         victims: Sequence[int] = (),
     ) -> Finding:
         """Return the finding that an outcome of FAIL or WARN stands for.
 
+        Args:
+            reader: for whom its fix is.
         Raises:
             KeyError: message or fix ask for a value that the outcome does not have.
         """
-        values = {"node": node or "the node", "interface": self.interface or "<interface>", **self.values}
+        known = {name: value for name, value in (("node", node), ("interface", self.interface)) if value}
+        values = known | dict(self.values)
         return Finding(
             cause=cause.label,
             severity=Severity.WARN if self.status is Status.WARN else Severity.FAIL,
@@ -49,9 +54,9 @@ class Outcome:
             node=node,
             interface=self.interface,
             ranks=tuple(ranks),
-            message=cause.message.format_map(values),
+            message=cause.message.format_map({"node": "the node"} | values),
             evidence=tuple(Evidence(seen=seen) for seen in self.evidence),
-            fix=cause.fix_with(**values),
+            fix=cause.fix.tell(reader, values),
             waiting=waiting,
             victims=tuple(victims),
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from allranks.cli import complete
+from allranks.model.fix import ANYBODY, Reader, SchedulerKind, Vendor
 from allranks.report.text import Style
 
 if TYPE_CHECKING:
@@ -137,9 +138,17 @@ def _to_dict(cause: Cause) -> dict[str, object]:
         "title": cause.title,
         "sections": cause.sections,
         "message": cause.message,
-        "fix": cause.fix,
+        "fix": cause.fix.template(ANYBODY),
+        "fixes": _tell_fixes(cause),
         "exit_code": int(cause.exit_code),
         "is_outcome": cause.is_outcome,
         "found": ways_to_find(cause),
         "never_on_hardware": cause.never_on_hardware,
     }
+
+
+def _tell_fixes(cause: Cause) -> dict[str, str]:
+    """Return the fix for each reader, `pod nvidia`; empty if it is the same for all."""
+    readers = [Reader(scheduler=scheduler, vendor=vendor) for scheduler in SchedulerKind for vendor in Vendor]
+    fixes = {f"{reader.scheduler} {reader.vendor}": cause.fix.template(reader) for reader in readers}
+    return fixes if len(set(fixes.values())) > 1 else {}

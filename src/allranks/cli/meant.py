@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.finding import Confidence, Finding, Verdict
+from allranks.model.fix import Reader, SchedulerKind, find_scheduler
 from allranks.report.rundir import as_file_name
 from allranks.report.text import say
 
@@ -173,9 +174,16 @@ def _look_at(run: Run) -> Unfinished:
     return Unfinished()
 
 
+def read_here() -> Reader:
+    """Return for whom an answer is, as this machine shows it: people of a SLURM cluster if it shows nothing."""
+    scheduler = find_scheduler(os.environ)
+    return Reader(scheduler=SchedulerKind.SLURM if scheduler is SchedulerKind.NONE else scheduler)
+
+
 def _judge(run: Run, how: str, confidence: Confidence) -> Finding:
     from allranks.launch.batch.local_run import show_time
     from allranks.report.remains import last_alive, last_words
+    from allranks.why.log_reader import reader_of_job
     from allranks.why.verdicts import judge_lost
 
     how += f"; last alive {show_time(last_alive(run.attempt_path))}"
@@ -184,7 +192,7 @@ def _judge(run: Run, how: str, confidence: Confidence) -> Finding:
         replace(word, path=word.path.relative_to(here)) if word.path.is_relative_to(here) else word
         for word in last_words(run.attempt_path)
     ]
-    return judge_lost(run, how=how, confidence=confidence, words=words)
+    return judge_lost(run, how=how, confidence=confidence, words=words, reader=reader_of_job(run.id, here=read_here()))
 
 
 def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:

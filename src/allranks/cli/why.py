@@ -28,11 +28,13 @@ from allranks.cli.meant import (
     find_recordings,
     find_restarts,
     find_unfinished,
+    read_here,
 )
 from allranks.cli.options import json_option
 from allranks.cli.progress_line import EVERY_S, SHOW_AFTER_S, ProgressLine
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from allranks.model.fix import ANYBODY, Reader
 from allranks.report.text import Style, one_line, render_findings, say
 
 if TYPE_CHECKING:
@@ -107,6 +109,7 @@ def why(
         verdict=verdict,
         job=job,
         restarts=find_restarts(targets),
+        here=read_here(),
         unfinished=find_unfinished(targets),  # an older attempt may have a verdict
         is_all=is_all,
         with_timeline=with_timeline,
@@ -266,20 +269,24 @@ def make_answer(
     job: str | None = None,
     restarts: str = "",
     unfinished: Unfinished = _NOT_UNFINISHED,
+    here: Reader = ANYBODY,
     is_all: bool,
     with_timeline: bool,
 ) -> Answer:
-    """Return the findings, or the last lines if there are none."""
+    """Return the findings, or the last lines if there are none; `here` is the reader as this machine shows him."""
     from allranks.why.blame import conclude
     from allranks.why.findings import count_first, fill_job, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
+    from allranks.why.log_reader import find_reader
     from allranks.why.timeline import make_timeline
     from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
     conclusions = conclude(logs, dumps)
-    own = [to_finding(conclusion) for conclusion in conclusions]
+    reader = find_reader(logs, job=job, here=here)
+    own = [to_finding(conclusion, reader) for conclusion in conclusions]
     running = unfinished.running
-    findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None, restarts=restarts)
+    said = verdict or read_printed_verdict(logs)
+    findings = join_verdict(said, own, is_printed=verdict is None, restarts=restarts, reader=reader)
     findings = join_lost(unfinished.lost, findings)
     findings = leave_out_consequences(findings, is_judged=verdict is not None)
     last: tuple[str, ...] = ()

@@ -74,7 +74,8 @@ class Shortage:
     message: str
     confidence: Confidence
     evidence: tuple[Evidence, ...]
-    fix: str
+    fix: str | None
+    """None: what the cause says."""
     is_local: bool
     """Only this node is short of room, as far as is known: the job may run elsewhere."""
 
@@ -268,12 +269,12 @@ def _shortage(
     )
 
 
-def _fix(end: WorkerEnd, cause_id: str, places: tuple[FullPlace, ...], named: str, text: str) -> str:
+def _fix(end: WorkerEnd, cause_id: str, places: tuple[FullPlace, ...], named: str, text: str) -> str | None:
     place = places[0] if places else None
     path = (place.path if place else named.rpartition("/")[0]) or "."
     cause = find_cause(cause_id)
     if Trait.FILLS_A_DIRECTORY not in cause.traits:
-        return cause.fix_with(node=end.node) or ""
+        return None
     if _QUOTA.search(text) or (place is not None and _QUOTA.search(place.room.problem or "")):
         look = f"quota -s; on Lustre: lfs quota -h -u $USER {path}"
     else:

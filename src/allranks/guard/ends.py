@@ -271,12 +271,17 @@ def _describe_in(scene: Scene, end: WorkerEnd) -> _Failure:
         cause_id, what = "AR008", f"{who} was killed: the node, or the job's share of it, ran out of memory"
         seen = f"the kernel counted {node.oom_kills} out-of-memory kills"
     elif not pids and (full := find_shortage(end, node)) is not None:
-        return _Failure(end, full.cause_id, full.message, full.fix, full.evidence, full.confidence, full)
+        fix = full.fix or _fix_of(scene, full.cause_id, end.rank)
+        return _Failure(end, full.cause_id, full.message, fix, full.evidence, full.confidence, full)
     if not cause_id:
         return _Failure(end, *describe(end), find_evidence(end))
     died = (end.message if pids else None) or "killed by SIGKILL (signal 9)"
-    fix = find_cause(cause_id).fix_with(node=node.name, **scene.values(end.rank))
+    fix = _fix_of(scene, cause_id, end.rank)
     return _Failure(end, cause_id, what, fix, (Evidence(seen=died), Evidence(seen=seen)))
+
+
+def _fix_of(scene: Scene, cause_id: str, rank: int) -> str | None:
+    return find_cause(cause_id).fix.tell(scene.reader, scene.values(rank) | {"node": scene.node_of(rank).name})
 
 
 # --- Ranks that only lost others --------------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         name = f"{signal_name(signum)} (signal {signum})" if signum in _SIGNALS else f"signal {signum}"
         fixes: dict[int, str] = {
             signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
-            "if that lists it, memory ran out: request more (--mem)",
+            "if that lists it, memory ran out: request more, or use less",
             signal.SIGSEGV: "native code crashed in the innermost call of this stack: run that call alone, or with "
             "another version of its library"
             if end.traceback

@@ -8,6 +8,7 @@ from typing import Any
 
 from allranks.causes.book import find_cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
+from allranks.model.fix import ANYBODY, Fix, Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +50,20 @@ class GuardVerdict:
         return (self, *self.others)
 
 
+FIX_OF_LOST_AGENT = Fix(
+    slurm="on {node}: dmesg -T | grep -i 'killed process', and the end of its SLURM log",
+    pod="kubectl describe pod {node} shows how it ended (OOMKilled, Evicted)",
+    none="on {node}: dmesg -T | grep -i 'killed process', and the end of the agent's output",
+)
+"""Of an agent that is gone while its machine is there."""
+
+
 def name_fault(
     cause_id: str,
     message: str,
     *,
     node: str | None = None,
+    reader: Reader = ANYBODY,
     evidence: Sequence[str | Evidence] = (),
     fix: str | None = None,
     values: Mapping[str, object] | None = None,
@@ -62,14 +72,15 @@ def name_fault(
     """Return a finding of a known cause, in the guard's own words: certain, and a failure, unless told.
 
     Args:
+        reader: for whom the cause's fix is.
         evidence: what was seen, one line each.
         fix: what to do; None: what the cause says; empty: nothing.
-        values: what the cause's fix names, where it is known: interface, job, rank.
+        values: what the cause's fix names, where it is known: interface, rank.
         about: any other field of Finding.
     """
     cause = find_cause(cause_id)
     if fix is None:
-        fix = cause.fix_with(**({"node": node} if node else {}), **(values or {}))
+        fix = cause.fix.tell(reader, ({"node": node} if node else {}) | dict(values or {}))
     seen = tuple(Evidence(seen=shown) if isinstance(shown, str) else shown for shown in evidence)
     more = {"severity": Severity.FAIL, "confidence": Confidence.CERTAIN} | about
     return Finding(cause=cause.label, message=message, node=node, evidence=seen, fix=fix or None, **more)

@@ -26,6 +26,7 @@ from allranks.guard.scene import Scene, Tried
 from allranks.model.beat import LinkSeen
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
+from allranks.model.fix import Fix
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.protocol import TryTarget
 
@@ -39,6 +40,15 @@ MAX_ROUNDS = 4
 """Of tries that all pass: then only that connection can be at fault."""
 FILTERED_S = 10.0
 """How long a connection must have been stalled, besides, before something is said to drop just it."""
+
+SAFE_MTU = 1500
+"""Bytes that every Ethernet link carries."""
+_FIX_OF_PAIR = Fix(
+    text="check the path between {one} and {two}: filter, route, trunk, MTU; until then exclude one of them",
+    slurm=": --exclude={two}",
+    pod="",
+    none="",
+)
 
 Pair = tuple[int, int]
 """Of node indices, the smaller first."""
@@ -181,7 +191,8 @@ def _judge_apart(
         mine = [pair for pair in bad if set(pair) & set(part)]
         one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (in_main, part))
         is_undecided = len(part) > 1 or len(in_main) < 2
-        cause_id, fix, ranks = "AR210", None, scene.nodes[part[0]].ranks
+        cause_id, ranks = "AR210", scene.nodes[part[0]].ranks
+        values = scene.values(*ranks)
         what = f"no packets pass between {two} and {one} on the data network; its agent still answers"
         if is_undecided:
             what = f"no packets pass between {one} and {two} on the data network; both agents still answer"
@@ -191,10 +202,10 @@ def _judge_apart(
         elif all(_is_large_lost(now[pair]) for pair in mine):
             cause_id = "AR204"
             what = f"small packets pass between {two} and {one}, but full-sized ones are lost"
-            fix = f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
-            fix += f"nodes: ip link set {scene.interface()} mtu 1500"
+            values = scene.values() | {"culprit": two, "path_mtu": SAFE_MTU}
         node, confidence = (f"{one} or {two}", Confidence.UNDECIDED) if is_undecided else (two, Confidence.CERTAIN)
-        about = {"node": node, "evidence": _evidence(scene, stalled, mine, now), "confidence": confidence, "fix": fix}
+        seen = _evidence(scene, stalled, mine, now)
+        about = {"node": node, "evidence": seen, "confidence": confidence, "values": values}
         findings.append(scene.fault(cause_id, what, *ranks, **about))
     nodes = tuple(sorted(index for part in apart for index in part))
     ranks_apart = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
@@ -211,8 +222,7 @@ def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> GuardV
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
     cause_id, passes = ("AR204", "only small packets pass") if is_mtu else ("AR211", "no packets pass")
     what = f"{passes} between {one} and {two} on the data network{more}; other nodes reach both"
-    fix = f"check the path between {one} and {two}: filter, route, trunk, MTU; until then exclude one of them: "
-    fix += f"--exclude={two}"
+    fix = _FIX_OF_PAIR.tell(scene.reader, {"one": one, "two": two})
     seen = _evidence(scene, stalled, pairs, now)
     return _undecided(scene, cause_id, what, (one, two), leave, evidence=seen, fix=fix)
 
@@ -232,10 +242,10 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     node = scene.nodes[leave]
     what = f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
     what += "the others passed"
-    fix = f"on {node.name}: ip -s link; ethtool -S {scene.interface(leave)}; CRC errors: replace cable or transceiver; "
-    fix += "drops: check congestion and flow control"
+    interface = scene.interface(leave)
+    values = {"culprit": node.name} | ({"interface": interface} if interface else {})
     seen = _evidence(scene, stalled, sorted(bad), episode.rounds[-1])
-    about: dict[str, Any] = {"evidence": seen, "fix": fix, "victims": scene.others(*node.ranks)}
+    about: dict[str, Any] = {"evidence": seen, "values": values, "victims": scene.others(*node.ranks)}
     if not is_decided:
         return _undecided(scene, "AR212", what, names[:2], leave, **about)
     finding = scene.fault("AR212", what, *node.ranks, node=node.name, confidence=Confidence.LIKELY, **about)

@@ -25,12 +25,13 @@ from typing import Any
 
 import msgspec
 
-from allranks.guard.guard_verdict import GuardVerdict, name_fault
+from allranks.guard.guard_verdict import FIX_OF_LOST_AGENT, GuardVerdict, name_fault
 from allranks.guard.scene import NodeView, Scene, Tried
 from allranks.guard.waits import find_waiting
 from allranks.model.beat import ProcessState
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
+from allranks.model.fix import Fix
 from allranks.model.hostlist import fold_hosts
 
 MUTE_FACTOR = 3
@@ -110,6 +111,14 @@ def _count_unheard(scene: Scene, now_s: float) -> int:
     return sum(node.index != scene.leader and node.silent_s(now_s) > _patience_s(scene) for node in unheard)
 
 
+_FIX_OF_STOPPED = Fix(
+    text="find what stopped pid {pid} on {node}: somebody's kill -STOP, or a frozen cgroup",
+    slurm=", or SLURM (scontrol show job: SUSPENDED)",
+    pod="",
+    none="",
+)
+
+
 def judge_stopped(scene: Scene) -> GuardVerdict | None:
     """Return the verdict on processes that are stopped for longer than a look with a debugger takes."""
     held = scene.held(ProcessState.STOPPED, ProcessState.TRACED, for_s=scene.settings.stopped_s)
@@ -124,8 +133,7 @@ def judge_stopped(scene: Scene) -> GuardVerdict | None:
     seen = [f"rank {beat.rank}, pid {beat.pid}: {state} for {beat.state_for_s:.1f} s" for beat in held[:8]]
     # When this is read, the process has been ended with the job: nothing is left to continue or to look at.
     node, pid = scene.nodes[nodes[0]].name, first.pid
-    fix = f"find what stopped pid {pid} on {node}: SLURM (scontrol show job: SUSPENDED), somebody's kill -STOP, or a "
-    fix += "frozen cgroup"
+    fix = _FIX_OF_STOPPED.tell(scene.reader, {"pid": pid, "node": node})
     if is_traced:
         fix = f"find the debugger (gdb, strace, py-spy) that held pid {pid}; on {node}: ps -ef | grep -w {pid}"
     finding = scene.fault("AR010", what, *ranks, evidence=seen, fix=fix)
@@ -176,7 +184,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     # An agent that was told to stop looks for no leader: it ends its workers, and leaves.
     may_have_left = is_lost and scene.may_leave
     if any(result.seen.refused for _, result in tried) and first != NOT_COME and not may_have_left:
-        fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
+        fix = FIX_OF_LOST_AGENT.tell(scene.reader, {"node": node.name})
         if has_slept or UNLED in first or not has_begun:
             return fault("AR012", gave_up, fix=fix, **undecided)
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"

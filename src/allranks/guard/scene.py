@@ -16,6 +16,7 @@ from allranks.guard.guard_verdict import name_fault
 from allranks.model.beat import HELD_STATES, CallSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
+from allranks.model.fix import ANYBODY, Reader
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import Member, Membership
 from allranks.wire.protocol import TryTarget, WorkerEnd
@@ -145,7 +146,7 @@ class Scene:
         membership: whose beats count: its epoch is their generation.
         addresses: of the nodes, by index and network.
         now_s: when the generation began.
-        job: the job's id, for commands.
+        reader: for whom fixes are.
         leader: index of the leader's node; it is not that of rank 0 after a change of leaders.
         ports: of the nodes' agents, by index: where they can be tried before their first beat.
     """
@@ -157,11 +158,11 @@ class Scene:
         addresses: Mapping[int, Mapping[str, str]],
         now_s: float,
         *,
-        job: str = "JOB",
+        reader: Reader = ANYBODY,
         leader: int = 0,
         ports: Mapping[int, int] | None = None,
     ) -> None:
-        self.settings, self.job = settings, job
+        self.settings, self.reader = settings, reader
         self.membership = membership
         self.leader = leader
         self.nodes = [
@@ -256,19 +257,20 @@ class Scene:
         names = [node.name for node in nodes.values()]
         if "victims" not in more:  # a look at all ranks
             more["victims"] = self.others(*ranks)
-        about = {"node": fold_hosts(names), "ranks": ranks, "values": values}
+        about: dict[str, Any] = {"node": fold_hosts(names), "ranks": ranks, "values": values, "reader": self.reader}
         return name_fault(cause_id, message, **about | more)
 
     def values(self, *ranks: int) -> dict[str, object]:
         """Return what a fix may name of these ranks."""
         indices = {self.node_of(rank).index for rank in ranks}
-        return {"interface": self.interface(*indices), "job": self.job, **({"rank": min(ranks)} if ranks else {})}
+        name = self.interface(*indices)
+        return ({"interface": name} if name else {}) | ({"rank": min(ranks)} if ranks else {})
 
-    def interface(self, *indices: int) -> str:
-        """Return the data interface of these nodes, or of all; a word for it if it is not known or not the same."""
+    def interface(self, *indices: int) -> str | None:
+        """Return the data interface of these nodes, or of all; None if it is not known or not the same."""
         nodes = [self.nodes[index] for index in indices or range(len(self.nodes))]
         names = {node.addresses.get(self.stuck_at.get(node.index, "interface")) for node in nodes}
-        return (names.pop() if len(names) == 1 else None) or "<interface>"
+        return names.pop() if len(names) == 1 else None
 
     def others(self, *ranks: int) -> tuple[int, ...]:
         """All ranks but these and those that have left well: the victims."""

@@ -49,6 +49,7 @@ from allranks.guard.try_orders import TryOrders
 from allranks.model.beat import HELD_STATES, ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
+from allranks.model.fix import ANYBODY, Reader
 from allranks.model.membership import Membership
 from allranks.model.room import FullPlace
 from allranks.model.traffic import Traffic
@@ -79,16 +80,16 @@ LEAVE_S = 10.0
 class Guard:
     """Everything that is known of the running workers, and the verdict that follows."""
 
-    def __init__(self, settings: GuardTable, *, job: str = "JOB") -> None:
+    def __init__(self, settings: GuardTable, *, reader: Reader = ANYBODY) -> None:
         self._table = self._settings = settings
-        self._job = job
+        self._reader = reader
         self._next_word_s = AFTER_KILL_S
         """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
         self._slept_s = 0.0
         self._rooms = RoomSpeech()
         self._network = NetworkSpeech()
-        self._start(Scene(settings, Membership(members=()), {}, 0.0, job=job))
+        self._start(Scene(settings, Membership(members=()), {}, 0.0, reader=reader))
 
     def begin(
         self,
@@ -111,7 +112,7 @@ class Guard:
         self._settings = self._table.for_nodes(len(plan.members))
         self._next_word_s = max(AFTER_KILL_S, 2 * self._settings.beat_s)
         where, now = addresses or {}, self._now(now_s)
-        self._start(Scene(self._settings, membership, where, now, job=self._job, leader=leader, ports=ports))
+        self._start(Scene(self._settings, membership, where, now, reader=self._reader, leader=leader, ports=ports))
 
     def _start(self, scene: Scene) -> None:
         self._scene = scene

@@ -26,6 +26,7 @@ from typing import Any
 
 from allranks.causes.book import find_cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
+from allranks.model.fix import ANYBODY
 from allranks.model.hostlist import fold_hosts
 from allranks.report.text import count_of, fold_ranks
 
@@ -373,7 +374,7 @@ class HorovodWatch:
             ranks=ranks,
             message=words,
             evidence=(Evidence(seen=seen),),
-            fix=fix or cause.fix_with(node=node or "the node"),
+            fix=fix or cause.fix.tell(ANYBODY, {"node": node} if node else {}),
         )
 
     def _note(self, finding: Finding) -> Finding:

@@ -23,6 +23,7 @@ import msgspec
 
 from allranks.host.programs import Ran, run_command
 from allranks.model.card import MAX_TEXT, Gpu
+from allranks.model.fix import Vendor
 
 QUERY_FIELDS = (
     "index", "uuid", "name", "driver_version", "pci.bus_id", "vbios_version", "memory.total", "memory.used",
@@ -106,6 +107,15 @@ def _present_gpus(root: Path) -> list[str]:
         if (root / f"dev/nvidia{minor}").exists():
             uuids.append(fields.get("GPU UUID", "").strip())
     return uuids
+
+
+def read_vendor(*, root: Path = Path("/")) -> Vendor:
+    """Return who made the GPUs; NVIDIA, too, where no driver is loaded.
+
+    /dev/kfd is that of ROCm; a processor with graphics of its own has it, too, beside the card that computes.
+    """
+    is_amd = (root / "dev/kfd").exists() and not (root / "proc/driver/nvidia").exists()
+    return Vendor.AMD if is_amd else Vendor.NVIDIA
 
 
 def read_driver_version(*, root: Path = Path("/")) -> str | None:

@@ -22,6 +22,7 @@ from typing import Any
 from allranks import __version__
 from allranks.host import clock, fabric, gpu, limits, net, rdma, script, software
 from allranks.model.card import Facts, Interface, JobDirectory
+from allranks.model.fix import ANYBODY, Reader, find_scheduler
 
 _GRACE_S = 0.25
 
@@ -38,6 +39,8 @@ class NodeFacts:
     """That SLURM says it gave to the job here."""
     num_cpus: int
     """Cores this process may run on."""
+    reader: Reader = ANYBODY
+    """For whom are fixes that this node writes."""
 
 
 def read_facts(env: Mapping[str, str]) -> NodeFacts:
@@ -52,6 +55,7 @@ def read_facts(env: Mapping[str, str]) -> NodeFacts:
         num_gpus=gpu.count_gpus(env),
         num_promised_gpus=_read_promised_gpus(env),
         num_cpus=len(os.sched_getaffinity(0)),
+        reader=Reader(scheduler=find_scheduler(env), vendor=gpu.read_vendor()),
     )
 
 
@@ -134,6 +138,8 @@ def read_card_facts(
         _Reader(("boot_id",), lambda: _Part({"boot_id": net.read_boot_id(root=root)})),
         _Reader(("port_range",), lambda: _Part({"port_range": net.read_port_range(root=root)})),
         _Reader(("glibc_version",), lambda: _Part({"glibc_version": software.read_glibc_version()})),
+        _Reader(("scheduler",), lambda: _Part({"scheduler": find_scheduler(env)})),
+        _Reader(("vendor",), lambda: _Part({"vendor": gpu.read_vendor(root=root)})),
         _Reader(("environment",), lambda: _Part({"environment": software.select_environment(env)})),
         _Reader(("limits",), lambda: _Part({"limits": limits.read_limits()})),
         _Reader(("num_cpus",), lambda: _Part({"num_cpus": limits.count_cpus(root=root)})),

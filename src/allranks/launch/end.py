@@ -105,7 +105,8 @@ def _tell_loss(loop: Loop, goodbye: Goodbye) -> bool:
     """Write and print that the leader is lost, and nobody goes on; returns whether this agent speaks for all others."""
     plan, run_dir, leader = loop.workers.job, loop.workers.run_dir, loop.agent.leader_name
     ended = find_end(run_dir.read_events(), leader)
-    finding = describe_loss(leader, goodbye.summary, f"killed by {describe_kill(ended)}" if ended else None)
+    how = f"killed by {describe_kill(ended)}" if ended else None
+    finding = describe_loss(leader, goodbye.summary, how, reader=plan.facts.reader)
     verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=goodbye.exit_code, findings=(finding,))
     speaks = run_dir.write_verdict(verdict, node=loop.name, is_of_all=False)
     if speaks or not plan.is_slurm:

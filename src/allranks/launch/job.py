@@ -187,7 +187,8 @@ def _run_phases(workers: WorkerGroup) -> int:
 def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable[[], None]) -> dict[int, Plan]:
     if other := workers.make_owner(generation=0).begin(check_signals):
         what, fix = refuse(workers.checkpoints, other)
-        finding = failed(what=what).to_finding(find_cause("AR512"), node=workers.job.facts.host)
+        facts = workers.job.facts
+        finding = failed(what=what).to_finding(find_cause("AR512"), node=facts.host, reader=facts.reader)
         raise SetupError(f"{what}; {fix}", finding=msgspec.structs.replace(finding, fix=fix))
     applicant, request = called.applicant, workers.job.request
     max_restarts = request.max_restarts

@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.model.finding import Finding
+from allranks.model.fix import ANYBODY, Reader, SchedulerKind, Vendor
 
 MAX_VARIABLES = 100
 MAX_TEXT = 512
@@ -196,6 +197,11 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Runnable processes, averaged over a minute."""
     places: tuple[JobDirectory, ...] = ()
 
+    scheduler: SchedulerKind = SchedulerKind.SLURM
+    """What placed the job on this node."""
+    vendor: Vendor = Vendor.NVIDIA
+    """Who made its GPUs."""
+
     # Time.
     clock_s: float = 0.0
     """Seconds since the epoch, when the card was written."""
@@ -270,3 +276,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = -1
     """Of this agent's workers; -1: they have not been started yet."""
     facts: Facts | None = None
+
+    @property
+    def reader(self) -> Reader:
+        """For whom is a fix on this node."""
+        if self.facts is None:
+            return ANYBODY
+        return Reader(scheduler=self.facts.scheduler, vendor=self.facts.vendor)

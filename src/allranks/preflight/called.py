@@ -152,7 +152,9 @@ class Called:
             why, index = exc, 0
         if why is not None:
             at = name_nodes(self.cards)[index]
-            finding = why.finding or failed(what=str(why)).to_finding(find_cause("AR512"), node=at)
+            finding = why.finding or failed(what=str(why)).to_finding(
+                find_cause("AR512"), node=at, reader=self.cards[index].reader
+            )
             verdict = msgspec.structs.replace(verdict, exit_code=why.exit_code, findings=(finding,))
         verdict = msgspec.structs.replace(verdict, findings=tuple(map(name, verdict.findings)))
         if self.acceptor is not None and (lets_go or verdict.exit_code):

@@ -90,4 +90,4 @@ def _finding(cause_id: str, what: str, facts: NodeFacts, *, interface: str | Non
     from allranks.causes.book import find_cause  # not before it is needed: plans are made without it
     from allranks.causes.outcome import failed
 
-    return failed(what=what, interface=interface).to_finding(find_cause(cause_id), node=facts.host)
+    return failed(what=what, interface=interface).to_finding(find_cause(cause_id), node=facts.host, reader=facts.reader)

@@ -45,5 +45,5 @@ def explain(address: str, facts: NodeFacts, error: OSError) -> NodeFaultError:
     else:
         add, look = f"ip addr add {address}/8 dev lo", f"ip route get {address}; nft list ruleset"
         cause, outcome = "AR217", failed(what=what, command=look if own else add)
-    finding = outcome.to_finding(find_cause(cause), node=facts.host)
+    finding = outcome.to_finding(find_cause(cause), node=facts.host, reader=facts.reader)
     return NodeFaultError(finding.message, finding=finding)

@@ -20,6 +20,7 @@ from allranks.causes.probes import CHECKS
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
+from allranks.model.fix import ANYBODY, Reader
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import name_hosts
 from allranks.model.pair import PairResult
@@ -113,7 +114,7 @@ def judge(
     by_index = {index: msgspec.structs.replace(card, host=names[index]) for index, card in by_index.items()}
     cards = list(by_index.values())
     wanted = [cause for cause in (all_causes() if causes is None else causes) if cause.id not in terms.ignored]
-    bench = _Bench([card.host for card in cards])
+    bench = _Bench({card.host: card.reader for card in cards})
     _judge_presence(seen, terms, names, bench)
     for card in cards:
         if card.problem is not None:
@@ -163,8 +164,8 @@ class _Found(NamedTuple):
 class _Bench:
     """Collects findings and the cells of the table."""
 
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self._nodes = nodes
+    def __init__(self, readers: Mapping[str, Reader]) -> None:
+        self._nodes, self._readers = list(readers), readers
         self.found: list[_Found] = []
         self.results: list[Result] = []
         self.unreachable: set[str] = set()
@@ -182,8 +183,14 @@ class _Bench:
         is_fail = outcome.status is Status.FAIL
         if Trait.CUTS_ITS_NODE_OFF in cause.traits and is_fail:
             self.unreachable.update(culprits)
-        finding = _bounded(outcome.to_finding(cause, node=node or None))
+        reader = self._reader_at(culprits)
+        finding = _bounded(outcome.to_finding(cause, node=node or None, reader=reader))
         self.found.append(_Found(finding, culprits if is_fail else ()))
+
+    def _reader_at(self, culprits: Sequence[str]) -> Reader:
+        """For whom is a fix for these nodes; one that has not come is as the others are."""
+        readers = (self._readers[name] for name in (*culprits, *self._nodes) if name in self._readers)
+        return next(readers, ANYBODY)
 
     def add_problem(self, card: Card) -> None:
         """Note what a node's own agent says against it."""

@@ -297,7 +297,9 @@ class Entry:
             if plan.is_alone:
                 raise
             what = failed(path=self.run_dir.path, what=str(exc))
-            return SetupError(str(exc), finding=what.to_finding(find_cause("AR006"), node=plan.facts.host))
+            facts = plan.facts
+            finding = what.to_finding(find_cause("AR006"), node=facts.host, reader=facts.reader)
+            return SetupError(str(exc), finding=finding)
         return None
 
     def _leaders_secret(self) -> Secret:
@@ -317,11 +319,12 @@ class Entry:
         if found is not None and found.job == plan.job and found.attempt == (plan.attempt or found.attempt):
             there = f"the leader listens at {', '.join(found.addresses)}"
             what = f"{there}, but {plan.facts.host} reaches none of these addresses"
-            return failed(reason, what=what).to_finding(find_cause("AR201"), node=found.host)
+            return failed(reason, what=what).to_finding(find_cause("AR201"), node=found.host, reader=plan.facts.reader)
         # No word of this node alone: all that wait say the same.
         what = f"no leader answered within {plan.guard.join_s:.0f} s"
         waiting = fold_hosts(plan.node_names[1:]) if plan.node_names else None
-        return failed(what=what).to_finding(find_cause("AR001"), node=leader, waiting=waiting)
+        said = failed(what=what)
+        return said.to_finding(find_cause("AR001"), node=leader, waiting=waiting, reader=plan.facts.reader)
 
     def _with_munge(self, secret: Secret) -> Secret:
         return replace(secret, munge_socket=read_munge_socket(self.applicant.env) if self.plan.is_slurm else None)

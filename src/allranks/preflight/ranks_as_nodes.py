@@ -106,7 +106,7 @@ def choose_backend(wanted: str, cards: Mapping[int, Card]) -> tuple[str, str]:
     outcome = failed(*(f"{host}: {has}" for host, has in short.items()), what=what)
     raise SetupError(
         f"backend nccl needs a GPU for each rank, but {host} has {has}; start fewer, or session(backend='gloo')",
-        finding=outcome.to_finding(find_cause("AR111"), node=fold_hosts(list(short))),
+        finding=outcome.to_finding(find_cause("AR111"), node=fold_hosts(list(short)), reader=by_host[host][0].reader),
     )
 
 

@@ -1,6 +1,6 @@
 """From conclusions to findings, for people and programs. Pure.
 
-    findings = [to_finding(conclusion) for conclusion in conclude(logs)]
+    findings = [to_finding(conclusion, reader) for conclusion in conclude(logs)]
 
 All text from logs is masked here, because lines may contain passwords (report/mask.py).
 """
@@ -15,9 +15,9 @@ import msgspec
 
 from allranks.causes.cause import Cause, Trait
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
+from allranks.model.fix import ANYBODY, Reader
 from allranks.model.hostlist import fold_hosts
 from allranks.report.mask import mask_secrets
-from allranks.report.runs import is_job_of_slurm
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.line import Line
 from allranks.why.logs.sources import natural_key
@@ -25,13 +25,16 @@ from allranks.why.people import Culprit
 
 _RECORDED = re.compile(r'\{"message": (?:\{"message": )?"(?P<said>(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-f]{4})+)')
 """How error.json of torch begins (torch 2.13, elastic/multiprocessing/errors); a line may be cut anywhere."""
-_OF_SLURM = re.compile(r"; sacct -j JOB [^;]*")
 MAX_TEXT = 300
 """Maximum number of characters of a line: the file has the rest."""
 
 
-def to_finding(conclusion: Conclusion) -> Finding:
-    """Return the finding for a conclusion."""
+def to_finding(conclusion: Conclusion, reader: Reader = ANYBODY) -> Finding:
+    """Return the finding for a conclusion.
+
+    Args:
+        reader: for whom its fix is.
+    """
     cause, culprit = conclusion.cause, conclusion.culprit
     is_certain = conclusion.confidence is Confidence.CERTAIN
     # A job that hangs without a message might have continued.
@@ -46,26 +49,19 @@ def to_finding(conclusion: Conclusion) -> Finding:
         subject=", ".join(map(_shown, culprit.things)) or None,
         message=_shown(conclusion.message),
         evidence=tell_evidence(conclusion.evidence),
-        fix=tell_fix(cause, culprit),
+        fix=tell_fix(cause, culprit, reader),
         ask=None if is_certain else _shown(conclusion.ask) or None,
         victims=tuple(sorted(conclusion.victims)),
     )
 
 
 def fill_job(finding: Finding, job: str | None) -> Finding:
-    """Return a finding whose commands name the job or run; without one, they name none.
-
-    SLURM's commands remain only for a job of SLURM.
-    """
-    return msgspec.structs.replace(finding, fix=_fill_job(finding.fix, job), ask=_fill_job(finding.ask, job))
-
-
-def _fill_job(text: str | None, job: str | None) -> str | None:
-    if text is None or "JOB" not in text:
-        return text
-    if job is None or not is_job_of_slurm(job):
-        text = _OF_SLURM.sub("", text)
-    return re.sub(r"\bJOB\b", job, text) if job else text.replace(" JOB", "")
+    """Return a finding that asks with commands that name the job or run; without one, they name none."""
+    ask = finding.ask
+    if ask is None or "JOB" not in ask:
+        return finding
+    ask = re.sub(r"\bJOB\b", job, ask) if job else ask.replace(" JOB", "")
+    return msgspec.structs.replace(finding, ask=ask)
 
 
 def is_answer(findings: Sequence[Finding]) -> bool:
@@ -109,9 +105,9 @@ def show_line(line: Line) -> str:
     return _shown(text.expandtabs(2).strip())
 
 
-def tell_fix(cause: Cause, culprit: Culprit) -> str | None:
-    """Return the cause's fix with the known values of the culprit; `<mtu>` marks what logs do not contain."""
-    values = _Values()
+def tell_fix(cause: Cause, culprit: Culprit, reader: Reader = ANYBODY) -> str | None:
+    """Return the cause's fix with the known values of the culprit."""
+    values: dict[str, str] = {}
     if nodes := tell_nodes(culprit.nodes):
         values["node"] = values["culprit"] = values["where"] = nodes
     if culprit.interface:
@@ -121,13 +117,7 @@ def tell_fix(cause: Cause, culprit: Culprit) -> str | None:
     ports = [thing.removeprefix("port ") for thing in culprit.things if thing.startswith("port ")]
     if len(ports) == 1:
         values["port"] = ports[0]
-    return cause.fix.format_map(values) or None
-
-
-class _Values(dict[str, str]):
-    def __missing__(self, key: str) -> str:
-        known = {"job": "JOB", "rank": "N"} | dict.fromkeys(("node", "culprit", "where"), "that node")
-        return known.get(key, f"<{key.replace('_', ' ')}>")
+    return cause.fix.tell(reader, values)
 
 
 def _shown(text: str) -> str:

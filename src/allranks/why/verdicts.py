@@ -11,6 +11,7 @@ from allranks.causes.book import find_cause, known_cause, traits_of
 from allranks.causes.cause import Family, Trait
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
+from allranks.model.fix import ANYBODY, Reader
 from allranks.report.mask import mask_finding
 from allranks.report.remains import LastWord
 from allranks.report.rundir import is_own_file
@@ -85,7 +86,12 @@ def _quote(printed: Printed) -> Finding:
 
 
 def join_verdict(
-    verdict: Verdict | None, own: Sequence[Finding], *, is_printed: bool = False, restarts: str = ""
+    verdict: Verdict | None,
+    own: Sequence[Finding],
+    *,
+    is_printed: bool = False,
+    restarts: str = "",
+    reader: Reader = ANYBODY,
 ) -> list[Finding]:
     """Return the findings of a verdict, with secrets masked, and after them the findings from the logs.
 
@@ -94,6 +100,7 @@ def join_verdict(
         own: the findings from the logs.
         is_printed: it was printed in a log, and its findings quote that log.
         restarts: how often the ranks were started again, in words.
+        reader: for whom the fixes are.
     """
     if verdict is None:
         return list(own)
@@ -115,7 +122,7 @@ def join_verdict(
     known = {finding.cause for finding in said}
     more = [finding for finding in own if finding.cause not in known] if is_answer(own) else []
     if verdict.ended_by is not None:
-        return [*_interrupted(verdict, more), *said]
+        return [*_interrupted(verdict, more, reader), *said]
     if not has_failed:
         return [*more, *said]
     failures = [finding for finding in more if finding.severity is Severity.FAIL]
@@ -151,7 +158,7 @@ def leave_out_consequences(findings: Sequence[Finding], *, is_judged: bool) -> l
     return [finding for finding in findings if finding.confidence is Confidence.CERTAIN or finding not in broken]
 
 
-def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
+def _interrupted(verdict: Verdict, own: Sequence[Finding], reader: Reader) -> list[Finding]:
     """Return why a run without a failure got a signal, and what else its logs prove.
 
     What merely resembles something is left out: all ranks were ended, and say so in tracebacks.
@@ -171,13 +178,15 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
                 confidence=_sure_of(verdict.ended_by or ""),
                 message=f"the job was ended from outside, by {verdict.ended_by}",
                 evidence=(Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=VERDICT),),
-                fix=cause.fix,
+                fix=cause.fix.tell(reader, {}),
             )
         ]
     return [from_outside[0], *(finding for finding in more if finding is not from_outside[0])]
 
 
-def judge_lost(run: Run, *, how: str, confidence: Confidence, words: Sequence[LastWord]) -> Finding:
+def judge_lost(
+    run: Run, *, how: str, confidence: Confidence, words: Sequence[LastWord], reader: Reader = ANYBODY
+) -> Finding:
     """Return the finding about a run whose agent is gone without a verdict.
 
     Args:
@@ -185,6 +194,7 @@ def judge_lost(run: Run, *, how: str, confidence: Confidence, words: Sequence[La
         how: how its agent ended and when, in a clause.
         confidence: that it is gone.
         words: what its ranks printed last.
+        reader: for whom the fix is.
     """
     if run.interrupted_by is not None:
         cause, name = find_cause("cancelled"), Signals(run.interrupted_by).name
@@ -199,7 +209,7 @@ def judge_lost(run: Run, *, how: str, confidence: Confidence, words: Sequence[La
         node=None if run.interrupted_by is not None else node,
         message=how,
         evidence=tuple(Evidence(seen=f"rank {word.rank}: {word.text}", source=str(word.path)) for word in words),
-        fix=cause.fix if run.interrupted_by is not None else _LOOK.format(node=node),
+        fix=cause.fix.tell(reader, {}) if run.interrupted_by is not None else _LOOK.format(node=node),
     )
 
 

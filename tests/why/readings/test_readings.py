@@ -9,7 +9,7 @@ import pytest
 
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
+from allranks.why.logs.log_events import Logs
 
 RAISED = Path(__file__).parents[2] / "model" / "raised"
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]

@@ -242,7 +242,8 @@ def probe_duplicate_gpu(card: Card) -> Outcome:
     said = facts.environment.get("CUDA_VISIBLE_DEVICES", "")
     twice = [entry for entry, times in Counter(filter(None, map(str.strip, said.split(",")))).items() if times > 1]
     if twice:
-        return failed(what=f"CUDA_VISIBLE_DEVICES={said} lists {twice[0]} twice, so CUDA hides all GPUs")
+        what = f"CUDA_VISIBLE_DEVICES={said} lists {twice[0]} twice, so CUDA hides all GPUs"
+        return failed(what=what, variable="CUDA_VISIBLE_DEVICES")
     return PASSED
 
 
@@ -278,7 +279,8 @@ def probe_gpu_binding(card: Card) -> Outcome:
     said = facts.environment.get("CUDA_VISIBLE_DEVICES")
     visible, present = len(visible_gpus(facts)), len(facts.gpus)
     if said is not None and "MIG-" not in said and visible < card.num_workers <= present:
-        return warned(said=said, visible=visible, present=present, workers=card.num_workers)
+        counts: dict[str, Any] = {"visible": visible, "present": present, "workers": card.num_workers}
+        return warned(said=said, variable="CUDA_VISIBLE_DEVICES", **counts)
     return PASSED
 
 

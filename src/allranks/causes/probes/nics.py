@@ -150,16 +150,16 @@ def survey_nic_not_found(cards: Sequence[Card]) -> Surveyed:
     """Fails if a variable of the user names a missing interface, or one that is down."""
     if len(cards) < 2:
         return []
-    found: dict[tuple[Status, str, str | None], list[str]] = {}
+    found: dict[tuple[Status, str, str, str | None], list[str]] = {}
     for variable in (NCCL, GLOO):
         for choice in list_choices(cards, variable):
             if choice.problem:
                 what = f"{variable}={choice.spelled}: {choice.problem}"
                 name = choice.interface.name if choice.interface else None
-                found.setdefault((choice.status, what, name), []).append(choice.host)
+                found.setdefault((choice.status, variable, what, name), []).append(choice.host)
     return [
-        (tuple(hosts), Outcome(status, values={"what": what}, interface=name))
-        for (status, what, name), hosts in found.items()
+        (tuple(hosts), Outcome(status, values={"what": what, "variable": variable}, interface=name))
+        for (status, variable, what, name), hosts in found.items()
     ]
 
 

@@ -208,7 +208,8 @@ def sum_up(heard: StepHeard, num_nodes: int, *, waited_s: float) -> Held:
         accused = {index: f"{cards[index].host} answers through SLURM but does not {reach}" for index in found}
     for index, what in accused.items():
         reason = heard.cards[index or found[0]].problem or ""
-        finding = failed(reason, what=what).to_finding(find_cause("AR201"), node=cards[index].host)
+        said, card = failed(reason, what=what), cards[index]
+        finding = said.to_finding(find_cause("AR201"), node=card.host, reader=card.reader)
         cards[index] = with_problem(cards[index], AllranksError(what, finding=finding))
     missing = tuple(index for index in held.seen.missing if index not in found)
     return msgspec.structs.replace(held, seen=replace(held.seen, cards=cards, missing=missing))

@@ -102,4 +102,5 @@ def _too_few_gpus(members: Sequence[Member], cards: Sequence[Card]) -> Finding:
         seen.setdefault(has, []).append(name)
     what = f"backend nccl needs a GPU for each rank; {len(short)} of {len(members)} nodes have too few"
     evidence = [f"{fold_hosts(names)}: {has}" for has, names in seen.items()]
-    return failed(*evidence, what=what).to_finding(find_cause("AR111"), node=fold_hosts([name for name, _ in short]))
+    node, reader = fold_hosts([name for name, _ in short]), short[0][1].reader
+    return failed(*evidence, what=what).to_finding(find_cause("AR111"), node=node, reader=reader)

@@ -163,7 +163,7 @@ def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Le
             capacity_s=plan.request.capacity_s,
             shutdown_s=plan.request.shutdown_s,
         ),
-        guard=Guard(plan.guard, job=plan.job),
+        guard=Guard(plan.guard, reader=msgspec.structs.replace(plan.facts.reader, job=plan.job)),
         past=group.past,
         nodes={
             index: ConnectedNode(

@@ -5,7 +5,7 @@
 
 Read launch.lead.course first: the life of a job as one table. The leader runs in the process of one agent, where
 launch.lead.driver has its connections, and treats all nodes alike, its own included. guard.verdict decides what is
-wrong, launch.lead.recovery what to do about it, launch.lead.group who is which rank, launch.lead.outcome how to say it,
+wrong, launch.lead.recovery what to do about it, launch.lead.group who is which rank, launch.lead.summary how to say it,
 launch.lead.members whether it may go on. One state machine, whole.
 """
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from allranks.guard.guard_verdict import GuardVerdict, name_fault
+from allranks.guard.guard_verdict import FIX_OF_LOST_AGENT, GuardVerdict, name_fault
 from allranks.launch.plan import count_of
 from allranks.model.finding import Confidence, Finding, Verdict
+from allranks.model.fix import Reader
 from allranks.model.hostlist import fold_hosts
 from allranks.model.past import Crash
 
@@ -47,18 +48,20 @@ def describe_restart(
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"
 
 
-def describe_loss(leader: str, reason: str, how: str | None) -> Finding:
+def describe_loss(leader: str, reason: str, how: str | None, *, reader: Reader) -> Finding:
     """Return the finding of a job that has lost its leader, and nobody could succeed it.
 
     Args:
         leader: name of its node.
         reason: how this agent has noticed.
         how: how the leader's agent ended, where somebody knows.
+        reader: for whom the fix is.
     """
     if how is None:
         what = "the node led the job, and its agent is gone: the machine crashed, lost its network, or somebody killed "
-        return name_fault("AR012", f"{what}the agent", node=leader, evidence=[reason], confidence=Confidence.LIKELY)
-    fix = f"on {leader}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
+        what, sure = f"{what}the agent", Confidence.LIKELY
+        return name_fault("AR012", what, node=leader, evidence=[reason], confidence=sure, reader=reader)
+    fix = FIX_OF_LOST_AGENT.tell(reader, {"node": leader})
     what = f"the node's agent, which led the job, was {how}; no other node could lead"
     return name_fault("AR012", what, node=leader, evidence=[reason], fix=fix)
 

@@ -53,6 +53,8 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     """
     has_year: bool
     has_date: bool
+    is_of_pod: bool = False
+    """Whether `kubectl logs --prefix` named the pod that wrote it."""
 
 
 def segments(raw: bytes) -> Iterator[bytes]:
@@ -93,6 +95,7 @@ def read_line(raw: bytes, source: Source, number: int) -> Line:
         time=time,
         has_year=has_year,
         has_date=has_date,
+        is_of_pod=said.is_of_pod,
     )
 
 
@@ -132,6 +135,7 @@ class _Said:
     local_rank: int | None = None
     device: int | None = None
     pid: int | None = None
+    is_of_pod: bool = False
 
 
 _ADDRESS = r"\d{1,3}(?:\.\d{1,3}){3}"
@@ -219,6 +223,7 @@ def _read_prefixes(text: str, said: _Said, *, is_one: bool) -> int:
             said.rank = int(match["ray_rank"]) if match["ray_rank"] else said.rank
         else:
             said.node = match[f"{kind}_node"]
+            said.is_of_pod = kind == "pod"
     if said.rank is not None and said.rank > MAX_RANK:
         said.rank = None
     return end
