@@ -96,7 +96,9 @@ def test_no_command_names_what_nobody_knows(reader: Reader) -> None:
     told = {cause.id: cause.fix.tell(reader, {}) or "" for cause in CAUSES}
     words = re.compile(r"<[a-z ]+>|\bJOB\b|\bNODE\b|\bADDRESS\b|=(?:that|the|its|a) |\brank_N\b|[{}]")
     assert {id_: text for id_, text in told.items() if words.search(text)} == {}
-    unknown = re.compile(r"(?<!on )(?<!of )(?:that node|the data interface|that of most nodes|the job's ports)")
+    unknown = re.compile(
+        r"(?<!on )(?<!of )(?<!lists )(?:that node|the data interface|the interfaces|that of most|the job's ports)"
+    )
     commands = {id_: [match[0] for match in COMMANDS.finditer(text)] for id_, text in told.items()}
     assert {id_: found for id_, found in commands.items() if any(map(unknown.search, found))} == {}
 

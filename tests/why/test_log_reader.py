@@ -15,6 +15,7 @@ CASES = {
     "nothing is known": ("RuntimeError: boom", None, ANYBODY, ANYBODY),
     "SLURM's lines, read in a pod": ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED ***", None, POD, ANYBODY),
     "kubectl's prefix": ("[pod/train-3/main] RuntimeError: boom", None, ANYBODY, POD),
+    "a pod's address": ("connect to [worker-0.train.svc.cluster.local]:29500 failed", None, ANYBODY, POD),
     "kubelet": ("kubelet: Killing container train", None, ANYBODY, POD),
     "read in a pod": ("RuntimeError: boom", None, POD, POD),
     "ROCm": ("RuntimeError: HIP error: invalid device ordinal", None, ANYBODY, Reader(vendor=Vendor.AMD)),

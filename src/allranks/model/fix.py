@@ -1,4 +1,4 @@
-"""What cures a fault, in a text that fits its reader: his scheduler, his GPUs, and what is known.
+"""What cures a fault, in a text that fits its reader: the scheduler, the GPUs, and what is known.
 
 fix = Fix(text="start without {node}", slurm="[: --exclude={node}]", pod="", none="")
 fix.tell(ANYBODY, {"node": "node03"})  # start without node03: --exclude=node03

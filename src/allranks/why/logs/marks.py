@@ -238,7 +238,7 @@ MARKS = (
     # From SLURM 25.05 on, the line about a step that was ended begins with a time instead of slurmstepd.
     Mark("srun", r"srun -{1,2}[a-zA-Z]|SLURM_[A-Z]|slurmstepd: |error: \*\*\* (?:JOB|STEP) [0-9]"),
     # For whom is a fix? (why/log_reader.py)
-    Mark("pod", r"KUBERNETES_[A-Z]|kubelet|kubectl |kubernetes\.io/|\bPod [a-z0-9.-]{1,253} (?:was|is) "),
+    Mark("pod", r"KUBERNETES_[A-Z]|kubelet|kubectl |kubernetes\.io/|\.svc\.cluster\.local"),
     Mark("rocm", r"RCCL version|HIP error: |hipError[A-Z]|\+rocm[0-9]|librccl\.so|/opt/rocm"),
     # Gloo's connections (gloo/transport/tcp/debug_logger.cc).
     Mark(
