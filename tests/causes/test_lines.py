@@ -11,8 +11,8 @@ import pytest
 
 from allranks.causes.book import all_causes, all_xids, find_cause
 from allranks.causes.cause import CULPRIT_GROUPS, Blames, Family, Role
-from allranks.why.logs.events import list_patterns, read_events
 from allranks.why.logs.line import read_line
+from allranks.why.logs.log_events import list_patterns, read_events
 from allranks.why.logs.sources import Source
 
 HITS = frozenset(hit for cause in all_causes() for hit in cause.hits)
