@@ -163,6 +163,7 @@ def test_an_odd_exception_is_told_in_bounded_words(tmp_path: Path, name: str):
     _, told, recorded = run(tmp_path, text)
     assert told["message"] == message
     assert "Traceback (most recent call last):\n" in told["py_callstack"]
+    assert told["py_callstack"].count("ValueError: ") <= 17
     assert recorded is None or (recorded["message"], len(recorded["extraInfo"]["before"]) <= 16) == (message, True)
 
 
