@@ -117,8 +117,8 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
             raise msgspec.ValidationError(
                 f"`## {LINES}`: expected an empty line and the signs at the end: ```toml to ```"
             )
-        for key in (*(fields.keys() & own), *signs):
-            raise msgspec.ValidationError(f"Object contains unknown field `{key}`")
+        if misplaced := [*(fields.keys() & own), *signs]:
+            raise msgspec.ValidationError(f"Object contains unknown field `{misplaced[0]}`")
         _read_member(Exit, fields, "exit", "$")
         for index, sign in enumerate(own["signs"]):
             _read_member(Role, sign, "role", f"$.signs[{index}]")

@@ -273,7 +273,7 @@ def make_answer(
     is_all: bool,
     with_timeline: bool,
 ) -> Answer:
-    """Return the findings, or the last lines if there are none; `here` is the reader as this machine shows him."""
+    """Return the findings, or the last lines if there are none; `here` is the reader by what this machine shows."""
     from allranks.why.blame import conclude
     from allranks.why.findings import count_first, fill_job, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
