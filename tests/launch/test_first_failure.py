@@ -74,7 +74,7 @@ def test_the_rank_that_raised_first_is_named_though_its_process_ended_last(tmp_p
 
 
 def test_the_node_whose_rank_raised_first_is_named_though_the_leader_heard_of_it_last(tmp_path: Path) -> None:
-    """Both agents stand still meanwhile, and the leader's own goes on last: only the ages tell."""
+    """Both agents stand still meanwhile, and the leader's own goes on last: only the times tell."""
     (tmp_path / "train.py").write_text(SCRIPT)
     endpoint = f"127.0.0.1:{free_port()}"
     with agents_in_background() as begin:

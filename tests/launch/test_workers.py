@@ -18,7 +18,8 @@ import pytest
 from allranks.files.folder import Folder
 from allranks.guard.inside.cell import Cell
 from allranks.launch import workers as workers_module
-from allranks.launch.workers import WRITER, Worker, end_left_behind, wait_for_writers
+from allranks.launch.workers import WRITER, Worker, age, end_left_behind, wait_for_writers
+from allranks.wire.protocol import WorkerEnd
 
 
 def test_a_tool_of_the_agent_itself_is_no_left_over():
@@ -32,6 +33,12 @@ def test_a_tool_of_the_agent_itself_is_no_left_over():
         left.kill()
         own.wait()
         left.wait()
+
+
+def test_an_end_is_told_with_its_age_for_a_leader_that_does_not_know_the_clock_yet():
+    told = age(WorkerEnd(rank=1, node="n1", exit_code=1, time_s=time.time() - 5), generation=2)
+    assert 5 <= told.age_s < 60
+    assert age(WorkerEnd(rank=1, node="n1", exit_code=1, time_s=time.time() + 5), generation=2).age_s == 0
 
 
 def test_a_left_over_gets_sigterm_first_and_may_clean_up(tmp_path: Path):
