@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from allranks.model.pace import Pace
 from allranks.model.room import FullPlace, Room
 
 MAX_GROUPS = 512
@@ -188,6 +189,10 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     segments: Amount = 0
     """Of TCP, that its connections to other machines have sent since it began; and of those, sent again."""
     retransmits: Amount = 0
+    pace: Pace | None = None
+    """None: it has booked nothing (no hook, no torch, not begun)."""
+    rss_bytes: Amount = 0
+    """Resident memory of its process; 0: not known."""
 
 
 class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):
