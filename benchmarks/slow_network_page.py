@@ -137,7 +137,7 @@ def predictions_table(records: Sequence[Record]) -> str:
     methods = list(dict.fromkeys(each["method"] for each in records))
     lines = [
         f"Step time that `allranks advise` predicts, over the measured one ({dates(records)}): from the table of",
-        "`allranks bench`, which ran before, and the step time of `compute only` in the same job.",
+        "`allranks bench`, which ran before, the step time of `compute only` in the same job, and the model's tensors.",
         "",
         f"| nodes, link | {' | '.join(NAMES[method] for method in methods)} |",
         "|---|" + "---|" * len(methods),
