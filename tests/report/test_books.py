@@ -10,13 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from allranks.model.book import (
+from allranks.model.time_book import (
     FILE,
     MAX_RAW_BYTES,
-    Book,
+    TimeBook,
     LaneState,
     RankBook,
-    Row,
+    BookRow,
     pack_book,
     pack_rows,
     parse_books,
@@ -30,12 +30,12 @@ BEGUN_S = 1795847021.0
 
 def rows(*totals_us: tuple[int, int], steps: int = 1) -> bytes:
     """Rows of a rank that only starts and steps."""
-    return pack_rows([Row((start, step, 0, 0, 0, 0, 0), steps) for start, step in totals_us])
+    return pack_rows([BookRow((start, step, 0, 0, 0, 0, 0), steps) for start, step in totals_us])
 
 
-def book(*ranks: RankBook, begun_s: float = BEGUN_S, columns: int = 4, doublings: int = 0, node: str = "") -> Book:
+def book(*ranks: RankBook, begun_s: float = BEGUN_S, columns: int = 4, doublings: int = 0, node: str = "") -> TimeBook:
     until_us = columns * 500_000 << doublings
-    return Book(begun_s=begun_s, until_us=until_us, doublings=doublings, ranks=ranks, node=node)
+    return TimeBook(begun_s=begun_s, until_us=until_us, doublings=doublings, ranks=ranks, node=node)
 
 
 def leave(attempt: Path, node: str, data: bytes) -> None:
@@ -48,7 +48,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path):
     leave(tmp_path, "node03", pack_book(book(account)))
     (found,) = read_books(tmp_path).books
     assert (found.node, found.ranks, found.until_s) == ("node03", (account,), BEGUN_S + 2)
-    assert account.rows == (Row((5, 0, 0, 0, 0, 0, 0), 7), Row((5, 9, 0, 0, 0, 0, 0), 7))
+    assert account.rows == (BookRow((5, 0, 0, 0, 0, 0, 0), 7), BookRow((5, 9, 0, 0, 0, 0, 0), 7))
     assert (account.last.age_us, account.last.of(PaceState.STEP)) == (14, 9)
 
 
@@ -77,7 +77,7 @@ SOUND = pack_book(book(RankBook(0, 0, 0, b"\1", rows((5, 1)))))
         (bomb(), "it is damaged: incomplete, or too large"),
         (forged(lane=b"\x0a"), "rank 0: an unknown state in its lane"),
         (forged(packed_rows=b"\1" * 63), "63 bytes are no whole rows"),
-        (forged(packed_rows=pack_rows([Row((-1, 5, 0, 0, 0, 0, 0), 0)])), "rank 0: a total that is none"),
+        (forged(packed_rows=pack_rows([BookRow((-1, 5, 0, 0, 0, 0, 0), 0)])), "rank 0: a total that is none"),
         (forged(packed_rows=rows((5, 1), (5, 1))), "rank 0: rows that are not in order"),
     ],
 )  # fmt: skip

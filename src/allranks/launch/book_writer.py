@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from allranks.files.folder import Folder
 from allranks.host.threads import start_thread
-from allranks.model.book import FILE, parse_books
+from allranks.model.time_book import FILE, parse_books
 
 EARLIER_BYTES = 1 << 20
 """That an agent which was started again keeps of the books of the ones before it."""

@@ -1,4 +1,4 @@
-"""The books of all nodes of an attempt, as their agents wrote them (guard.book, launch.book_writer): for the report.
+"""The books of all nodes of an attempt, as their agents wrote them (guard.booking, launch.book_writer): for the report.
 
     found = read_books(run.attempt_path)
     found.damaged                        # one line for each file that cannot be read
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.files.regular import read_regular
-from allranks.model.book import FILE, MAX_COLUMNS, Book, parse_books
+from allranks.model.time_book import FILE, MAX_COLUMNS, TimeBook, parse_books
 from allranks.model.pace import PACE_STATES, PaceState
 
 MAX_FILE_BYTES = 16 << 20
@@ -29,7 +29,7 @@ MAX_ALL_BYTES = 64 << 20
 class BooksFound:
     """The books of one attempt."""
 
-    books: tuple[Book, ...]
+    books: tuple[TimeBook, ...]
     """By node; of one node, oldest first."""
     damaged: tuple[str, ...] = ()
     """One line for each file that could not be read to its end: `node03/book.bin: it is cut off after 312 bytes`."""
@@ -76,7 +76,7 @@ class RankSum:
 
 def read_books(attempt: Path) -> BooksFound:
     """Return the books in the directory of an attempt; it raises nothing."""
-    books: list[Book] = []
+    books: list[TimeBook] = []
     damaged: list[str] = []
     left_bytes, num_left_out = MAX_ALL_BYTES, 0
     for path in _find_files(attempt):
@@ -106,7 +106,7 @@ def _find_files(attempt: Path) -> list[Path]:
         return []
 
 
-def lanes(books: Sequence[Book], *, num_columns: int = MAX_COLUMNS) -> Lanes:
+def lanes(books: Sequence[TimeBook], *, num_columns: int = MAX_COLUMNS) -> Lanes:
     """Return the lanes of all ranks on one axis of time, at most this many columns. Pure.
 
     A column of a book goes into the one of the axis that has its beginning, so it is right to half a column of the
@@ -157,7 +157,7 @@ def _put(lane: bytearray, at: int, columns: bytes) -> None:
     lane[at : at + len(columns)] = bytes(map(max, columns, there)) if any(there) else columns
 
 
-def sums(books: Sequence[Book]) -> list[RankSum]:
+def sums(books: Sequence[TimeBook]) -> list[RankSum]:
     """Return where the time of each rank went, by rank. Pure."""
     totals: dict[int, list[int]] = {}
     async_ranks: set[int] = set()
@@ -183,7 +183,7 @@ def sums(books: Sequence[Book]) -> list[RankSum]:
     ]
 
 
-def _nodes_of(books: Iterable[Book]) -> dict[int, tuple[str, ...]]:
+def _nodes_of(books: Iterable[TimeBook]) -> dict[int, tuple[str, ...]]:
     """Return the nodes that each rank ran on, by generation."""
     found: dict[int, dict[str, None]] = {}
     ran = sorted((rank_book.generation, rank_book.rank, book.node) for book in books for rank_book in book.ranks)

@@ -32,7 +32,7 @@ COLUMN_US = 500_000
 """Length of a column at first; it doubles whenever MAX_COLUMNS are full."""
 MAX_COLUMNS = 1200
 MAX_ROWS = 512
-"""That are read; fewer are written (guard.book)."""
+"""That are read; fewer are written (guard.booking)."""
 MAX_RAW_BYTES = 32 << 20
 """Of one frame, unpacked: 1,000 ranks on one node."""
 _HEAD = struct.Struct(">5sI")
@@ -64,7 +64,7 @@ LANE_OF_PACE = tuple(LaneState[state.name] for state in PACE_STATES)
 _ALL_LANE_STATES = bytes(LaneState)
 
 
-class Row(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class BookRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a rank had booked at some time: totals since its process began."""
 
     totals_us: tuple[Amount, Amount, Amount, Amount, Amount, Amount, Amount]
@@ -96,18 +96,18 @@ class RankBook(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_async: bool = False
 
     @property
-    def rows(self) -> tuple[Row, ...]:
+    def rows(self) -> tuple[BookRow, ...]:
         """Oldest first; the first one begins with the process, each other one where the one before it ends."""
-        return tuple(Row(fields[:-1], fields[-1]) for fields in zip(*_unpack(self.packed_rows), strict=True))
+        return tuple(BookRow(fields[:-1], fields[-1]) for fields in zip(*_unpack(self.packed_rows), strict=True))
 
     @property
-    def last(self) -> Row:
+    def last(self) -> BookRow:
         """The last row."""
         fields = tuple(map(sum, _deltas(self.packed_rows)))
-        return Row(fields[:-1], fields[-1])  # type: ignore[arg-type]  # seven of them
+        return BookRow(fields[:-1], fields[-1])  # type: ignore[arg-type]  # seven of them
 
 
-class Book(msgspec.Struct, frozen=True, array_like=True):
+class TimeBook(msgspec.Struct, frozen=True, array_like=True):
     """One node, as long as one agent of it lived."""
 
     begun_s: Annotated[float, Meta(ge=0, le=4e9)]
@@ -134,7 +134,7 @@ class Book(msgspec.Struct, frozen=True, array_like=True):
         return self.begun_s + self.until_us / 1e6
 
 
-def pack_rows(rows: list[Row]) -> bytes:
+def pack_rows(rows: list[BookRow]) -> bytes:
     """Return rows as RankBook has them.
 
     Rows get longer with their age, so the differences between them have few digits. Their bytes are sorted by weight:
@@ -182,20 +182,20 @@ def _refuse_forged(book: RankBook) -> None:
         raise Unreadable(f"rank {book.rank}: rows that are not in order")
 
 
-def pack_book(book: Book) -> bytes:
+def pack_book(book: TimeBook) -> bytes:
     """Return a frame of a file."""
     data = zlib.compress(msgspec.msgpack.encode(book), 9)
     return _HEAD.pack(_MAGIC, len(data)) + data
 
 
-def parse_books(data: bytes, *, node: str = "") -> tuple[list[Book], str | None]:
+def parse_books(data: bytes, *, node: str = "") -> tuple[list[TimeBook], str | None]:
     """Return the books of a file, oldest first, as far as it can be read; and why not further, None: it was read whole.
 
     Args:
         data: whatever anybody wrote; at most MAX_RAW_BYTES of each frame are unpacked.
         node: whose it is.
     """
-    books: list[Book] = []
+    books: list[TimeBook] = []
     at = 0
     while at < len(data):
         try:
@@ -206,7 +206,7 @@ def parse_books(data: bytes, *, node: str = "") -> tuple[list[Book], str | None]
     return books, None if books else "it is empty"
 
 
-def _parse_frame(data: bytes, at: int) -> tuple[Book, int]:
+def _parse_frame(data: bytes, at: int) -> tuple[TimeBook, int]:
     begin = at + _HEAD.size
     if begin > len(data):
         raise Unreadable(f"it is cut off after {len(data)} bytes")
@@ -224,7 +224,7 @@ def _parse_frame(data: bytes, at: int) -> tuple[Book, int]:
     if not unpacker.eof:
         raise Unreadable("it is damaged: incomplete, or too large")
     try:
-        book = msgspec.msgpack.decode(plain, type=Book)
+        book = msgspec.msgpack.decode(plain, type=TimeBook)
     except UNREADABLE as exc:
         raise Unreadable(f"it is damaged ({' '.join(str(exc).split())[:200]})") from exc
     for rank_book in book.ranks:
