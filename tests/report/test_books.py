@@ -10,18 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from allranks.model.pace import PaceState
 from allranks.model.time_book import (
     FILE,
     MAX_RAW_BYTES,
-    TimeBook,
+    BookRow,
     LaneState,
     RankBook,
-    BookRow,
+    TimeBook,
     pack_book,
     pack_rows,
     parse_books,
 )
-from allranks.model.pace import PaceState
 from allranks.report.books import lanes, read_books, sums
 
 STEP, DATA, SAVE, GONE = LaneState.STEP, LaneState.DATA, LaneState.SAVE, LaneState.GONE

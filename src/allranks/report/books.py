@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.files.regular import read_regular
-from allranks.model.time_book import FILE, MAX_COLUMNS, TimeBook, parse_books
 from allranks.model.pace import PACE_STATES, PaceState
+from allranks.model.time_book import FILE, MAX_COLUMNS, TimeBook, parse_books
 
 MAX_FILE_BYTES = 16 << 20
 """8 KB for each of 1,000 ranks on one node, twice."""
