@@ -203,12 +203,17 @@ def test_a_stopped_rank_is_stopped_whatever_its_book_says():
     assert rank.lane == [LaneState.STEP, LaneState.STOPPED, LaneState.STOPPED]
 
 
-def test_a_rank_without_a_book_has_a_lane_only_of_what_its_agent_sees():
+def test_a_rank_that_books_nothing_is_unknown_while_it_runs():
     rank = Rank()
-    rank.look(pace=False)
-    rank.now_us = 1000 * MS
-    rank.look(pace=False)
-    assert (rank.lane, rank.read().ranks[0].rows) == ([], ())
+    for now_us, process in (
+        (0, ProcessState.RUNNING),
+        (1000 * MS, ProcessState.RUNNING),
+        (1500 * MS, ProcessState.GONE),
+    ):
+        rank.now_us = now_us
+        rank.look(process, pace=False)
+    assert rank.lane == [LaneState.UNKNOWN, LaneState.UNKNOWN, LaneState.GONE]
+    assert rank.read().ranks[0].rows == ()
 
 
 @pytest.mark.parametrize(

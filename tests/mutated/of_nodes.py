@@ -135,7 +135,7 @@ def book_seeds() -> list[bytes]:
     from allranks.model.time_book import BookRow, RankBook, TimeBook, pack_rows
 
     rows = [BookRow((9, 0, 0, 0, 0, 0, 0), 0), BookRow((9, 2_000_000, 5, 6, 0, 8, 9), 7)]
-    ranks = (RankBook(0, 0, -3, bytes(range(10)), pack_rows(rows)), RankBook(8, 1, 5, b"\1\1", b"", 50, is_async=True))
+    ranks = (RankBook(0, 0, -3, bytes(range(11)), pack_rows(rows)), RankBook(8, 1, 5, b"\1\1", b"", 50, is_async=True))
     return [msgspec.msgpack.encode(TimeBook(1.8e9, 5_000_000, 1, ranks))]
 
 

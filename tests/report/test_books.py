@@ -75,7 +75,7 @@ SOUND = pack_book(book(RankBook(0, 0, 0, b"\1", rows((5, 1)))))
         (SOUND[:4] + b"\x02" + SOUND[5:], "another version of allranks wrote it (2)"),
         (SOUND[:-1] + b"x", "it is damaged (Error -3 while decompressing data: incorrect data check)"),
         (bomb(), "it is damaged: incomplete, or too large"),
-        (forged(lane=b"\x0a"), "rank 0: an unknown state in its lane"),
+        (forged(lane=b"\x0b"), "rank 0: an unknown state in its lane"),
         (forged(packed_rows=b"\1" * 63), "63 bytes are no whole rows"),
         (forged(packed_rows=pack_rows([BookRow((-1, 5, 0, 0, 0, 0, 0), 0)])), "rank 0: a total that is none"),
         (forged(packed_rows=rows((5, 1), (5, 1))), "rank 0: rows that are not in order"),

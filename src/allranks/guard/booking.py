@@ -183,6 +183,8 @@ class _Account:
             boot_us: time since the boot of this machine: no process is older.
         """
         held, last = _LANE_OF_PROCESS.get(beat.state), self.rows.last or _NOTHING
+        if held is None and beat.pace is None and last is _NOTHING:
+            held = LaneState.UNKNOWN
         is_gone = held is LaneState.GONE
         is_news = beat.pace is not None and self._take(beat.pace, boot_us)
         if is_news and (row := self.rows.last) is not None:

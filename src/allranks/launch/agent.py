@@ -25,6 +25,8 @@ SIGTERM    the leader is told; workers that can save are left to it until a seco
 others     the leader is told, and the workers are ended; a second SIGINT kills at once (launch.inbox)
 SIGUSR2    and all that mean nothing to a job: the leader is told
 How long workers have when they are ended: launch.grace.
+
+The book of what the workers spend their time on is written every BOOK_S, and when those of a generation have ended.
 """
 
 from __future__ import annotations
