@@ -153,7 +153,9 @@ def test_a_thousand_ranks_are_merged_in_half_a_second():
 
 
 def test_sums_are_those_of_all_generations():
-    first = book(RankBook(0, 0, 0, b"", rows((5_000_000, 0), (5_000_000, 9_000_000), steps=4)), node="a")
+    first = book(
+        RankBook(0, 0, 0, b"", rows((5_000_000, 0), (5_000_000, 9_000_000), steps=4)), node="a", begun_s=BEGUN_S - 20
+    )
     second = book(RankBook(0, 1, 0, b"", rows((1_000_000, 2_000_000), steps=3), is_async=True), node="b")
     (found,) = sums([first, second])
     assert (found.rank, found.nodes, found.steps, found.num_generations) == (0, ("a", "b"), 7, 2)
