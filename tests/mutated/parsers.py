@@ -48,7 +48,7 @@ from .of_programs import (
     tracebacks,
 )
 from .of_users import read_cluster_file, read_environment, read_hostlist, run_file
-from .of_workers import CALL, DDP, TOLD, cell_memories, cell_memory, cell_record, worker_file
+from .of_workers import CALL, TOLD, cell_book, cell_books, cell_memories, cell_memory, cell_record, worker_file
 
 OURS = (AllranksError,)
 
@@ -94,7 +94,7 @@ def _parsers() -> Iterator[Parser]:
     for room in ("told", "words"):
         yield Parser(f"cell: {room}", lambda: [json.dumps(TOLD).encode()], cell_record(room), kind="json")
     yield Parser("cell: call", lambda: [json.dumps(CALL).encode()], cell_record("call"), kind="json")
-    yield Parser("cell: ddp", lambda: [json.dumps(DDP).encode()], cell_record("ddp"), kind="json")
+    yield Parser("cell: book", cell_books, cell_book, kind="bytes")
     for room in ("step", "saved", "phase"):
         yield Parser(f"cell: {room}", lambda: [struct.pack("q", 12), b"training"], cell_record(room), kind="bytes")
     yield Parser("cell: memory", cell_memories, cell_memory, kind="bytes")

@@ -117,6 +117,12 @@ class WorkerWatch:
         self._last.clear()
         self._traffic.begin()
 
+    def note_end(self, rank: int) -> None:
+        """Say that this rank's process has ended just now."""
+        for worker in self._workers:
+            if worker.rank == rank:
+                worker.note_end()
+
     def order(self, order: Try, now_s: float) -> None:
         """Begin the tries that the leader asked for; what came of them is in the next beats."""
         self._tries.begin(order, now_s)

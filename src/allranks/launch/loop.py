@@ -275,6 +275,7 @@ class Loop:
 
     def _report(self, worker: Worker, generation: int, pidfd: int | None = None) -> None:
         """A worker has ended, or could not be started."""
+        self._watch.note_end(worker.rank)
         if pidfd is not None:
             self._selector.unregister(pidfd)
         self._num_ended += 1
