@@ -20,6 +20,7 @@ import itertools
 import json
 import re
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ LAG_RUN = 8
 MAX_NOTES = 8
 _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
+_CREATED, _TIMED_BYTES = re.compile(rb'"time_created_ns":(\d+)'), 1 << 17
+"""A time in a dump, and where they are looked at, from its end: some 200 entries, a tenth of a millisecond."""
 _SOURCES = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json", "nccl-legacy": "_dump_nccl_trace_json"}
 """Each backend's recorder counts its own groups from 0; nccl2's is asked by name."""
 _ENDS = ("last_enqueued_collective", "last_completed_collective")
@@ -65,6 +68,7 @@ class Flight:
         import torch
 
         self.blind: list[str] = []
+        self._is_cuda_used: Callable[[], bool] = torch.cuda.is_initialized
         self._world = c10d._world
         self._dump_of = functools.partial(_dump_of, c10d, torch._C._distributed_c10d)
         self._torch = str(torch.__version__)
@@ -85,6 +89,8 @@ class Flight:
         self.p2p: dict[str, deque[int]] = {}
         """By key of the group: the numbers that sends and receives took in its row, the last ones."""
         self.num_p2p: dict[str, int] = {}
+        self.created_ns: list[int] = []
+        """When the last collectives of Gloo were called, as the last dump for `lags` had it: by CLOCK_MONOTONIC."""
 
     def note(self, text: str) -> None:
         """Keep what cannot be seen, and why: the first few of such texts."""
@@ -124,6 +130,12 @@ class Flight:
             numbered = self._numbered[source]
             numbered[max(numbered, default=-1) + 1] = group
         return group
+
+    @property
+    def is_async(self) -> bool:
+        """Tell whether collectives come back before they are done: the host runs ahead of its GPU."""
+        backends = {backend for group in self._known.values() for backend in group.backends.values()}
+        return any(backend.startswith("nccl") for backend in backends) and self._is_cuda_used()
 
     def states(self) -> dict[str, tuple[int, int]]:
         """Return by key of the group the numbers of the last collective called and of the last one done."""
@@ -189,6 +201,8 @@ class Flight:
             told[name] = enqueued
         found: list[tuple[str, int, int]] = []
         raw = self._dump("gloo") if any(wanted.values()) and "gloo" in self._dumps else b""
+        ahead_ns = time.time_ns() - time.monotonic_ns()
+        self.created_ns = [int(found) - ahead_ns for found in _CREATED.findall(raw, max(0, len(raw) - _TIMED_BYTES))]
         for seq in sorted(set().union(*wanted.values())):
             for entry in _of_number(raw, seq):
                 call = self._as_call("gloo", entry)
