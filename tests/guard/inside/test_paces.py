@@ -16,7 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.guard.inside.cell import Cell
-from allranks.guard.inside.pace_words import BACK, BEGAN, DATA_MOVED, PACE_WORDS, STATE, STEP_MOVED, STEPS, TOTALS
+from allranks.guard.inside.pace_words import (
+    BACK,
+    BEGAN,
+    DATA_MOVED,
+    PACE_WORDS,
+    STATE,
+    STEP_MOVED,
+    STEPS,
+    TOTALS,
+    read_book,
+)
 from allranks.guard.inside.paces import (
     BACKWARD,
     BLOCKED,
@@ -337,6 +347,20 @@ def test_the_agent_believes_no_number_that_cannot_be(changed: dict[int, int]) ->
     assert told() is not None
     changes = {f"_{word}": value for word, value in changed.items()}
     assert told(**changes) is None or changed == {STATE: 0}
+
+
+@pytest.mark.parametrize(("marks", "seen"), [(0, 5), (3, 8), (10**6, None)])
+def test_a_book_is_read_as_it_was_at_one_moment(marks: int, seen: int | None) -> None:
+    words, looks = memoryview(bytearray(8 * PACE_WORDS)).cast("Q"), iter(range(marks))
+    words[STATE], words[STEPS] = 1, 5
+
+    def look() -> None:  # what the worker does between two looks
+        words[STEPS] += next(looks, None) is not None
+
+    book = read_book(look, words)
+    assert (book and book[STEPS]) == seen
+    words[STATE] = 0
+    assert read_book(lambda: None, words) is None
 
 
 def test_a_book_from_before_its_process_is_none() -> None:
