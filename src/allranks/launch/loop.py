@@ -255,8 +255,7 @@ class Loop:
         except UsageError as exc:
             refused = self.workers.refuse(plan, str(exc))
         now_s, generation = time.monotonic(), plan.generation
-        begun = self.workers.still_running
-        hang_s = self.workers.job.guard.hang_s
+        begun, hang_s = self.workers.still_running, self.workers.job.guard.hang_s
         watched = [
             WatchedWorker(
                 rank=worker.rank,

@@ -54,19 +54,19 @@ def run(name, text):
     if os.fork():
         assert os.wait()[1] == 0, name
         return
-    paces = sys.modules["_allranks_inside.paces"]
-    before = paces.Cell.inherited().pace[2]
+    marks = sys.modules["_allranks_inside.thread_marks"]
+    before = marks.Cell.inherited().pace[2]
     if "init_process_group" not in text:
         dist.init_process_group("gloo", init_method=f"file://{os.getcwd()}/store_{name}",
                                 rank=RANK, world_size=int(os.environ["WORLD_SIZE"]))
     sys.argv = [name]
     space = globals() | {"__name__": "__main__"}
     exec(compile(text, name, "exec"), space)
-    paces.book.end()
-    words = list(paces.book._words)
+    marks.book.end()
+    words = list(marks.book._words)
     ns = [words[3], words[4] - words[10], words[5], words[6] - words[11], words[10] + words[11], *words[8:10]]
     told = {"name": name, "steps": words[2] - before, "made": space["made"], "s": [each / 1e9 for each in ns],
-            "truth": truth, "missing": paces.book.missing, "back": words[12] - 1}
+            "truth": truth, "missing": marks.book.missing, "back": words[12] - 1}
     print(json.dumps(told), flush=True)
     sys.exit()
 """
@@ -279,9 +279,9 @@ with allranks.session() as s:
             model(batch).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
-paces = sys.modules["_allranks_inside.paces"]
+marks = sys.modules["_allranks_inside.thread_marks"]
 with open(f"{s.rank}.json", "w") as file:
-    json.dump(list(paces.book._words), file)
+    json.dump(list(marks.book._words), file)
 """
 
 
