@@ -54,7 +54,7 @@ def measure(num_rounds: int, num_calls: int, *, as_json: bool) -> None:
     import torch.distributed as dist
 
     dist.init_process_group("gloo")
-    paces = sys.modules["_allranks_inside.paces"]
+    marks = sys.modules["_allranks_inside.thread_marks"]
     weight = torch.nn.Parameter(torch.ones(1))
     weight.grad = torch.ones(1)
     optimizer = torch.optim.SGD([weight], lr=0.0)
@@ -62,10 +62,10 @@ def measure(num_rounds: int, num_calls: int, *, as_json: bool) -> None:
 
     owner = SimpleNamespace(fetch=lambda: None, backward=lambda: None, wait=lambda: None)
     plain = SimpleNamespace(**vars(owner))
-    book = paces.book
-    paces._mark(owner, "fetch", paces.DATA, enter=book.enter_batch, leave=book.leave_batch)
-    paces._mark(owner, "backward", paces.BACKWARD, enter=book.enter_backward, leave=book.leave_backward)
-    paces._mark(owner, "wait", paces.BLOCKED)
+    book = marks.book
+    marks._mark(owner, "fetch", marks.DATA, enter=book.enter_batch, leave=book.leave_batch)
+    marks._mark(owner, "backward", marks.BACKWARD, enter=book.enter_backward, leave=book.leave_backward)
+    marks._mark(owner, "wait", marks.BLOCKED)
 
     def step_with() -> None:
         owner.fetch()
@@ -77,7 +77,7 @@ def measure(num_rounds: int, num_calls: int, *, as_json: bool) -> None:
         plain.backward()
 
     def collective_with() -> None:
-        before = book.enter(paces.BLOCKED)
+        before = book.enter(marks.BLOCKED)
         try:
             owner.wait()
         finally:

@@ -33,8 +33,8 @@ BOOKED = {
     "safetensors.torch": ("save_file",), "lightning_fabric.utilities.cloud_io": ("_atomic_save",),
     "lightning.fabric.utilities.cloud_io": ("_atomic_save",),
 }  # fmt: skip
-"""Modules whose functions are marks of where time goes (guard.inside.paces), and those of them that save: Lightning has
-torch save into memory, and writes that."""
+"""Modules whose functions are marks of where time goes (guard.inside.thread_marks), and those of them that save:
+Lightning has torch save into memory, and writes that."""
 
 CELL_CHARS = 2500
 """Of a message and of a traceback, in the cell: JSON needs at most 6 bytes for one, and there are 64 KiB."""
@@ -156,7 +156,7 @@ def _wrap_group(module: ModuleType) -> None:
 
 def _mark(module: ModuleType) -> None:
     try:
-        load_inside("paces").wrap(module, BOOKED[module.__name__])
+        load_inside("thread_marks").wrap(module, BOOKED[module.__name__])
     except Exception as exc:
         print(f"allranks: what {module.__name__} does is not booked: {exc!r}", file=sys.stderr)
 

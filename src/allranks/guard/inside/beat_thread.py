@@ -22,7 +22,7 @@ from typing import Any
 
 from .cell import Cell
 from .flight import Flight
-from .paces import blocked_permille, book
+from .thread_marks import blocked_permille, book
 from .user_frames import place_of_main
 
 EVERY_S = 0.2

@@ -238,7 +238,7 @@ class Cell:
 
     @property
     def pace(self) -> memoryview[int]:
-        """The words of the training thread's book, for guard.inside.paces."""
+        """The words of the training thread's book, for guard.inside.thread_marks."""
         return self._numbers[PACE : PACE + PACE_WORDS]
 
     def step(self, number: int) -> None:

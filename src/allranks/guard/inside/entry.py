@@ -20,7 +20,7 @@ from typing import Any
 from .beat_thread import BeatThread
 from .cell import Cell
 from .flight import Flight
-from .paces import book
+from .thread_marks import book
 from .user_frames import drop_frame
 from .wrapped_calls import Teller, wrap
 

@@ -1,4 +1,4 @@
-"""Where in a cell does the book of the training thread stand? Written by guard.inside.paces, read by the agent.
+"""Where in a cell does the book of the training thread stand? Written by guard.inside.thread_marks, read by the agent.
 
 All totals sum to the time from the beginning to the last mark. So a mark writes two words, the total of the state that
 ends and then the new state, and since when the thread is in that needs none: whoever dies or is read between the two

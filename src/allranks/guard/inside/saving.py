@@ -41,8 +41,8 @@ def saving() -> Iterator[None]:
 
 def booked() -> contextlib.AbstractContextManager[None]:
     """Have the agent know that the calling thread saves in this block, where the hook has marks in this process."""
-    paces = sys.modules.get("_allranks_inside.paces")
-    return paces.saving() if paces else contextlib.nullcontext()
+    marks = sys.modules.get("_allranks_inside.thread_marks")
+    return marks.saving() if marks else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from .cell import Cell
 from .flight import Flight
-from .paces import BLOCKED, NOT_OURS, book
+from .thread_marks import BLOCKED, NOT_OURS, book
 from .user_frames import drop_frame, hide_from_dynamo, place_of
 
 _Given = Mapping[str, Any]

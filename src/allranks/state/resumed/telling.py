@@ -52,8 +52,8 @@ class Telling:
     @contextlib.contextmanager
     def saving(self, then: str | None = None) -> Iterator[None]:
         """Say that this thread saves in the block; as a phase, too, where another one follows it."""
-        paces = sys.modules.get("_allranks_inside.paces")  # the hook's, where it is in this process
-        with paces.saving() if paces else contextlib.nullcontext():
+        marks = sys.modules.get("_allranks_inside.thread_marks")  # the hook's, where it is in this process
+        with marks.saving() if marks else contextlib.nullcontext():
             if then:
                 self.phase("saving")
             yield

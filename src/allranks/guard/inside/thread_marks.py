@@ -57,7 +57,7 @@ def _is_compiling() -> bool:
     return False  # until torch is imported: torch.compiler's
 
 
-class Book:
+class ThreadBook:
     """The book of one process.
 
     Args:
@@ -321,7 +321,7 @@ def blocked_permille(passes: Sequence[tuple[int, int, int]], created_ns: Sequenc
     return 1000 * blocked // whole if whole else -1
 
 
-book = Book()
+book = ThreadBook()
 os.register_at_fork(after_in_child=lambda: book.stop() if book._thread else None)
 
 
@@ -353,7 +353,7 @@ def wrap(module: ModuleType, saves: Sequence[str]) -> None:
 def _wrap_torch(module: ModuleType) -> None:
     global _is_compiling
     _is_compiling = module.compiler.is_dynamo_compiling
-    for method in (function for function in vars(Book).values() if hasattr(function, "__code__")):
+    for method in (function for function in vars(ThreadBook).values() if hasattr(function, "__code__")):
         hide_from_dynamo(method, with_calls=True)
     register = getattr(_found("torch.optim.optimizer"), "register_optimizer_step_post_hook", None)
     if register is None:

@@ -16,8 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from allranks.guard.inside.cell import Cell
-from allranks.guard.inside.pace_words import BACK, BEGAN, DATA_MOVED, PACE_WORDS, STATE, STEP_MOVED, STEPS, TOTALS
-from allranks.guard.inside.paces import (
+from allranks.guard.inside.pace_words import (
+    BACK,
+    BEGAN,
+    DATA_MOVED,
+    PACE_WORDS,
+    STATE,
+    STEP_MOVED,
+    STEPS,
+    TOTALS,
+    read_book,
+)
+from allranks.guard.inside.thread_marks import (
     BACKWARD,
     BLOCKED,
     DATA,
@@ -26,7 +36,7 @@ from allranks.guard.inside.paces import (
     SAVE,
     START,
     STEP,
-    Book,
+    ThreadBook,
     blocked_permille,
 )
 from allranks.guard.worker import to_pace
@@ -41,7 +51,7 @@ class Run:
     def __init__(self) -> None:
         self.now_ms = 1000
         self.words = [0] * PACE_WORDS
-        self.book = Book(lambda: self.now_ms * MS)
+        self.book = ThreadBook(lambda: self.now_ms * MS)
         self.book.begin(SimpleNamespace(pace=self.words))  # type: ignore[arg-type]
 
     def work(self, ms: int) -> None:
@@ -199,14 +209,20 @@ def test_of_several_optimizers_the_one_that_steps_most_often_counts(run: Run, or
 
 
 def test_an_optimizer_that_steps_as_often_moves_the_end_of_the_step(run: Run) -> None:
-    for _ in range(10):
-        run.batch(2)
-        for optimizer in ("discriminator", "generator"):
-            run.backward(4)
-            run.step(optimizer)
-    run.batch(45)  # at most 5 x 10 ms since the generator's step, and 51 since the other one's
-    run.backward()
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            run.batch(2)
+            for optimizer in ("discriminator", "generator"):
+                run.backward(4)
+                run.step(optimizer)
+
+    train(10)
+    run.batch(46)  # with the next one 48 ms since the generator's step and 52 since the other one: 5 steps are 50
+    train(1)
     assert "eval" not in run.ms
+    run.batch(49)
+    train(1)
+    assert run.ms["eval"] == 51
 
 
 def test_a_step_that_torch_compile_has_in_its_graph_is_counted_at_the_next_mark(
@@ -218,7 +234,7 @@ def test_a_step_that_torch_compile_has_in_its_graph_is_counted_at_the_next_mark(
         run.book.has_compiled_step = True  # what is left of `step_ended` in a graph
     run.book.end()
     assert run.words[STEPS] == 3
-    monkeypatch.setattr("allranks.guard.inside.paces._is_compiling", lambda: True)
+    monkeypatch.setattr("allranks.guard.inside.thread_marks._is_compiling", lambda: True)
     run.step()
     assert (run.words[STEPS], run.book.has_compiled_step) == (3, True)
 
@@ -251,7 +267,7 @@ def test_the_thread_that_makes_the_first_step_is_the_training_thread(run: Run, m
 def test_a_process_without_a_cell_asks_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[None] = []
     monkeypatch.setattr(Cell, "inherited", lambda: asked.append(None))
-    book = Book()
+    book = ThreadBook()
     for _ in range(3):
         book.step_ended("one", (), {})
     assert (len(asked), book.enter(DATA)) == (1, NOT_OURS)
@@ -261,13 +277,13 @@ def test_a_process_that_follows_another_one_goes_on_with_its_book(run: Run) -> N
     run.train(3)
     run.inside(SAVE, 5)
     run.work(100)  # the first one's end, and the second one's imports
-    first, run.book = run.ms, Book(lambda: run.now_ms * MS)
+    first, run.book = run.ms, ThreadBook(lambda: run.now_ms * MS)
     run.book.begin(SimpleNamespace(pace=run.words))  # type: ignore[arg-type]
     run.train(2)
     assert run.ms == {**first, "start": 9 + 100 + 9, "data": 6, "step": 9, "backward": 12}
     assert run.words[STEPS] == 5
     run.words[TOTALS] = 2**62  # nonsense: it begins anew
-    run.book = Book(lambda: run.now_ms * MS)
+    run.book = ThreadBook(lambda: run.now_ms * MS)
     run.book.begin(SimpleNamespace(pace=run.words))  # type: ignore[arg-type]
     run.work(4)
     assert run.ms == {"start": 4}
@@ -339,6 +355,20 @@ def test_the_agent_believes_no_number_that_cannot_be(changed: dict[int, int]) ->
     assert told(**changes) is None or changed == {STATE: 0}
 
 
+@pytest.mark.parametrize(("marks", "seen"), [(0, 5), (3, 8), (10**6, None)])
+def test_a_book_is_read_as_it_was_at_one_moment(marks: int, seen: int | None) -> None:
+    words, looks = memoryview(bytearray(8 * PACE_WORDS)).cast("Q"), iter(range(marks))
+    words[STATE], words[STEPS] = 1, 5
+
+    def look() -> None:  # what the worker does between two looks
+        words[STEPS] += next(looks, None) is not None
+
+    book = read_book(look, words)
+    assert (book and book[STEPS]) == seen
+    words[STATE] = 0
+    assert read_book(lambda: None, words) is None
+
+
 def test_a_book_from_before_its_process_is_none() -> None:
     words = tuple((WORDS | {BEGAN: 0}).values())
     assert to_pace(words, started_ns=10**12, now_ns=10**13) is None
@@ -374,22 +404,22 @@ def test_a_fork_books_nothing_and_a_killed_process_has_booked_all() -> None:
         import importlib, os, sys, time, types
         package = sys.modules["inside"] = types.ModuleType("inside")
         package.__path__ = [sys.argv[1]]
-        paces, module = importlib.import_module("inside.paces"), importlib.import_module("inside.cell")
-        paces.book.step_ended("one", (), {})  # no group: the first step claims the cell
-        before = paces.book.enter(paces.DATA)
+        marks, module = importlib.import_module("inside.thread_marks"), importlib.import_module("inside.cell")
+        marks.book.step_ended("one", (), {})  # no group: the first step claims the cell
+        before = marks.book.enter(marks.DATA)
         if os.fork() == 0:
-            paces.book.leave(before)
-            paces.book.step_ended("one", (), {})
-            paces.book.enter(paces.SAVE)
+            marks.book.leave(before)
+            marks.book.step_ended("one", (), {})
+            marks.book.enter(marks.SAVE)
             os._exit(0)
         os.wait()
         time.sleep(0.05)
-        paces.book.leave(before)
-        paces.book.enter(paces.SAVE)
+        marks.book.leave(before)
+        marks.book.enter(marks.SAVE)
         os.kill(os.getpid(), 9)
     """
     cell = Cell.create()
-    inside = Path(sys.modules[Book.__module__].__file__ or "").parent
+    inside = Path(sys.modules[ThreadBook.__module__].__file__ or "").parent
     command = [sys.executable, "-S", "-c", textwrap.dedent(script), str(inside)]
     env = {**os.environ, "ALLRANKS_CELL_FD": str(cell.fd)}
     assert subprocess.run(command, env=env, pass_fds=(cell.fd,), timeout=60, check=False).returncode == -9
