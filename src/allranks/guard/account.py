@@ -8,51 +8,29 @@ Pace has running totals, so a word that is lost costs nothing, and the account i
 time. Front, Pace and tail sum to the wall time by construction. A tail counts as the present state only where it is
 short and the rank lives: behind the last word of a dead or silent one it is unknown.
 
-What a rank books as `blocked`, and the part of `backward` in which DDP waits for its last bucket, is split into `wait`
-and `transfer`: in windows of some seconds, by the share of the time that the rank waited in the collectives that are
-known (waited.py). A long wait shows while it lasts: a call is open, and others have not made it (`wait_long`).
+What a rank books as `blocked`, and part of its `backward`, is split into `wait` and `transfer` (blocked.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from allranks.guard.blocked import Blocked, Totals
 from allranks.guard.waited import WaitSample
 from allranks.model.beat import RankBeat
 from allranks.model.ledger import Category
 from allranks.model.pace import PACE_STATES, Pace, PaceState
 
-WINDOW_S, MAX_WINDOW_S = 10.0, 60.0
-"""Of own time, whose waits are split together; the longer one where no collective is known."""
 TAIL_S = 3.0
 """So long may the present state go on behind a word; what is longer is unknown."""
-RECENT_S = 30.0
-"""What is said of lately is of this time, and at most of twice that."""
-MIN_RECENT_S = 1.0
 POINT_S, MAX_POINTS = 1.0, 64
 """What is remembered of the way since the last checkpoint: one point a second; of more, every second one goes."""
 
 START, STEP, BACKWARD, DATA, EVAL, SAVE, BLOCKED = range(len(PACE_STATES))
 _AT_RISK = (Category.STEP, Category.WAIT, Category.TRANSFER, Category.DATA, Category.EVAL, Category.SAVE)
 """What a fault turns into `redo`."""
-
-
-@dataclass(slots=True)
-class _Window:
-    """Where totals stood when it began, in microseconds, and what was seen since."""
-
-    blocked_us: int = 0
-    backward_us: int = 0
-    passed_us: int = 0
-    """All but the start."""
-    waited_s: dict[int | None, float] = field(default_factory=dict)
-    """In the collectives that are known, by the rank that was last."""
-    covered_s: float = 0.0
-    """The time of those collectives."""
-    long_blocked_s: float = 0.0
-    long_backward_s: float = 0.0
-    """Long waits, which have been booked: not to be split again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +40,6 @@ class _Point:
     """Of the session."""
     at_risk: tuple[float, ...]
     """Seconds by category, in the order of _AT_RISK."""
-
-
-@dataclass(frozen=True, slots=True)
-class Recent:
-    """One rank lately."""
-
-    passed_s: float
-    blocked_s: float
-    steps: int
-
-    @property
-    def wait_share(self) -> float:
-        """`wait` and `transfer`, of its time."""
-        return min(1.0, self.blocked_s / self.passed_s)
 
 
 class Account:
@@ -93,37 +57,30 @@ class Account:
         self.told_s = begun_s
         self.until_s: float | None = None
         """When it ended, or a fault: nothing is booked behind that."""
+        self._is_stopped = False
         self.is_dead = False
         """It ended badly, or its node is lost."""
         self.has_ended_well = False
-        self.waits_s: dict[int | None, float] = {}
-        """That are booked, by the rank that was waited for; None: not decided."""
+        self.blocked = Blocked()
         self.redo_s: tuple[float, ...] = ()
         """In the order of _AT_RISK: work that a fault has lost."""
-        self.is_estimated = False
         self._is_running = is_running
         self._base: tuple[int, ...] = (0,) * len(PACE_STATES)
         self._base_steps = 0
         self._front_s: float | None = None
         """Before its process began; negative: it began so long before this account."""
-        self._window = _Window()
-        self._back_blocked_s = 0.0
-        """Of backward, that were booked as blocked."""
-        self._long: tuple[str, int, float, float] = ("", 0, 0.0, 0.0)
-        """The last long wait: group, number, until when it is booked, and how much of it."""
         self._points: list[_Point] = []
-        self._marks: list[tuple[float, float, int]] = []
-        """Some moments: time that passed, time blocked, steps."""
-        self._mark_s = 0.0
+        self._kept_save_s, self._is_keeping = 0.0, False
+        """How long it had saved when the last checkpoint was complete; whether that may still grow."""
 
     # What is told
 
     def hear(self, beat: RankBeat, told_s: float) -> None:
-        """Take in a word of its agent; what it says behind its end does not count."""
+        """Take in a word of its agent; the last one may come after its end."""
         pace = beat.pace
-        if self.until_s is not None or told_s < self.told_s:
+        if self._is_stopped or told_s < self.told_s or (self.until_s is not None and told_s > self.until_s + TAIL_S):
             return
-        self.beat, self.is_dead = beat, False
+        self.beat, self.is_dead = beat, self.is_dead and self.until_s is not None
         if pace is None:
             return
         if self._is_running and self.pace is None:
@@ -134,13 +91,21 @@ class Account:
         self.pace, self.told_s = pace, told_s
         front_s = told_s - self.begun_s - self._booked_us / 1e6
         self._front_s = front_s if self._front_s is None else min(self._front_s, front_s)
-        passed_us = self._booked_us - self._total(START) - self._window.passed_us
-        if passed_us >= 1e6 * (WINDOW_S if self._window.covered_s > 0 else MAX_WINDOW_S):
-            self._close_window()
-        if told_s >= self._mark_s and self.steps > 0:
-            self._mark_s = told_s + RECENT_S
-            self._marks = [*self._marks[-1:], self._now_marks()]
-        if not self._points or told_s >= self._points[-1].told_s + POINT_S:
+        if pace.steps > 0:
+            self.blocked.is_async = pace.is_async
+            self.blocked.tell(
+                Totals(
+                    passed_s=(self._booked_us - self._total(START)) / 1e6,
+                    blocked_s=self._total(BLOCKED) / 1e6,
+                    backward_s=self._total(BACKWARD) / 1e6,
+                    steps=self.steps,
+                ),
+                permille=-1 if pace.is_async else pace.back_blocked_permille,
+            )
+        if self._is_keeping:
+            self._kept_save_s, self._is_keeping = self.saved_s, pace.state == SAVE
+        has_saved = pace.state != SAVE and bool(self._points) and self.saved_s > self._points[-1].at_risk[-1]
+        if not self._points or told_s >= self._points[-1].told_s + POINT_S or has_saved:
             self._points.append(_Point(told_s, beat.step, self._at_risk()))
             if len(self._points) > MAX_POINTS:
                 del self._points[1::2]
@@ -148,45 +113,23 @@ class Account:
     def wait_in(self, sample: WaitSample, called_s: float, wait_s: float, covered_s: float) -> None:
         """Take in how long it waited in one collective; before its first step ends, all is `start`."""
         first_s = self.first_step_s
-        if self.pace is None or first_s is None or called_s < first_s or covered_s <= 0:
-            return
-        group, seq, _, booked_s = self._long
-        if (group, seq) == (sample.group, sample.seq):
-            wait_s, covered_s = max(0.0, wait_s - booked_s), max(0.0, covered_s - booked_s)
-        self._window.covered_s += covered_s
-        if wait_s > 0:
-            whom = sample.rank if sample.is_decided else None
-            waited_s = self._window.waited_s
-            waited_s[whom] = waited_s.get(whom, 0.0) + wait_s
+        if first_s is not None and called_s >= first_s and covered_s > 0:
+            self.blocked.wait_in(sample, wait_s, covered_s)
 
-    def wait_long(self, group: str, seq: int, whom: int | None, since_s: float, until_s: float) -> None:
+    def wait_long(self, call: tuple[str, int], whom: int | None, since_s: float, until_s: float) -> None:
         """Book that it has waited in a call that is still open, for one that has not made it; as far as it is blocked.
 
         Args:
+            call: group and number.
             whom: None: for several.
             since_s: when it made the call.
-            until_s: when it is known that somebody still had not.
+            until_s: until when it is known that somebody had not.
         """
-        if self.pace is None or self.pace.state not in (BLOCKED, BACKWARD) or self.until_s is not None:
-            return
-        known_group, known_seq, booked_until_s, booked_s = self._long
-        if (known_group, known_seq) != (group, seq):
-            booked_until_s = booked_s = 0.0
-        from_s = max(since_s, booked_until_s, self.told_s - self.pace.state_us / 1e6, self.first_step_s or self.told_s)
-        wait_s = min(until_s, self.told_s) - from_s
-        window, is_backward = self._window, self.pace.state == BACKWARD
-        since_us = window.backward_us if is_backward else window.blocked_us
-        done_s = window.long_backward_s if is_backward else window.long_blocked_s
-        wait_s = min(wait_s, (self._total(self.pace.state) - since_us) / 1e6 - done_s)
-        if wait_s <= 0:
-            return
-        self._long = group, seq, from_s + wait_s, booked_s + wait_s
-        self.waits_s[whom] = self.waits_s.get(whom, 0.0) + wait_s
-        if is_backward:
-            window.long_backward_s += wait_s
-            self._back_blocked_s += wait_s
-        else:
-            window.long_blocked_s += wait_s
+        pace, first_s = self.pace, self.first_step_s
+        if pace is not None and pace.state in (BLOCKED, BACKWARD) and first_s is not None and self.until_s is None:
+            since_s = max(since_s, first_s, self.told_s - pace.state_us / 1e6)
+            until_s = min(until_s, self.told_s)
+            self.blocked.wait_long(call, whom, since_s, until_s, is_backward=pace.state == BACKWARD)
 
     def end(self, at_s: float, *, is_well: bool, is_dead: bool) -> None:
         """Its process ended.
@@ -200,6 +143,7 @@ class Account:
 
     def stop(self, at_s: float) -> None:
         """A fault has ended its generation; it may have said more meanwhile, which is taken back."""
+        self._is_stopped = True
         self.until_s = max(self.begun_s, at_s if self.until_s is None else min(self.until_s, at_s))
 
     def has_not_called(self, group: str, seq: int) -> bool:
@@ -245,44 +189,43 @@ class Account:
 
     def waits(self, now_s: float) -> Mapping[int | None, float]:
         """Return how long it has waited for whom; sums to its `wait`, before a fault turns some of it into `redo`."""
-        waits_s = self._all_waits()
-        wait_s = self._split(now_s).get(Category.WAIT, 0.0)
+        waits_s, wait_s = self.blocked.waits_s(), self._split(now_s)[Category.WAIT]
         total_s = sum(waits_s.values())
         return {whom: found_s * wait_s / total_s for whom, found_s in waits_s.items()} if total_s > 0 else {}
-
-    def recent(self) -> Recent | None:
-        """Return how it was lately, without its start; None: not known yet."""
-        if not self._marks or self.pace is None or self.pace.is_async:
-            return None
-        (passed_s, blocked_s, steps), (now_s, now_blocked_s, now_steps) = self._marks[0], self._now_marks()
-        if now_s - passed_s < MIN_RECENT_S:
-            return None
-        return Recent(now_s - passed_s, max(0.0, now_blocked_s - blocked_s), now_steps - steps)
 
     def forget_until(self, step: int) -> None:
         """A checkpoint is complete: a fault no longer loses what came before that step of the session."""
         kept = [number for number, point in enumerate(self._points) if point.step is not None and point.step < step]
         del self._points[: kept[-1] if kept else 0]
+        self._is_keeping = True
 
-    def lose(self, step: int | None, *, since_s: float | None = None) -> float:
-        """Turn what it did since a checkpoint into `redo`; returns the seconds. To be called after `stop`.
+    def lose(self, step: int | None) -> float:
+        """Turn what it did since a step of the session into `redo`; returns the seconds. To be called after `stop`.
 
         Args:
-            step: of the checkpoint, as the session counts; None: there is none, so all is lost.
-            since_s: where no session counts steps: when the checkpoint was complete.
+            step: of the last complete checkpoint; None: there is none, so all is lost.
         """
-        last = self._at_risk(self.until_s)
-        kept = (0.0,) * len(_AT_RISK)
-        at: float | None = since_s if since_s is not None else step
-        if at is not None:
-            marks = [(point.told_s if since_s is not None else point.step, point.at_risk) for point in self._points]
-            told = [(float(mark), at_risk) for mark, at_risk in marks if mark is not None]
-            now = self.until_s if since_s is not None else self.beat and self.beat.step
-            kept = _interpolate([*told, (float(now), last)] if now is not None else told, at)
-        self.redo_s = tuple(max(0.0, end_s - kept_s) for end_s, kept_s in zip(last, kept, strict=True))
-        return sum(self.redo_s)
+        if step is None:
+            return self._lose((0.0,) * len(_AT_RISK))
+        marks = [(point.step, point.at_risk) for point in self._points]
+        if self.beat is not None:
+            marks.append((self.beat.step, self._at_risk(self.until_s)))
+        *kept, saved_s = _interpolate([(mark, at_risk) for mark, at_risk in marks if mark is not None], step)
+        return self._lose((*kept, max(saved_s, self.saved_s if self._is_keeping else self._kept_save_s)))
+
+    def lose_since(self, at_s: float) -> float:
+        """Do so since a moment, by the leader's clock, where no session counts steps."""
+        marks = [(point.told_s, point.at_risk) for point in self._points if point.told_s < (self.until_s or math.inf)]
+        if self.until_s is not None and self.until_s > at_s:
+            marks.append((self.until_s, self._at_risk(self.until_s)))
+        return self._lose(_interpolate(marks, at_s))
 
     # Inside
+
+    def _lose(self, kept: tuple[float, ...]) -> float:
+        last = self._at_risk(self.until_s)
+        self.redo_s = tuple(max(0.0, end_s - kept_s) for end_s, kept_s in zip(last, kept, strict=True))
+        return sum(self.redo_s)
 
     @property
     def _booked_us(self) -> int:
@@ -300,16 +243,16 @@ class Account:
         raw = [self._total(state) / 1e6 for state in range(len(PACE_STATES))]
         front_s, unknown_s = max(0.0, self._front_s), 0.0
         raw[START] = max(0.0, raw[START] + min(0.0, self._front_s))  # a standby began before its generation
-        silent_s = self.told_s - self.begun_s - self._booked_us / 1e6 - self._front_s
-        unknown_s += max(0.0, silent_s)
-        tail_s = until_s - self.told_s
-        if tail_s < 0:  # it was stopped before its last word
-            back_s = min(-tail_s, raw[pace.state])
-            raw[pace.state] -= back_s
-        elif self.is_dead or tail_s > TAIL_S:
-            unknown_s += tail_s
+        booked_until_s = self.begun_s + self._front_s + self._booked_us / 1e6
+        if until_s < booked_until_s:  # its end, or a fault, came before its last word
+            raw[pace.state] -= min(booked_until_s - until_s, raw[pace.state])
+        elif self.is_dead or until_s > self.told_s + TAIL_S:
+            unknown_s += until_s - booked_until_s
         else:
-            raw[pace.state] += tail_s
+            is_over = self.until_s is not None
+            going_on_s = until_s - (booked_until_s if is_over else max(self.told_s, booked_until_s))
+            unknown_s += until_s - booked_until_s - going_on_s
+            raw = _go_on(raw, pace, going_on_s)
         total_s = front_s + unknown_s + sum(raw)
         scale = whole_s / total_s if total_s > whole_s else 1.0  # nonsense in a cell
         front_s, unknown_s, raw = front_s * scale, unknown_s * scale, [part_s * scale for part_s in raw]
@@ -319,9 +262,9 @@ class Account:
         start_s = front_s + raw[START]
         if self.has_ended_well and pace.steps == 0:
             start_s, unknown_s = 0.0, unknown_s + start_s  # it has trained without a step that is seen
-        back_s = min(raw[BACKWARD], self._back_blocked_s + self._open_split()[1])
+        back_s = min(raw[BACKWARD], self.blocked.backward_s)
         blocked_s = raw[BLOCKED] + back_s
-        wait_s = min(blocked_s, sum(self._all_waits().values()))
+        wait_s = min(blocked_s, sum(self.blocked.waits_s().values()))
         step_s, transfer_s = raw[STEP] + raw[BACKWARD] - back_s, blocked_s - wait_s
         if pace.is_async:
             step_s, transfer_s = step_s + transfer_s, 0.0
@@ -336,58 +279,25 @@ class Account:
             Category.UNKNOWN: unknown_s,
         }
 
-    def _open_split(self) -> tuple[dict[int | None, float], float]:
-        """Return of the present window who was waited for how long, and how much of backward was blocked."""
-        window, pace = self._window, self.pace
-        if pace is None or pace.is_async:
-            return {}, 0.0
-        back_s = max(0.0, (self._total(BACKWARD) - window.backward_us) / 1e6 - window.long_backward_s)
-        back_s *= max(0, pace.back_blocked_permille) / 1000
-        blocked_s = back_s + max(0.0, (self._total(BLOCKED) - window.blocked_us) / 1e6 - window.long_blocked_s)
-        if window.covered_s <= 0:
-            return {None: blocked_s}, back_s
-        passed_s = (self._booked_us - self._total(START) - window.passed_us) / 1e6
-        passed_s = max(0.0, passed_s - window.long_blocked_s - window.long_backward_s)
-        waits_s = {whom: passed_s * wait_s / window.covered_s for whom, wait_s in window.waited_s.items()}
-        total_s = sum(waits_s.values())
-        scale = blocked_s / total_s if total_s > blocked_s else 1.0
-        return {whom: wait_s * scale for whom, wait_s in waits_s.items()}, back_s
-
-    def _close_window(self) -> None:
-        waits_s, back_s = self._open_split()
-        for whom, wait_s in waits_s.items():
-            self.waits_s[whom] = self.waits_s.get(whom, 0.0) + wait_s
-        self._back_blocked_s += back_s
-        self.is_estimated |= back_s > 0
-        booked_us = self._booked_us - self._total(START)
-        self._window = _Window(self._total(BLOCKED), self._total(BACKWARD), booked_us)
-
-    def _all_waits(self) -> dict[int | None, float]:
-        found = dict(self.waits_s)
-        for whom, wait_s in self._open_split()[0].items():
-            found[whom] = found.get(whom, 0.0) + wait_s
-        return found
-
     def _at_risk(self, now_s: float | None = None) -> tuple[float, ...]:
         found = self._split(self.told_s if now_s is None else now_s)
         return tuple(found[category] for category in _AT_RISK)
 
-    def _now_marks(self) -> tuple[float, float, int]:
-        back_s = self._back_blocked_s + self._open_split()[1]
-        passed_s = (self._booked_us - self._total(START)) / 1e6
-        return passed_s, self._total(BLOCKED) / 1e6 + back_s, self.steps
+
+def _go_on(raw: Sequence[float], pace: Pace, tail_s: float) -> list[float]:
+    """Return the seconds by state, and so many more: in the present one, or as before where it changes more often."""
+    worked_s = sum(raw) - raw[START]
+    if pace.state == START or pace.state_us >= 1e6 * tail_s or worked_s <= 0:
+        return [found_s + (tail_s if state == pace.state else 0.0) for state, found_s in enumerate(raw)]
+    return [found_s * (1.0 if state == START else 1 + tail_s / worked_s) for state, found_s in enumerate(raw)]
 
 
-def _interpolate(points: list[tuple[float, tuple[float, ...]]], at: float) -> tuple[float, ...]:
-    """Return what stood when a mark was reached, between points whose marks never fall; zeros: before the first one.
-
-    Of several points with that mark the first one counts, but the save that follows it belongs to it.
-    """
+def _interpolate(points: Sequence[tuple[float, tuple[float, ...]]], at: float) -> tuple[float, ...]:
+    """Return what stood when a mark was reached, between points whose marks never fall; zeros: before the first one."""
     before: tuple[float, tuple[float, ...]] | None = None
     for mark, values in points:
         if mark == at:
-            *_, saved_s = [found[-1] for same, found in points if same == at]
-            return (*values[:-1], saved_s)
+            return values
         if mark > at:
             if before is None:
                 break

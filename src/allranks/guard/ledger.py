@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from allranks.guard.account import SAVE, Account
+from allranks.guard.blocked import weigh_trust
 from allranks.guard.clocks import NodeClock
 from allranks.guard.lately import Lately, see_lately
 from allranks.guard.stragglers import Straggler, Stragglers
@@ -45,6 +46,8 @@ LONG_S = 1.0
 MISSING_EVERY_S = 0.5
 """Between two looks at the ranks that have not made the same call."""
 MAX_MISSING = 1024
+TRUST_EVERY_S, TRUST_FOR_RANK_S = 2.0, 0.002
+"""Between two looks at how far the waits in collectives are borne out, with many ranks more."""
 
 
 @dataclass(slots=True)
@@ -105,6 +108,7 @@ class Books:
         self._is_estimated = earlier is not None and earlier.is_estimated
         self._chronic = list(earlier.chronic) if earlier else []
         self._times, self._stragglers = CallTimes(), Stragglers()
+        self._next_trust_s = 0.0
         self._missing: dict[tuple[str, int], tuple[float, int | None, float]] = {}
         """By group and number of an open call: when this was looked at, who has not made it, until when that holds."""
 
@@ -130,7 +134,7 @@ class Books:
         }
         self._saved = 0, None, 0
         self._times, self._stragglers = CallTimes(), Stragglers()
-        self._missing = {}
+        self._missing, self._next_trust_s = {}, now_s
 
     def hear(self, beat: NodeBeat, told_s: float, *, clock: NodeClock | None = None) -> None:
         """A node told of its ranks.
@@ -160,6 +164,12 @@ class Books:
                 if 1 < len(members.get(name, ())) <= len(self._everybody):
                     called_s = created_ns / 1e9 - clock.offset_s
                     self.called(name, members[name], rank.rank, seq, called_s, clock.error_s)
+        if told_s >= self._next_trust_s:
+            self._next_trust_s = told_s + max(TRUST_EVERY_S, TRUST_FOR_RANK_S * len(self._accounts))
+            trust = weigh_trust({rank: account.blocked for rank, account in self._accounts.items()})
+            self._stragglers.trust = trust
+            for account in self._accounts.values():
+                account.blocked.trust = trust
 
     def called(self, group: str, members: Sequence[int], rank: int, seq: int, called_s: float, error_s: float) -> None:
         """A rank called a collective of its group, by the leader's clock, and how wrong that may be."""
@@ -221,7 +231,7 @@ class Books:
         elif saved_s is not None:
             fault.is_guessed = True
             fault.redo_steps = max(0, self._accounts[0].steps - saved_step)
-            fault.redo_s = mean(account.lose(None, since_s=saved_s) for account in self._accounts.values())
+            fault.redo_s = mean(account.lose_since(saved_s) for account in self._accounts.values())
 
     def end(self, now_s: float) -> None:
         """The job is over; nothing is booked behind that."""
@@ -266,7 +276,7 @@ class Books:
             steps=max(0, totals.steps),
             is_async=self._is_async or any(account.is_async for account in self._accounts.values()),
             is_steps_seen=self._are_steps_seen or any(account.steps > 0 for account in self._accounts.values()),
-            is_estimated=self._is_estimated or any(account.is_estimated for account in self._accounts.values()),
+            is_estimated=self._is_estimated or any(account.blocked.is_estimated for account in self._accounts.values()),
             attempts=(self._earlier.attempts if self._earlier else 0) + (0 if self._continues else 1),
             losses=find_losses(totals, restarts),
             waited_for=tuple(waited_for[:MAX_CULPRITS]),
@@ -307,7 +317,7 @@ class Books:
         self._restarts += self._open_restart(now_s, is_over=True)
         self._is_async |= any(account.is_async for account in self._accounts.values())
         self._are_steps_seen |= any(account.steps > 0 for account in self._accounts.values())
-        self._is_estimated |= any(account.is_estimated for account in self._accounts.values())
+        self._is_estimated |= any(account.blocked.is_estimated for account in self._accounts.values())
         self._last_fault, self._fault = self._fault, None
 
     def _close_into(self, totals: Totals, now_s: float, *, over: Category) -> None:
@@ -390,4 +400,4 @@ class Books:
                 self._missing.clear()
             self._missing[group.name, seq] = told_s, whom, known_s
         if known_s > 0:
-            account.wait_long(group.name, seq, whom, told_s - group.waiting_s, known_s)
+            account.wait_long((group.name, seq), whom, told_s - group.waiting_s, known_s)

@@ -11,6 +11,7 @@ all. The cost is time on the clock, so collectives that are late together (the b
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,6 +89,8 @@ class Stragglers:
         self._groups: defaultdict[str, _Group] = defaultdict(_Group)
         self._named: dict[int, Straggler] = {}
         self._new: list[Straggler] = []
+        self.trust = 1.0
+        """What part of the waits is borne out by the time that ranks were blocked (guard/blocked.py)."""
 
     def hear(self, sample: WaitSample, *, step: int | None) -> None:
         """Take in one collective.
@@ -98,10 +101,16 @@ class Stragglers:
         if sample.group not in self._groups and len(self._groups) >= MAX_GROUPS:
             del self._groups[next(iter(self._groups))]
         state = self._groups[sample.group]
-        waited_s = sum(wait_s for _, _, wait_s, _ in sample.waited)
-        passed_s = sum(covered_s for _, _, _, covered_s in sample.waited)
-        at = sample.seq if step is None else step
-        lag = _Lag(sample.rank, sample.called_s, sample.lag_s, sample.error_s, waited_s, passed_s, len(sample.waited), at)
+        lag = _Lag(
+            rank=sample.rank,
+            called_s=sample.called_s,
+            lag_s=sample.lag_s,
+            error_s=sample.error_s,
+            waited_s=sum(wait_s for _, _, wait_s, _ in sample.waited),
+            passed_s=sum(covered_s for rank, _, _, covered_s in sample.waited if rank != sample.rank),
+            num_others=len(sample.waited) - 1,
+            step=sample.seq if step is None else step,
+        )
         state.window.append(lag)
         state.lately.append(lag)
         self._close_window(state)
@@ -125,7 +134,7 @@ class Stragglers:
         found: dict[int, Straggler] = {}
         for state in self._groups.values():
             for rank in {lag.rank for lag in _late(state.lately)}:
-                weighed = _weigh(state.lately, rank)
+                weighed = _weigh(state.lately, rank, self.trust)
                 if rank not in found or found[rank].share < weighed.share:
                     found[rank] = weighed
         return found
@@ -145,7 +154,7 @@ class Stragglers:
         if rank is None or rank in self._named:
             return
         state.blamed = [*state.blamed, window][-NUM_SMALL_WINDOWS:]
-        if self._is_enough(state.blamed, found := _weigh([lag for lags in state.blamed for lag in lags], rank)):
+        if self._is_enough(state.blamed, found := _weigh([*itertools.chain(*state.blamed)], rank, self.trust)):
             self._named[rank] = found
             self._new.append(found)
 
@@ -173,14 +182,14 @@ def _find_late(window: Sequence[_Lag]) -> int | None:
     return rank if times >= MIN_TIMES_LAST * len(late) else None
 
 
-def _weigh(lags: Sequence[_Lag], rank: int) -> Straggler:
+def _weigh(lags: Sequence[_Lag], rank: int, trust: float) -> Straggler:
     """Return by how much this rank was late in these collectives, and what that cost the others."""
     late = [lag for lag in _late(lags) if lag.rank == rank]
     passed_s = sum(lag.passed_s for lag in lags)
     return Straggler(
         rank=rank,
         lag_s=median(lag.lag_s for lag in late) if late else 0.0,
-        share=min(1.0, sum(lag.waited_s for lag in late) / passed_s) if passed_s > 0 else 0.0,
+        share=min(1.0, trust * sum(lag.waited_s for lag in late) / passed_s) if passed_s > 0 else 0.0,
         num_late=len(late),
         num_collectives=len(lags),
         since_step=lags[0].step,

@@ -43,7 +43,7 @@ class WaitSample:
     error_s: float
     """How wrong that lag may be."""
     waited: Sequence[tuple[int, float, float, float]]
-    """Of each other rank: when it called this one, how long it waited, and the time to its next call."""
+    """Of each rank: when it called this one, how long it waited, and the time to its next call."""
 
     @property
     def is_decided(self) -> bool:
@@ -108,8 +108,6 @@ class CallTimes:
         errors_s = {last_node: 0.0}
         waited = []
         for rank, called_s in calls.items():
-            if rank == last:
-                continue
             node, error_s = self._clocks[rank]
             error_s = errors_s.setdefault(node, error_s + last_error_s)
             wait_s, went_on_s = last_s - called_s, following[rank]
