@@ -15,7 +15,7 @@ import itertools
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 from allranks.guard.waited import MAX_GROUPS, WaitSample
 
@@ -65,10 +65,9 @@ class _Lag:
     lag_s: float
     error_s: float
     waited_s: float
-    """All others together, for it."""
+    """For it, mean over the others."""
     passed_s: float
-    """Of all others together, until they called the next one."""
-    num_others: int
+    """Until the next one, mean over all ranks."""
     step: int
 
 
@@ -106,9 +105,8 @@ class Stragglers:
             called_s=sample.called_s,
             lag_s=sample.lag_s,
             error_s=sample.error_s,
-            waited_s=sum(wait_s for _, _, wait_s, _ in sample.waited),
-            passed_s=sum(covered_s for rank, _, _, covered_s in sample.waited if rank != sample.rank),
-            num_others=len(sample.waited) - 1,
+            waited_s=sum(wait_s for _, _, wait_s, _ in sample.waited) / (len(sample.waited) - 1),
+            passed_s=fmean(covered_s for _, _, _, covered_s in sample.waited),
             step=sample.seq if step is None else step,
         )
         state.window.append(lag)
@@ -168,7 +166,7 @@ class Stragglers:
 
 def _late(lags: Sequence[_Lag]) -> list[_Lag]:
     """Return the collectives whose last rank came late."""
-    period_s = sum(lag.passed_s for lag in lags) / sum(lag.num_others for lag in lags) if lags else 0.0
+    period_s = fmean(lag.passed_s for lag in lags) if lags else 0.0
     least_s = max(MIN_LAG_S, MIN_SHARE * period_s)
     return [lag for lag in lags if lag.lag_s >= max(least_s, ERROR_FACTOR * lag.error_s)]
 
