@@ -146,7 +146,7 @@ def test_every_second_of_every_rank_is_booked_once_whatever_comes(
             books.hear(NodeBeat(node_index=at % 3, generation=generation, ranks=tuple(ranks)), now_s - grown[2] / 1e7)
         elif what == "call":
             for rank in range(num_ranks):
-                books.called("0", range(num_ranks), rank, number, now_s - grown[rank] / 1e7, 0.001)
+                books.called("0", range(num_ranks), rank, [(number, now_s - grown[rank] / 1e7)], 0.001)
         elif what in ("end", "die"):
             end = WorkerEnd(rank=at, node="", exit_code=-9 * (what == "die"), time_s=0.0)
             books.ended(end, now_s - grown[0] / 1e6)
@@ -223,3 +223,26 @@ def test_ranks_of_a_generation_that_grew_have_the_time_between_as_restart() -> N
     assert ledger.seconds == pytest.approx({"start": 2.0, "step": 10.0, "restart": 8.0}, abs=0.01)
     assert ledger.restarts == ()
     assert ledger.goodput == pytest.approx(0.5, abs=0.001)
+
+
+def beat(*ranks: RankBeat) -> NodeBeat:
+    return NodeBeat(node_index=0, generation=0, ranks=ranks)
+
+
+def test_a_standby_is_older_than_its_generation() -> None:
+    books = Books()
+    books.begin(plan(1, 1), 100.0)
+    totals = (62_000_000, 6_000_000, 0, 0, 0, 0, 0)
+    books.hear(beat(RankBeat(rank=0, pace=Pace(state=1, state_us=10, steps=60, totals_us=totals))), 108.0)
+    assert books.snapshot(108.0).seconds == pytest.approx({"start": 2.0, "step": 6.0})
+
+
+def test_a_pipeline_of_sends_has_waited_for_nobody_in_particular() -> None:
+    books = Books()
+    books.begin(plan(1, 1), 0.0)
+    totals = (1_000_000, 6_000_000, 0, 0, 0, 0, 3_000_000)
+    books.hear(beat(RankBeat(rank=0, pace=Pace(state=1, state_us=10, steps=60, totals_us=totals))), 10.0)
+    ledger = books.snapshot(10.0)
+    assert ledger.seconds == pytest.approx({"start": 1.0, "step": 6.0, "wait": 3.0})
+    assert ledger.waited_for == ()
+    assert (ledger.losses[0].category, ledger.losses[0].ranks) == (Category.WAIT, ())

@@ -20,8 +20,7 @@ class Line:
         self.times, self.stragglers, self.samples = CallTimes(), Stragglers(), list[WaitSample]()
 
     def call(self, rank: int, seq: int, called_s: float, *, error_s: float, step: int | None = None) -> None:
-        sample = self.times.hear("0", RANKS, rank, seq, called_s, error_s, node=rank)
-        if sample is not None:
+        for sample in self.times.hear("0", RANKS, rank, [(seq, called_s)], node=(rank, error_s)):
             self.samples.append(sample)
             self.stragglers.hear(sample, step=step)
 
@@ -131,8 +130,8 @@ def test_who_waited_for_whom_in_one_collective():
     times = CallTimes()
     for seq, calls in ((1, (0.000, 0.010, 0.020, 0.060)), (2, (0.030, 0.080, 0.090, 0.070))):
         for rank, called_s in enumerate(calls):
-            sample = times.hear("0", RANKS, rank, seq, called_s, 0.010, node=rank % 2)
-    assert sample is not None
+            samples = times.hear("0", RANKS, rank, [(seq, called_s)], node=(rank % 2, 0.010))
+    (sample,) = samples
     assert (sample.seq, sample.rank, sample.is_decided) == (1, 3, True)
     assert [(rank, round(wait_s, 3)) for rank, _, wait_s, _ in sample.waited] == [
         (0, 0.0),
@@ -164,7 +163,7 @@ def test_three_windows_are_needed():
 def test_collectives_that_not_all_ranks_tell_of_take_no_memory():
     times = CallTimes()
     for seq in range(1, 5000):
-        times.hear("0", RANKS, 0, seq, float(seq), 0.001, node=0)
+        times.hear("0", RANKS, 0, [(seq, float(seq))], node=(0, 0.001))
     assert max(len(group.open) for group in times._groups.values()) <= 512
 
 
@@ -172,9 +171,19 @@ def test_neither_groups_without_end_nor_a_rank_that_never_tells_grow_the_leader(
     monkeypatch.setattr("allranks.guard.waited.MAX_TOLD", 1000)
     times = CallTimes()
     for number in range(5000):
-        times.hear(f"{number}", RANKS, 0, 1, 0.0, 0.0, node=0)
+        times.hear(f"{number}", RANKS, 0, [(1, 0.0)], node=(0, 0.0))
     assert len(times._groups) == 1024
     for seq in range(5000):
         for rank in range(9):
-            times.hear("0", tuple(range(10)), rank, seq, float(seq), 0.001, node=rank)
+            times.hear("0", tuple(range(10)), rank, [(seq, float(seq))], node=(rank, 0.001))
     assert max(len(group.open) for group in times._groups.values()) == 100
+
+
+def test_of_a_large_group_some_collectives_are_looked_at_all_over_the_step():
+    members, looked = range(2048), list[int]()
+    times = CallTimes()
+    for seq in range(1, 200):
+        for rank in members:
+            looked += [sample.seq for sample in times.hear("0", members, rank, [(seq, 0.1 * seq)], node=(rank, 0.0))]
+    assert len(looked) == pytest.approx(0.2 * 200, abs=20)  # 4096 ranks a second
+    assert {seq % 8 for seq in looked} == set(range(8))

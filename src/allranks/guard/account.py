@@ -18,7 +18,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from allranks.guard.blocked import Blocked, Totals
-from allranks.guard.waited import WaitSample
 from allranks.model.beat import RankBeat
 from allranks.model.ledger import Category
 from allranks.model.pace import PACE_STATES, Pace, PaceState
@@ -48,13 +47,19 @@ class Account:
     Args:
         begun_s: when its time begins, by the leader's clock.
         is_running: its process began before that, under another leader: what it booked before does not count here.
+        point_s: how often a point is remembered, to which a fault can go back.
     """
 
-    def __init__(self, rank: int, *, node: int, begun_s: float, is_running: bool = False) -> None:
+    def __init__(
+        self, rank: int, *, node: int, begun_s: float, is_running: bool = False, point_s: float = POINT_S
+    ) -> None:
         self.rank, self.node, self.begun_s = rank, node, begun_s
+        self._point_s = max(POINT_S, point_s)
         self.beat: RankBeat | None = None
         self.pace: Pace | None = None
         self.told_s = begun_s
+        self.first_s = math.inf
+        """When its first step ended; infinite: it has not."""
         self.until_s: float | None = None
         """When it ended, or a fault: nothing is booked behind that."""
         self._is_stopped = False
@@ -92,10 +97,12 @@ class Account:
         front_s = told_s - self.begun_s - self._booked_us / 1e6
         self._front_s = front_s if self._front_s is None else min(self._front_s, front_s)
         if pace.steps > 0:
+            passed_s = (self._booked_us - self._total(START)) / 1e6
+            self.first_s = max(self.begun_s, told_s - passed_s)
             self.blocked.is_async = pace.is_async
             self.blocked.tell(
                 Totals(
-                    passed_s=(self._booked_us - self._total(START)) / 1e6,
+                    passed_s=passed_s,
                     blocked_s=self._total(BLOCKED) / 1e6,
                     backward_s=self._total(BACKWARD) / 1e6,
                     steps=self.steps,
@@ -105,16 +112,10 @@ class Account:
         if self._is_keeping:
             self._kept_save_s, self._is_keeping = self.saved_s, pace.state == SAVE
         has_saved = pace.state != SAVE and bool(self._points) and self.saved_s > self._points[-1].at_risk[-1]
-        if not self._points or told_s >= self._points[-1].told_s + POINT_S or has_saved:
+        if not self._points or told_s >= self._points[-1].told_s + self._point_s or has_saved:
             self._points.append(_Point(told_s, beat.step, self._at_risk()))
             if len(self._points) > MAX_POINTS:
                 del self._points[1::2]
-
-    def wait_in(self, sample: WaitSample, called_s: float, wait_s: float, covered_s: float) -> None:
-        """Take in how long it waited in one collective; before its first step ends, all is `start`."""
-        first_s = self.first_step_s
-        if first_s is not None and called_s >= first_s and covered_s > 0:
-            self.blocked.wait_in(sample, wait_s, covered_s)
 
     def wait_long(self, call: tuple[str, int], whom: int | None, since_s: float, until_s: float) -> None:
         """Book that it has waited in a call that is still open, for one that has not made it; as far as it is blocked.
@@ -172,26 +173,24 @@ class Account:
     @property
     def first_step_s(self) -> float | None:
         """When its first step ended, by the leader's clock; None: it has not."""
-        if self.pace is None or self.pace.steps == 0:
-            return None
-        return max(self.begun_s, self.told_s - (self._booked_us - self._total(START)) / 1e6)
+        return self.first_s if self.first_s < math.inf else None
 
-    def seconds(self, now_s: float) -> dict[Category, float]:
-        """Return its time from the beginning until now, or until it ended, by category; sums to that time."""
-        found = self._split(now_s)
-        if not self.redo_s:
-            return found
+    def close(self, now_s: float) -> tuple[dict[Category, float], Mapping[int | None, float]]:
+        """Return its time from the beginning until now, or until it ended, by category; sums to that time.
+
+        And how long it has waited, by the rank that was waited for; what of that a fault has turned into `redo`, too.
+        """
+        waits_s = self.blocked.waits_s()
+        total_s = sum(waits_s.values())
+        found = self._split(now_s, total_s)
+        if total_s > found[Category.WAIT]:
+            part = found[Category.WAIT] / total_s
+            waits_s = {whom: part * wait_s for whom, wait_s in waits_s.items()}
         for category, lost_s in zip(_AT_RISK, self.redo_s, strict=False):
             moved_s = min(lost_s, found[category])
             found[category] -= moved_s
-            found[Category.REDO] = found.get(Category.REDO, 0.0) + moved_s
-        return found
-
-    def waits(self, now_s: float) -> Mapping[int | None, float]:
-        """Return how long it has waited for whom; sums to its `wait`, before a fault turns some of it into `redo`."""
-        waits_s, wait_s = self.blocked.waits_s(), self._split(now_s)[Category.WAIT]
-        total_s = sum(waits_s.values())
-        return {whom: found_s * wait_s / total_s for whom, found_s in waits_s.items()} if total_s > 0 else {}
+            found[Category.REDO] += moved_s
+        return found, waits_s
 
     def forget_until(self, step: int) -> None:
         """A checkpoint is complete: a fault no longer loses what came before that step of the session."""
@@ -234,7 +233,7 @@ class Account:
     def _total(self, state: int) -> int:
         return max(0, self.pace.totals_us[state] - self._base[state]) if self.pace else 0
 
-    def _split(self, now_s: float) -> dict[Category, float]:
+    def _split(self, now_s: float, waited_s: float) -> dict[Category, float]:
         until_s = max(self.begun_s, now_s if self.until_s is None else min(now_s, self.until_s))
         whole_s = until_s - self.begun_s
         pace = self.pace
@@ -264,7 +263,7 @@ class Account:
             start_s, unknown_s = 0.0, unknown_s + start_s  # it has trained without a step that is seen
         back_s = min(raw[BACKWARD], self.blocked.backward_s)
         blocked_s = raw[BLOCKED] + back_s
-        wait_s = min(blocked_s, sum(self.blocked.waits_s().values()))
+        wait_s = min(blocked_s, waited_s)
         step_s, transfer_s = raw[STEP] + raw[BACKWARD] - back_s, blocked_s - wait_s
         if pace.is_async:
             step_s, transfer_s = step_s + transfer_s, 0.0
@@ -280,7 +279,7 @@ class Account:
         }
 
     def _at_risk(self, now_s: float | None = None) -> tuple[float, ...]:
-        found = self._split(self.told_s if now_s is None else now_s)
+        found = self._split(self.told_s if now_s is None else now_s, sum(self.blocked.waits_s().values()))
         return tuple(found[category] for category in _AT_RISK)
 
 

@@ -17,9 +17,10 @@ before, so the books grow with the ranks, never with the time. Times are of the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any
 
 from allranks.guard.account import SAVE, Account
 from allranks.guard.blocked import weigh_trust
@@ -46,6 +47,10 @@ LONG_S = 1.0
 MISSING_EVERY_S = 0.5
 """Between two looks at the ranks that have not made the same call."""
 MAX_MISSING = 1024
+SHOWN_FOR_RANK_S = 0.005
+"""So long a ledger is shown again: made anew, it costs 20 us a rank."""
+POINT_FOR_RANK_S = 0.004
+"""Between two points of a rank's way to which redo is reckoned."""
 TRUST_EVERY_S, TRUST_FOR_RANK_S = 2.0, 0.002
 """Between two looks at how far the waits in collectives are borne out, with many ranks more."""
 
@@ -109,6 +114,7 @@ class Books:
         self._chronic = list(earlier.chronic) if earlier else []
         self._times, self._stragglers = CallTimes(), Stragglers()
         self._next_trust_s = 0.0
+        self._shown: tuple[float, Ledger | None] = (0.0, None)
         self._missing: dict[tuple[str, int], tuple[float, int | None, float]] = {}
         """By group and number of an open call: when this was looked at, who has not made it, until when that holds."""
 
@@ -128,10 +134,8 @@ class Books:
         is_first = self._generation < 0
         self._generation, self._gen_s = plan.generation, now_s
         since_s = self._book_before(now_s) if is_first else now_s
-        is_running = is_first and self._takes_over
-        self._accounts = {
-            rank: Account(rank, node=node, begun_s=since_s, is_running=is_running) for rank, node in nodes.items()
-        }
+        about: dict[str, Any] = {"is_running": is_first and self._takes_over, "point_s": POINT_FOR_RANK_S * len(nodes)}
+        self._accounts = {rank: Account(rank, node=node, begun_s=since_s, **about) for rank, node in nodes.items()}
         self._saved = 0, None, 0
         self._times, self._stragglers = CallTimes(), Stragglers()
         self._missing, self._next_trust_s = {}, now_s
@@ -160,10 +164,12 @@ class Books:
             if clock is None or clock.offset_s is None or not rank.lags:
                 continue
             members = {group.name: group.ranks or self._everybody for group in rank.groups}
+            calls: dict[str, list[tuple[int, float]]] = {}
             for name, seq, created_ns in rank.lags:
+                calls.setdefault(name, []).append((seq, created_ns / 1e9 - clock.offset_s))
+            for name, told in calls.items():
                 if 1 < len(members.get(name, ())) <= len(self._everybody):
-                    called_s = created_ns / 1e9 - clock.offset_s
-                    self.called(name, members[name], rank.rank, seq, called_s, clock.error_s)
+                    self.called(name, members[name], rank.rank, told, clock.error_s)
         if told_s >= self._next_trust_s:
             self._next_trust_s = told_s + max(TRUST_EVERY_S, TRUST_FOR_RANK_S * len(self._accounts))
             trust = weigh_trust({rank: account.blocked for rank, account in self._accounts.items()})
@@ -171,21 +177,20 @@ class Books:
             for account in self._accounts.values():
                 account.blocked.trust = trust
 
-    def called(self, group: str, members: Sequence[int], rank: int, seq: int, called_s: float, error_s: float) -> None:
-        """A rank called a collective of its group, by the leader's clock, and how wrong that may be."""
-        account = self._accounts.get(rank)
-        if account is None:
+    def called(
+        self, group: str, members: Sequence[int], rank: int, calls: Iterable[tuple[int, float]], error_s: float
+    ) -> None:
+        """A rank called collectives of its group: number and time by the leader's clock, and how wrong that may be."""
+        accounts = self._accounts
+        if rank not in accounts or self._fault is not None:
             return
-        sample = self._times.hear(group, members, rank, seq, called_s, error_s, node=account.node)
-        if sample is None or self._fault is not None:
-            return
-        for other, other_s, wait_s, covered_s in sample.waited:
-            if (found := self._accounts.get(other)) is not None:
-                found.wait_in(sample, other_s, wait_s, covered_s)
-        last = self._accounts.get(sample.rank)
-        first_s = last.first_step_s if last is not None else None
-        if last is not None and (first_s is None or sample.called_s >= first_s):
-            self._stragglers.hear(sample, step=last.steps or None)
+        for sample in self._times.hear(group, members, rank, calls, node=(accounts[rank].node, error_s)):
+            for other, called_s, wait_s, covered_s in sample.waited:
+                if (account := accounts.get(other)) is not None and called_s >= account.first_s and covered_s > 0:
+                    account.blocked.wait_in(sample, wait_s, covered_s)
+            last = accounts.get(sample.rank)
+            if last is not None and (last.first_step_s is None or sample.called_s >= last.first_s):
+                self._stragglers.hear(sample, step=last.steps or None)
 
     def forget_clocks(self) -> None:
         """A node's clock was set: what was measured before compares with nothing."""
@@ -257,6 +262,14 @@ class Books:
     def lately(self) -> Lately:
         """Return how long ranks wait now, and for whom."""
         return see_lately(self._accounts.values(), self._stragglers.lately())
+
+    def ledger(self, now_s: float) -> Ledger:
+        """Return the whole account, up to now or, of many ranks, up to some seconds ago."""
+        last_s, found = self._shown
+        if found is None or self._end_s is not None or now_s > last_s + SHOWN_FOR_RANK_S * len(self._accounts):
+            found = self.snapshot(now_s)
+            self._shown = now_s, found
+        return found
 
     def snapshot(self, now_s: float) -> Ledger:
         """Return the whole account up to now."""
@@ -331,7 +344,7 @@ class Books:
             row = totals.rows[rank]
             row.node = self._names[rank]
             until_s = now_s if account.until_s is None else min(account.until_s, now_s)
-            seconds = account.seconds(until_s)
+            seconds, waits = account.close(until_s)
             if self._last_fault is not None:
                 seconds[Category.RESTART], seconds[Category.START] = seconds[Category.START], 0.0
             if fault is not None:
@@ -344,7 +357,7 @@ class Books:
             for category, found_s in seconds.items():
                 if found_s > 0:
                     totals.book(rank, category, found_s)
-            for whom, wait_s in account.waits(until_s).items():
+            for whom, wait_s in waits.items():
                 if whom is not None:
                     totals.rows[whom].waited_for_s += wait_s
             row.steps += account.steps

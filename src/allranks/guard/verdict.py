@@ -251,7 +251,7 @@ class Guard:
 
     def ledger(self, now_s: float) -> Ledger:
         """Return where the time of the job went, up to now."""
-        return self.books.snapshot(now_s)
+        return self.books.ledger(now_s)
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""

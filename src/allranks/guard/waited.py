@@ -1,7 +1,7 @@
 """Who waited for whom in a collective, by the times at which all ranks called it and the next one? Pure.
 
     times = CallTimes()
-    sample = times.hear(group, members, rank, seq, called_s, error_s, node=3)    a WaitSample, or None
+    times.hear(group, members, rank, [(seq, called_s), ...], node=(3, error_s))    WaitSamples that are complete now
 
 All ranks tell when they called the same collectives (chosen by number, guard/inside/flight.py), and their nodes' clocks
 are put on one (clocks.py). A collective ends for nobody before the last rank has called it. So a rank that called
@@ -17,15 +17,21 @@ which of them the others waited for.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _MAX_OPEN = 512
 """Collectives of a group of which not all ranks have told yet; of large groups so many that MAX_TOLD calls are kept,
 and at least MIN_OPEN: those of some seconds. A rank without a hook tells of none."""
 MAX_TOLD, MIN_OPEN = 100_000, 64
+LOOKS_PER_S, TOLD_PER_S = 4096, 20
+"""Of all ranks of a group, how many are gone through in a second at most; and how many collectives a rank tells of."""
+PERIOD_PART = 0.1
 MAX_GROUPS = 1024
 """Of more groups the oldest is forgotten: scripts may form one for each step."""
+
+NodeError = tuple[int, float]
+"""Index of a node, and how wrong its clock may be, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,8 @@ class _Group:
     """Number of the last one that all ranks have told of."""
     calls: dict[int, float] = field(default_factory=dict)
     """Of that one."""
+    period_s: float = 1.0
+    """From one to the next one, lately."""
 
 
 class CallTimes:
@@ -66,36 +74,45 @@ class CallTimes:
 
     def __init__(self) -> None:
         self._groups: defaultdict[tuple[str, Sequence[int]], _Group] = defaultdict(_Group)
-        self._clocks: dict[int, tuple[int, float]] = {}
-        """By rank: its node, and how wrong that node's clock may be."""
+        self._clocks: dict[int, NodeError] = {}
+        """By rank."""
 
     def hear(
-        self, group: str, members: Sequence[int], rank: int, seq: int, called_s: float, error_s: float, *, node: int
-    ) -> WaitSample | None:
-        """Take in when a rank called a collective of its group; return who waited in the one before it, once known.
+        self, group: str, members: Sequence[int], rank: int, calls: Iterable[tuple[int, float]], *, node: NodeError
+    ) -> list[WaitSample]:
+        """Take in when a rank called collectives of its group; return of those that are known by it who waited.
 
         Args:
-            called_s: by the leader's clock.
-            error_s: how wrong that may be.
-            node: index of the rank's node.
+            calls: number, and when it was called by the leader's clock.
+            node: index of the rank's node, and how wrong its clock may be.
         """
-        if (group, members) not in self._groups and len(self._groups) >= MAX_GROUPS:
+        key = group, members
+        if key not in self._groups and len(self._groups) >= MAX_GROUPS:
             del self._groups[next(iter(self._groups))]
-        state = self._groups[group, members]
-        if rank not in members or seq <= state.newest - _MAX_OPEN:
-            return None
-        self._clocks[rank] = node, error_s
-        told = state.open.setdefault(seq, {})
-        told.setdefault(rank, called_s)
-        if len(told) < len(members):
-            if len(state.open) > min(_MAX_OPEN, max(MIN_OPEN, MAX_TOLD // len(members))):
-                del state.open[min(state.open)]
-            return None
-        del state.open[seq]
-        if seq <= state.newest:
-            return None
-        (before, calls), state.newest, state.calls = (state.newest, state.calls), seq, told
-        return self._weigh(group, before, calls, told) if calls and seq == before + 1 else None
+        state = self._groups[key]
+        if rank not in members:
+            return []
+        self._clocks[rank] = node
+        found, whole = [], len(members)
+        for seq, called_s in calls:
+            if seq <= state.newest:
+                continue
+            told = state.open.get(seq)
+            if told is None:
+                told = state.open[seq] = {}
+            told.setdefault(rank, called_s)
+            if len(told) < whole:
+                if len(state.open) > min(_MAX_OPEN, max(MIN_OPEN, MAX_TOLD // whole)):
+                    del state.open[min(state.open)]
+                continue
+            del state.open[seq]
+            before, state.newest, calls_before, state.calls = state.newest, seq, state.calls, told
+            if not calls_before or seq != before + 1:
+                continue
+            state.period_s += PERIOD_PART * (called_s - calls_before[rank] - state.period_s)
+            if _is_looked_at(seq, whole, state.period_s):
+                found.append(self._weigh(group, before, calls_before, told))
+        return found
 
     def forget(self) -> None:
         """A clock was set: what was measured before compares with nothing."""
@@ -115,3 +132,9 @@ class CallTimes:
             waited.append((rank, called_s, wait_s if has_waited else 0.0, max(0.0, went_on_s - called_s)))
         lag_s = last_s - calls[second]
         return WaitSample(group, seq, last, last_s, lag_s, errors_s[self._clocks[second][0]], waited)
+
+
+def _is_looked_at(seq: int, num_members: int, period_s: float) -> bool:
+    """Whether who waited in this one is reckoned: in large groups in some only, spread by the golden ratio."""
+    part = LOOKS_PER_S / (num_members * min(TOLD_PER_S, 1 / max(period_s, 1e-3)))
+    return seq * 0x9E3779B1 % (1 << 32) < part * (1 << 32)
