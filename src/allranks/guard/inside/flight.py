@@ -27,9 +27,11 @@ from typing import Any, NamedTuple
 
 KEPT_CALLS = 16
 """Of each group, in a beat."""
-MAX_LAGS = 16
 LAG_RUN = 8
-"""Calls in a row, of those that are told with their times: only neighbors show who waited (guard/stragglers.py)."""
+"""Calls in a row, of those that are told with their times, and one more: only neighbors show who waited
+(guard/waited.py). Without that one, the last call of a run would never show it, which may be the same one of each step.
+"""
+MAX_LAGS = 2 * (LAG_RUN + 1)
 MAX_NOTES = 8
 _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
@@ -242,7 +244,7 @@ class Flight:
 
 
 def chosen(first: int, last: int, at_most: int) -> set[int]:
-    """Choose at most so many numbers from `first` to `last`, whole runs of LAG_RUN as far as they are in there.
+    """Choose at most so many numbers from `first` to `last`: runs of LAG_RUN and one, as far as they are in there.
 
     Every second run, every fourth, and so on: another rank may choose more of them or fewer, and all of the smaller
     choice are in the larger one. The golden ratio spreads them, so that they are not always the same part of a step.
@@ -250,8 +252,13 @@ def chosen(first: int, last: int, at_most: int) -> set[int]:
     numbers, limit = set(range(first, last + 1)), 1 << 32
     while len(numbers) > at_most:
         limit >>= 1
-        numbers = {number for number in numbers if number // LAG_RUN * 0x9E3779B1 % (1 << 32) < limit}
+        numbers = {number for number in numbers if _is_in(number, limit) or _is_in(number - 1, limit)}
     return numbers
+
+
+def _is_in(number: int, limit: int) -> bool:
+    """Whether the run of this number is one of the chosen ones."""
+    return number // LAG_RUN * 0x9E3779B1 % (1 << 32) < limit
 
 
 def _dump_of(c10d: Any, inside: Any, backend: str) -> Callable[..., bytes] | None:
