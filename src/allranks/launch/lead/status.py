@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 
@@ -38,7 +38,11 @@ SAMPLE_S = 5.0
 """Between two looks at the ledger for the waits of the last minute."""
 STUCK_S = 3.0
 """Ranks that wait for so long are told as waiting for others."""
+WALK_S = 6e-3
+"""Between two walks over all groups, for each rank: a walk takes 70 us a rank, so 1,024 ranks are walked every 6 s."""
 MAX_BYTES = 64 << 10
+SMALL = 16
+"""Rows and nodes of a status that surely has no more bytes."""
 MAX_TEXT = 160
 SHOWN_LOSSES, SHOWN_CULPRITS, SHOWN_RESTARTS = 8, 8, 8
 _QUIET = ("network", "worker_ended_late")
@@ -82,6 +86,9 @@ class StatusKeeper:
     _minute: LastMinute = field(default_factory=LastMinute)
     _cpu: CpuMeter = field(default_factory=CpuMeter)
     _ledger: Ledger | None = None
+    _waiting: Waiting | None = None
+    _walked_s: float = -math.inf
+    """When the last walk over all groups has found it, by the guard's clock."""
     _hung: tuple[int, ...] | None = None
     """The ranks of the last event `hang`; None: nobody hangs."""
     _warnings: tuple[Finding, ...] = ()
@@ -104,7 +111,8 @@ class StatusKeeper:
         scene, guard_s = guard.look(now_s)
         is_new_phase, self._phase, self._due_s = known.phase is not self._phase, known.phase, now_s + STATUS_S
         if known.plan.generation != self._generation:
-            self._generation, self._cpu, self._hung, self._warnings = known.plan.generation, CpuMeter(), None, ()
+            self._generation, self._cpu, self._warnings = known.plan.generation, CpuMeter(), ()
+            self._hung = self._waiting = None
             self._rate.begin()
         is_kept = is_new_phase or now_s >= self._ledger_due_s
         if is_kept or now_s >= self._sample_due_s:
@@ -113,7 +121,7 @@ class StatusKeeper:
             if self._ledger is not None:
                 self._minute.add(self._ledger)
         is_running = known.phase is Phase.RUNNING
-        waiting = find_waits(scene, guard_s) if is_running else None
+        waiting = self._find_waiting(scene, guard_s) if is_running else None
         may_end = waiting is not None and not scene.may_leave and not is_typed_at(scene, waiting)
         stuck = see_stuck(scene, waiting, guard_s, is_ended_for_it=may_end) if waiting is not None else None
         told = [("hang", hang)] if (hang := self._find_hang(stuck, scene.settings.slow_s)) is not None else []
@@ -126,6 +134,18 @@ class StatusKeeper:
             self._ledger_due_s = now_s + LEDGER_S
             effects.append(events.WriteLedger(ledger=self._ledger))
         return effects
+
+    def _find_waiting(self, scene: Scene, guard_s: float) -> Waiting | None:
+        """Return why ranks wait, if one of them has waited for STUCK_S; of many ranks, as the last walk has found."""
+        if longest_wait_s(scene, guard_s) < STUCK_S:
+            self._waiting = None
+            return None
+        if self._waiting is not None and (passed_s := guard_s - self._walked_s) < scene.num_ranks * WALK_S:
+            waiting = self._waiting
+            return replace(waiting, waited_s=waiting.waited_s + passed_s, stuck_s=waiting.stuck_s + passed_s)
+        self._walked_s, found = guard_s, find_waiting(scene, guard_s)
+        self._waiting = found if found is not None and found.waited_s >= STUCK_S else None
+        return self._waiting
 
     def _find_hang(self, stuck: Stuck | None, slow_s: float) -> dict[str, object] | None:
         """Return the fields of an event `hang`, once for the same ranks."""
@@ -193,14 +213,6 @@ class StatusKeeper:
         return fit(status)
 
 
-def find_waits(scene: Scene, guard_s: float) -> Waiting | None:
-    """Return why ranks wait, if one of them has waited for STUCK_S; the walk over all groups is not made otherwise."""
-    if longest_wait_s(scene, guard_s) < STUCK_S:
-        return None
-    waiting = find_waiting(scene, guard_s)
-    return waiting if waiting is not None and waiting.waited_s >= STUCK_S else None
-
-
 def shorten_ledger(ledger: Ledger) -> Ledger:
     """Return the ledger without its rows of ranks, which goodput.json has."""
     return msgspec.structs.replace(
@@ -214,7 +226,7 @@ def shorten_ledger(ledger: Ledger) -> Ledger:
 
 def fit(status: JobStatus, at_most: int = MAX_BYTES) -> JobStatus:
     """Return a status of at most so many bytes: rows, nodes and old events are left out, the least bad first."""
-    for _ in range(16):
+    for _ in range(16 if len(status.rows) + len(status.nodes) > SMALL else 0):
         if len(write_status(status)) <= at_most:
             break
         status = msgspec.structs.replace(
