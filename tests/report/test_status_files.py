@@ -61,19 +61,19 @@ def test_a_file_server_that_does_not_answer_delays_nobody(tmp_path: Path) -> Non
     held, answers = Folder.at(tmp_path), threading.Event()
 
     def hold(*_: str, make: bool = True) -> Folder:
-        answers.wait(30)
+        answers.wait(3)
         return held
 
     files, began_s = StatusFiles(hold), time.monotonic()
-    for number in range(1000):
+    for number in range(5):
         files.show(status(step=number))
     files.close(within_s=0.1)
-    assert time.monotonic() - began_s < 5
+    assert time.monotonic() - began_s < 2.5
     assert files.newest is not None
-    assert files.newest.step == 999
+    assert files.newest.step == 4
     answers.set()
     files.close(within_s=30)
-    assert json.loads((tmp_path / "status.json").read_text())["step"] == 999
+    assert json.loads((tmp_path / "status.json").read_text())["step"] == 4
 
 
 def test_a_full_directory_costs_the_files_and_nothing_else(tmp_path: Path) -> None:
