@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.guard.blocked import Blocked, Totals
+from allranks.guard.blocked import Blocked, Booked
 from allranks.guard.ledger import Books
 from allranks.guard.waited import WaitSample
 from allranks.model.beat import GroupSeen, NodeBeat, RankBeat
@@ -256,7 +256,7 @@ def waited(wait_s: float, covered_s: float, *, seq: int = 7) -> tuple[WaitSample
 
 def test_a_rank_waited_no_longer_than_it_was_blocked() -> None:
     blocked = Blocked()
-    blocked.tell(Totals(passed_s=9.0, blocked_s=1.0), permille=-1)
+    blocked.tell(Booked(passed_s=9.0, blocked_s=1.0), permille=-1)
     blocked.wait_in(*waited(5.0, 10.0))
     assert blocked.waits_s() == pytest.approx({3: 1.0})
 
@@ -264,7 +264,7 @@ def test_a_rank_waited_no_longer_than_it_was_blocked() -> None:
 def test_a_long_wait_is_booked_while_it_lasts_and_only_once() -> None:
     """Blocked for 6 of 9 s, of which 4 s in a call that rank 3 has not made; it makes it a second later."""
     blocked = Blocked()
-    blocked.tell(Totals(passed_s=9.0, blocked_s=6.0), permille=-1)
+    blocked.tell(Booked(passed_s=9.0, blocked_s=6.0), permille=-1)
     for until_s in (12.0, 14.0, 13.0, 14.0):
         blocked.wait_long(("0", 7), 3, 10.0, until_s, is_backward=False)
     assert blocked.waits_s() == {3: 4.0, None: 2.0}
