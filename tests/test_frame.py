@@ -148,6 +148,7 @@ def test_no_file_is_a_grab_bag() -> None:
 TWICE = {
     "clocks.py": "guard/X and why/X answer the same question, for a running job and for a dead one",
     "ends.py": "as clocks.py",
+    "ledger.py": "model/X has the data of X",
     "links.py": "preflight/X before the start, guard/X in a running job: the same question",
     "watch.py": "horovod/X watches what guard/X watches, without an agent",
     "room.py": "model/X has the data of X",
