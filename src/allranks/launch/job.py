@@ -35,6 +35,7 @@ from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest,
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.network import ask_topology, describe_network, read_bench
+from allranks.launch.live import Shows
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
 from allranks.launch.queue.revival import BACK_VARIABLE
@@ -115,12 +116,20 @@ def _refuse_unstartable(program: Path) -> None:
         raise UsageError(f"{program}: it {what}; begin it with #!/bin/bash, or another interpreter's path")
 
 
-def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Collection[tuple[int, str]]) -> int:
+def run_job(
+    plan: JobPlan,
+    env: Mapping[str, str],
+    *,
+    log_dir: Path,
+    hidden: Collection[tuple[int, str]],
+    shows: Shows | None = None,
+) -> int:
     """Run this node's part of the job and return the exit code, which is the same on all nodes.
 
     Args:
         log_dir: where run directories are.
         hidden: local ranks and streams (`out`, `err`) that the terminal does not show.
+        shows: what it shows of the job; None: a row on a terminal, else lines.
     Raises:
         AllranksError: it could not begin.
     """
@@ -132,13 +141,18 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
     sweeper = Sweeper.start()
     try:
         run_dir = RunDir(log_dir, plan.job)
-        workers = WorkerGroup(job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, sweeper=sweeper)
+        workers = WorkerGroup(
+            job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, sweeper=sweeper, shows=shows
+        )
+        workers.live.stop_tidily()
         err = workers.console.screen["err"]
         with contextlib.redirect_stderr(err.as_text()):
             try:
                 workers.begin_standby()
                 return _run_phases(workers)
             finally:
+                workers.console.headline = None
+                workers.console.draw(is_end=True)
                 workers.end_standby()
                 if words := run_dir.last_files.close():
                     say(words)
@@ -168,6 +182,7 @@ def _run_phases(workers: WorkerGroup) -> int:
         env=env,
         card_facts=facts,
         check_signals=inbox.check,
+        on_absence=workers.live.await_nodes,
     )
     try:
         with Entry(applicant) as entry:
