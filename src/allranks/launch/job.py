@@ -31,6 +31,7 @@ from allranks.host.node import begin_card_facts
 from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
+from allranks.launch.console import Console
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.assignment import make_group
@@ -181,8 +182,7 @@ def _run_phases(workers: WorkerGroup) -> int:
         run_dir=workers.run_dir,
         env=env,
         card_facts=facts,
-        check_signals=inbox.check,
-        on_absence=workers.live.await_nodes,
+        check_signals=partial(_check, inbox, workers.console),
     )
     try:
         with Entry(applicant) as entry:
@@ -197,6 +197,12 @@ def _run_phases(workers: WorkerGroup) -> int:
         return _do_not_begin(rendezvous, applicant)
     print_findings(rendezvous.warnings, after="\n")
     return _run_workers(workers, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
+
+
+def _check(inbox: SignalInbox, console: Console) -> None:
+    """Several times a second during the roll call: raise StoppedBySignal, or redraw the terminal's row."""
+    inbox.check()
+    console.draw()
 
 
 def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable[[], None]) -> dict[int, Plan]:

@@ -4,8 +4,7 @@
     live.hear(now_s)             the ranks have printed something
     live.turn(now_s)             the agent's loop: says the line, where there is no row and one is due
 
-Only the leader's agent is told a status, so only its terminal shows one. Before that, it shows for whom the roll call
-waits (`await_nodes`).
+Only the leader's agent is told a status, so only its terminal shows one.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from typing import Literal
 from allranks.launch.console import Console
 from allranks.launch.pulse import Pulse
 from allranks.model.job_status import JobStatus
-from allranks.preflight.roster import Absence
-from allranks.report.status_line import short_time, status_line, waiting_line
+from allranks.report.status_line import short_time, status_line
 from allranks.report.text import Style, say
 
 Shows = Literal["row", "plain", "off"]
@@ -43,16 +41,10 @@ class Live:
         self.shows: Shows = wanted if wanted == "off" else "row" if has_row and wanted != "plain" else "plain"
         self.status: JobStatus | None = None
         """What the leader has told last."""
-        self._absence: Absence | None = None
         self._pulse: Pulse | None = None
         self._silence = ""
         if self.shows == "row":
             console.headline = self._headline
-
-    def await_nodes(self, absence: Absence | None) -> None:
-        """The roll call waits for these; None: it no longer does."""
-        self._absence = absence
-        self._console.draw()
 
     def begin(self, now_s: float) -> None:
         """The ranks of a generation have been started."""
@@ -60,7 +52,7 @@ class Live:
 
     def tell(self, status: JobStatus) -> None:
         """The leader says what the job does now."""
-        self.status, self._absence = status, None
+        self.status = status
 
     def hear(self, now_s: float) -> None:
         """The ranks have printed something."""
@@ -89,16 +81,6 @@ class Live:
         signal.signal(signum, self._stop)
 
     def _headline(self, columns: int, spare: int) -> str:
-        if (absent := self._absence) is not None:
-            return waiting_line(
-                self._style,
-                waited_s=absent.waited_s,
-                num_here=absent.num_here,
-                num_nodes=absent.num_nodes,
-                missing=absent.name_missing(),
-                left_s=absent.left_s,
-                columns=columns,
-            )
         if self.status is None:
             return ""
         return status_line(self.status, self._style, columns=columns, spare=spare, job=self._job, silence=self._silence)

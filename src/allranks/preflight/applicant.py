@@ -11,7 +11,6 @@ from allranks.model.cluster import GuardTable
 from allranks.model.errors import AllranksError
 from allranks.model.world import Launcher
 from allranks.preflight.datapath import DataPath
-from allranks.preflight.roster import Absence
 from allranks.report.rundir import RunDir
 from allranks.wire.leader_port import Hint
 
@@ -104,8 +103,6 @@ class Applicant:
     """What this node is; waits until it has been read."""
     check_signals: Callable[[], None]
     """Raises StoppedBySignal when somebody told this process to stop."""
-    on_absence: Callable[[Absence | None], None] = lambda _: None
-    """Told several times a second who is still missing, where this node holds the roll call; None: nobody is."""
 
     @property
     def leads(self) -> bool:

@@ -265,7 +265,6 @@ class Entry:
                 say=say,
                 on_event=events.add,
                 check_signals=self.applicant.check_signals,
-                on_absence=self.applicant.on_absence,
             )
             try:
                 judgement = call.hold()

@@ -32,7 +32,7 @@ from allranks.preflight.judge import Judgement, Observations, Stranger, judge
 from allranks.preflight.lanes import prove_lanes
 from allranks.preflight.look import RoundOfTests, plan_first_look
 from allranks.preflight.mesh.tester import Mesh
-from allranks.preflight.roster import Absence, RollCallTerms, Roster, mtu_of, with_place
+from allranks.preflight.roster import RollCallTerms, Roster, mtu_of, with_place
 from allranks.preflight.second_look import (
     NUM_RATE_LOOKS,
     merge,
@@ -71,7 +71,6 @@ class RollCall:
         say: for lines that people should see.
         on_event: for events.jsonl.
         check_signals: raises StoppedBySignal when somebody told this agent to stop.
-        on_absence: told several times a second who is missing; None: nobody is waited for any more.
     """
 
     def __init__(
@@ -84,12 +83,14 @@ class RollCall:
         say: Callable[[str], None],
         on_event: Callable[..., None],
         check_signals: Callable[[], None],
-        on_absence: Callable[[Absence | None], None] = lambda _: None,
     ) -> None:
         self.roster = Roster(terms, cards={0: vet_card(own)})
-        self._terms, self._acceptors, self._mesh = terms, acceptors, mesh
-        self._say, self._on_event = say, on_event
-        self._check_signals, self._on_absence = check_signals, on_absence
+        self._terms = terms
+        self._acceptors = acceptors
+        self._mesh = mesh
+        self._say = say
+        self._on_event = on_event
+        self._check_signals = check_signals
         # One for all tests: a datagram that comes before its token is known is lost.
         self._token = secrets.token_bytes(16)
         self._strangers: list[Stranger] = []
@@ -152,25 +153,25 @@ class RollCall:
 
     def _wait_for_all(self, selector: selectors.BaseSelector) -> None:
         started_s = self._last_arrival_s = time.monotonic()
-        terms, roster, own = self._terms, self.roster, self.roster.cards[0]
+        own = self.roster.cards[0]
         self._on_event("leading", node=own.host, pid=own.pid, age_s=own_age_s())
         next_notice_s = NAME_AFTER_S
+        terms, roster = self._terms, self.roster
         while not roster.is_complete:
             self._check_signals()
             now_s = time.monotonic()
             self._waited_s = now_s - started_s
-            last_s = self._last_arrival_s + terms.join_s * LAST_ARRIVAL_SHARE
-            absence = roster.see_absence(self._waited_s, max(started_s + terms.join_s, last_s) - now_s)
             if self._waited_s >= next_notice_s:
                 next_notice_s = self._waited_s * 2
-                self._say(str(absence))
-            if absence.left_s <= 0:
-                if (num := len(roster.cards)) >= terms.min_nodes:
-                    self._say(f"continuing with {num} nodes (--nnodes {terms.min_nodes}:{terms.num_nodes})")
+                here = f"{len(roster.cards)} of {terms.num_nodes} nodes have joined"
+                self._say(f"still waiting for {roster.name_missing()} after {self._waited_s:.0f} s; {here}")
+            if now_s >= max(started_s + terms.join_s, self._last_arrival_s + terms.join_s * LAST_ARRIVAL_SHARE):
+                if len(roster.cards) >= terms.min_nodes:
+                    self._say(
+                        f"continuing with {len(roster.cards)} nodes (--nnodes {terms.min_nodes}:{terms.num_nodes})"
+                    )
                 break
-            self._on_absence(absence)
             self._turn(selector, TICK_S)
-        self._on_absence(None)
 
     def _turn(self, selector: selectors.BaseSelector, timeout_s: float) -> None:
         for acceptor in self._acceptors:

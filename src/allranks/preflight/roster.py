@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,10 +99,6 @@ class Roster:
         """Indices of the nodes that have not come."""
         return tuple(index for index in range(self.terms.num_nodes) if index not in self.cards)
 
-    def see_absence(self, waited_s: float, left_s: float) -> Absence:
-        """Return who is waited for, and for how long still."""
-        return Absence(len(self.cards), self.terms.num_nodes, self.name_missing, waited_s, left_s)
-
     def name_missing(self) -> str:
         """Name who has not come: hosts where the scheduler told them, else node ranks."""
         absent = self.missing()
@@ -111,23 +106,6 @@ class Roster:
             return fold_hosts([self.terms.node_names[index] for index in absent])
         plural = "s" if len(absent) > 1 else ""
         return f"node rank{plural} {', '.join(map(str, absent[:16]))}{' ...' if len(absent) > 16 else ''}"
-
-
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """Nodes that a roll call waits for."""
-
-    num_here: int
-    num_nodes: int
-    name_missing: Callable[[], str]
-    """Names them; of thousands that takes a while."""
-    waited_s: float
-    left_s: float
-    """At most, if no other node comes meanwhile."""
-
-    def __str__(self) -> str:
-        here = f"{self.num_here} of {self.num_nodes} nodes have joined"
-        return f"still waiting for {self.name_missing()} after {self.waited_s:.0f} s; {here}"
 
 
 def mtu_of(card: Card) -> int | None:

@@ -2,6 +2,7 @@
 
     > 2:14:07 - 16/16 ranks - step 1,840/10,000 - 5.4 it/s - ETA 25m - waiting 6 %, most for r5 - restarts 1/3
     > 0:21:40 - 7/8 wait 41 s in all_reduce for r3 evaluate.py:88 - ends in 9:19 - allranks stack latest
+    > 0:00:12 - 3/4 nodes - waiting for node03, at most 48 s more
 
 What is not known is left out. A line that is too long loses its least important parts first, and then its middle.
 """
@@ -11,17 +12,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from allranks.model.job_status import JobStatus, Stuck
+from allranks.model.job_status import MAX_NODES, JobStatus, Stuck
 from allranks.model.safe_text import width_of
 from allranks.report.text import Style, fold_ranks, one_line
 
-RUNNING, PAUSED, OVER = "running", "paused", "over"
-"""Phases of launch.lead.course."""
+FORMING, RUNNING, PAUSED, OVER = "forming", "running", "paused", "over"
+"""Phases of launch.lead.course; a roll call is `forming`, too."""
 SHOWN_RANKS = 24
 """Characters of the ranks that are waited for."""
 MIN_WAIT_SHARE = 0.005
 """Less waiting is not shown."""
-_PHASES = {"stopping": "stopping", "forming": "restarting"}
+_PHASES = {"stopping": "stopping", FORMING: "restarting"}
 _VITAL = 100
 """Parts of this weight are never left out."""
 
@@ -58,25 +59,6 @@ def status_line(
         parts += _describe_work(status, has_bar=spare > 0)
     parts += [_Part(silence, 1)] if silence else []
     return _join(parts, style, columns, spare, colour=_colour_of(status))
-
-
-def waiting_line(
-    style: Style, *, waited_s: float, num_here: int, num_nodes: int, missing: str, left_s: float, columns: int
-) -> str:
-    """Return the line about a roll call: who is missing, and how long it waits for them.
-
-    > 0:00:12 - 3/4 nodes - waiting for node03, at most 48 s more
-
-    Args:
-        missing: names of the nodes.
-        left_s: when the wait ends, from now.
-    """
-    parts = [
-        _Part(clock(waited_s), _VITAL),
-        _Part(f"{num_here}/{num_nodes} nodes", 10),
-        *_describe_wait(f"waiting for {one_line(missing)}", left_s),
-    ]
-    return _join(parts, style, columns, 0, colour="33")
 
 
 def clock(seconds: float) -> str:
@@ -122,22 +104,24 @@ def describe_step(status: JobStatus) -> str:
 def _describe_work(status: JobStatus, *, has_bar: bool) -> list[_Part]:
     parts = list[_Part]()
     is_running = status.phase == RUNNING
-    if status.num_ranks:
+    is_roll_call = status.phase == FORMING and not status.rows and not status.generation
+    if status.num_ranks and not is_roll_call:
         is_short = status.num_up < status.num_ranks
         text = f"{status.num_up}/{status.num_ranks} rank{'s' * (status.num_ranks != 1)}"
-        parts.append(_Part(text, _VITAL if is_short else 12))
+        parts.append(_Part(text, _VITAL if is_short else 6))
+    if is_roll_call and len(status.nodes) < MAX_NODES:
+        parts.append(_Part(f"{len(status.nodes)}/{status.num_nodes} nodes", 30))
     if status.phase == OVER:
         code = "" if status.exit_code is None else f" with exit code {status.exit_code}"
         parts.append(_Part(f"ended{code}", _VITAL))
     elif status.missing:
-        words = (
-            f"paused: {one_line(status.missing)}"
-            if status.phase == PAUSED
-            else f"waiting for {one_line(status.missing)}"
-        )
-        parts += _describe_wait(words, status.gives_up_in_s)
+        missing = one_line(status.missing)
+        parts.append(_Part(f"paused: {missing}" if status.phase == PAUSED else f"waiting for {missing}", _VITAL))
+        if status.gives_up_in_s is not None:
+            parts.append(_Part(f"at most {seconds_or_clock(status.gives_up_in_s)} more", 40, is_clause=True))
     elif not is_running:
-        parts.append(_Part(_PHASES.get(status.phase, one_line(status.phase)), _VITAL))
+        words = "testing the network" if is_roll_call else _PHASES.get(status.phase, one_line(status.phase))
+        parts.append(_Part(words, _VITAL))
     elif status.step is None and status.rows and all(row.state == "start" for row in status.rows):
         parts.append(_Part("starting", 50))
     if (step := describe_step(status)) and not has_bar:
@@ -155,13 +139,8 @@ def _describe_work(status: JobStatus, *, has_bar: bool) -> list[_Part]:
         age = "" if at_s is None else f" {short_time(max(0.0, status.written_s - at_s))} ago"
         parts.append(_Part(f"ckpt {status.checkpoint:,}{age}", 4))
     if status.num_restarts:
-        parts.append(_Part(f"restarts {status.num_restarts}/{status.max_restarts}", 6))
+        parts.append(_Part(f"restarts {status.num_restarts}/{status.max_restarts}", 5))
     return parts
-
-
-def _describe_wait(words: str, left_s: float | None) -> list[_Part]:
-    until = [_Part(f"at most {seconds_or_clock(left_s)} more", 20, is_clause=True)] if left_s is not None else []
-    return [_Part(words, _VITAL), *until]
 
 
 def _describe_stuck(status: JobStatus, stuck: Stuck, job: str) -> list[_Part]:
