@@ -132,6 +132,20 @@ def test_a_row_fits_a_terminal_that_has_become_narrower(tmp_path: Path):
     assert terminal.console.screen["err"].columns == 200
 
 
+def test_lines_and_the_row_below_them_are_one_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    terminal, written, write = Terminal(tmp_path, 80), list[bytes](), os.write
+
+    def note(fd: int, data: bytes) -> int:
+        written.append(data)
+        return write(fd, data)
+
+    assert terminal.tell(TRAINS).shows(f"<{ROW[80]}")
+    monkeypatch.setattr(os, "write", note)
+    terminal.print("one\ntwo\n")
+    assert terminal.console.screen["err"].drain(patience_s=30)
+    assert written == [f"\r\x1b[K[r0] one\n[r0] two\n{ROW[80]}".encode()]
+
+
 @pytest.mark.parametrize("wanted", ["off", "plain"])
 def test_without_a_row_a_terminal_shows_bars_alone(tmp_path: Path, wanted: str):
     terminal = Terminal(tmp_path, 80, wanted)
@@ -267,6 +281,10 @@ def test_no_line_is_torn_by_ctrl_z_fg_and_ctrl_c(shell: Shell, tmp_path: Path):
     shell.type("C-z")
     wait_until(lambda: shell.lines[-1] == "$", "stopped")
     assert "Stopped" in shell.lines[-2]
+    shell.type("bg", "Enter")
+    num_lines = len(shell.of_ranks)
+    wait_until(lambda: len(shell.of_ranks) >= num_lines + 4, "lines in the background")
+    assert not [line for line in shell.lines if "▸" in line]
     shell.type("fg", "Enter")
     num_lines = len(shell.of_ranks)
     wait_until(lambda: len(shell.of_ranks) >= num_lines + 4 and shell.lines[-1].startswith("▸ 0:00:"), "row again")
@@ -275,4 +293,5 @@ def test_no_line_is_torn_by_ctrl_z_fg_and_ctrl_c(shell: Shell, tmp_path: Path):
     *shown, end, _ = shell.lines
     assert end.startswith("allranks: SIGINT after ")
     assert not [line for line in shown if "▸" in line or "SIGTSTP" in line]
-    assert all(re.fullmatch(r"\[\S+ r([01])\] line \d+ of rank \1", line) for line in shell.of_ranks)
+    of_ranks = r"(\$ .*)?\[\S+ r([01])\] line \d+ of rank \2"  # in the background, also behind the shell's prompt
+    assert [line for line in shell.of_ranks if not re.fullmatch(of_ranks, line)] == []

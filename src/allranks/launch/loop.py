@@ -27,7 +27,7 @@ from allranks.launch.agent import Agent, AgentPhase
 from allranks.launch.events import GRACE_S, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.knocking import Knocking
-from allranks.launch.lead.glance import glance
+from allranks.launch.lead.at_a_glance import glance
 from allranks.launch.lines import ConnectionDriver
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.room import RoomWatch
