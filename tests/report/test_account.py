@@ -65,6 +65,10 @@ def test_a_restart_is_told_with_its_cost():
     assert account(restarts=(RESTART, guessed))[1] == (
         "2 restarts cost about 3 min 29 s, most 2 min 17 s (AR407 dead-rank on node03)"
     )
+    shown = msgspec.structs.replace(STATUS, ledger=msgspec.structs.replace(LEDGER, restarts=(RESTART,)), num_restarts=9)
+    assert (
+        describe_account(shown)[1] == "9 restarts cost at least 1 min 12 s, most 1 min 12 s (AR407 dead-rank on node03)"
+    )
     more = RestartCost(generation=1, restart_s=20.0, redo_s=0.0)
     assert account(restarts=(more,))[1] == "1 restart cost 20 s (more nodes): 20 s until the first new step"
 

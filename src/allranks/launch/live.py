@@ -19,7 +19,7 @@ from typing import Literal
 from allranks.launch.console import Console
 from allranks.launch.pulse import Pulse
 from allranks.model.job_status import JobStatus
-from allranks.report.status_line import short_time, status_line
+from allranks.report.status_line import RUNNING, short_time, status_line
 from allranks.report.text import Style, say
 
 Shows = Literal["row", "plain", "off"]
@@ -61,7 +61,7 @@ class Live:
 
     def turn(self, now_s: float) -> None:
         """Say the line, if one is due and there is no row."""
-        if self._pulse is None or self.status is None or self.shows == "off":
+        if self._pulse is None or self.status is None or self.status.phase != RUNNING:
             return
         self._silence = describe_silence(self._pulse.find_silence(now_s))
         if self.shows == "plain" and self._pulse.is_due(now_s, state_of(self.status)):
@@ -77,7 +77,7 @@ class Live:
     def _stop(self, signum: int, frame: object) -> None:
         self._console.leave_line()
         signal.signal(signum, signal.SIG_DFL)
-        os.kill(os.getpid(), signum)  # it stops here, until SIGCONT
+        signal.raise_signal(signum)  # it stops here, until SIGCONT
         signal.signal(signum, self._stop)
 
     def _headline(self, columns: int, spare: int) -> str:

@@ -10,8 +10,6 @@ A job of which no optimizer step was seen gets the last line only.
 
 from __future__ import annotations
 
-import statistics
-
 from allranks.model.job_status import JobStatus
 from allranks.model.ledger import Category, Ledger, Loss, RestartCost
 from allranks.report.status_line import describe_rate, describe_step
@@ -41,7 +39,9 @@ def describe_account(status: JobStatus | None) -> list[str]:
     if status is None or ledger is None or not ledger.is_steps_seen:
         return []
     return [
-        *filter(None, [describe_goodput(ledger), _describe_restarts(ledger), _describe_checkpoints(ledger, status)])
+        *filter(
+            None, [describe_goodput(ledger), _describe_restarts(ledger, status), _describe_checkpoints(ledger, status)]
+        )
     ]
 
 
@@ -72,8 +72,8 @@ def describe_end(
 
 def describe_progress(status: JobStatus) -> list[str]:
     """Return the last step, and the usual rate, as far as they are known."""
-    rates = [rate for rate in status.rates if rate > 0]
-    rate = statistics.median(rates) if rates else status.steps_per_s
+    rates = sorted(rate for rate in status.rates if rate > 0)
+    rate = rates[len(rates) // 2] if rates else status.steps_per_s
     return [*filter(None, [describe_step(status), describe_rate(rate) if rate else ""])]
 
 
@@ -107,17 +107,18 @@ def _describe_loss(loss: Loss, rank_s: float) -> str:
     return f"{text}, most {'for' if loss.category is Category.WAIT else 'by'} rank {loss.ranks[0]}{where}"
 
 
-def _describe_restarts(ledger: Ledger) -> str:
+def _describe_restarts(ledger: Ledger, status: JobStatus) -> str:
     restarts = ledger.restarts
     if not restarts:
         return ""
+    number = max(len(restarts), status.num_restarts)
+    is_part = number > len(restarts) or any(restart.redo_s is None for restart in restarts)
     is_guessed = any(restart.is_redo_guessed for restart in restarts)
-    bound = "at least " if any(restart.redo_s is None for restart in restarts) else "about " if is_guessed else ""
-    total = describe_time(sum(map(_cost_of, restarts)))
-    head = f"{count_of(len(restarts), 'restart')} cost {bound}{total}"
+    bound = "at least " if is_part else "about " if is_guessed else ""
+    head = f"{count_of(number, 'restart')} cost {bound}{describe_time(sum(map(_cost_of, restarts)))}"
     worst = max(restarts, key=_cost_of)
     why = " on ".join(filter(None, [one_line(worst.cause) or "more nodes", one_line(worst.node)]))
-    if len(restarts) > 1:
+    if number > 1:
         return f"{head}, most {describe_time(_cost_of(worst))} ({why})"
     again = ""
     if worst.redo_s:

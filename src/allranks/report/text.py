@@ -63,9 +63,9 @@ def wants_colour(env: Mapping[str, str], *, is_terminal: bool) -> bool:
 
 
 def is_colour_forced(env: Mapping[str, str]) -> bool:
-    """Whether output is to be colored wherever it goes."""
+    """Whether output is to be colored wherever it goes, unless NO_COLOR is set."""
     forces = (env.get(name, "") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
-    return not env.get("NO_COLOR") and any(value not in ("", "0") for value in forces)
+    return any(value not in ("", "0") for value in forces)
 
 
 def render_findings(findings: Sequence[Finding], style: Style) -> str:

@@ -37,7 +37,7 @@ from allranks.report.readback import NetworkEvent
 from allranks.report.remains import last_alive, last_words
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_job_status, read_run, sort_by_number
-from allranks.report.status_line import short_time, status_line
+from allranks.report.status_line import OVER, short_time, status_line
 from allranks.report.text import Style, count_of, say
 from allranks.report.traffic import describe_traffic
 
@@ -218,12 +218,13 @@ def describe(report: JobReport, *, now: datetime, style: Style) -> list[str]:
 
 def _describe_now(report: JobReport, now: datetime, style: Style) -> str:
     """Return what a job does now, as `allranks run` shows it; empty if it is over, or its files do not tell."""
-    status = report.status
-    if status is None or report.verdict is not None or (report.slurm or report.local) is None or report.is_over:
+    status, job = report.status, report.local or report.slurm
+    if status is None or report.verdict is not None or (job is not None and job.is_finished):
         return ""
     age_s = now.timestamp() - status.written_s
     if age_s > FRESH_S:
-        return f"not told for {short_time(age_s)}: {STATUS} is of {show_time(status.written_s)}"
+        since = f"not told for {short_time(age_s)}: {STATUS} is of {show_time(status.written_s)}"
+        return "" if job is None or status.phase == OVER else since
     return status_line(status, replace(style, has_colour=False), job=report.job)
 
 
