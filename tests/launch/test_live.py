@@ -158,6 +158,9 @@ def test_what_a_shell_prints_after_a_stop_does_not_stand_behind_the_row(tmp_path
     terminal.console.leave_line()
     assert terminal.shows("<")
     assert terminal.print("on\n").shows(f"[r0] on\n{ROW[80]}")
+    terminal.console.clear_row()
+    assert terminal.shows("<")
+    assert terminal.print("on\n").shows(f"[r0] on\n<{ROW[80]}")
 
 
 def test_a_stop_from_the_terminal_is_no_signal_to_the_job():

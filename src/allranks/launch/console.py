@@ -71,6 +71,8 @@ LOOK_S = 0.1
 """How often `drain` looks whether it is over."""
 STUCK_S = 1.0
 """A reader that has taken nothing for so long, when time is over, gets nothing more."""
+CLEAR_S = 0.2
+"""How long a stop from the terminal waits for the row to be taken away."""
 FINISH_S = 0.5
 """How long the start of other workers may wait for what the ones before have written to be shown."""
 
@@ -120,12 +122,16 @@ class QueuedStream(io.FileIO):
             self._changed.notify_all()
 
     def leave_line(self) -> None:
-        """The process ends or stops at once: what the shell prints next does not stand behind a row. For signal
-        handlers."""
+        """The process ends at once: what the shell prints next does not stand behind a row. For signal handlers."""
         if self.paint and self.paint.is_shown and select.select([], [self.fileno()], [], 0)[1]:
             with contextlib.suppress(OSError):
                 os.write(self.fileno(), CLEAR)
             self.paint.forget()
+
+    def settle(self, within_s: float) -> None:
+        """Wait so long for what is queued to be written."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._waiting or self._piece), within_s)
 
     @property
     def columns(self) -> int:
@@ -213,6 +219,7 @@ class Console:
         """Last states of bars that wait for those of other ranks, what follows them, and since when."""
         self.headline: Headline | None = None
         """What the row on standard error begins with."""
+        self.before_draw: Callable[[], None] = lambda: None
         self._drawn_s = time.monotonic()
         self._num_beyond = 0
         """Bytes that are in the files only, since there were too many of them."""
@@ -269,6 +276,12 @@ class Console:
             elif followed.held and time.monotonic() >= followed.held_until_s:
                 self._release(followed)
         return has_news
+
+    def clear_row(self) -> None:
+        """Take the row away; if the reader keeps up, it is gone when this returns."""
+        for screen in set(self.screen.values()):
+            screen.draw(b"")
+            screen.settle(CLEAR_S)
 
     def leave_line(self) -> None:
         """The process ends at once; called from a signal handler."""
@@ -335,6 +348,7 @@ class Console:
         Args:
             is_end: nothing waits any longer.
         """
+        self.before_draw()
         now_s = time.monotonic()
         if not is_end and now_s < self._drawn_s + DRAW_S:
             return

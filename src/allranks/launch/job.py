@@ -152,8 +152,7 @@ def run_job(
                 workers.begin_standby()
                 return _run_phases(workers)
             finally:
-                workers.console.headline = None
-                workers.console.draw(is_end=True)
+                workers.live.end()
                 workers.end_standby()
                 if words := run_dir.last_files.close():
                     say(words)

@@ -43,6 +43,7 @@ class Live:
         """What the leader has told last."""
         self._pulse: Pulse | None = None
         self._silence = ""
+        self._is_stop_wanted = False
         if self.shows == "row":
             console.headline = self._headline
 
@@ -72,13 +73,32 @@ class Live:
     def stop_tidily(self) -> None:
         """At Ctrl-Z, leave the shell a line without a row; the row comes back with `fg`."""
         if self.shows == "row" and signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
-            signal.signal(signal.SIGTSTP, self._stop)
+            self._console.before_draw = self._stop_if_wanted
+            signal.signal(signal.SIGTSTP, self._note_stop)
 
-    def _stop(self, signum: int, frame: object) -> None:
-        self._console.leave_line()
-        signal.signal(signum, signal.SIG_DFL)
-        signal.raise_signal(signum)  # it stops here, until SIGCONT
-        signal.signal(signum, self._stop)
+    def end(self) -> None:
+        """Take the row away for good."""
+        self._console.headline = None
+        self._console.draw(is_end=True)
+        if signal.getsignal(signal.SIGTSTP) == self._note_stop:
+            signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+
+    def _note_stop(self, signum: int, frame: object) -> None:
+        """Have the agent's loop stop soon: it may be drawing now; the second Ctrl-Z does not wait for that."""
+        is_second, self._is_stop_wanted = self._is_stop_wanted, True
+        if is_second:
+            self._stop()
+
+    def _stop_if_wanted(self) -> None:
+        if self._is_stop_wanted:
+            self._console.clear_row()
+            self._stop()
+
+    def _stop(self) -> None:
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)  # it stops here, until SIGCONT
+        self._is_stop_wanted = False
+        signal.signal(signal.SIGTSTP, self._note_stop)
 
     def _headline(self, columns: int, spare: int) -> str:
         if self.status is None:
