@@ -29,6 +29,11 @@ def test_a_cause_is_explained_with_all_its_sections(allranks: Allranks) -> None:
     assert "  The probe was tested with recorded output only, not on real hardware." in lines
 
 
+def test_colors_that_are_forced_also_go_into_a_pipe(allranks: Allranks) -> None:
+    assert "\x1b[1m" in allranks("explain", "AR204", env={"FORCE_COLOR": "1"}).stdout
+    assert "\x1b[" not in allranks("explain", "AR204", env={"FORCE_COLOR": "1", "NO_COLOR": "1"}).stdout
+
+
 def test_the_list_has_every_cause_on_one_line(allranks: Allranks) -> None:
     lines = allranks("explain").stdout.splitlines()
     assert lines[0] == "node"

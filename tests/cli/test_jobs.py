@@ -6,12 +6,20 @@ import json
 import subprocess
 import sys
 import threading
+import time
+from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from allranks.host.slurm import JobState
+from allranks.launch.batch.follow import JobReport, describe
 from allranks.launch.batch.local_run import show_duration
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from allranks.model.job_status import JobStatus, Stuck, write_status
+from allranks.model.ledger import Category, Ledger, Loss
+from allranks.report.text import Style
 from conftest import Allranks, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
 
@@ -66,6 +74,60 @@ def test_a_running_job_says_where_and_how_long(slurm: FakeSlurm, allranks: Allra
 )
 def test_durations_read_as_slurm_prints_them(seconds: float, text: str) -> None:
     assert show_duration(seconds) == text
+
+
+LEDGER = Ledger(
+    begun_s=1.0,
+    until_s=61.0,
+    rank_s=1000.0,
+    seconds={"step": 910.0, "wait": 90.0},
+    is_steps_seen=True,
+    losses=(Loss(category=Category.WAIT, rank_s=90.0, ranks=(1,), nodes=("node02",)),),
+)
+
+
+def running(**changes: object) -> JobReport:
+    """What is known of a job that runs."""
+    slurm = JobState(id="12", state="RUNNING", name="train", num_nodes=2, start="2026-11-21T03:16:18")
+    return JobReport(job="12", slurm=slurm, **changes)  # type: ignore[arg-type]
+
+
+def describe_at(report: JobReport, now_s: float) -> list[str]:
+    style = Style(is_unicode=False, has_colour=True, width=80)
+    return [line.strip() for line in describe(report, now=datetime.fromtimestamp(now_s), style=style)[1:]]
+
+
+def test_a_running_job_says_what_it_does_now_and_where_its_time_goes() -> None:
+    seen = JobStatus(
+        job="12", written_s=1061.0, started_s=1000.0, phase="running", num_ranks=2, num_up=2, step=7, ledger=LEDGER
+    )
+    time = "time      goodput 91 % in 1 min; lost: 9.0 % waiting, most for rank 1 on node02"
+    assert describe_at(running(status=seen), 1065.0) == ["now       > 0:01:01 - 2/2 ranks - step 7", time]
+    assert describe_at(running(status=seen), 1000.0)[0].startswith("now       > ")  # the clocks differ
+    old, *rest = describe_at(running(status=seen), 1121.0)
+    assert old.startswith("now       not told for 1m: status.json is of ")
+    assert rest == [time]
+    stuck = msgspec.structs.replace(seen, stuck=Stuck(op="all_reduce", for_s=9.0, num_waiting=1, ranks=(1,)))
+    assert describe_at(running(status=stuck), 1065.0)[0].endswith("for r1 - allranks stack 12")
+
+
+def test_of_a_job_that_is_over_only_its_time_is_told() -> None:
+    seen = JobStatus(job="12", written_s=1061.0, started_s=1000.0, phase="over", ledger=LEDGER)
+    newer = msgspec.structs.replace(LEDGER, until_s=121.0)
+    verdict = Verdict(job="12", attempt=0, exit_code=0)
+    assert describe_at(running(status=seen, ledger=newer, verdict=verdict), 1062.0) == [
+        "time      goodput 91 % in 2 min; lost: 9.0 % waiting, most for rank 1 on node02"
+    ]
+
+
+def test_the_status_of_a_job_is_in_its_json(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    (leave_run_dir(tmp_path) / "verdict.json").unlink()
+    seen = JobStatus(job="12", written_s=time.time(), started_s=0.0, phase="running", step=7)
+    (tmp_path / "runs/12/status.json").write_bytes(write_status(seen))
+    (tmp_path / "runs/12/goodput.json").write_bytes(b'{"begun_s": -1}')
+    slurm.answer("scontrol", out=show_job(work=tmp_path))
+    (found,) = json.loads(allranks("status", "--json", "12").stdout)
+    assert (found["status"]["step"], found["status"]["phase"], found["ledger"]) == (7, "running", None)
 
 
 def test_a_failed_job_says_its_verdict(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
@@ -243,9 +305,9 @@ def test_list_shows_what_waits_and_runs(slurm: FakeSlurm, allranks: Allranks) ->
         "squeue", out=row("7", "PENDING", "Resources", "", "N/A") + row("6_1", "RUNNING", "None", "n[1-2]", "s")
     )
     assert allranks("list").stdout == (
-        "JOB  NAME   STATE    NODES  LEFT     WHERE OR WHY\n"
-        "7    a | b  PENDING  2      2:00:00  Resources\n"
-        "6_1  a | b  RUNNING  2      -        n[1-2]\n"
+        "JOB  NAME   STATE    NODES  LEFT     RESTARTS  GOODPUT  WHERE OR WHY\n"
+        "7    a | b  PENDING  2      2:00:00  -         -        Resources\n"
+        "6_1  a | b  RUNNING  2      -        -         -        n[1-2]\n"
     )
     assert [job["id"] for job in json.loads(allranks("list", "--json").stdout)] == ["7", "6_1"]
 

@@ -7,9 +7,11 @@ import os
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
+from allranks.model.ledger import Category, Ledger, Loss, RestartCost
 from allranks.report.rundir import RunDir
 from conftest import Allranks, allranks_command, clean_env, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
@@ -24,6 +26,17 @@ FINDING = Finding(
     node="node07",
     ranks=(1,),
     message="ValueError: boom",
+)
+
+
+LEDGER = Ledger(
+    begun_s=1.0,
+    until_s=8041.0,
+    rank_s=1000.0,
+    seconds={"step": 910.0, "wait": 90.0},
+    is_steps_seen=True,
+    losses=(Loss(category=Category.WAIT, rank_s=90.0, ranks=(1,), nodes=("node07",)),),
+    restarts=(RestartCost(generation=1, restart_s=5.0),),
 )
 
 
@@ -194,13 +207,17 @@ def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allrank
     (tmp_path / "runs" / "13" / "submission.sh").touch()  # has not begun
     row = ["12", "RUNNING", "None", "2", "n[1-2]", "main", "ada", "s", "N/A", "2:00:00", "0:02", "/h", "gpt"]
     slurm.answer("squeue", out="\x1f".join(row) + "\n")
+    for name in ("12", OLD):
+        (tmp_path / "runs" / name / "goodput.json").write_bytes(msgspec.json.encode(LEDGER))
     lines = [line.split() for line in allranks("list").stdout.splitlines()]
-    assert lines[1] == ["12", "gpt", "RUNNING", "2", "-", "n[1-2]"]
+    assert lines[1] == ["12", "gpt", "RUNNING", "2", "-", "1", "91", "%", "n[1-2]"]
     assert lines[2][:-1] == [
         NEW,
         "train.py",
         "FAILED",
         "1",
+        "-",
+        "0",
         "-",
         "exit",
         "code",
@@ -209,7 +226,7 @@ def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allrank
         "user-code-error,",
         "ended",
     ]
-    assert lines[3][:-1] == [OLD, "train.py", "COMPLETED", "1", "-", "ended"]
+    assert lines[3][:-1] == [OLD, "train.py", "COMPLETED", "1", "-", "1", "91", "%", "ended"]
     assert len(lines) == 4
     found = json.loads(allranks("list", "--json").stdout)
     assert [(each["id"], each["state"]) for each in found] == [
@@ -217,6 +234,7 @@ def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allrank
     ]  # fmt: skip
     assert found[1]["cause"] == "AR590 user-code-error"
     assert found[1]["run_dir"] == f"runs/{NEW}"
+    assert [each.get("goodput") for each in found] == [None, None, 0.91]
 
 
 def test_list_shows_a_finished_job_with_its_name_in_slurm_and_its_nodes(
@@ -301,7 +319,7 @@ def test_a_run_that_a_person_ended_has_one_cause_everywhere(
     leave_run(tmp_path, exit_code=exit_code, node="node07")
     words = f"  verdict   no failure, ended from outside by {name}, exit code {exit_code}\n"
     assert words in allranks("status", "latest", env=HERE).stdout
-    row = f"CANCELLED  1      -     exit code {exit_code}, AR508 cancelled, ended "
+    row = f"CANCELLED  1      -     0         -        exit code {exit_code}, AR508 cancelled, ended "
     assert row in allranks("list", env=HERE).stdout
     (found,) = json.loads(allranks("why", "--json").stdout)["findings"]
     assert found["cause"] == "AR508 cancelled"

@@ -1,10 +1,10 @@
-"""What stays of lines that redraw themselves, which bar stands for those of all ranks, and what a terminal gets."""
+"""What stays of lines that redraw themselves, and which bar stands for those of all ranks?"""
 
 from __future__ import annotations
 
 import pytest
 
-from allranks.launch.bars import FinishedLine, Paint, TerminalLines, find_place, fit, fold, fold_last
+from allranks.launch.bars import FinishedLine, TerminalLines, find_place, fit, fold, fold_last
 
 HIDE, SHOW, UP, ERASE = b"\x1b[?25l", b"\x1b[?25h", b"\x1b[A", b"\x1b[2K"
 
@@ -172,26 +172,6 @@ def test_the_last_states_of_different_epochs_stay_apart():
 )
 def test_a_row_does_not_wrap(row: str, words: str, columns: int | None, expected: str):
     assert fit(row.encode(), words, columns).decode() == expected
-
-
-# (what is printed, or a list of rows that are drawn) -> the bytes.
-PAINTED = {
-    "lines alone": ([b"one\n", b"two\n"], b"one\ntwo\n"),
-    "a bar is redrawn in place": ([[b"1%"], [b"2%"]], b"1%\r2%\x1b[K"),
-    "nothing new": ([[b"1%"], [b"1%"]], b"1%"),
-    "a line goes above": ([[b"1%"], b"note\n"], b"1%\r\x1b[Jnote\n1%"),
-    "a line in two pieces": ([[b"1%"], b"no", [b"2%"], b"te\n", [b"2%"]], b"1%\r\x1b[Jnote\n2%"),
-    "two rows": ([[b"a", b"b"], [b"a", b"c"]], b"a\nb\x1b[1A\ra\x1b[K\nc\x1b[K"),
-    "a row less": ([[b"a", b"b"], [b"c"]], b"a\nb\x1b[1A\r\x1b[Jc"),
-    "the bar ends": ([[b"1%"], []], b"1%\r\x1b[J"),
-}
-
-
-@pytest.mark.parametrize("case", PAINTED)
-def test_a_terminal_gets_lines_above_the_bar(case: str):
-    steps, expected = PAINTED[case]
-    paint = Paint()
-    assert b"".join(paint.write(step) if isinstance(step, bytes) else paint.draw(step) for step in steps) == expected
 
 
 GAMES = [

@@ -367,8 +367,10 @@ class Screen:
         return self
 
     def shows(self, expected: bytes) -> bool:
-        """Whether the terminal gets exactly this since the last call; it passes on what is written a moment later."""
+        """Whether the terminal gets exactly this since the last call, `<` for the empty begin of the line; it passes on
+        what is written a moment later."""
         assert self.console.screen["err"].drain(patience_s=30)
+        expected = expected.replace(b"<", b"\r\x1b[K")
         got, end_s = b"", time.monotonic() + 5
         while len(got) < len(expected) and time.monotonic() < end_s:
             with contextlib.suppress(BlockingIOError):
@@ -384,34 +386,34 @@ def screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Screen:
 
 
 def test_bars_of_several_ranks_are_one_that_is_redrawn_in_place(screen: Screen):
-    assert screen.pump(b"\r10%", b"\r10%", b"\r10%").shows(b"[r0] 10% +2 alike")
-    assert screen.pump(b"\r30%", b"\r20%", b"\r40%").shows(b"\r[r1] 20% +2 ranks: 30-40%\x1b[K")
+    assert screen.pump(b"\r10%", b"\r10%", b"\r10%").shows(b"<[r0] 10% +2 alike")
+    assert screen.pump(b"\r30%", b"\r20%", b"\r40%").shows(b"<[r1] 20% +2 ranks: 30-40%")
     assert screen.pump(b"").shows(b"")
-    assert screen.pump(b"", b"", b"\r          \rnote\n\r40%").shows(b"\r\x1b[J[r2] note\n[r1] 20% +2 ranks: 30-40%")
+    assert screen.pump(b"", b"", b"\r          \rnote\n\r40%").shows(b"<[r2] note\n[r1] 20% +2 ranks: 30-40%")
     screen.console.screen["err"].write(b"allranks: a line\n")
-    assert screen.shows(b"\r\x1b[Jallranks: a line\n[r1] 20% +2 ranks: 30-40%")
+    assert screen.shows(b"<allranks: a line\n[r1] 20% +2 ranks: 30-40%")
 
 
 def test_bars_that_end_are_one_line_and_what_follows_stays_below_it(screen: Screen, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(console_module, "FOLD_S", 60.0)
-    assert screen.pump(b"\r99%", b"\r99%", b"\r99%").shows(b"[r0] 99% +2 alike")
-    assert screen.pump(b"\r100%\ndone\n", b"\r100%\n").shows(b"\r[r2] 99%\x1b[K")
-    assert screen.pump(b"", b"", b"\r100%\n").shows(b"\r\x1b[J[r0] 100% +2 alike\n[r0] done\n")
+    assert screen.pump(b"\r99%", b"\r99%", b"\r99%").shows(b"<[r0] 99% +2 alike")
+    assert screen.pump(b"\r100%\ndone\n", b"\r100%\n").shows(b"<[r2] 99%")
+    assert screen.pump(b"", b"", b"\r100%\n").shows(b"<[r0] 100% +2 alike\n[r0] done\n")
     screen.console.close()
     assert screen.shows(b"")
 
 
 def test_a_bar_that_others_do_not_end_is_shown_soon(screen: Screen, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(console_module, "FOLD_S", 0.0)
-    assert screen.pump(b"\r99%", b"\r50%").shows(b"[r1] 50% +1 rank: 99%")
-    assert screen.pump(b"\r100%\n").shows(b"\r\x1b[J[r0] 100%\n[r1] 50%")
+    assert screen.pump(b"\r99%", b"\r50%").shows(b"<[r1] 50% +1 rank: 99%")
+    assert screen.pump(b"\r100%\n").shows(b"<[r0] 100%\n<[r1] 50%")
 
 
 @pytest.mark.parametrize("end", ["close", "drop_tracebacks", "mute"])
 def test_in_the_end_the_bar_is_a_line_with_its_last_state(screen: Screen, end: str):
-    assert screen.pump(b"\r10%", b"\r20%").shows(b"[r0] 10% +1 rank: 20%")
+    assert screen.pump(b"\r10%", b"\r20%").shows(b"<[r0] 10% +1 rank: 20%")
     getattr(screen.console, end)(*["err"] * (end == "mute"))
-    assert screen.shows(b"\r\x1b[J[r0] 10% +1 rank: 20%\n")
+    assert screen.shows(b"<[r0] 10% +1 rank: 20%\n")
     if end != "close":
         assert screen.pump(b"\r11%").shows(b"")
         screen.console.close()
@@ -463,9 +465,9 @@ def test_what_is_written_into_an_emptied_file_is_shown(terminal, log):
 def test_only_so_many_lines_wait_for_the_last_states_of_other_bars(screen: Screen, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(console_module, "FOLD_S", 60.0)
     monkeypatch.setattr(console_module, "MAX_WAITING", 2)
-    assert screen.pump(b"\r50%", b"\r50%").shows(b"[r0] 50% +1 alike")
-    assert screen.pump(b"\r100%\na\n").shows(b"\r[r1] 50%\x1b[K")
-    assert screen.pump(b"b\n").shows(b"\r\x1b[J[r0] 100%\n[r0] a\n[r0] b\n[r1] 50%")
+    assert screen.pump(b"\r50%", b"\r50%").shows(b"<[r0] 50% +1 alike")
+    assert screen.pump(b"\r100%\na\n").shows(b"<[r1] 50%")
+    assert screen.pump(b"b\n").shows(b"<[r0] 100%\n[r0] a\n[r0] b\n<[r1] 50%")
 
 
 def test_files_of_ended_workers_that_nobody_reads_take_only_so_many_descriptors(tmp_path, monkeypatch):

@@ -194,10 +194,17 @@ class Tty(io.TextIOWrapper):
         ("utf-8", True, {"TERM": "dumb"}, True, False),
         ("ascii", True, {}, False, True),
         ("latin-1", True, {}, False, True),
+        ("utf-8", False, {"FORCE_COLOR": "1"}, True, True),
+        ("utf-8", False, {"CLICOLOR_FORCE": "1", "CLICOLOR": "0", "TERM": "dumb"}, True, True),
+        ("utf-8", False, {"FORCE_COLOR": "0", "CLICOLOR_FORCE": ""}, True, False),
+        ("utf-8", False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
+        ("utf-8", True, {"CLICOLOR": "0"}, True, False),
+        ("utf-8", True, {"CLICOLOR": "1", "NO_COLOR": ""}, True, True),
     ],
 )
 def test_the_style_is_what_the_stream_can_show(monkeypatch, encoding, is_tty, env, is_unicode, has_colour):
-    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "CLICOLOR"):
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "77")
     for name, value in env.items():

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from allranks.launch.batch.follow import JobReport
     from allranks.launch.batch.local_run import LocalRun
     from allranks.model.finding import Verdict
+    from allranks.model.ledger import Ledger
 
 MAX_RUNS = 20
 """Number of run directories that are listed: each costs some reads of a shared file system."""
@@ -65,7 +66,7 @@ def show_reports(reports: Sequence[JobReport]) -> None:
 
     style = Style.of(sys.stdout)
     for report in reports:
-        click.echo("\n".join(map(one_row, describe(report, now=datetime.now()))))
+        click.echo("\n".join(map(one_row, describe(report, now=datetime.now(), style=style))))
         verdict = report.verdict
         findings = open_findings(verdict, report.worker_restarts) if verdict is not None else ()
         if verdict is not None and (verdict.exit_code == 0 or not findings):
@@ -144,7 +145,8 @@ def list_own(is_all: bool, log_dir: Path, as_json: bool) -> None:
     from allranks.host.slurm import list_jobs
     from allranks.host.slurm_command import NoSlurmError
     from allranks.launch.batch.local_run import look_at_run
-    from allranks.report.runs import list_runs, read_run
+    from allranks.report.rundir import as_file_name
+    from allranks.report.runs import list_runs, read_ledger, read_run
 
     paths = list_runs(log_dir)
     jobs: tuple[JobState, ...] = ()
@@ -172,18 +174,21 @@ def list_own(is_all: bool, log_dir: Path, as_json: bool) -> None:
     if not jobs and not seen:
         say(f"you have no pending or running job{no_slurm}, and {log_dir} has no run{way}")
         return
-    rows = [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)]
+    head = ("JOB", "NAME", "STATE", "NODES", "LEFT", "RESTARTS", "GOODPUT", "WHERE OR WHY")
+    rows = [head, *(_job_row(job, read_ledger(log_dir / as_file_name(job.id))) for job in jobs), *map(_run_row, seen)]
     click.echo(render_rows(rows))
     if len(paths) > MAX_RUNS and not is_all:
         say(f"{log_dir} has {count_of(len(paths) - MAX_RUNS, 'older run')}; to list them, too: allranks list --all")
 
 
-def _job_row(job: JobState) -> tuple[str, ...]:
+def _job_row(job: JobState, ledger: Ledger | None) -> tuple[str, ...]:
     from allranks.launch.batch.follow import time_left
 
     left = job.time_limit if job.is_pending else time_left(job.end, datetime.now())
     where = job.reason if job.is_pending else job.nodes
-    return job.id, job.name, job.state, str(job.num_nodes), left or "-", where or "-"
+    restarts = "-" if ledger is None else str(len(ledger.restarts))
+    goodput = _goodput_text(None if ledger is None else ledger.goodput)
+    return job.id, job.name, job.state, str(job.num_nodes), left or "-", restarts, goodput, where or "-"
 
 
 def _run_row(run: LocalRun) -> tuple[str, ...]:
@@ -194,4 +199,12 @@ def _run_row(run: LocalRun) -> tuple[str, ...]:
     words += filter(None, [describe_restarts(run.worker_restarts, allowed=run.max_restarts)])
     words += [f"last alive {run.last_alive}"] if run.state in ("LOST", "UNKNOWN") and run.last_alive else []
     words += [f"ended {run.end}"] if run.end else []
-    return run.id, run.name or "-", run.state, str(run.num_nodes), "-", ", ".join(words) or run.nodes or "-"
+    where = ", ".join(words) or run.nodes or "-"
+    counts = str(run.num_restarts), _goodput_text(run.goodput)
+    return run.id, run.name or "-", run.state, str(run.num_nodes), "-", *counts, where
+
+
+def _goodput_text(goodput: float | None) -> str:
+    from allranks.report.account import share_text
+
+    return "-" if goodput is None else share_text(goodput)

@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 # Flags of `run` that are copied into the script.
 RUN_FLAGS = (
     "nproc_per_node", "nnodes", "backend", "master_port", "module", "no_python", "redirects", "tee",
-    "local_ranks_filter", "log_dir", "cluster_file", "max_restarts", "restart_on_error", "standby", "capacity_timeout",
-    "hang_timeout", "shutdown_timeout", "checkpoint_every", "checkpoint_dir", "container", "container_runtime",
-    "ignore", "compress", "bucket_mb",
+    "local_ranks_filter", "status", "log_dir", "cluster_file", "max_restarts", "restart_on_error", "standby",
+    "capacity_timeout", "hang_timeout", "shutdown_timeout", "checkpoint_every", "checkpoint_dir", "container",
+    "container_runtime", "ignore", "compress", "bucket_mb",
 )  # fmt: skip
 MAX_RESTARTS = 3
 """Default of a submitted job, since nobody watches it; torchrun's default is 0."""

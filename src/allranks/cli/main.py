@@ -123,7 +123,8 @@ class _LazyGroup(VerbGroup):
     "128 + N a worker was killed by signal N.",
 )
 @click.version_option(__version__, prog_name="allranks", message="%(prog)s %(version)s")
-def cli() -> None:
+@click.pass_context
+def cli(ctx: click.Context) -> None:
     """Launch distributed PyTorch training, and find the rank, node or link that breaks it.
 
     \b
@@ -131,6 +132,10 @@ def cli() -> None:
     allranks submit --nodes 6 train.py              six nodes, through SLURM
     allranks env --explain                          every value that would be set, and why
     """
+    if {"FORCE_COLOR", "CLICOLOR_FORCE"} & os.environ.keys():
+        from allranks.report.text import is_colour_forced
+
+        ctx.color = is_colour_forced(os.environ) or None  # click takes colors out of what goes to no terminal
 
 
 def main() -> None:

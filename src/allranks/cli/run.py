@@ -196,6 +196,12 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
 @torchrun_option(
     "--local-ranks-filter", default="", metavar="0,1,...", help="Show only these local ranks on the terminal."
 )
+@click.option(
+    "--status",
+    type=click.Choice(["row", "plain", "off"]),
+    help="Show what the job does: row, the last row of the terminal; plain, a line at most once a minute; off. "
+    "[default: row on a terminal, else plain]",
+)
 @click.option("--container", metavar="IMAGE", help="Run the workers in this image; the agent stays on the host.")
 @click.option(
     "--container-runtime",
@@ -264,4 +270,4 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
         local_ranks_filter=flags["local_ranks_filter"],
         num_workers=plan.num_workers,
     )
-    return run_job(plan, os.environ, log_dir=flags["log_dir"], hidden=hidden)
+    return run_job(plan, os.environ, log_dir=flags["log_dir"], hidden=hidden, shows=flags["status"])

@@ -5,17 +5,18 @@
     lines.feed(b"\\r100%|####|\\ndone\\n")        [(b"100%|####|", True), (b"done", False)]
 
 A bar moves with carriage returns; several bars below one another, with the cursor up, too. Of the bars of several
-ranks a terminal shows one, that of the slowest rank, and what the others differ in (`fold`). It stays the last line:
-what is printed meanwhile goes above it (`Paint`).
+ranks a terminal shows one, that of the slowest rank, and what the others differ in (`fold`). `launch.row` puts it on
+the terminal's last row.
 """
 
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, TypeVar
+
+from allranks.model.safe_text import width_of
 
 LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
@@ -27,6 +28,8 @@ MIN_BAR_COLUMNS = 24
 """A terminal that leaves less for the bar does not get the words about other ranks."""
 HIDE = b"\x1b[?25l"
 """Hides the cursor."""
+GAP = "  "
+"""Between two parts of a row."""
 # Parameters of a control sequence have at most 32 characters, and numbers 18 digits: without a limit, a line of digits
 # takes the square of its length to read, and Python converts none of more than 4,300.
 _TOKEN = re.compile(rb"\n|\r|\x1b\[([0-9;?]{0,32})([@-~])|[^\n\r\x1b]+|\x1b")
@@ -37,6 +40,8 @@ _CUT = re.compile(rb"\x1b(?:\[[0-9;?]{0,32})?\Z")
 """The begin of a control sequence, the rest of which is still to be read."""
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _COLOURS = re.compile(rb"\x1b\[[0-9;]*m")
+_GRAPHICS = re.compile(r"[|\u2501\u2578\u257a\u2588\u2591\x1b]|[-#=]{3}")
+"""Where what a bar draws begins."""
 _EPOCH = re.compile(rb"(?i)\bepochs?\W{0,3}([0-9]{1,18})(?:/[0-9]{1,18})?(?![0-9./]{0,40}\s{0,9}%)")
 _PERCENT = re.compile(rb"([0-9]{1,18}(?:\.[0-9]{1,18})?) ?%")
 _COUNT = re.compile(rb"(?<![0-9:.])([0-9]{1,18})/([0-9]{1,18})(?![0-9:])")
@@ -265,22 +270,35 @@ def find_place(rows: Sequence[bytes]) -> _Place:
     return _Place(tuple(numbers), tuple(units), words)
 
 
-def fold(states: Sequence[State], *, columns: int | None = None) -> list[bytes]:
-    """Return the rows that show the bars of several ranks: the slowest one, and how many others are how far.
+def fold(states: Sequence[State]) -> list[bytes]:
+    """Return the lines that stay of the bars of several ranks: the slowest one, and how many others are how far.
 
     Args:
         states: one a rank.
-        columns: of the terminal; None: lines that stay, as long as they are.
     """
     if not states:
         return []
+    (prefix, rows), words = _pick(states)
+    return [fit(prefix + row, words if number == len(rows) else "", None) for number, row in enumerate(rows, 1)]
+
+
+def as_row(states: Sequence[State]) -> tuple[str, str]:
+    """Return the bar of the slowest rank as one row, and the words about others; of bars below one another, the
+    outer ones go without their graphics."""
+    (prefix, rows), words = _pick(states)
+    *outer, inner = (row.decode(errors="replace") for row in rows)
+    begins = [_GRAPHICS.split(row, maxsplit=1)[0].rstrip() for row in outer]
+    return prefix.decode(errors="replace") + GAP.join([*begins, inner]), words
+
+
+def _pick(states: Sequence[State]) -> tuple[State, str]:
+    """Return the bar of the slowest rank, and words about the others."""
     places = [find_place(rows) for _, rows in states]
     kind = Counter(place.kind for place in places).most_common(1)[0][0]
     same = [(place.numbers, index) for index, place in enumerate(places) if place.kind == kind]
     slowest = states[min(same)[1]]
     words = _describe_others(sorted(numbers for numbers, _ in same), kind[0], len(states) - len(same))
-    prefix, rows = slowest
-    return [fit(prefix + row, words if number == len(rows) else "", columns) for number, row in enumerate(rows, 1)]
+    return slowest, words
 
 
 def fold_last(waiting: Iterable[tuple[Source, bytes, FinishedLine]]) -> list[tuple[Source | None, bytes]]:
@@ -336,6 +354,11 @@ def fit(row: bytes, words: str, columns: int | None) -> bytes:
     return (text + end + words).encode(errors="replace")
 
 
+def shown_width(text: str) -> int:
+    """Return how many columns a text with colors takes."""
+    return width_of(_COLOUR.sub("", text))
+
+
 def _cut(text: str, columns: int) -> str:
     if text.isascii() and "\x1b" not in text:
         return text[: max(0, columns)]
@@ -344,50 +367,8 @@ def _cut(text: str, columns: int) -> str:
         if colour := _COLOUR.match(text, at):
             at = colour.end()
             continue
-        taken += _columns_of(text[at])
+        taken += width_of(text[at])
         if taken > columns:
             return text[:at]
         at += 1
     return text
-
-
-def _columns_of(char: str) -> int:
-    if unicodedata.combining(char):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-# --- On the terminal --------------------------------------------------------------------------------------------------
-
-
-class Paint:
-    """Turns lines and the rows of a bar into what a terminal gets, so that the bar stays below the lines."""
-
-    def __init__(self) -> None:
-        self.rows: list[bytes] = []
-        """On the screen, the cursor at their end."""
-        self._is_inside = False
-        """A line has been begun and not ended: nothing is drawn behind it."""
-
-    def write(self, data: bytes) -> bytes:
-        """Return what prints this above the bar."""
-        rows, cleared = self.rows, self.draw([])
-        self._is_inside = not data.endswith(b"\n") if data else self._is_inside
-        return cleared + data + (self.draw(rows) if rows else b"")
-
-    def draw(self, rows: Iterable[bytes]) -> bytes:
-        """Return what draws the bar anew in place; without rows, what takes it away."""
-        rows, before = list(rows), self.rows
-        if rows == before or (rows and self._is_inside):
-            return b""
-        self.rows = rows
-        up = b"\x1b[%dA" % (len(before) - 1) if len(before) > 1 else b""
-        if len(before) == len(rows):
-            return up + b"\r" + b"\x1b[K\n".join(rows) + b"\x1b[K"
-        cleared = up + b"\r\x1b[J" if before else b""
-        return cleared + b"\n".join(rows)
-
-    def reset(self) -> bytes:
-        """Return what clears the rest of the screen, after something was left out."""
-        self.rows, self._is_inside = [], False
-        return b"\r\x1b[J"

@@ -6,9 +6,10 @@
         console.pump()               shows what is new and has room
     console.close(is_over=...)       shows the rest, until it is told that it took too long
 
-The output of a single worker is printed byte by byte. With several workers, lines stay whole. Of the progress bars of
-all ranks, a terminal shows that of the slowest one, redrawn in place below the lines (launch/bars.py); a file or pipe
-gets each bar as a line every REDRAW_S. Both get the last state once more at the end.
+The output of a single worker is printed byte by byte. With several workers, lines stay whole. A terminal has one row
+below the lines, redrawn in place: what the job does (`headline`, on standard error), and of the progress bars of all
+ranks that of the slowest one (launch/row.py). A file or pipe gets each bar as a line every REDRAW_S. Both get the last
+state once more at the end.
 
 Threads write to the terminal: a pipe that nobody reads, Ctrl-S and a paused pager block `write(2)`. O_NONBLOCK does not
 help: it belongs to the open file, which the shell and the other tasks of a step share. A slow reader delays no worker:
@@ -27,18 +28,21 @@ import select
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allranks.launch.bars import FinishedLine, Paint, State, fold, fold_last
+from allranks.launch.bars import FinishedLine, fold_last
 from allranks.launch.followed import Followed
+from allranks.launch.row import CLEAR, Headline, Paint, compose
 from allranks.report.text import describe_size
 
 PUMP_S = 0.05
 """How long one pump goes on while there is more: a worker that writes much must not keep the agent from watching."""
-DRAW_S = 0.1
-"""How often a terminal's bar is redrawn."""
+DRAW_S = 0.5
+"""How often a terminal's row is redrawn, and when first: often enough for people, and rare on a slow ssh."""
+MAX_COLUMNS = 200
+"""Of the row."""
 FOLD_S = 0.5
 """How long the last state of a bar waits for those of other ranks."""
 HELD_S = 3.8
@@ -67,6 +71,8 @@ LOOK_S = 0.1
 """How often `drain` looks whether it is over."""
 STUCK_S = 1.0
 """A reader that has taken nothing for so long, when time is over, gets nothing more."""
+CLEAR_S = 0.2
+"""How long a stop from the terminal waits for the row to be taken away."""
 FINISH_S = 0.5
 """How long the start of other workers may wait for what the ones before have written to be shown."""
 
@@ -106,28 +112,41 @@ class QueuedStream(io.FileIO):
                 self._changed.notify_all()
         return len(data)
 
-    def draw(self, states: Sequence[State]) -> None:
-        """Show the bars of several ranks as one, below what is written; none takes it away."""
+    def draw(self, row: bytes) -> None:
+        """Show a row below what is written; an empty one takes it away."""
         with self._changed:
             is_slow = len(self._waiting) > PIECE_BYTES  # it gets the lines alone
-            if self.paint is None or self.is_given_up or (states and is_slow):
+            if self.paint is None or self.is_given_up or (row and is_slow):
                 return
-            columns, lines = self._size()
-            rows = fold(states, columns=columns - len("^C"))
-            self._waiting += self.paint.draw(rows[1 - lines :])
+            self._waiting += self.paint.draw(row)
             self._changed.notify_all()
 
     def leave_line(self) -> None:
-        """The process ends at once: what the shell prints next does not stand behind a bar. For signal handlers."""
-        if self.paint and self.paint.rows and select.select([], [self.fileno()], [], 0)[1]:
+        """The process ends at once: what the shell prints next does not stand behind a row. For signal handlers."""
+        if self.paint and self.paint.is_shown and select.select([], [self.fileno()], [], 0)[1]:
             with contextlib.suppress(OSError):
-                os.write(self.fileno(), b"\r\n")
+                os.write(self.fileno(), CLEAR)
+            self.paint.forget()
 
-    def _size(self) -> tuple[int, int]:
+    def settle(self, within_s: float) -> None:
+        """Wait so long for what is queued to be written."""
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._waiting or self._piece), within_s)
+
+    @property
+    def columns(self) -> int:
+        """Of a row that does not wrap, also with the `^C` that a terminal shows behind it."""
+        columns = 80
         with contextlib.suppress(OSError):
-            columns, lines = os.get_terminal_size(self.fileno())
-            return columns or 80, max(lines, 2)
-        return 80, 24
+            columns = os.get_terminal_size(self.fileno()).columns or columns
+        return max(1, min(columns - 1 - len("^C"), MAX_COLUMNS))
+
+    @property
+    def is_in_front(self) -> bool:
+        """Whether this process may use the terminal now: not after Ctrl-Z and `bg`."""
+        with contextlib.suppress(OSError):  # another session's terminal
+            return os.tcgetpgrp(self.fileno()) == os.getpgrp()
+        return True
 
     def drain(self, *, patience_s: float = math.inf, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Wait until all is written; else drop what waits, and give a reader that has stopped up.
@@ -162,7 +181,8 @@ class QueuedStream(io.FileIO):
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
-                end = self._waiting.rfind(b"\n", 0, PIECE_BYTES) + 1 or PIECE_BYTES
+                is_all = len(self._waiting) <= PIECE_BYTES  # lines, and the row below them
+                end = PIECE_BYTES if is_all else self._waiting.rfind(b"\n", 0, PIECE_BYTES) + 1 or PIECE_BYTES
                 self._piece = bytes(self._waiting[:end])
                 del self._waiting[:end]
             while self._piece and not self.is_given_up:
@@ -197,7 +217,10 @@ class Console:
         self._is_muted: set[str] = set()
         self._waiting: list[tuple[Followed, FinishedLine, float]] = []
         """Last states of bars that wait for those of other ranks, what follows them, and since when."""
-        self._drawn_s = 0.0
+        self.headline: Headline | None = None
+        """What the row on standard error begins with."""
+        self.before_draw: Callable[[], None] = lambda: None
+        self._drawn_s = time.monotonic()
         self._num_beyond = 0
         """Bytes that are in the files only, since there were too many of them."""
 
@@ -246,13 +269,19 @@ class Console:
             elif data:
                 self._show_or_hold(followed, data)
         is_full = len(self._waiting) > MAX_WAITING
-        self._draw_bars(is_end=is_full or any(followed.is_last for followed in self._followed))
+        self.draw(is_end=is_full or any(followed.is_last for followed in self._followed))
         for followed in list(self._followed):
             if followed.is_last:
                 self._leave(followed)
             elif followed.held and time.monotonic() >= followed.held_until_s:
                 self._release(followed)
         return has_news
+
+    def clear_row(self) -> None:
+        """Take the row away; if the reader keeps up, it is gone when this returns."""
+        for screen in set(self.screen.values()):
+            screen.draw(b"")
+            screen.settle(CLEAR_S)
 
     def leave_line(self) -> None:
         """The process ends at once; called from a signal handler."""
@@ -285,6 +314,7 @@ class Console:
                     self.screen[stream].drain(is_over=is_over)
         for followed in list(self._followed):
             self._leave(followed)
+        self.headline = None
         self._end_bars()
         for stream in ("err", "out"):
             self.screen[stream].drain(is_over=is_over)
@@ -312,12 +342,13 @@ class Console:
         self._show_or_hold(followed, b"".join(line.text + b"\n" for line in ended[:first]))
         self._waiting += [(followed, line, time.monotonic()) for line in ended[first:]]
 
-    def _draw_bars(self, *, is_end: bool = False) -> None:
-        """Redraw the bar of each terminal, and print what waits for the last states of other ranks' bars.
+    def draw(self, *, is_end: bool = False) -> None:
+        """Redraw the row of each terminal, if it is time; print what waits for the last states of other ranks' bars.
 
         Args:
             is_end: nothing waits any longer.
         """
+        self.before_draw()
         now_s = time.monotonic()
         if not is_end and now_s < self._drawn_s + DRAW_S:
             return
@@ -333,13 +364,14 @@ class Console:
             waiting = [entry for entry in self._waiting if self.screen[entry[0].stream] is screen]
             if waiting and (is_end or not live or now_s >= waiting[0][2] + FOLD_S):
                 self._waiting = [entry for entry in self._waiting if self.screen[entry[0].stream] is not screen]
-                screen.draw([])
+                screen.draw(b"")
                 for source, lines in fold_last((followed, followed.prefix, line) for followed, line, _ in waiting):
                     if source is None:
                         screen.write(lines)
                     else:
                         self._show_or_hold(source, lines)
-            screen.draw(live)
+            headline = self.headline if screen is self.screen["err"] else None
+            screen.draw(compose(headline, live, screen.columns) if screen.is_in_front else b"")
 
     def _end_bars(self) -> None:
         """Leave the bars on the terminal as they are now."""
@@ -348,7 +380,7 @@ class Console:
                 rows = followed.lines.rows
                 self._waiting += [(followed, FinishedLine(row, is_redrawn=True), time.monotonic()) for row in rows]
                 followed.lines.forget()
-        self._draw_bars(is_end=True)
+        self.draw(is_end=True)
 
     def _show_or_hold(self, followed: Followed, data: bytes) -> None:
         """Show what a worker has written; from the beginning of a traceback on it is held back."""

@@ -26,13 +26,14 @@ from allranks.host.net import answers
 from allranks.host.slurm import cancel_job
 from allranks.launch.console import Console
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.lead.summary import describe_loss, describe_output, describe_success
+from allranks.launch.lead.summary import describe_loss, describe_output
 from allranks.launch.loop import Loop
 from allranks.launch.queue.ending import goes_back
 from allranks.launch.succession import SEEK_S, find_end, find_events, has_ended, is_led_elsewhere
 from allranks.launch.workers import kill_descendants
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Verdict
+from allranks.report.account import describe_account, describe_end
 from allranks.report.refusal import print_findings
 from allranks.report.rundir import as_file_name, this_directory
 from allranks.report.runs import describe_kill, name_script
@@ -115,20 +116,30 @@ def _tell_loss(loop: Loop, goodbye: Goodbye) -> bool:
 
 
 def _say_end(loop: Loop, goodbye: Goodbye) -> None:
-    """The last line on this terminal."""
+    """The last lines on this terminal."""
     leader, agent, plan, run_dir = loop.leader, loop.agent, loop.workers.job, loop.workers.run_dir
-    took_s = time.monotonic() - loop.began_s
+    took_s, status = time.monotonic() - loop.began_s, loop.workers.live.status
+    account = describe_account(status) if leader is not None and not goodbye.is_cut_off else []
+    for line in account:
+        say(line)
     if loop.inbox.received:
         signum = signal.Signals(loop.inbox.received[0]).name
         output = _find_output(loop, run_dir.node_path(loop.name))
         say(f"{signum} after {took_s:.0f} s: all workers here have ended; {output}")
     elif goodbye.summary and leader is None and not plan.is_slurm and not agent.is_leader_lost:
         say(f"ended: {goodbye.summary}; the full report is on {agent.leader_name}")
-    elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
-        script, output = name_script(loop.workers.command, this_directory()), _find_output(loop, run_dir.attempt_path)
-        num_restarts = agent.plan.generation - loop.rendezvous.group.generation
-        output = "; ".join(filter(None, [describe_lost(leader.lost_lines), output]))
-        say(describe_success(script, agent.plan.world_size, took_s, num_restarts, output=output))
+    elif leader is not None and not leader.is_leaving and (account or goodbye.exit_code == Exit.OK):
+        lost = "" if goodbye.exit_code else describe_lost(leader.lost_lines)  # after a fault it has been said
+        end = describe_end(
+            name_script(loop.workers.command, this_directory()),
+            status,
+            exit_code=goodbye.exit_code,
+            num_ranks=agent.plan.world_size,
+            took_s=took_s,
+            num_restarts=agent.plan.generation - loop.rendezvous.group.generation,
+            output="; ".join(filter(None, [lost, _find_output(loop, run_dir.attempt_path)])),
+        )
+        say(end)
 
 
 def _find_output(loop: Loop, where: Path) -> str:

@@ -13,7 +13,7 @@ from allranks.model.errors import StoppedBySignal, exit_for_signal
 LEFT_ALONE = {
     *(signal.SIGKILL, signal.SIGSTOP),  # cannot be caught
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS),
-    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT),  # Ctrl-Z and fg; the workers go on
+    *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU, signal.SIGCONT),  # Ctrl-Z (launch.live) and fg; the workers go on
     *(signal.SIGCHLD, signal.SIGWINCH, signal.SIGURG, signal.SIGPIPE, signal.SIGXFSZ),  # they end no Python process
 }
 """All other signals would end this process, and the job without a report."""
@@ -49,7 +49,7 @@ class SignalInbox:
     def take(self) -> bytes:
         """Return the signals since the last call, one a byte; the selector waits for the next one."""
         with contextlib.suppress(BlockingIOError):
-            return os.read(self._reader, 64)
+            return bytes(signum for signum in os.read(self._reader, 64) if signum not in LEFT_ALONE)
         return b""
 
     def check(self) -> None:

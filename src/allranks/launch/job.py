@@ -32,11 +32,13 @@ from allranks.host.node import begin_card_facts
 from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
+from allranks.launch.console import Console
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.course import Phase
 from allranks.launch.lead.network import ask_topology, describe_network, read_bench
+from allranks.launch.live import Shows
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
 from allranks.launch.queue.revival import BACK_VARIABLE
@@ -117,12 +119,20 @@ def _refuse_unstartable(program: Path) -> None:
         raise UsageError(f"{program}: it {what}; begin it with #!/bin/bash, or another interpreter's path")
 
 
-def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Collection[tuple[int, str]]) -> int:
+def run_job(
+    plan: JobPlan,
+    env: Mapping[str, str],
+    *,
+    log_dir: Path,
+    hidden: Collection[tuple[int, str]],
+    shows: Shows | None = None,
+) -> int:
     """Run this node's part of the job and return the exit code, which is the same on all nodes.
 
     Args:
         log_dir: where run directories are.
         hidden: local ranks and streams (`out`, `err`) that the terminal does not show.
+        shows: what it shows of the job; None: a row on a terminal, else lines.
     Raises:
         AllranksError: it could not begin.
     """
@@ -134,13 +144,17 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
     sweeper = Sweeper.start()
     try:
         run_dir = RunDir(log_dir, plan.job)
-        workers = WorkerGroup(job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, sweeper=sweeper)
+        workers = WorkerGroup(
+            job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, sweeper=sweeper, shows=shows
+        )
+        workers.live.stop_tidily()
         err = workers.console.screen["err"]
         with contextlib.redirect_stderr(err.as_text()):
             try:
                 workers.begin_standby()
                 return _run_phases(workers)
             finally:
+                workers.live.end()
                 workers.end_standby()
                 run_dir.status_files.close()
                 if words := run_dir.last_files.close():
@@ -170,7 +184,7 @@ def _run_phases(workers: WorkerGroup) -> int:
         run_dir=workers.run_dir,
         env=env,
         card_facts=facts,
-        check_signals=inbox.check,
+        check_signals=partial(_check, inbox, workers.console),
     )
     try:
         with Entry(applicant) as entry:
@@ -185,6 +199,12 @@ def _run_phases(workers: WorkerGroup) -> int:
         return _do_not_begin(rendezvous, applicant)
     print_findings(rendezvous.warnings, after="\n")
     return _run_workers(workers, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
+
+
+def _check(inbox: SignalInbox, console: Console) -> None:
+    """Several times a second during the roll call: raise StoppedBySignal, or redraw the terminal's row."""
+    inbox.check()
+    console.draw()
 
 
 def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable[[], None]) -> dict[int, Plan]:

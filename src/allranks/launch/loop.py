@@ -25,9 +25,8 @@ from allranks.launch.agent import Agent, AgentPhase
 from allranks.launch.events import GRACE_S, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.knocking import Knocking
-from allranks.launch.lead.summary import describe_running
+from allranks.launch.lead.at_a_glance import glance
 from allranks.launch.lines import ConnectionDriver
-from allranks.launch.pulse import Pulse
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.room import RoomWatch
 from allranks.launch.succession import find_end, find_events, why_not_lead
@@ -101,7 +100,6 @@ class Loop:
         self._lines = ConnectionDriver(self._step, self._carry_out, self._selector)
         self._feed = self._lines.feed
         self._num_ended = 0
-        self._pulse = Pulse(time.monotonic())
         self._holds: dict[int, events.EndingFacts] = {}
         """What the agent was told last of how its workers are to be ended."""
         self._plan_to_start: Plan | None = None
@@ -173,10 +171,11 @@ class Loop:
         self._sense(now_s)
         for signum in self.inbox.take():
             self._feed(events.Signalled(now_s=now_s, signum=signum))
-        silent_s = self._pulse.turn(now_s, has_news=self.workers.console.pump())
-        if silent_s is not None and self.leader and self.workers.still_running and agent.phase is AgentPhase.WATCHING:
-            size, step = agent.plan.world_size, self.leader.furthest
-            say(describe_running(size, silent_s, has_spoken=self._pulse.has_spoken, step=step))
+        if self.workers.console.pump():
+            self.workers.live.hear(now_s)
+        if self.leader is not None:
+            self.workers.live.tell(glance(self.leader, agent.plan, self.workers.job.job, now_s - self.began_s))
+            self.workers.live.turn(now_s)
         reap_orphans(self.workers.processes)
         for worker in self.workers.still_running:
             if end := worker.find_lingering(time.monotonic_ns(), main_at=self._watch.place_of(worker.rank)):
@@ -259,7 +258,7 @@ class Loop:
         now_s, generation = time.monotonic(), plan.generation
         sizes = {"num_nodes": len(plan.members), "num_ranks": plan.world_size}
         self._watch.begin(generation, self.workers.watch(), now_s, node_index=plan.node_index, **sizes)
-        self._pulse = Pulse(now_s)
+        self.workers.live.begin(now_s)
         pids = {worker.rank: worker.pid for worker in self.workers.still_running}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +36,7 @@ from allranks.launch.book_writer import BookWriter
 from allranks.launch.console import Console
 from allranks.launch.events import EndingFacts
 from allranks.launch.full_directories import PlaceWatch
+from allranks.launch.live import Live, Shows
 from allranks.launch.plan import JobPlan
 from allranks.launch.sweeper import Sweeper
 from allranks.launch.worker_environment import base_env, node_settings, provisional_group, rank_settings
@@ -42,8 +45,8 @@ from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.growth import GrowthRecorder
-from allranks.report.rundir import RunDir, this_directory
-from allranks.report.text import say
+from allranks.report.rundir import LATEST, RunDir, this_directory
+from allranks.report.text import Style, say
 from allranks.state.saved.holding import Holding
 from allranks.state.saved.owner import identify
 from allranks.wire.protocol import Order, Plan, WorkerEnd
@@ -70,6 +73,10 @@ class WorkerGroup:
     standby: Standby | None = None
     """Forks the workers, where there is one."""
     console: Console = field(default_factory=Console)
+    shows: Shows | None = None
+    """`--status`."""
+    live: Live = field(init=False)
+    """What the terminal shows of the job beside the workers' output."""
     growth: GrowthRecorder | None = None
     """Writes down when the workers' output grows, once they are started."""
     book: BookWriter = field(init=False)
@@ -90,6 +97,9 @@ class WorkerGroup:
     _caught_s: float = 0.0
 
     def __post_init__(self) -> None:
+        root = str(self.run_dir.root)
+        job = LATEST if root == "runs" else f"--log-dir {shlex.quote(root)} {LATEST}"
+        self.live = Live(self.console, self.shows, Style.of(sys.stderr), job=job)
         self.book = BookWriter(lambda exc: self.run_dir.last_files.on_error(exc))
         known = name_places(self.env, run_dir=self.run_dir.path)
         order = {"run directory": known["run directory"], "checkpoint directory": self.checkpoints}

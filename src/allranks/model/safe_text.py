@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -18,6 +19,21 @@ def as_one_line(text: str, *, at_most: int = 300) -> str:
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
     return shown if max(len(shown), len(text)) <= at_most else f"{shown[: at_most - 3]}..."
+
+
+def width_of(text: str) -> int:
+    """Return how many columns of a terminal a text without control sequences takes.
+
+    >>> width_of("abc"), width_of("\u65e5\u672c"), width_of("e\u0301")
+    (3, 4, 1)
+    """
+    return len(text) if text.isascii() else sum(map(_columns_of, text))
+
+
+def _columns_of(char: str) -> int:
+    if unicodedata.combining(char):
+        return 0
+    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
 
 
 def plain_address(address: str) -> str:

@@ -19,6 +19,8 @@ from msgspec import Meta
 
 from allranks.model.finding import Evidence, Finding, Verdict
 from allranks.model.foreign import Unreadable, decode_json
+from allranks.model.job_status import JobStatus
+from allranks.model.ledger import Ledger
 from allranks.model.traffic import Traffic
 
 MAX_EVENTS_BYTES = 512 << 20
@@ -32,6 +34,8 @@ MAX_BYTES = 8 << 20
 MAX_FINDINGS, MAX_EVIDENCE, MAX_TEXT = 64, 64, 64 << 10
 """Of a verdict: findings, pieces of evidence of one, and characters of one text."""
 MAX_ROLL_CALL_BYTES = 64 << 20
+MAX_STATUS_BYTES = 1 << 20
+"""Of status.json and goodput.json: a leader writes at most 64 KB."""
 MAX_DAMAGED = 10_000
 """So many lines that are no events: the rest is not read."""
 MAX_TIME_S = 4e9
@@ -249,6 +253,16 @@ def parse_verdict(data: bytes) -> Verdict | None:
         return None
     findings = verdict.findings[:MAX_FINDINGS]
     return msgspec.structs.replace(verdict, job=verdict.job[:MAX_TEXT], findings=tuple(map(_shorten, findings)))
+
+
+def parse_job_status(data: bytes) -> JobStatus | None:
+    """Return what a job did; None if this is none."""
+    return _decode(data, JobStatus)
+
+
+def parse_ledger(data: bytes) -> Ledger | None:
+    """Return the ledger of a job; None if this is none."""
+    return _decode(data, Ledger)
 
 
 def _shorten(finding: Finding) -> Finding:

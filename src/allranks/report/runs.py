@@ -20,14 +20,20 @@ from typing import Any
 from allranks.files.regular import find_regular, open_regular
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
+from allranks.model.job_status import FILE as STATUS
+from allranks.model.job_status import JobStatus
+from allranks.model.ledger import Ledger
 from allranks.model.named_agent import NamedAgent
 from allranks.report.history import Restart, list_restarts
 from allranks.report.readback import (
     MAX_BYTES,
     MAX_ROLL_CALL_BYTES,
+    MAX_STATUS_BYTES,
     NetworkEvent,
     RunEvents,
     parse_hosts,
+    parse_job_status,
+    parse_ledger,
     parse_verdict,
     read_events,
 )
@@ -39,6 +45,8 @@ _MARKS = (
     "attempt_*/*/env.json",
 )  # fmt: skip
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
+GOODPUT = "goodput.json"
+"""The ledger of a run."""
 BEING_DELETED = ".deleting."
 """How the name of a directory begins that `allranks clean` deletes."""
 _JOB_NAME = re.compile(r"^#SBATCH --job-name=(.{1,512})$", re.MULTILINE)  # shlex takes forever for megabytes
@@ -81,6 +89,8 @@ class Run:
     """Lines of events.jsonl that are no events."""
     network: NetworkEvent | None = None
     """What its nodes sent and how long its steps waited for that, as its leader told last."""
+    ledger: Ledger | None = None
+    """Where its time went, over all attempts; None: it was not told."""
 
     @property
     def attempt_path(self) -> Path:
@@ -201,7 +211,20 @@ def read_run(path: Path) -> Run:
         agent=_find_agent(started, attempts[-1] / "events.jsonl"),
         num_damaged=told.num_damaged,
         network=told.network,
+        ledger=read_ledger(path),
     )
+
+
+def read_ledger(path: Path) -> Ledger | None:
+    """Return where the time of a run went; None if its directory does not tell."""
+    data = find_regular(path / GOODPUT, at_most=MAX_STATUS_BYTES)
+    return None if data is None else parse_ledger(data)
+
+
+def read_job_status(path: Path) -> JobStatus | None:
+    """Return what a run did when its leader wrote that last; None if its directory does not tell."""
+    data = find_regular(path / STATUS, at_most=MAX_STATUS_BYTES)
+    return None if data is None else parse_job_status(data)
 
 
 def read_verdict(path: Path) -> Verdict | None:

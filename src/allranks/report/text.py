@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -35,12 +35,12 @@ class Style:
 
     @classmethod
     def of(cls, stream: IO[str] | None) -> Style:
-        """Return the style of a stream, None for a closed one; NO_COLOR is respected (no-color.org)."""
+        """Return the style of a stream, None for a closed one."""
         import os
 
         encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
         is_terminal = stream is not None and stream.isatty()
-        has_colour = is_terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+        has_colour = wants_colour(os.environ, is_terminal=is_terminal)
         return cls(encoding.startswith("utf"), has_colour, shutil.get_terminal_size((100, 24)).columns)
 
     def mark(self, unicode: str, ascii_mark: str) -> str:
@@ -50,6 +50,22 @@ class Style:
     def paint(self, text: str, code: str) -> str:
         """Color the text (an SGR code, `31` is red), if the terminal supports colors."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.has_colour else text
+
+
+def wants_colour(env: Mapping[str, str], *, is_terminal: bool) -> bool:
+    """Whether output is colored: that decide NO_COLOR, else FORCE_COLOR and CLICOLOR_FORCE, else CLICOLOR=0, else
+    TERM=dumb, else whether it goes to a terminal (no-color.org, force-color.org, bixense.com/clicolors)."""
+    if env.get("NO_COLOR"):
+        return False
+    if is_colour_forced(env):
+        return True
+    return is_terminal and env.get("CLICOLOR") != "0" and env.get("TERM") != "dumb"
+
+
+def is_colour_forced(env: Mapping[str, str]) -> bool:
+    """Whether output is to be colored wherever it goes, unless NO_COLOR is set."""
+    forces = (env.get(name, "") for name in ("FORCE_COLOR", "CLICOLOR_FORCE"))
+    return any(value not in ("", "0") for value in forces)
 
 
 def render_findings(findings: Sequence[Finding], style: Style) -> str:
@@ -133,6 +149,16 @@ def describe_size(num_bytes: int) -> str:
             number = num_bytes / size
             return f"{number:.1f} {unit}" if number < 10 else f"{number:.0f} {unit}"
     return count_of(num_bytes, "byte")
+
+
+def describe_time(time_s: float) -> str:
+    """`3.2 s`, `45 s`, `3 min 20 s`, `2 h 5 min`."""
+    if time_s < 9.95:
+        return f"{time_s:.1f} s"
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, of_hour = divmod(minutes, 60)
+    parts = [(hours, "h"), (of_hour, "min")] if hours else [(minutes, "min"), (seconds, "s")]
+    return " ".join(f"{count} {unit}" for count, unit in parts if count)
 
 
 def count_of(number: int, noun: str) -> str:

@@ -28,17 +28,24 @@ from allranks.launch.batch.local_run import (
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
+from allranks.model.job_status import FILE as STATUS
+from allranks.model.job_status import JobStatus
+from allranks.model.ledger import Ledger
+from allranks.report.account import describe_goodput
 from allranks.report.history import Restart, describe_restarts
 from allranks.report.readback import NetworkEvent
 from allranks.report.remains import last_alive, last_words
 from allranks.report.rundir import as_file_name
-from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, sort_by_number
-from allranks.report.text import count_of, say
+from allranks.report.runs import Run, find_run, is_job_of_slurm, read_job_status, read_run, sort_by_number
+from allranks.report.status_line import OVER, short_time, status_line
+from allranks.report.text import Style, count_of, say
 from allranks.report.traffic import describe_traffic
 
 LOOK_S = 3.0
 """How often to ask the controller."""
 NO_ANSWER_S = 600.0
+FRESH_S = 10.0
+"""A status that is older is not of now: a leader writes one each second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +73,10 @@ class JobReport:
     """What its nodes sent and how long its steps waited for that, as its leader told last."""
     last_words: tuple[str, ...] = ()
     """If it ended without a verdict: the last lines of its first ranks."""
+    status: JobStatus | None = None
+    """What it did when its leader wrote that last."""
+    ledger: Ledger | None = None
+    """Where its time went, over all attempts."""
     no_slurm: str = ""
     """Why SLURM cannot be asked from this machine, where that is so; then only the run directory is known."""
 
@@ -160,6 +171,8 @@ def _fill(report: JobReport, run: Run, *, is_lost: bool) -> JobReport:
         max_restarts=run.max_restarts,
         num_damaged=run.num_damaged,
         network=run.network,
+        status=read_job_status(run.path) if run.attempt is not None else None,
+        ledger=run.ledger,
         last_alive=show_time(last_alive(run.attempt_path)) if is_silent else "",
         last_words=tuple(f"rank {word.rank}: {word.text}" for word in words),
     )
@@ -172,7 +185,7 @@ def _find_run_dir(job: JobState, log_dir: Path) -> Path | None:
     return next((path for path in found if path.is_dir()), None)
 
 
-def describe(report: JobReport, *, now: datetime) -> list[str]:
+def describe(report: JobReport, *, now: datetime, style: Style) -> list[str]:
     """Return the lines that describe a job; its verdict is shown separately."""
     job = report.local or report.slurm
     if report.is_unknown:
@@ -192,7 +205,8 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
     run = f"{report.run_dir} ({attempt})" if report.run_dir else ""
     alive = f"last at {report.last_alive}" if report.last_alive and (job is None or job.state != "RUNNING") else ""
     restarts = describe_restarts(report.worker_restarts, allowed=report.max_restarts)
-    rows = [("nodes", report.unavailable), ("output", " ".join(files)), ("run", run), ("alive", alive)]
+    rows = [("now", _describe_now(report, now, style)), ("time", _describe_time(report))]
+    rows += [("nodes", report.unavailable), ("output", " ".join(files)), ("run", run), ("alive", alive)]
     skipped = f"{count_of(report.num_damaged, 'line')} of events.jsonl skipped: no event of allranks"
     rows += [("damaged", skipped if report.num_damaged else "")]
     rows += [("restarts", restarts), *(("said" if at == 0 else "", word) for at, word in enumerate(report.last_words))]
@@ -200,6 +214,25 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
         lines = describe_traffic(report.network, at=show_time(report.network.time_s))
         rows += [("" if number else "network", line) for number, line in enumerate(lines)]
     return [first, *(f"  {name:<9} {text}" for name, text in rows if text)]
+
+
+def _describe_now(report: JobReport, now: datetime, style: Style) -> str:
+    """Return what a job does now, as `allranks run` shows it; empty if it is over, or its files do not tell."""
+    status, job = report.status, report.local or report.slurm
+    if status is None or report.verdict is not None or (job is not None and job.is_finished):
+        return ""
+    age_s = now.timestamp() - status.written_s
+    if age_s > FRESH_S:
+        since = f"not told for {short_time(age_s)}: {STATUS} is of {show_time(status.written_s)}"
+        return "" if job is None or status.phase == OVER else since
+    return status_line(status, replace(style, has_colour=False), job=report.job)
+
+
+def _describe_time(report: JobReport) -> str:
+    """Return where the time of a job went; empty if its files do not tell."""
+    newer = report.status.ledger if report.status is not None else None
+    told = [ledger for ledger in (report.ledger, newer) if ledger is not None]
+    return describe_goodput(max(told, key=lambda ledger: ledger.until_s)) if told else ""
 
 
 def _describe_state(job: JobState, now: datetime) -> str:

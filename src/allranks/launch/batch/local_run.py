@@ -48,6 +48,10 @@ class LocalRun(JobState):
     """The node whose agent led last."""
     killed: str = ""
     """How that agent was killed, if the process beside it has seen that."""
+    goodput: float | None = None
+    """Share of the ranks' time that trained, over all attempts; None: it is not known."""
+    num_restarts: int = 0
+    """Of its ranks, over all attempts as far as they were told."""
     is_host_younger: bool = False
     """Whether this machine has been restarted since the run began."""
 
@@ -82,6 +86,8 @@ def look_at_run(run: Run) -> LocalRun:
         worker_restarts=run.restarts,
         max_restarts=run.max_restarts,
         last_alive="" if verdict or run.attempt is None else show_time(last_alive(run.attempt_path)),
+        goodput=run.ledger.goodput if run.ledger else None,
+        num_restarts=max(len(run.restarts), len(run.ledger.restarts) if run.ledger else 0),
         is_host_younger=_is_here(run) and _is_host_younger(run),
     )
 

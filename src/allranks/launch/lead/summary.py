@@ -93,31 +93,6 @@ def describe_loss(leader: str, reason: str, how: str | None, *, reader: Reader) 
     return name_fault("AR012", what, node=leader, evidence=[reason], fix=fix)
 
 
-def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step: int | None) -> str:
-    """`2 ranks are running; no output yet, 10 s after the start`, `2 ranks are running, step 120; no output for 5 min`.
-
-    Args:
-        silent_s: how long the ranks of the leader's node have written nothing.
-        step: of the rank that is furthest; None if the script does not report steps.
-    """
-    ranks = f"{count_of(world_size, 'rank')} {'is' if world_size == 1 else 'are'} running"
-    at = "" if step is None else f", step {step}"
-    silence = f"no output for {describe_time(silent_s)}"
-    return f"{ranks}{at}; " + (silence if has_spoken else f"no output yet, {describe_time(silent_s)} after the start")
-
-
-def describe_success(name: str, world_size: int, took_s: float, num_restarts: int, *, output: str) -> str:
-    """`train.py succeeded: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
-
-    Args:
-        world_size: ranks of the last generation.
-        took_s: from the start of the workers to their end.
-        output: where it is, from `describe_output`.
-    """
-    restarts = f", {count_of(num_restarts, 'restart')}" if num_restarts else ""
-    return f"{name} succeeded: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; {output}"
-
-
 def describe_output(where: str, *, is_gone: bool, missing: Sequence[str] = ()) -> str:
     """Return where the output of the ranks is, or that it is not there.
 
@@ -130,16 +105,6 @@ def describe_output(where: str, *, is_gone: bool, missing: Sequence[str] = ()) -
         return f"the output is not in {where}: somebody removed or unmounted it while the job ran"
     few = ", ".join([*missing[:MOST_MISSING], *(["..."] if len(missing) > MOST_MISSING else [])])
     return f"output in {where}" + (f", except {few}: removed while the job ran" if missing else "")
-
-
-def describe_time(time_s: float) -> str:
-    """`3.2 s`, `45 s`, `3 min 20 s`, `2 h 5 min`."""
-    if time_s < 9.95:
-        return f"{time_s:.1f} s"
-    minutes, seconds = divmod(round(time_s), 60)
-    hours, of_hour = divmod(minutes, 60)
-    parts = [(hours, "h"), (of_hour, "min")] if hours else [(minutes, "min"), (seconds, "s")]
-    return " ".join(f"{count} {unit}" for count, unit in parts if count)
 
 
 def summarize(verdict: Verdict) -> str:
