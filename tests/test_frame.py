@@ -73,7 +73,7 @@ def test_the_flags_of_run_are_these() -> None:
         "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
         "--local-ranks-filter", "--cluster", "--dry-run", "--container", "--container-runtime", "--ignore",
         "--max-restarts", "--restart-on-error", "--standby", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir",
-        "--checkpoint-every", "--shutdown-timeout", "--compress", "--bucket-mb",
+        "--checkpoint-every", "--shutdown-timeout", "--compress", "--bucket-mb", "--metrics-dir",
     }  # fmt: skip
 
 

@@ -220,7 +220,7 @@ TORCHRUN_SWITCHES = {
 OUR_FLAGS = {
     "--backend", "--cluster", "--container", "--container-runtime", "--dry-run", "--plan", "--ignore", "--standby",
     "--restart-on-error", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
-    "--compress", "--bucket-mb",
+    "--compress", "--bucket-mb", "--metrics-dir",
 }  # fmt: skip
 
 
