@@ -27,7 +27,7 @@ WAITED_FOR = "allranks_waited_for_seconds"
 LAST_BEAT = "allranks_last_beat_timestamp_seconds"
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """What all series of one name have in common."""
 
     help: str
@@ -36,20 +36,20 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    SECONDS: Family(
+    SECONDS: MetricFamily(
         "Rank-seconds by category of the ledger. A fault moves lost steps to redo; their category then stands still "
         "until it is larger than before.",
         ("job", "node", "category"),
     ),
-    STEPS: Family("Optimizer steps that count: steps that were done again count once.", ("job",)),
-    GOODPUT: Family(
+    STEPS: MetricFamily("Optimizer steps that count: steps that were done again count once.", ("job",)),
+    GOODPUT: MetricFamily(
         "Share of step and transfer in all rank-seconds since the submission; with NCCL an upper bound.",
         ("job",),
         is_counter=False,
     ),
-    RESTARTS: Family("Restarts by the fault before them.", ("job", "cause")),
-    WAITED_FOR: Family("Seconds that all other ranks waited for this rank; the eight largest.", ("job", "rank")),
-    LAST_BEAT: Family(
+    RESTARTS: MetricFamily("Restarts by the fault before them.", ("job", "cause")),
+    WAITED_FOR: MetricFamily("Seconds that all other ranks waited for this rank; the eight largest.", ("job", "rank")),
+    LAST_BEAT: MetricFamily(
         "When the leader last heard of a node, in seconds since the epoch.", ("job", "node"), is_counter=False
     ),
 }

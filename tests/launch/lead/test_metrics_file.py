@@ -11,7 +11,7 @@ import pytest
 from allranks.launch.lead.metrics_file import MetricsFile
 from allranks.model.job_status import JobStatus
 from allranks.model.ledger import Ledger
-from conftest import wait_until
+from conftest import HANG_S
 
 STATUS = JobStatus(
     job="47/11",
@@ -25,8 +25,8 @@ NAME = "allranks_47_11.prom"
 
 def offer(file: MetricsFile, status: JobStatus, *, now_s: float) -> None:
     """Offer a status, and wait until it is written, where it is."""
-    file.offer(status, now_s=now_s)
-    wait_until(lambda: not file._is_turn.locked(), "a write")
+    if (thread := file.offer(status, now_s=now_s)) is not None:
+        thread.join(HANG_S)
 
 
 def with_steps(steps: int) -> JobStatus:

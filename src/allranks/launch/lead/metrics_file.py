@@ -39,14 +39,16 @@ class MetricsFile:
         self._written_s: float | None = None
         self._before: dict[tuple[str, tuple[str, ...]], float] = {}
 
-    def offer(self, status: JobStatus, *, now_s: float) -> None:
-        """Write the status as metrics, if the last write is EVERY_S ago and has ended."""
-        if self._written_s is not None and now_s - self._written_s < EVERY_S:
-            return
-        if self._is_turn.acquire(blocking=False):
-            self._written_s = now_s
-            if start_thread(lambda: self._write(status), name="allranks-metrics") is None:
-                self._is_turn.release()
+    def offer(self, status: JobStatus, *, now_s: float) -> threading.Thread | None:
+        """Write the status as metrics, if the last write is EVERY_S ago and has ended; return the writing thread."""
+        is_due = self._written_s is None or now_s - self._written_s >= EVERY_S
+        if not is_due or not self._is_turn.acquire(blocking=False):
+            return None
+        self._written_s = now_s
+        thread = start_thread(lambda: self._write(status), name="allranks-metrics")
+        if thread is None:
+            self._is_turn.release()
+        return thread
 
     def close(self) -> None:
         """Remove the file."""
