@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -11,6 +14,7 @@ from allranks.model.job_status import JobStatus, NodeRow
 from allranks.model.ledger import Ledger, RankLedger, RestartCost
 from allranks.report.metrics import FAMILIES, Sample, hold_counters, make_samples, render_metrics
 
+DASHBOARD = Path(__file__).parents[2] / "packaging/grafana/allranks.json"
 LEDGER = Ledger(
     begun_s=1000.0,
     until_s=1100.0,
@@ -116,3 +120,12 @@ def test_promtool_takes_the_text() -> None:
         ["promtool", "check", "metrics"], input=render_metrics(make_samples(STATUS)), capture_output=True, timeout=60
     )
     assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+def test_the_dashboard_asks_for_every_metric_and_no_other() -> None:
+    text = DASHBOARD.read_text()
+    exported = {f"{name}_total" if family.is_counter else name for name, family in FAMILIES.items()}
+    asked = [target["expr"] for panel in json.loads(text)["panels"] for target in panel["targets"]]
+    assert {name for expression in asked for name in re.findall(r"allranks_[a-z_]*[a-z](?=\{)", expression)} == exported
+    labels = {label for family in FAMILIES.values() for label in family.labels} - {"job"} | {"exported_job"}
+    assert {name for names in re.findall(r"by \(([^)]*)\)", text) for name in names.split(", ")} <= labels
