@@ -120,6 +120,7 @@ def test_a_table_is_no_wider_than_its_terminal(width: int) -> None:
     [
         ([], ""),
         ([RankRow(ranks=(0, 1), num_ranks=2, state="step")], "2 in step"),
+        ([RankRow(ranks=(0, 1), num_ranks=2, state="running")], "2 running"),
         ([RankRow(ranks=(3,), num_ranks=1, state="lost"), RankRow(ranks=(0,), num_ranks=1)], "1 lost"),
         (
             [
@@ -134,7 +135,7 @@ def test_a_table_is_no_wider_than_its_terminal(width: int) -> None:
             "200 late: 0,2,4,6,8,10,12,14,16,18,20,22,24,26,28,30,32,34,36,38,...",
         ),
     ],
-    ids=["none", "one state", "lost, and unknown", "many", "too many to tell"],
+    ids=["none", "one state", "no steps seen", "lost, and unknown", "many", "too many to tell"],
 )
 def test_what_all_ranks_do_is_one_line(rows: list[RankRow], text: str) -> None:
     assert describe_states(rows) == text

@@ -36,7 +36,9 @@ Ranks that do the same are one row, the worst first.
 {mark} marks ranks that the others wait for.
 
   STATE      of the training thread: start, step, backward, data, save, or the
-             collective in which it waits; else stopped, ended, lost, silent
+             collective in which it waits; running: no step was seen yet;
+             kernel: in the kernel, on a disk or file server; else stopped,
+             ended, lost, silent
   FOR        how long the first of them has been in it
   WHERE      file and line of the training thread
   LATE       by how much they come later than the others, lately

@@ -116,7 +116,7 @@ def describe_states(rows: Sequence[RankRow]) -> str:
     return ", ".join(parts)
 
 
-_ADJECTIVES = ("stopped", "ended", "lost", "silent")
+_ADJECTIVES = ("running", "stopped", "ended", "lost", "silent")
 
 
 def _ranks_text(rows: Sequence[RankRow], *, at_most: int) -> str:
@@ -289,11 +289,12 @@ def event_lines(events: Sequence[EventSeen]) -> list[str]:
 
 def head_lines(view: TopView, style: Style) -> list[str]:
     """Return the lines above the table."""
+    rates = view.status.rates if any(view.status.rates) else ()
     head = [
         _headline(view.status, style),
         view.notice,
         describe_states([row.of for row in view.rows]),
-        sparkline(view.status.rates, style, at_most=min(60, style.width - 26)),
+        sparkline(rates, style, at_most=min(60, style.width - 26)),
     ]
     return [cell(line) for line in head if line]
 
