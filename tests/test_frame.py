@@ -44,8 +44,8 @@ def test_help_imports_neither_psutil_nor_the_agent() -> None:
 
 
 def test_extras_are_imported_only_where_they_are_used() -> None:
-    ours = "import allranks.cli.top, allranks.cli.run, allranks.launch.job, allranks.launch.lead.metrics_file"
-    assert not {"textual", "rich", "prometheus_client"} & imported_by(ours)
+    ours = "import allranks.cli.top, allranks.cli.run, allranks.launch.job, allranks.launch.lead.metrics_writer"
+    assert not {"textual", "rich", "prometheus_client", "opentelemetry"} & imported_by(ours)
 
 
 def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> None:

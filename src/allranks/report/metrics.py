@@ -3,7 +3,7 @@
     text = render_metrics(hold_counters(make_samples(status), {}))
 
 Names and units are those of https://prometheus.io/docs/practices/naming/. The labels are the job, the node and, of a
-few, the rank. `launch.lead.metrics_file` writes the text for node_exporter's textfile collector.
+few, the rank. `launch.lead.metrics_writer` writes the text for node_exporter's textfile collector.
 """
 
 from __future__ import annotations
