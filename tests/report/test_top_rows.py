@@ -101,9 +101,11 @@ def test_a_wide_terminal_has_all_columns_and_the_last_line_of_the_log() -> None:
 
 
 def test_a_culprit_is_red_where_there_is_color_and_marked_everywhere() -> None:
-    view = make_view(STATUS, now_s=1001.0)
+    chronic = RankRow(ranks=(8,), num_ranks=1, state="step", cost_share=0.05)
+    view = make_view(msgspec.structs.replace(STATUS, rows=(*STATUS.rows, chronic)), now_s=1001.0)
     colored = show(view, has_colour=True, is_unicode=True)
-    assert [line[:12] for line in colored if "data" in line] == ["\x1b[31;1m✗ 5  "]
+    assert [line[:10] for line in colored if "data" in line] == ["\x1b[31;1m✗ 5"]
+    assert [line[:8] for line in colored if "  step " in line] == ["\x1b[33m! 8"]
     assert not any("\x1b" in line for line in show(view))
     assert all(line.isascii() for line in show(view))
 

@@ -19,6 +19,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 from allranks.report.text import Style, count_of, one_row
 from allranks.report.top_rows import (
     ORDERS,
+    Tone,
     TopRow,
     TopView,
     cells_of,
@@ -27,13 +28,15 @@ from allranks.report.top_rows import (
     head_lines,
     node_lines,
     pick_rows,
+    tone_of,
 )
 
 EVERY_S = 2.0
+COLORS = {Tone.PLAIN: "", Tone.COSTLY: "yellow", Tone.CULPRIT: "bold red"}
 LOG_LINES = "200"
 HELP = """\
 Ranks that do the same are one row, the worst first.
-{mark} marks ranks that the others wait for.
+{mark} marks ranks that the others wait for now, ! those that cost them 5 % and more.
 
   STATE      of the training thread: start, step, backward, data, save, or the
              collective in which it waits; running: no step was seen yet;
@@ -204,8 +207,7 @@ class TopScreen(Screen[None]):
             title = f"{column.title:>{column.width}}" if column.is_number else column.title
             table.add_column(Text(title), width=column.width + 1)
         for row in rows:
-            color = "bold red" if row.of.is_culprit else ""
-            table.add_row(*(Text(text, style=color) for text in cells_of(row, columns, self._style)))
+            table.add_row(*(Text(text, style=COLORS[tone_of(row)]) for text in cells_of(row, columns, self._style)))
         self._shown = rows
         same = [number for number, row in enumerate(rows) if selected and row.of.ranks[:1] == selected.of.ranks[:1]]
         table.move_cursor(row=same[0] if same else at, scroll=False)

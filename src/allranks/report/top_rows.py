@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +24,8 @@ from allranks.report.text import Style, cell, count_of, fold_ranks
 RANKS_WIDTH = 17
 OLD_S = 10.0
 """A leader writes each second; a status that is older is not of now."""
+COSTLY = 0.05
+"""Share of the others' time from which on a rank that comes late is marked."""
 MAX_STATES = 3
 """States of waiting ranks that the line of all ranks tells."""
 BARS, ASCII_BARS = "▁▂▃▄▅▆▇█", "_.:-=+*#"
@@ -37,6 +40,16 @@ class TopRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     received_mbit_s: float | None = None
     last_line: str = ""
     """Of the log of the first of them."""
+
+
+class Tone(StrEnum):
+    """How a row stands out."""
+
+    PLAIN = "plain"
+    COSTLY = "costly"
+    """Others spend much of their time waiting for these ranks."""
+    CULPRIT = "culprit"
+    """Others wait for these ranks now."""
 
 
 class TopView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -202,6 +215,17 @@ def _nodes_cell(row: RankRow) -> str:
     return fold_hosts(row.nodes) if row.nodes else ""
 
 
+def tone_of(row: TopRow) -> Tone:
+    """Return how a row stands out."""
+    if row.of.is_culprit:
+        return Tone.CULPRIT
+    return Tone.COSTLY if row.of.cost_share >= COSTLY else Tone.PLAIN
+
+
+_MARKS = {Tone.PLAIN: (" ", " "), Tone.COSTLY: ("!", "!"), Tone.CULPRIT: ("✗", "x")}
+_SGR = {Tone.COSTLY: "33", Tone.CULPRIT: "31;1"}
+
+
 def choose_columns(width: int) -> list[Column]:
     """Return the columns that a terminal of this width has, with the room that is left given to one of them."""
     chosen: list[Column] = []
@@ -222,7 +246,7 @@ def cells_of(row: TopRow, columns: Sequence[Column], style: Style) -> list[str]:
     for column in columns:
         text = cell(column.text(row))
         if column.title == "RANKS":
-            text = f"{style.mark('✗', 'x') if row.of.is_culprit else ' '} {text}"
+            text = f"{style.mark(*_MARKS[tone_of(row)])} {text}"
         if len(text) > column.width:
             text = text[: column.width - 1] + style.mark("…", "~")
         texts.append(f"{text:>{column.width}}" if column.is_number else f"{text:<{column.width}}")
@@ -307,7 +331,8 @@ def render_view(view: TopView, style: Style) -> list[str]:
     lines.append(style.paint(" ".join(titles).rstrip(), "2"))
     for row in view.rows:
         text = " ".join(cells_of(row, columns, style)).rstrip()
-        lines.append(style.paint(text, "31;1") if row.of.is_culprit else text)
+        tone = tone_of(row)
+        lines.append(style.paint(text, _SGR[tone]) if tone in _SGR else text)
     for title, more in (("NODES", node_lines(view.status.nodes, style)), ("EVENTS", event_lines(view.status.events))):
         lines += [style.paint(title, "2"), *(line[: style.width] for line in more)] if more else []
     return lines
