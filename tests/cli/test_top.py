@@ -69,8 +69,6 @@ def test_once_prints_the_state_with_the_last_lines(
     assert found["rows"][1] == {
         "of": json.loads(msgspec.json.encode(ROWS[1])),
         "last_line": "of 0",
-        "sent_mbit_s": 0.0,
-        "received_mbit_s": 0.0,
     }
     assert (found["status"]["job"], "notice" in found) == (JOB, False)
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from allranks.model.beat import InterfaceSeen
 from allranks.model.hostlist import fold_hosts
 from allranks.model.job_status import EventSeen, JobStatus, NodeRow, RankRow
 from allranks.model.safe_text import size_text
@@ -82,18 +81,13 @@ def make_view(
 
 
 def _row(row: RankRow, nodes: Sequence[NodeRow], last_lines: Mapping[int, str]) -> TopRow:
-    sent, received = zip(*map(_rates_of, nodes), strict=True) if nodes else ((), ())
+    seen = [node.interfaces for node in nodes if node.interfaces]
     return TopRow(
         of=row,
-        sent_mbit_s=max(sent, default=None),
-        received_mbit_s=max(received, default=None),
+        sent_mbit_s=max((sum(interface.sent_mbit_s for interface in node) for node in seen), default=None),
+        received_mbit_s=max((sum(interface.received_mbit_s for interface in node) for node in seen), default=None),
         last_line=last_lines.get(row.ranks[0], "") if row.ranks else "",
     )
-
-
-def _rates_of(node: NodeRow) -> tuple[float, float]:
-    seen: Sequence[InterfaceSeen] = node.interfaces
-    return sum(interface.sent_mbit_s for interface in seen), sum(interface.received_mbit_s for interface in seen)
 
 
 def _headline(status: JobStatus, style: Style) -> str:
