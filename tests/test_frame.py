@@ -74,11 +74,12 @@ def test_the_flags_of_run_are_these() -> None:
     assert command is not None
     shown = {p.opts[0] for p in command.params if isinstance(p, click.Option) and not p.hidden}
     assert shown == {
+        "--metrics-dir",
         "--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--master-addr",
         "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
         "--local-ranks-filter", "--cluster", "--dry-run", "--container", "--container-runtime", "--ignore",
         "--max-restarts", "--restart-on-error", "--standby", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir",
-        "--checkpoint-every", "--shutdown-timeout", "--compress", "--bucket-mb", "--metrics-dir",
+        "--checkpoint-every", "--shutdown-timeout", "--compress", "--bucket-mb",
     }  # fmt: skip
 
 
