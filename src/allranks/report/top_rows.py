@@ -9,6 +9,7 @@ Whatever fills a JobStatus has this screen: `cli.top` reads status.json of a job
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ import msgspec
 from allranks.model.hostlist import fold_hosts
 from allranks.model.job_status import EventSeen, JobStatus, NodeRow, RankRow
 from allranks.model.safe_text import size_text
+from allranks.report.status_line import status_line
 from allranks.report.text import Style, cell, count_of, fold_ranks
 
 RANKS_WIDTH = 17
@@ -88,15 +90,6 @@ def _row(row: RankRow, nodes: Sequence[NodeRow], last_lines: Mapping[int, str]) 
         received_mbit_s=max((sum(interface.received_mbit_s for interface in node) for node in seen), default=None),
         last_line=last_lines.get(row.ranks[0], "") if row.ranks else "",
     )
-
-
-def _headline(status: JobStatus, style: Style) -> str:
-    ranks = f"{status.num_up:,}/{status.num_ranks:,} ranks on {count_of(status.num_nodes, 'node')}"
-    parts = [duration_text(status.age_s), ranks, *([status.phase] if status.phase != "running" else [])]
-    if status.step is not None:
-        parts.append(f"step {status.step:,}" + (f"/{status.total_steps:,}" if status.total_steps else ""))
-    parts += [f"{status.steps_per_s:.3g} it/s"] if status.steps_per_s is not None else []
-    return f"{style.mark('▸', '>')} " + style.mark(" · ", " - ").join(parts)
 
 
 def _notice(status: JobStatus, now_s: float, exit_code: int | None) -> str:
@@ -309,7 +302,7 @@ def head_lines(view: TopView, style: Style) -> list[str]:
     """Return the lines above the table."""
     rates = view.status.rates if any(view.status.rates) else ()
     head = [
-        _headline(view.status, style),
+        status_line(view.status, replace(style, has_colour=False), columns=style.width, job=view.status.job),
         view.notice,
         describe_states([row.of for row in view.rows]),
         sparkline(rates, style, at_most=min(60, style.width - 26)),
