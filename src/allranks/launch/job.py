@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -34,6 +35,7 @@ from allranks.launch import container
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.assignment import make_group
+from allranks.launch.lead.course import Phase
 from allranks.launch.lead.network import ask_topology, describe_network, read_bench
 from allranks.launch.loop import Loop
 from allranks.launch.plan import JobPlan, Request
@@ -140,6 +142,7 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
                 return _run_phases(workers)
             finally:
                 workers.end_standby()
+                run_dir.status_files.close()
                 if words := run_dir.last_files.close():
                     say(words)
                 if workers.owner is not None:
@@ -225,6 +228,9 @@ def _describe_ring(group: Plan) -> str | None:
 def _do_not_begin(why: Goodbye | AllranksError, applicant: Applicant) -> int:
     """Write and print why the job does not begin: the verdict of all, or what this agent found out alone."""
     plan, run_dir = applicant.plan, applicant.run_dir
+    if (seen := run_dir.status_files.newest) is not None:  # of the roll call that this agent has held
+        over: dict[str, Any] = {"phase": Phase.OVER, "exit_code": why.exit_code, "written_s": round(time.time(), 3)}
+        run_dir.status_files.show(msgspec.structs.replace(seen, gives_up_in_s=None, **over))
     node, is_slurm = plan.facts.host, plan.is_slurm
     if isinstance(why, Goodbye):
         if why.verdict is None or not why.verdict.findings:

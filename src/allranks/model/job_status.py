@@ -121,6 +121,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     waits_for: Amount | None = None
     """The rank that most of `wait` is owed to; None: nobody in particular."""
     stuck: Stuck | None = None
+    missing: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    """Of a roll call (`forming`) the nodes that have not joined; of a job that is `paused` what it waits for."""
+    gives_up_in_s: Age | None = None
+    """Until it is not waited for any longer."""
     rows: Annotated[tuple[RankRow, ...], msgspec.Meta(max_length=MAX_ROWS)] = ()
     """Worst first."""
     nodes: Annotated[tuple[NodeRow, ...], msgspec.Meta(max_length=MAX_NODES)] = ()

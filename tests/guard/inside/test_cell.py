@@ -79,7 +79,7 @@ def test_what_a_worker_wrote_is_there_after_its_death(cell: Cell):
 
 
 def test_a_fresh_cell_says_nothing(cell: Cell):
-    assert cell.read() == (0, None, None, None, None, None, False, None, None, None, "")
+    assert cell.read() == (0, None, None, None, None, None, False, None, None, None, "", None, None)
     assert cell.lost_lines() == (0, 0)
     assert cell.order() is None
 
