@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 
 from allranks.model.beat import InterfaceSeen
-from allranks.model.book import Book, LaneState, RankBook, Row, pack_book, pack_rows
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.job_status import JobStatus, NodeRow, write_status
 from allranks.model.ledger import Category, Chronic, Ledger, Loss, RankLedger, RestartCost
 from allranks.model.pair import PairResult
+from allranks.model.time_book import BookRow, LaneState, RankBook, TimeBook, pack_book, pack_rows
 
 BEGUN_S = 1795858874.0
 HANG = Finding(
@@ -54,20 +54,55 @@ def make_run(
         (attempt / node).mkdir()
         (attempt / node / "book.bin").write_bytes(pack_book(make_book(ranks, length_s, chance)))
         for rank in ranks:
-            (attempt / node / f"rank_{rank}.out").write_text(f"step 1839 loss 2.31\nstep 1840 loss 2.30 of rank {rank}\n")
+            (attempt / node / f"rank_{rank}.out").write_text(
+                f"step 1839 loss 2.31\nstep 1840 loss 2.30 of rank {rank}\n"
+            )
             if verdict.exit_code:
-                last = "run (evaluate.py:88)" if rank in HANG.ranks else "all_reduce (torch/distributed/distributed_c10d.py:2810)"
+                last = (
+                    "run (evaluate.py:88)"
+                    if rank in HANG.ranks
+                    else "all_reduce (torch/distributed/distributed_c10d.py:2810)"
+                )
                 stack = STACK.format(pid=4000 + rank, rank=rank, last=last)
                 (attempt / node / f"rank_{rank}.stack.txt").write_text(stack)
         (attempt / node / "env.json").write_text(json.dumps(make_settings(num_ranks, index)))
     events: list[dict[str, Any]] = [
-        {"time_s": BEGUN_S, "event": "started", "generation": 0, "members": nodes, "max_restarts": 3, "job": "4711",
-         "command": ["/usr/bin/python3", "train.py", "--lr", "1e-4"], "cwd": "/home/ada/gpt", "pid": 2351},
-        {"time_s": BEGUN_S + 3000, "event": "verdict", "generation": 0, "cause": "AR407 dead-rank", "node": nodes[1],
-         "ranks": [1], "message": "killed by SIGKILL"},
-        {"time_s": BEGUN_S + 3002, "event": "restarting", "generation": 1, "lost_s": 312.0, "is_tracked": True, "checkpoint": 700},
-        {"time_s": BEGUN_S + length_s, "event": "ended", "exit_code": verdict.exit_code, "leader": nodes[0], "is_cut_off": False},
-    ]  # fmt: skip
+        {
+            "time_s": BEGUN_S,
+            "event": "started",
+            "generation": 0,
+            "members": nodes,
+            "max_restarts": 3,
+            "job": "4711",
+            "command": ["/usr/bin/python3", "train.py", "--lr", "1e-4"],
+            "cwd": "/home/ada/gpt",
+            "pid": 2351,
+        },
+        {
+            "time_s": BEGUN_S + 3000,
+            "event": "verdict",
+            "generation": 0,
+            "cause": "AR407 dead-rank",
+            "node": nodes[1],
+            "ranks": [1],
+            "message": "killed by SIGKILL",
+        },
+        {
+            "time_s": BEGUN_S + 3002,
+            "event": "restarting",
+            "generation": 1,
+            "lost_s": 312.0,
+            "is_tracked": True,
+            "checkpoint": 700,
+        },
+        {
+            "time_s": BEGUN_S + length_s,
+            "event": "ended",
+            "exit_code": verdict.exit_code,
+            "leader": nodes[0],
+            "is_cut_off": False,
+        },
+    ]
     (attempt / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     (attempt / "verdict.json").write_bytes(verdict.to_json())
     (attempt / "roll_call.json").write_bytes(msgspec.json.encode(make_roll_call(nodes, per_node, chance)))
@@ -78,7 +113,7 @@ def make_run(
     return run
 
 
-def make_book(ranks: range, length_s: float, chance: random.Random) -> Book:
+def make_book(ranks: range, length_s: float, chance: random.Random) -> TimeBook:
     """Two generations: the second one begins at 3,010 s."""
     column_s = 0.5 * 2 ** doublings_of(length_s / 1200)
     columns = int(length_s / column_s)
@@ -101,7 +136,7 @@ def make_book(ranks: range, length_s: float, chance: random.Random) -> Book:
             lane_of = bytes(begin) + bytes(lane[begin:end])
             rows = make_rows((end - begin) * column_s, rank, chance)
             accounts.append(RankBook(rank, generation, int(begin * column_s * 1e6), lane_of, pack_rows(rows)))
-    return Book(BEGUN_S, int(length_s * 1e6), doublings_of(length_s / 1200), tuple(accounts))
+    return TimeBook(BEGUN_S, int(length_s * 1e6), doublings_of(length_s / 1200), tuple(accounts))
 
 
 def doublings_of(column_s: float) -> int:
@@ -111,7 +146,7 @@ def doublings_of(column_s: float) -> int:
     return doublings
 
 
-def make_rows(length_s: float, rank: int, chance: random.Random) -> list[Row]:
+def make_rows(length_s: float, rank: int, chance: random.Random) -> list[BookRow]:
     rows, totals, steps, passed_s = [], [0] * 7, 0, 0.0
     while passed_s < length_s:
         span_s = 60.0
@@ -123,7 +158,7 @@ def make_rows(length_s: float, rank: int, chance: random.Random) -> list[Row]:
         parts[1] = max(0, int(span_s * 1e6) - sum(parts) + parts[1])
         totals = [total + part for total, part in zip(totals, parts, strict=True)]
         steps += int(span_s * 0.26 / slow)
-        rows.append(Row(tuple(totals), steps))  # type: ignore[arg-type]
+        rows.append(BookRow(tuple(totals), steps))  # type: ignore[arg-type]
     return rows
 
 
@@ -131,17 +166,33 @@ def make_settings(num_ranks: int, index: int) -> list[dict[str, str]]:
     return [
         {"name": "WORLD_SIZE", "value": str(num_ranks), "reason": f"{num_ranks} ranks", "source": "allranks"},
         {"name": "NODE_RANK", "value": str(index), "reason": "index of this node", "source": "allranks"},
-        {"name": "GLOO_SOCKET_IFNAME", "value": "ens1f1", "reason": "only interface up on all nodes", "source": "cluster.toml:12"},
-        {"name": "WANDB_API_KEY", "value": "0123456789abcdef0123456789abcdef01234567", "reason": "given", "source": "--env"},
-    ]  # fmt: skip
+        {
+            "name": "GLOO_SOCKET_IFNAME",
+            "value": "ens1f1",
+            "reason": "only interface up on all nodes",
+            "source": "cluster.toml:12",
+        },
+        {
+            "name": "WANDB_API_KEY",
+            "value": "0123456789abcdef0123456789abcdef01234567",
+            "reason": "given",
+            "source": "--env",
+        },
+    ]
 
 
 def make_roll_call(nodes: list[str], per_node: int, chance: random.Random) -> dict[str, Any]:
     cards = {
         str(index): {
-            "host": node, "num_workers": per_node, "num_gpus": per_node if per_node > 1 else 0, "data_interface": "ens1f1",
+            "host": node,
+            "num_workers": per_node,
+            "num_gpus": per_node if per_node > 1 else 0,
+            "data_interface": "ens1f1",
             "facts": {
-                "kernel": "6.1.0-28-amd64", "allranks_version": "0.1.0", "python_version": "3.11.7", "num_cpus": 64,
+                "kernel": "6.1.0-28-amd64",
+                "allranks_version": "0.1.0",
+                "python_version": "3.11.7",
+                "num_cpus": 64,
                 "packages": {"torch": "2.13.0", "numpy": "2.4.6" if index != 4 else "2.3.1"},
                 "limits": {"memlock_bytes": 8388608 if index != 2 else 65536},
                 "environment": {"NCCL_DEBUG": "INFO"} if index == 4 else {},
@@ -149,29 +200,43 @@ def make_roll_call(nodes: list[str], per_node: int, chance: random.Random) -> di
             },
         }
         for index, node in enumerate(nodes)
-    }  # fmt: skip
+    }
     count = len(nodes)
     pairs = [(source, target) for source in range(count) for target in range(count) if source != target]
     if count > 32:
         pairs = [(source, target) for source, target in pairs if (target - source) % count in (1, 2, 4, 8, 16, 32)]
     results = [
         PairResult(
-            source=source, target=target, num_open=8, large_sent=49152, large_back=49152, datagrams_sent=40,
-            large_s=0.001, rtt_s=2e-5 * (1 + chance.random()) * (6 if 2 in (source, target) else 1),
+            source=source,
+            target=target,
+            num_open=8,
+            large_sent=49152,
+            large_back=49152,
+            datagrams_sent=40,
+            large_s=0.001,
+            rtt_s=2e-5 * (1 + chance.random()) * (6 if 2 in (source, target) else 1),
             datagrams_lost=3 if (source, target) == (2, 4) else 0,
             problem="no answer in 1.0 s" if (source, target) == (3, 5) else None,
         )
         for source, target in pairs
-    ]  # fmt: skip
+    ]
     return {"cards": cards, "results": results}
 
 
 def make_ledger(num_ranks: int, per_node: int, length_s: float) -> Ledger:
     whole_s = num_ranks * length_s
     shares = {
-        Category.STEP: 0.712, Category.TRANSFER: 0.098, Category.WAIT: 0.081, Category.DATA: 0.028, Category.EVAL: 0.021,
-        Category.SAVE: 0.008, Category.START: 0.013, Category.RESTART: 0.011, Category.REDO: 0.0244, Category.UNKNOWN: 0.0036,
-    }  # fmt: skip
+        Category.STEP: 0.712,
+        Category.TRANSFER: 0.098,
+        Category.WAIT: 0.081,
+        Category.DATA: 0.028,
+        Category.EVAL: 0.021,
+        Category.SAVE: 0.008,
+        Category.START: 0.013,
+        Category.RESTART: 0.011,
+        Category.REDO: 0.0244,
+        Category.UNKNOWN: 0.0036,
+    }
     ranks = [
         RankLedger(
             rank=rank,
@@ -183,31 +248,72 @@ def make_ledger(num_ranks: int, per_node: int, length_s: float) -> Ledger:
         for rank in range(min(num_ranks, 64))
     ]
     return Ledger(
-        begun_s=BEGUN_S, until_s=BEGUN_S + length_s, rank_s=whole_s, steps=1840, is_steps_seen=True, is_estimated=True,
+        begun_s=BEGUN_S,
+        until_s=BEGUN_S + length_s,
+        rank_s=whole_s,
+        steps=1840,
+        is_steps_seen=True,
+        is_estimated=True,
         seconds={key: whole_s * share for key, share in shares.items()},
         losses=(
-            Loss(category=Category.WAIT, rank_s=0.081 * whole_s, ranks=(5,), nodes=(name_node(5 // per_node),), is_estimated=True),
+            Loss(
+                category=Category.WAIT,
+                rank_s=0.081 * whole_s,
+                ranks=(5,),
+                nodes=(name_node(5 // per_node),),
+                is_estimated=True,
+            ),
             Loss(category=Category.DATA, rank_s=0.028 * whole_s, ranks=(5, 3), nodes=(name_node(5 // per_node),)),
             Loss(category=Category.EVAL, rank_s=0.021 * whole_s, ranks=(0,), nodes=("node00",)),
         ),
         ranks=tuple(sorted(ranks, key=lambda row: -row.waited_for_s)),
-        restarts=(RestartCost(generation=1, cause="AR407 dead-rank", node="node01", at_s=BEGUN_S + 3000, restart_s=68.0, redo_s=312.0, redo_steps=81),),
+        restarts=(
+            RestartCost(
+                generation=1,
+                cause="AR407 dead-rank",
+                node="node01",
+                at_s=BEGUN_S + 3000,
+                restart_s=68.0,
+                redo_s=312.0,
+                redo_steps=81,
+            ),
+        ),
         chronic=(Chronic(rank=5, node=name_node(5 // per_node), share=0.07, late_s=0.012, since_step=240),),
-        num_checkpoints=18, save_s=57.0,
-    )  # fmt: skip
+        num_checkpoints=18,
+        save_s=57.0,
+    )
 
 
 def make_status(nodes: list[str], per_node: int, length_s: float, ledger: Ledger) -> JobStatus:
     rows = tuple(
         NodeRow(
-            name=node, num_ranks=per_node, segments=1_841_000 + index, retransmits=index * 37, shm_used=0.04,
-            silent_s=14.0 if index == 2 else 0.2, is_lost=index == 1,
+            name=node,
+            num_ranks=per_node,
+            segments=1_841_000 + index,
+            retransmits=index * 37,
+            shm_used=0.04,
+            silent_s=14.0 if index == 2 else 0.2,
+            is_lost=index == 1,
             interfaces=(InterfaceSeen(name="ens1f1", sent_mbit_s=412.0, received_mbit_s=409.5, busy_share=0.0),),
         )
         for index, node in enumerate(nodes[:96])
-    )  # fmt: skip
+    )
     return JobStatus(
-        job="4711", written_s=BEGUN_S + length_s, started_s=BEGUN_S, phase="over", num_ranks=len(nodes) * per_node,
-        num_nodes=len(nodes), step=1840, total_steps=10_000, steps_per_s=0.26, rates=tuple(0.2 + number % 7 / 100 for number in range(120)),
-        checkpoint=1800, checkpoint_s=BEGUN_S + length_s - 180, max_restarts=3, num_restarts=1, nodes=rows, ledger=ledger, exit_code=0,
-    )  # fmt: skip
+        job="4711",
+        written_s=BEGUN_S + length_s,
+        started_s=BEGUN_S,
+        phase="over",
+        num_ranks=len(nodes) * per_node,
+        num_nodes=len(nodes),
+        step=1840,
+        total_steps=10_000,
+        steps_per_s=0.26,
+        rates=tuple(0.2 + number % 7 / 100 for number in range(120)),
+        checkpoint=1800,
+        checkpoint_s=BEGUN_S + length_s - 180,
+        max_restarts=3,
+        num_restarts=1,
+        nodes=rows,
+        ledger=ledger,
+        exit_code=0,
+    )

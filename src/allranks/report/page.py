@@ -1,6 +1,6 @@
 """Make a report of a run: one HTML file without anything outside of it, that a browser opens from a disk.
 
-    write_report(run.path)                       # runs/4711/report.html
+    write_report(run_dir.hold())                 # runs/4711/report.html, at the end of a run
     render(read_page(run.path))                  # its text
 
 The texts of logs, names and commands are foreign: every one of them is escaped (jinja2's autoescape), its control
@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 
-from allranks.model.book import LaneState
+from allranks.files.folder import Folder
 from allranks.model.ledger import PRODUCTIVE
+from allranks.model.time_book import LaneState
 from allranks.report.history import describe_clock
 from allranks.report.page_cards import Links
 from allranks.report.page_charts import HEIGHT, WIDTH, Part, draw, show_number, show_percent, split_budget
@@ -29,6 +30,8 @@ from allranks.report.page_data import Page, read_page
 from allranks.report.text import count_of, fold_ranks, printable
 
 FILE = "report.html"
+SHOWN_ROWS = 16
+"""Of the tables of ranks and nodes; the others are folded."""
 MAX_LOSSES, WORTH_TELLING = 3, 0.005
 """Of the first sentence: how many losses, and from which share on."""
 _FOLDER = Path(__file__).parent / "html"
@@ -64,26 +67,35 @@ def render(page: Page) -> str:
         charts=[draw(curve) for curve in page.curves],
         lanes=pack_lanes(page),
         heat=pack_links(page.links) if page.links and not page.links.rows else None,
+        shown_rows=SHOWN_ROWS,
         width=WIDTH,
         height=HEIGHT,
-        css=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),  # noqa: S704  (a file of this package)
-        script=Markup(script),  # noqa: S704
+        css=Markup((_FOLDER / "page.css").read_text(encoding="utf-8")),
+        script=Markup(script),
         digest=digest,
     )
 
 
-def write_report(path: Path, *, to: Path | None = None) -> Path:
-    """Read a run directory, write its report, and return where.
+def write_report(folder: Folder) -> None:
+    """Write the report of a run into its directory, which a job holds.
 
-    Args:
-        path: the directory of the run.
-        to: the file; None: FILE in it.
+    Raises:
+        OSError: it cannot be written.
+        ImportError: jinja2 is missing.
+    """
+    folder.write_whole(FILE, render(read_page(folder.path)).encode("utf-8", "replace"))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file of the user, whole or not at all.
+
     Raises:
         OSError: it cannot be written.
     """
-    where = to or path / FILE
-    where.write_text(render(read_page(path)), encoding="utf-8")
-    return where
+    if path.exists() and not path.is_file():  # /dev/stdout, a pipe
+        path.write_text(text, encoding="utf-8", errors="replace")
+        return
+    Folder.root(path.absolute().parent).write_whole(path.name, text.encode("utf-8", "replace"))
 
 
 def to_json(page: Page) -> bytes:
@@ -127,7 +139,9 @@ def find_losses(budget: Iterable[Part]) -> list[Part]:
 def mark_code(text: str, markup: Any) -> Any:
     """Return a text of categories.toml as HTML: what stands between backticks is code."""
     pieces = text.split("`")
-    return markup("").join(markup("<code>{}</code>" if at % 2 else "{}").format(piece) for at, piece in enumerate(pieces))
+    return markup("").join(
+        markup("<code>{}</code>" if at % 2 else "{}").format(piece) for at, piece in enumerate(pieces)
+    )
 
 
 def show_micro(seconds: float | None) -> str:

@@ -237,7 +237,9 @@ def _make_links(names: Mapping[int, str], told: _RollCall) -> Links:
     count, levels = len(names), bytearray([UNTRIED] * len(names) ** 2)
     for (source, target), link in links.items():
         levels[source * count + target] = link.level
-    slowest = sorted(links.values(), key=lambda link: (not link.problem, -(link.rtt_s or 0.0), link.source, link.target))
+    slowest = sorted(
+        links.values(), key=lambda link: (not link.problem, -(link.rtt_s or 0.0), link.source, link.target)
+    )
     num_failed = sum(bool(link.problem) for link in links.values())
     return Links(
         nodes=tuple(names.values()),

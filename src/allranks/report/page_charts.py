@@ -77,7 +77,9 @@ def split_budget(ledger: Ledger, *, job: str) -> list[Part]:
         text, loss = texts[key], owed.get(key)
         share = seconds[key] / ledger.rank_s if ledger.rank_s > 0 else 0.0
         ranks = loss.ranks if loss else ()
-        shown = fold_ranks(ranks[:SHOWN_RANKS]) + (f" and {len(ranks) - SHOWN_RANKS} more" if len(ranks) > SHOWN_RANKS else "")
+        shown = fold_ranks(ranks[:SHOWN_RANKS]) + (
+            f" and {len(ranks) - SHOWN_RANKS} more" if len(ranks) > SHOWN_RANKS else ""
+        )
         nodes = f" on {fold_hosts(loss.nodes[:SHOWN_RANKS])}" if loss and loss.nodes else ""
         named = {"ranks": shown or "all ranks", "job": job}
         label = text["label"] + (" + wait" if key == Category.STEP and ledger.is_async else "")
@@ -93,7 +95,11 @@ def split_budget(ledger: Ledger, *, job: str) -> list[Part]:
                 whom=shown + nodes if shown else "",
                 is_estimated=(loss is not None and loss.is_estimated)
                 or (ledger.is_estimated and key in (Category.WAIT, Category.TRANSFER)),
-                in_bar=f"{label} {show_percent(share)}" if share >= NAMED else show_percent(share) if share >= LABELLED else "",
+                in_bar=f"{label} {show_percent(share)}"
+                if share >= NAMED
+                else show_percent(share)
+                if share >= LABELLED
+                else "",
             )
         )
     return parts
@@ -121,7 +127,9 @@ def draw(curve: Curve) -> Chart:
     if curve.is_of_time:
         x_ticks = tuple((WIDTH * share, text) for share, text in time_ticks(last - first, 5))
     else:
-        x_ticks = tuple((WIDTH * (x - first) / across, show_number(x)) for x in number_ticks(first, last) if first <= x <= last)
+        x_ticks = tuple(
+            (WIDTH * (x - first) / across, show_number(x)) for x in number_ticks(first, last) if first <= x <= last
+        )
     return Chart(
         name=curve.name,
         unit=curve.unit,

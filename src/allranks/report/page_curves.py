@@ -15,9 +15,9 @@ from itertools import pairwise
 
 import msgspec
 
-from allranks.model.book import Book, RankBook, Row
 from allranks.model.job_status import JobStatus
 from allranks.model.pace import PaceState
+from allranks.model.time_book import BookRow, RankBook, TimeBook
 
 COLUMNS = 240
 """Of the curves of shares."""
@@ -27,7 +27,7 @@ WORTH_SHOWING = 0.005
 """A share that never is so large makes no curve."""
 RATE_EVERY_S = 5.0
 """As launch.lead.step_rate samples it."""
-_ZERO = Row((0,) * 7, 0)
+_ZERO = BookRow((0,) * 7, 0)
 _SHARES = {
     PaceState.BLOCKED: "Blocked in collectives", PaceState.DATA: "Waiting for data", PaceState.SAVE: "Saving",
 }  # fmt: skip
@@ -46,7 +46,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """The axis shows 0, too."""
 
 
-def draw_rate(books: Sequence[Book]) -> Curve | None:
+def draw_rate(books: Sequence[TimeBook]) -> Curve | None:
     """Return the steps per second over time, of each generation by the rank that has the most rows."""
     best: dict[int, tuple[int, float, RankBook]] = {}
     for book in books:
@@ -66,7 +66,7 @@ def draw_rate(books: Sequence[Book]) -> Curve | None:
     return Curve(name="Rate", unit="steps/s", points=tuple((at_s - points[0][0], rate) for at_s, rate in points))
 
 
-def draw_shares(books: Sequence[Book]) -> list[Curve]:
+def draw_shares(books: Sequence[TimeBook]) -> list[Curve]:
     """Return over time the share of all ranks' time in each state of _SHARES that has some."""
     accounts = [(book.begun_s, account) for book in books for account in book.ranks if account.packed_rows]
     every = 1 + len({account.rank for _, account in accounts}) // (MAX_RANKS + 1)
@@ -85,7 +85,9 @@ def draw_shares(books: Sequence[Book]) -> list[Curve]:
                 of_state[state][column] += weight * share
     curves = []
     for state, name in _SHARES.items():
-        values = [(column, 100 * of_state[state][column] / total[column]) for column in range(COLUMNS) if total[column] > 0]
+        values = [
+            (column, 100 * of_state[state][column] / total[column]) for column in range(COLUMNS) if total[column] > 0
+        ]
         if any(value > 100 * WORTH_SHOWING for _, value in values):
             points = tuple(((column + 0.5) * width_s, value) for column, value in values)
             curves.append(Curve(name=name, unit="% of all ranks' time", points=points))
@@ -112,7 +114,7 @@ def draw_last_rates(status: JobStatus | None) -> Curve | None:
     return Curve(name="Rate, last minutes", unit="steps/s", points=points)
 
 
-def draw_all(books: Sequence[Book], status: JobStatus | None) -> list[Curve]:
+def draw_all(books: Sequence[TimeBook], status: JobStatus | None) -> list[Curve]:
     """Return all curves that books and status have."""
     rate = draw_rate(books) or draw_last_rates(status)
     return [*([rate] if rate else []), *draw_shares(books)]

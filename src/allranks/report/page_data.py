@@ -11,11 +11,9 @@ harmless. `allranks why --html` fills in what logs alone tell.
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import shlex
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -34,17 +32,12 @@ from allranks.report.history import Restart
 from allranks.report.mask import mask_command, mask_finding, mask_secrets, mask_setting
 from allranks.report.page_cards import Links, NodeCard, OddValue, parse_roll_call
 from allranks.report.page_curves import Curve, draw_all
+from allranks.report.page_fault import LastLines, Place, find_nodes, list_files, read_last_lines, read_places
 from allranks.report.readback import MAX_BYTES, MAX_ROLL_CALL_BYTES, parse_settings, read_events
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, read_run, sort_by_number
 from allranks.report.text import one_line
 
-MAX_NODES, MAX_RANKS = 4096, 16384
-"""Whose files are looked for."""
-TAIL_BYTES, TAIL_LINES = 32 << 10, 40
-"""Of the last output of a rank."""
-STACK_BYTES, MAX_STACKS, MAX_PLACES = 64 << 10, 2048, 32
-"""Of one stack; stacks that are read; different ones that are shown."""
 MAX_EVENTS = 200
 MAX_ATTEMPTS = 16
 """The newest ones, whose books are read."""
@@ -52,8 +45,6 @@ MAX_DAMAGED = 8
 MAX_SETTINGS = 400
 FRESH_S = 30.0
 """A status that is older than this is not of a running job."""
-_STACK = re.compile(r"rank_([0-9]{1,8})\.stack\.txt")
-_OUTPUT = re.compile(r"rank_([0-9]{1,8})\.(?:out|err)")
 _SHOWN_EVENTS = frozenset((
     "started", "restarting", "verdict", "node_lost", "took_over", "paused", "interrupted", "agent_ended", "ended",
     "checkpoint", "straggler", "hang",
@@ -70,26 +61,6 @@ class Outcome(StrEnum):
     RUNNING = "running"
     UNKNOWN = "unknown"
     """It has no verdict, and nobody has written its status lately."""
-
-
-class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Ranks whose stacks were equal when the job failed."""
-
-    ranks: tuple[int, ...]
-    nodes: tuple[str, ...]
-    stack: str
-    is_culprit: bool = False
-
-
-class LastLines(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank has printed last."""
-
-    role: str
-    """`culprit`, `victim`, or `rank`."""
-    rank: int
-    node: str
-    path: str
-    lines: tuple[str, ...]
 
 
 class Happened(msgspec.Struct, frozen=True, kw_only=True):
@@ -157,9 +128,10 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         return None if end_s is None or self.started_s is None else max(0.0, end_s - self.started_s)
 
     @property
-    def nodes_of_rows(self) -> tuple[NodeRow, ...]:
-        """Nodes as the leader saw them last."""
-        return self.status.nodes if self.status else ()
+    def node_rows(self) -> tuple[NodeRow, ...]:
+        """Nodes as the leader saw them last; empty where it saw nothing of them."""
+        rows = self.status.nodes if self.status else ()
+        return rows if any(row.num_ranks or row.is_lost or row.segments or row.interfaces for row in rows) else ()
 
     @property
     def is_failure(self) -> bool:
@@ -187,8 +159,8 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
     now_s = time.time() if now_s is None else now_s
     run = read_run(path)
     attempts = sort_by_number(path.glob("attempt_*"))
-    files = _list_files(run.attempt_path) if attempts else {}
-    node_of = {rank: node for node, names in files.items() for rank in _ranks_among(names)}
+    files = list_files(run.attempt_path) if attempts else {}
+    node_of = find_nodes(files)
     status = _find_status(path / STATUS)
     ledger = _find(path / "goodput.json", Ledger)
     roll_call = parse_roll_call(find_regular(run.attempt_path / "roll_call.json", at_most=MAX_ROLL_CALL_BYTES) or b"")
@@ -227,8 +199,8 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
         cards=roll_call.cards,
         odd_values=roll_call.odd_values,
         links=roll_call.links,
-        places=_read_places(run.attempt_path, files, culprit) if is_over else (),
-        last_lines=tuple(_read_last_lines(run.attempt_path, files, node_of, culprit)) if is_over else (),
+        places=read_places(run.attempt_path, files, culprit) if is_over else (),
+        last_lines=tuple(read_last_lines(run.attempt_path, files, culprit)) if is_over else (),
         settings_of=about if settings else "",
         settings=tuple(
             {"name": shown.name, "value": shown.value, "reason": shown.reason, "source": shown.source}
@@ -241,24 +213,6 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
             *(line for of_attempt in found for line in of_attempt.damaged[:MAX_DAMAGED]),
         ),
     )
-
-
-def _list_files(attempt: Path) -> dict[str, tuple[str, ...]]:
-    """Return the names of the files of each node of an attempt."""
-    found: dict[str, tuple[str, ...]] = {}
-    with contextlib.suppress(OSError), os.scandir(attempt) as there:
-        for entry in there:
-            if len(found) >= MAX_NODES:
-                break
-            with contextlib.suppress(OSError):
-                if entry.is_dir(follow_symlinks=False):
-                    found[entry.name] = tuple(os.listdir(entry.path)[: 8 * MAX_RANKS])
-    return found
-
-
-def _ranks_among(names: Iterable[str]) -> list[int]:
-    ranks = {int(match[1]) for name in names if (match := _OUTPUT.fullmatch(name))}
-    return sorted(rank for rank in ranks if rank < MAX_RANKS)
 
 
 def _find_status(path: Path) -> JobStatus | None:
@@ -276,74 +230,6 @@ def _find(path: Path, kind: type[Ledger]) -> Ledger | None:
     return None
 
 
-def _read_places(
-    attempt: Path, files: Mapping[str, Sequence[str]], culprit: Finding | None
-) -> tuple[Place, ...]:
-    """Return the stacks that the agents kept, equal ones folded: those of the culprit first, then the rarest."""
-    kept = sorted(
-        (int(match[1]), node, name) for node, names in files.items() for name in names if (match := _STACK.fullmatch(name))
-    )
-    groups: dict[str, list[tuple[int, str]]] = {}
-    for rank, node, name in kept[:MAX_STACKS]:
-        data = find_regular(attempt / node / name, at_most=STACK_BYTES)
-        if data is not None:
-            groups.setdefault(_without_ids(data.decode(errors="replace")), []).append((rank, node))
-    blamed = set(culprit.ranks if culprit else ())
-    places = [
-        Place(
-            ranks=tuple(rank for rank, _ in who),
-            nodes=tuple(dict.fromkeys(node for _, node in who)),
-            stack=stack,
-            is_culprit=any(rank in blamed for rank, _ in who),
-        )
-        for stack, who in groups.items()
-    ]
-    return tuple(sorted(places, key=lambda place: (not place.is_culprit, len(place.ranks), place.ranks))[:MAX_PLACES])
-
-
-def _without_ids(stack: str) -> str:
-    """Return a stack of guard.watch without what differs from process to process: ids and the use of the CPU.
-
-    >>> _without_ids('Process 7: state S, 0.06 cores\\n\\nThread 7 (idle): "MainThread"\\n    f (a.py:3)\\n')
-    'state S\\n\\nThread "MainThread"\\n    f (a.py:3)'
-    """
-    text = re.sub(r"^Process \d+: (state \S+), [\d.]+ cores$", r"\1", mask_secrets(stack).strip(), flags=re.M)
-    return re.sub(r"^Thread \S+ \(\w+\): ", "Thread ", text, flags=re.M)
-
-
-def _read_last_lines(
-    attempt: Path, files: Mapping[str, Sequence[str]], node_of: Mapping[int, str], culprit: Finding | None
-) -> Iterable[LastLines]:
-    """Return the last lines of the culprit's first rank and of one victim, else of the first ranks."""
-    blamed = [rank for rank in (culprit.ranks if culprit else ()) if rank in node_of]
-    others = [rank for rank in (culprit.victims if culprit else ()) if rank in node_of and rank not in blamed]
-    others = others or [rank for rank in sorted(node_of) if rank not in blamed]
-    chosen = [("culprit", rank) for rank in blamed[:1]]
-    chosen += [("victim" if blamed else "rank", rank) for rank in others[: 2 - len(chosen)]]
-    for role, rank in chosen:
-        node = node_of[rank]
-        for stream in ("err", "out"):
-            name = f"rank_{rank}.{stream}"
-            lines = _read_tail(attempt / node / name) if name in files[node] else ()
-            if lines:
-                path = f"{attempt.name}/{node}/{name}"
-                yield LastLines(role=role, rank=rank, node=node, path=path, lines=lines)
-                break
-
-
-def _read_tail(path: Path) -> tuple[str, ...]:
-    with contextlib.suppress(OSError), open_regular(path) as file:
-        size_bytes = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size_bytes - TAIL_BYTES))
-        data = file.read(TAIL_BYTES)
-        if size_bytes > TAIL_BYTES:
-            data = data.partition(b"\n")[2] or data
-        text = mask_secrets(data.decode(errors="replace"))
-        lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").split("\n")]
-        return tuple(line for line in lines if line.strip())[-TAIL_LINES:]
-    return ()
-
-
 def _read_happened(path: Path) -> list[Happened]:
     with contextlib.suppress(OSError), open_regular(path) as file:
         told = [event for event in read_events(file).lines if event["event"] in _SHOWN_EVENTS]
@@ -353,11 +239,23 @@ def _read_happened(path: Path) -> list[Happened]:
 
 def _describe_event(event: Mapping[str, Any]) -> Happened:
     node = event.get("node") or event.get("leader") or ""
-    left_out = ("event", "time_s", "node", "leader", "command", "cwd", "members", "boot_id", "start_ticks", "pid", "job")
+    left_out = (
+        "event",
+        "time_s",
+        "node",
+        "leader",
+        "command",
+        "cwd",
+        "members",
+        "boot_id",
+        "start_ticks",
+        "pid",
+        "job",
+    )
     fields = [
-        f"{name} {','.join(map(str, value)) if isinstance(value, tuple | list) else value}"
+        f"{name.replace('_', ' ')} {','.join(map(str, value)) if isinstance(value, tuple | list) else value}"
         for name, value in event.items()
-        if name not in left_out and value not in (None, "", ())
+        if name not in left_out and value not in (None, "", ()) and value is not False
     ]
     time_s = event.get("time_s")
     shown = "" if time_s is None else time.strftime("%m-%d %H:%M:%S", time.localtime(time_s))

@@ -14,6 +14,7 @@ runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the 
 runs/<job>/checkpoints/, culprits.json                            kept for all attempts
 runs/<job>/leader.json, secret                                    the leader's address, the job's key
 runs/<job>/status.json, goodput.json                              what the job does now; where its time went
+runs/<job>/report.html                                            a page about the run (report/page.py)
 runs/latest                                                       link to the newest job
 """
 
@@ -62,7 +63,16 @@ _OF_ATTEMPT = frozenset((
 ))  # fmt: skip
 _OF_NODE = frozenset(("env.json", "verdict.json", "members", "growth"))
 _OF_RUN = frozenset(
-    ("secret", "leader.json", "culprits.json", "submission.sh", "preempted", "status.json", "goodput.json")
+    (
+        "secret",
+        "leader.json",
+        "culprits.json",
+        "submission.sh",
+        "preempted",
+        "status.json",
+        "goodput.json",
+        "report.html",
+    )
 )
 _OWN = _OF_ATTEMPT | _OF_NODE | _OF_RUN
 """Files in which the state of a run is kept, by the directory that has them; horovod/run.py writes some of them."""
