@@ -11,7 +11,7 @@ import msgspec
 
 from allranks.model.errors import Exit
 from allranks.report.mask import mask_finding, mask_secrets
-from allranks.report.page_data import Happened, Outcome, Page, read_page
+from allranks.report.page_data import Happened, RunOutcome, Page, read_page
 from allranks.report.text import one_line
 
 if TYPE_CHECKING:
@@ -43,12 +43,12 @@ def make_page(document: Document, *, asked: Sequence[str], run: Path | None) -> 
 
 
 def _page_of_logs(document: Document, asked: Sequence[str]) -> Page:
-    outcome = {Exit.OK: Outcome.SUCCEEDED, Exit.USER_CODE: Outcome.FAILED}.get(
-        Exit(document.exit_code), Outcome.UNKNOWN
+    outcome = {Exit.OK: RunOutcome.SUCCEEDED, Exit.USER_CODE: RunOutcome.FAILED}.get(
+        Exit(document.exit_code), RunOutcome.UNKNOWN
     )
     return Page(
         title=one_line(" ".join(asked)) or "logs",
-        outcome=Outcome.RUNNING if document.running else outcome,
+        outcome=RunOutcome.RUNNING if document.running else outcome,
         written_s=time.time(),
         missing=("what only `allranks run` knows: time budget, lanes, links, environment", *document.problems),
     )

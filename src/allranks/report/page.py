@@ -25,7 +25,7 @@ from allranks.model.ledger import PRODUCTIVE
 from allranks.model.time_book import LaneState
 from allranks.report.history import describe_clock
 from allranks.report.page_cards import Links
-from allranks.report.page_charts import HEIGHT, WIDTH, Part, draw, show_number, show_percent, split_budget
+from allranks.report.page_charts import HEIGHT, WIDTH, BudgetPart, draw, show_number, show_percent, split_budget
 from allranks.report.page_data import Page, read_page
 from allranks.report.text import count_of, fold_ranks, printable
 
@@ -130,7 +130,7 @@ def pack(parts: Iterable[bytes]) -> str:
     return base64.b64encode(zlib.compress(b"".join(parts), 6)).decode()
 
 
-def find_losses(budget: Iterable[Part]) -> list[Part]:
+def find_losses(budget: Iterable[BudgetPart]) -> list[BudgetPart]:
     """Return the largest parts that are no work, at most MAX_LOSSES of them."""
     lost = [part for part in budget if part.key not in map(str, PRODUCTIVE) and part.share >= WORTH_TELLING]
     return sorted(lost, key=lambda part: -part.share)[:MAX_LOSSES]

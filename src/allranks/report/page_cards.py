@@ -89,7 +89,7 @@ class Links(msgspec.Struct, frozen=True, kw_only=True):
     """Those that do not work, then the slowest."""
 
 
-class RollCall(msgspec.Struct, frozen=True, kw_only=True):
+class RollCallSeen(msgspec.Struct, frozen=True, kw_only=True):
     """What a roll call tells."""
 
     cards: tuple[NodeCard, ...] = ()
@@ -145,7 +145,7 @@ class _RollCall(msgspec.Struct, frozen=True):
     quiet: tuple[PairResult, ...] = ()
 
 
-def parse_roll_call(data: bytes) -> RollCall:
+def parse_roll_call(data: bytes) -> RollCallSeen:
     """Return what a roll call tells; nothing if this is none."""
     told = _decode(data, _RollCall)
     cards: dict[int, _Card] = {}
@@ -154,7 +154,7 @@ def parse_roll_call(data: bytes) -> RollCall:
         if card is not None and card.host and number.isascii() and number.isdigit() and len(number) < 7:
             cards[int(number)] = card
     facts = {index: _decode(card.facts, _Facts) or _Facts() for index, card in sorted(cards.items())}
-    return RollCall(
+    return RollCallSeen(
         cards=tuple(_show_card(cards[index], known) for index, known in facts.items()),
         odd_values=tuple(_find_odd({cards[index].host: _values_of(cards[index], facts[index]) for index in facts})),
         links=_make_links({index: cards[index].host for index in facts}, told) if told and len(facts) > 1 else None,

@@ -16,7 +16,7 @@ from pathlib import Path
 from allranks.model.hostlist import fold_hosts
 from allranks.model.ledger import Category, Ledger
 from allranks.report.history import describe_clock
-from allranks.report.page_curves import Curve
+from allranks.report.page_curves import PageCurve
 from allranks.report.text import fold_ranks
 
 WIDTH, HEIGHT = 720, 150
@@ -31,7 +31,7 @@ _ROUND_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class BudgetPart:
     """One category of the ledger in the bar and in its table."""
 
     key: str
@@ -64,7 +64,7 @@ class Chart:
     num_points: int
 
 
-def split_budget(ledger: Ledger, *, job: str) -> list[Part]:
+def split_budget(ledger: Ledger, *, job: str) -> list[BudgetPart]:
     """Return the categories that have time in them, in the order of the bar: work first, then the losses by size."""
     texts = _read_texts()
     owed = {str(loss.category): loss for loss in ledger.losses}
@@ -84,7 +84,7 @@ def split_budget(ledger: Ledger, *, job: str) -> list[Part]:
         named = {"ranks": shown or "all ranks", "job": job}
         label = text["label"] + (" + wait" if key == Category.STEP and ledger.is_async else "")
         parts.append(
-            Part(
+            BudgetPart(
                 key=key,
                 label=label,
                 meaning=text["meaning"],
@@ -110,7 +110,7 @@ def _read_texts() -> dict[str, dict[str, str]]:
     return tomllib.loads((_FOLDER / "categories.toml").read_text(encoding="utf-8"))
 
 
-def draw(curve: Curve) -> Chart:
+def draw(curve: PageCurve) -> Chart:
     """Return a curve's line and axes; the points are in order, and there is at least one."""
     xs, ys = zip(*curve.points, strict=True)
     low, high = min(0.0, *ys) if min(ys) >= 0 and curve.begins_at_zero else min(ys), max(ys)

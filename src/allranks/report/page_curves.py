@@ -33,7 +33,7 @@ _SHARES = {
 }  # fmt: skip
 
 
-class Curve(msgspec.Struct, frozen=True, kw_only=True):
+class PageCurve(msgspec.Struct, frozen=True, kw_only=True):
     """One line."""
 
     name: str
@@ -46,7 +46,7 @@ class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """The axis shows 0, too."""
 
 
-def draw_rate(books: Sequence[TimeBook]) -> Curve | None:
+def draw_rate(books: Sequence[TimeBook]) -> PageCurve | None:
     """Return the steps per second over time, of each generation by the rank that has the most rows."""
     best: dict[int, tuple[int, float, RankBook]] = {}
     for book in books:
@@ -63,10 +63,10 @@ def draw_rate(books: Sequence[TimeBook]) -> Curve | None:
     if not any(rate for _, rate in points):
         return None
     points.sort()
-    return Curve(name="Rate", unit="steps/s", points=tuple((at_s - points[0][0], rate) for at_s, rate in points))
+    return PageCurve(name="Rate", unit="steps/s", points=tuple((at_s - points[0][0], rate) for at_s, rate in points))
 
 
-def draw_shares(books: Sequence[TimeBook]) -> list[Curve]:
+def draw_shares(books: Sequence[TimeBook]) -> list[PageCurve]:
     """Return over time the share of all ranks' time in each state of _SHARES that has some."""
     accounts = [(book.begun_s, account) for book in books for account in book.ranks if account.packed_rows]
     every = 1 + len({account.rank for _, account in accounts}) // (MAX_RANKS + 1)
@@ -90,7 +90,7 @@ def draw_shares(books: Sequence[TimeBook]) -> list[Curve]:
         ]
         if any(value > 100 * WORTH_SHOWING for _, value in values):
             points = tuple(((column + 0.5) * width_s, value) for column, value in values)
-            curves.append(Curve(name=name, unit="% of all ranks' time", points=points))
+            curves.append(PageCurve(name=name, unit="% of all ranks' time", points=points))
     return curves
 
 
@@ -106,15 +106,15 @@ def _list_spans(
                 yield start_s + before.age_us / 1e6, start_s + row.age_us / 1e6, shares
 
 
-def draw_last_rates(status: JobStatus | None) -> Curve | None:
+def draw_last_rates(status: JobStatus | None) -> PageCurve | None:
     """Return the rate of the last minutes, as the leader has seen it."""
     if status is None or not any(status.rates):
         return None
     points = tuple((RATE_EVERY_S * number, rate) for number, rate in enumerate(status.rates))
-    return Curve(name="Rate, last minutes", unit="steps/s", points=points)
+    return PageCurve(name="Rate, last minutes", unit="steps/s", points=points)
 
 
-def draw_all(books: Sequence[TimeBook], status: JobStatus | None) -> list[Curve]:
+def draw_all(books: Sequence[TimeBook], status: JobStatus | None) -> list[PageCurve]:
     """Return all curves that books and status have."""
     rate = draw_rate(books) or draw_last_rates(status)
     return [*([rate] if rate else []), *draw_shares(books)]

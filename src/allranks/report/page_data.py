@@ -31,7 +31,7 @@ from allranks.report.books import Lanes, lanes, read_books
 from allranks.report.history import Restart
 from allranks.report.mask import mask_command, mask_finding, mask_secrets, mask_setting
 from allranks.report.page_cards import Links, NodeCard, OddValue, parse_roll_call
-from allranks.report.page_curves import Curve, draw_all
+from allranks.report.page_curves import PageCurve, draw_all
 from allranks.report.page_fault import LastLines, Place, find_nodes, list_files, read_last_lines, read_places
 from allranks.report.readback import MAX_BYTES, MAX_ROLL_CALL_BYTES, parse_settings, read_events
 from allranks.report.rundir import as_file_name
@@ -51,7 +51,7 @@ _SHOWN_EVENTS = frozenset((
 ))  # fmt: skip
 
 
-class Outcome(StrEnum):
+class RunOutcome(StrEnum):
     """How a run went."""
 
     SUCCEEDED = "succeeded"
@@ -79,7 +79,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     version: int = 1
     title: str
     job: str = ""
-    outcome: Outcome
+    outcome: RunOutcome
     exit_code: int | None = None
     written_s: float
     """When the report was made, Unix time."""
@@ -99,7 +99,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     status: JobStatus | None = None
     """As the leader wrote it last."""
     lanes: Lanes | None = None
-    curves: tuple[Curve, ...] = ()
+    curves: tuple[PageCurve, ...] = ()
     cards: tuple[NodeCard, ...] = ()
     odd_values: tuple[OddValue, ...] = ()
     links: Links | None = None
@@ -139,14 +139,14 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
         return any(finding.severity is Severity.FAIL for finding in self.findings)
 
 
-def judge_outcome(verdict: Verdict | None, status: JobStatus | None, *, now_s: float) -> Outcome:
+def judge_outcome(verdict: Verdict | None, status: JobStatus | None, *, now_s: float) -> RunOutcome:
     """Return how a run went, from its verdict, else from its last status."""
     if verdict is not None:
         if verdict.ended_by is not None:
-            return Outcome.STOPPED
-        return Outcome.SUCCEEDED if verdict.exit_code == Exit.OK else Outcome.FAILED
+            return RunOutcome.STOPPED
+        return RunOutcome.SUCCEEDED if verdict.exit_code == Exit.OK else RunOutcome.FAILED
     is_fresh = status is not None and status.phase != "over" and now_s - status.written_s < FRESH_S
-    return Outcome.RUNNING if is_fresh else Outcome.UNKNOWN
+    return RunOutcome.RUNNING if is_fresh else RunOutcome.UNKNOWN
 
 
 def read_page(path: Path, *, now_s: float | None = None) -> Page:
@@ -175,7 +175,7 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
     books = [book for of_attempt in found for book in of_attempt.books]
     over_time = lanes(books)
     outcome = judge_outcome(verdict, status, now_s=now_s)
-    is_over = outcome in (Outcome.FAILED, Outcome.STOPPED, Outcome.UNKNOWN)
+    is_over = outcome in (RunOutcome.FAILED, RunOutcome.STOPPED, RunOutcome.UNKNOWN)
     return Page(
         title=one_line(run.name or run.id),
         job=run.id,
@@ -263,9 +263,9 @@ def _describe_event(event: Mapping[str, Any]) -> Happened:
     return Happened(time=shown, who=one_line(node), text=text, is_culprit=event["event"] == "verdict")
 
 
-def _list_commands(run: Run, *, num_nodes: int, num_ranks: int, outcome: Outcome) -> Iterable[tuple[str, str]]:
+def _list_commands(run: Run, *, num_nodes: int, num_ranks: int, outcome: RunOutcome) -> Iterable[tuple[str, str]]:
     job = shlex.quote(run.id)
-    if outcome is Outcome.RUNNING:
+    if outcome is RunOutcome.RUNNING:
         yield "See what it does now", f"allranks status {job}"
         yield "See where its ranks are", f"allranks stack {job}"
         return
@@ -284,7 +284,7 @@ def _list_commands(run: Run, *, num_nodes: int, num_ranks: int, outcome: Outcome
     else:
         where = ["--nnodes", str(num_nodes)] if num_nodes > 1 else []
         yield "Run it again", f"{go}{shlex.join(['allranks', 'run', *where, *per_node, *words])}"
-    if outcome is not Outcome.SUCCEEDED and checkpoints.is_dir():
+    if outcome is not RunOutcome.SUCCEEDED and checkpoints.is_dir():
         flags = ["--checkpoint-dir", str(checkpoints.absolute())]
         how = ["submit", "--nodes", str(num_nodes)] if submission.exists() else ["run"]
         command = shlex.join(["allranks", *how, *flags, *per_node, *words])
