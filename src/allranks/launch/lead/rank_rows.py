@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from allranks.guard.scene import NodeView, RankView, Scene
 from allranks.guard.waits import Waiting
@@ -36,17 +37,16 @@ _OF_PHASE = {"": "running", "init": "start", "arriving": "start", "training": "r
 _SEVERITY = ("lost", "silent", "stopped", "kernel")
 
 
-@dataclass(frozen=True, slots=True)
-class LateRank:
+class LateRank(Protocol):
     """What one rank cost the others lately."""
 
-    late_s: float
-    """By how much it came later, in each step."""
-    cost_share: float
-    """Share of the others' time that was waited for it."""
+    @property
+    def lag_s(self) -> float:
+        """By how much it came later than all others."""
 
-
-NOT_LATE = LateRank(0.0, 0.0)
+    @property
+    def share(self) -> float:
+        """Share of the others' time that was waited for it."""
 
 
 @dataclass(slots=True)
@@ -154,18 +154,18 @@ def see_ranks(
         for rank in node.ranks:
             view, is_culprit = scene.ranks.get(rank), rank in culprits
             state, for_s, place = _see_rank(scene, rank, view, away[node.index], now_s)
-            lateness = late.get(rank, NOT_LATE)
+            lateness = late.get(rank)
+            cost_share = lateness.share if lateness is not None else 0.0
             # Where a rank of many is in its code changes all the time: it tells something where others wait for it.
             place = place if is_single or is_culprit or state not in _STATES else ""
-            key = rank if is_single else (state, is_culprit, lateness.cost_share >= COSTLY, place)
+            key = rank if is_single else (state, is_culprit, cost_share >= COSTLY, place)
             if (row := rows.get(key)) is None:
                 row = rows[key] = _Row(state, is_culprit, place)
             row.ranks.append(rank)
             row.nodes[node.name] = None
             row.for_s = max(row.for_s, for_s)
-            if lateness is not NOT_LATE:
-                row.late_s = max(row.late_s, lateness.late_s)
-                row.cost_share = max(row.cost_share, lateness.cost_share)
+            if lateness is not None:
+                row.late_s, row.cost_share = max(row.late_s, lateness.lag_s), max(row.cost_share, cost_share)
             if view is None:
                 continue
             beat = view.beat

@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import msgspec
 
@@ -22,8 +23,8 @@ from allranks.guard.waits import Waiting, find_waiting, is_typed_at, longest_wai
 from allranks.launch import events
 from allranks.launch.events import Effect
 from allranks.launch.lead.course import Phase
-from allranks.launch.lead.rank_rows import CpuMeter, see_nodes, see_ranks, see_stuck
-from allranks.launch.lead.step_rate import LastMinute, StepRate
+from allranks.launch.lead.rank_rows import CpuMeter, LateRank, see_nodes, see_ranks, see_stuck
+from allranks.launch.lead.step_rate import StepRate
 from allranks.model.errors import name_signal
 from allranks.model.finding import Finding
 from allranks.model.job_status import MAX_EVENTS, EventSeen, JobStatus, Stuck, write_status
@@ -35,10 +36,14 @@ STATUS_S = 1.0
 LEDGER_S = 60.0
 """Between two writings of the ledger, besides those at a fault, a restart and the end."""
 SAMPLE_S = 5.0
-"""Between two looks at the ledger for the waits of the last minute."""
+"""Between two looks at the ledger."""
 STUCK_S = 3.0
 """Ranks that wait for so long are told as waiting for others."""
+WALK_S = 6e-3
+"""Between two walks over all groups, for each rank: a walk takes 70 us a rank, so 1,024 ranks are walked every 6 s."""
 MAX_BYTES = 64 << 10
+SMALL = 16
+"""Rows and nodes of a status that surely has no more bytes."""
 MAX_TEXT = 160
 SHOWN_LOSSES, SHOWN_CULPRITS, SHOWN_RESTARTS = 8, 8, 8
 _QUIET = ("network", "worker_ended_late")
@@ -68,10 +73,44 @@ class Known:
     """Of a job that is over."""
 
 
+class LatelySeen(Protocol):
+    """How ranks were in the last minute."""
+
+    @property
+    def wait_share(self) -> float | None:
+        """`wait` and `transfer` of all ranks' time; None: not known."""
+
+    @property
+    def waits_for(self) -> int | None:
+        """The rank that costs the others most; None: nobody in particular."""
+
+    @property
+    def late(self) -> Mapping[int, LateRank]:
+        """Ranks that were late."""
+
+
+class JobBooks(Protocol):
+    """Where the time goes: the guard's account of a job."""
+
+    def snapshot(self, now_s: float) -> Ledger:
+        """Return the whole account up to now, by the leader's clock."""
+
+    def lately(self) -> LatelySeen:
+        """Return how ranks were lately."""
+
+    def end(self, now_s: float) -> None:
+        """The job is over; nothing is booked behind that."""
+
+
 @dataclass(slots=True)
 class StatusKeeper:
-    """Remembers what a status says of the past: rates, waits, events."""
+    """Remembers what a status says of the past: rates, events, the last look at the ledger.
 
+    Args:
+        books: the guard's account of the job; None: nobody keeps it.
+    """
+
+    books: JobBooks | None = None
     _phase: Phase | None = None
     _due_s: float = -math.inf
     _ledger_due_s: float = -math.inf
@@ -79,9 +118,11 @@ class StatusKeeper:
     _generation: int | None = None
     _events: deque[EventSeen] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     _rate: StepRate = field(default_factory=StepRate)
-    _minute: LastMinute = field(default_factory=LastMinute)
     _cpu: CpuMeter = field(default_factory=CpuMeter)
     _ledger: Ledger | None = None
+    _waiting: Waiting | None = None
+    _walked_s: float = -math.inf
+    """When the last walk over all groups was made, by the guard's clock."""
     _hung: tuple[int, ...] | None = None
     """The ranks of the last event `hang`; None: nobody hangs."""
     _warnings: tuple[Finding, ...] = ()
@@ -104,28 +145,44 @@ class StatusKeeper:
         scene, guard_s = guard.look(now_s)
         is_new_phase, self._phase, self._due_s = known.phase is not self._phase, known.phase, now_s + STATUS_S
         if known.plan.generation != self._generation:
-            self._generation, self._cpu, self._hung, self._warnings = known.plan.generation, CpuMeter(), None, ()
+            self._generation, self._cpu, self._warnings = known.plan.generation, CpuMeter(), ()
+            self._hung, self._waiting, self._walked_s = None, None, -math.inf
             self._rate.begin()
         is_kept = is_new_phase or now_s >= self._ledger_due_s
-        if is_kept or now_s >= self._sample_due_s:
+        if self.books is not None and (is_kept or now_s >= self._sample_due_s):
             self._sample_due_s = now_s + SAMPLE_S
-            self._ledger = None
-            if self._ledger is not None:
-                self._minute.add(self._ledger)
+            if known.phase is Phase.OVER:
+                self.books.end(now_s)
+            self._ledger = self.books.snapshot(now_s)
         is_running = known.phase is Phase.RUNNING
-        waiting = find_waits(scene, guard_s) if is_running else None
+        waiting = self._find_waiting(scene, guard_s) if is_running else None
         may_end = waiting is not None and not scene.may_leave and not is_typed_at(scene, waiting)
         stuck = see_stuck(scene, waiting, guard_s, is_ended_for_it=may_end) if waiting is not None else None
-        told = [("hang", hang)] if (hang := self._find_hang(stuck, scene.settings.slow_s)) is not None else []
-        told += [("straggler", straggler) for straggler in self._find_stragglers(guard.warnings)]
-        for event, fields in told:
-            self.note(event, fields, now_s)
-        effects: list[Effect] = [events.Record(event=event, fields=fields) for event, fields in told]
+        records: list[events.Record] = []
+        if (hang := self._find_hang(stuck, scene.settings.slow_s)) is not None:
+            records.append(events.Record(event="hang", fields=hang))
+        for straggler in self._find_stragglers(guard.warnings):
+            records.append(events.Record(event="straggler", fields=straggler))
+        for record in records:
+            self.note(record.event, record.fields, now_s)
+        effects: list[Effect] = [*records]
         effects.append(events.WriteStatus(status=self._make(known, scene, now_s, guard_s, waiting, stuck)))
         if is_kept and self._ledger is not None:
             self._ledger_due_s = now_s + LEDGER_S
             effects.append(events.WriteLedger(ledger=self._ledger))
         return effects
+
+    def _find_waiting(self, scene: Scene, guard_s: float) -> Waiting | None:
+        """Return why ranks wait, if one of them has waited for STUCK_S; of many ranks, as the last walk has found."""
+        if longest_wait_s(scene, guard_s) < STUCK_S:
+            self._waiting = None
+            return None
+        if (passed_s := guard_s - self._walked_s) >= scene.num_ranks * WALK_S:
+            self._walked_s, passed_s, found = guard_s, 0.0, find_waiting(scene, guard_s)
+            self._waiting = found if found is not None and found.waited_s >= STUCK_S else None
+        if (last := self._waiting) is None:
+            return None
+        return replace(last, waited_s=last.waited_s + passed_s, stuck_s=last.stuck_s + passed_s)
 
     def _find_hang(self, stuck: Stuck | None, slow_s: float) -> dict[str, object] | None:
         """Return the fields of an event `hang`, once for the same ranks."""
@@ -148,8 +205,10 @@ class StatusKeeper:
     def _make(
         self, known: Known, scene: Scene, now_s: float, guard_s: float, waiting: Waiting | None, stuck: Stuck | None
     ) -> JobStatus:
-        waits = self._minute.find_waits(scene.num_ranks)
         is_running = known.phase is Phase.RUNNING
+        lately = self.books.lately() if self.books is not None and is_running else None
+        wait_share = lately.wait_share if lately is not None else None
+        late = lately.late if lately is not None else {}
         step = max(known.steps.values(), default=None)
         is_of_session = step is not None
         if step is None:
@@ -179,26 +238,18 @@ class StatusKeeper:
             checkpoint_s=known.complete[1] if known.complete[0] == known.checkpoint is not None else None,
             num_restarts=known.num_restarts,
             max_restarts=known.plan.max_restarts,
-            wait_share=None if waits.share is None else round(waits.share, 4),
-            waits_for=waits.waits_for,
+            wait_share=None if wait_share is None else round(min(1.0, max(0.0, wait_share)), 4),
+            waits_for=lately.waits_for if lately is not None else None,
             stuck=stuck,
             missing=known.missing,
             gives_up_in_s=None if known.gives_up_s is None else round(max(0.0, known.gives_up_s - now_s), 1),
-            rows=see_ranks(scene, guard_s, waiting=waiting, steps=known.steps, late=waits.late, cpu=self._cpu),
+            rows=see_ranks(scene, guard_s, waiting=waiting, steps=known.steps, late=late, cpu=self._cpu),
             nodes=see_nodes(scene, guard_s),
             events=tuple(self._events),
             ledger=None if self._ledger is None else shorten_ledger(self._ledger),
             exit_code=known.exit_code,
         )
         return fit(status)
-
-
-def find_waits(scene: Scene, guard_s: float) -> Waiting | None:
-    """Return why ranks wait, if one of them has waited for STUCK_S; the walk over all groups is not made otherwise."""
-    if longest_wait_s(scene, guard_s) < STUCK_S:
-        return None
-    waiting = find_waiting(scene, guard_s)
-    return waiting if waiting is not None and waiting.waited_s >= STUCK_S else None
 
 
 def shorten_ledger(ledger: Ledger) -> Ledger:
@@ -214,7 +265,7 @@ def shorten_ledger(ledger: Ledger) -> Ledger:
 
 def fit(status: JobStatus, at_most: int = MAX_BYTES) -> JobStatus:
     """Return a status of at most so many bytes: rows, nodes and old events are left out, the least bad first."""
-    for _ in range(16):
+    for _ in range(16 if len(status.rows) + len(status.nodes) > SMALL else 0):
         if len(write_status(status)) <= at_most:
             break
         status = msgspec.structs.replace(
