@@ -17,6 +17,9 @@ from allranks.why.dumps import DumpError
 
 from .door import Parser, of_bytes, plain, recorded, seeds
 from .of_nodes import (
+    book_seeds,
+    books,
+    books_inside,
     dump,
     dumps,
     manifest,
@@ -24,6 +27,7 @@ from .of_nodes import (
     messages,
     owner,
     owner_seeds,
+    packed_books,
     plan_inside,
     plan_seeds,
     state,
@@ -98,6 +102,8 @@ def _parsers() -> Iterator[Parser]:
     yield Parser("joins", messages("Join", "Hello"), wire, OURS, "msgpack")
     yield Parser("messages", messages(), wire, OURS, "msgpack")
     yield Parser("plans", plan_seeds, plan_inside, OURS, "msgpack")
+    yield Parser("books", packed_books, books, kind="bytes")
+    yield Parser("books, inside", book_seeds, books_inside, kind="msgpack")
     yield Parser("dumps as JSON", lambda: dumps()[:1], dump, (DumpError,), "json")
     yield Parser("dumps as pickles", lambda: dumps()[1:], dump, (DumpError,), "bytes")
     yield Parser("manifests", manifest_line, manifest, (Damaged,), "json")

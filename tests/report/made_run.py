@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 from pathlib import Path
@@ -103,7 +104,12 @@ def make_run(
             "is_cut_off": False,
         },
     ]
+    events[3:3] = [
+        {"time_s": BEGUN_S + 360 * number, "event": "checkpoint", "step": 100 * number, "write_s": 2.5 + number / 10}
+        for number in range(9, 19)
+    ]
     (attempt / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    (attempt / "curves.jsonl").write_bytes(make_values(chance))
     (attempt / "verdict.json").write_bytes(verdict.to_json())
     (attempt / "roll_call.json").write_bytes(msgspec.json.encode(make_roll_call(nodes, per_node, chance)))
     ledger = make_ledger(num_ranks, per_node, length_s)
@@ -134,7 +140,7 @@ def make_book(ranks: range, length_s: float, chance: random.Random) -> TimeBook:
         lane[restart + 2 : restart + 10] = bytes([LaneState.START] * 8)
         for generation, begin, end in ((0, 0, restart), (1, restart + 2, columns)):
             lane_of = bytes(begin) + bytes(lane[begin:end])
-            rows = make_rows((end - begin) * column_s, rank, chance)
+            rows = make_rows((end - begin) * column_s, rank % 8)
             accounts.append(RankBook(rank, generation, int(begin * column_s * 1e6), lane_of, pack_rows(rows)))
     return TimeBook(BEGUN_S, int(length_s * 1e6), doublings_of(length_s / 1200), tuple(accounts))
 
@@ -146,7 +152,9 @@ def doublings_of(column_s: float) -> int:
     return doublings
 
 
-def make_rows(length_s: float, rank: int, chance: random.Random) -> list[BookRow]:
+@functools.cache
+def make_rows(length_s: float, seed: int) -> list[BookRow]:
+    chance = random.Random(seed)
     rows, totals, steps, passed_s = [], [0] * 7, 0, 0.0
     while passed_s < length_s:
         span_s = 60.0
@@ -160,6 +168,16 @@ def make_rows(length_s: float, rank: int, chance: random.Random) -> list[BookRow
         steps += int(span_s * 0.26 / slow)
         rows.append(BookRow(tuple(totals), steps))  # type: ignore[arg-type]
     return rows
+
+
+def make_values(chance: random.Random) -> bytes:
+    """10,000 values of `loss` and `lr`; step 4,000 has a peak."""
+    lines = []
+    for step in range(1, 10_001):
+        loss = 2.0 + 8.0 / step**0.5 + 0.1 * chance.random() + (5.0 if step == 4000 else 0.0)
+        values = {"loss": None if step == 77 else round(loss, 4), "lr": 1e-4 * min(1.0, step / 1000)}
+        lines.append(json.dumps({"step": step, "time_s": BEGUN_S + 0.7 * step, "values": values}))
+    return "\n".join(lines).encode()
 
 
 def make_settings(num_ranks: int, index: int) -> list[dict[str, str]]:

@@ -10,18 +10,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from allranks.model.pace import PaceState
 from allranks.model.time_book import (
     FILE,
     MAX_RAW_BYTES,
-    TimeBook,
+    BookRow,
     LaneState,
     RankBook,
-    BookRow,
+    TimeBook,
     pack_book,
     pack_rows,
     parse_books,
 )
-from allranks.model.pace import PaceState
 from allranks.report.books import lanes, read_books, sums
 
 STEP, DATA, SAVE, GONE = LaneState.STEP, LaneState.DATA, LaneState.SAVE, LaneState.GONE
@@ -75,7 +75,7 @@ SOUND = pack_book(book(RankBook(0, 0, 0, b"\1", rows((5, 1)))))
         (SOUND[:4] + b"\x02" + SOUND[5:], "another version of allranks wrote it (2)"),
         (SOUND[:-1] + b"x", "it is damaged (Error -3 while decompressing data: incorrect data check)"),
         (bomb(), "it is damaged: incomplete, or too large"),
-        (forged(lane=b"\x0a"), "rank 0: an unknown state in its lane"),
+        (forged(lane=b"\x0b"), "rank 0: an unknown state in its lane"),
         (forged(packed_rows=b"\1" * 63), "63 bytes are no whole rows"),
         (forged(packed_rows=pack_rows([BookRow((-1, 5, 0, 0, 0, 0, 0), 0)])), "rank 0: a total that is none"),
         (forged(packed_rows=rows((5, 1), (5, 1))), "rank 0: rows that are not in order"),
@@ -153,7 +153,9 @@ def test_a_thousand_ranks_are_merged_in_half_a_second():
 
 
 def test_sums_are_those_of_all_generations():
-    first = book(RankBook(0, 0, 0, b"", rows((5_000_000, 0), (5_000_000, 9_000_000), steps=4)), node="a")
+    first = book(
+        RankBook(0, 0, 0, b"", rows((5_000_000, 0), (5_000_000, 9_000_000), steps=4)), node="a", begun_s=BEGUN_S - 20
+    )
     second = book(RankBook(0, 1, 0, b"", rows((1_000_000, 2_000_000), steps=3), is_async=True), node="b")
     (found,) = sums([first, second])
     assert (found.rank, found.nodes, found.steps, found.num_generations) == (0, ("a", "b"), 7, 2)

@@ -15,13 +15,14 @@ import msgspec
 import pytest
 from made_run import BEGUN_S, HANG, make_run
 
+from allranks.model.curve import CurvePoint
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.job_status import JobStatus, read_status, write_status
 from allranks.model.ledger import Category, Ledger, Loss
 from allranks.report.page import render, to_json
 from allranks.report.page_cards import FAILED, parse_roll_call
 from allranks.report.page_charts import draw, split_budget, thin_out
-from allranks.report.page_curves import PageCurve
+from allranks.report.page_curves import PageCurve, draw_values
 from allranks.report.page_data import RunOutcome, judge_outcome, read_page
 from allranks.report.rundir import is_own_file
 from conftest import Tell
@@ -187,6 +188,21 @@ def test_ten_thousand_points_keep_their_peaks_in_few() -> None:
     chart = draw(PageCurve(name="loss", points=points, is_of_time=False))
     assert chart.text == "last 3, lowest 0, highest 1,000"
     assert len(chart.path) < 12_000
+
+
+def test_values_of_step_log_are_curves_and_lost_steps_are_not(failed: Path) -> None:
+    curves = {curve.name: curve for curve in read_page(failed).curves}
+    assert list(curves)[:3] == ["Rate", "loss", "lr"]
+    assert (len(curves["loss"].points), curves["loss"].num_not_finite) == (9999, 1)
+    before = [CurvePoint(step, 0.0, {"loss": float(step)}) for step in (1, 2, 3, 4)]
+    after = [CurvePoint(3, 9.0, {"loss": 30.0}), CurvePoint(4, 9.0, {"loss": None})]
+    (curve,) = draw_values([before, after])
+    assert (curve.points, curve.num_not_finite) == (((1.0, 1.0), (2.0, 2.0), (3.0, 30.0)), 1)
+
+
+def test_checkpoints_are_listed(failed: Path, failed_page: str) -> None:
+    assert [checkpoint.step for checkpoint in read_page(failed).checkpoints][-2:] == [1700, 1800]
+    assert "1,800 2026-11-28" in Read(failed_page).text
 
 
 def test_work_comes_first_then_the_losses_by_size() -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from allranks.model.errors import Exit
 from allranks.report.mask import mask_finding, mask_secrets
-from allranks.report.page_data import Happened, RunOutcome, Page, read_page
+from allranks.report.page_data import Happened, Page, RunOutcome, read_page
 from allranks.report.text import one_line
 
 if TYPE_CHECKING:

@@ -1,8 +1,10 @@
-"""Writes the book of this node's ranks, in a thread of its own: a slow file server delays nobody.
+"""Writes down what the ranks of this node have spent their time on, in a thread: a slow file server delays nobody.
 
-books = BookWriter(lambda: run_dir.hold_node("node03", make=False), run_dir.last_files.on_error)
-books.write(book.pack())        # every BOOK_S, and when the workers of a generation have ended
-books.end()
+    writer = BookWriter(run_dir.last_files.on_error)
+    writer.write(folder, book.pack())        # every BOOK_S, and when the workers of a generation have ended
+    writer.end()
+
+A book that waits to be written is replaced by a newer one.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from allranks.host.threads import start_thread
 from allranks.model.time_book import FILE, parse_books
 
 EARLIER_BYTES = 1 << 20
-"""That an agent which was started again keeps of the books of the ones before it."""
+"""Of the books that a node's earlier agents have left: as much is kept."""
 END_S = 1.0
 
 
@@ -24,24 +26,22 @@ class BookWriter:
     """Writes the newest book that it is given.
 
     Args:
-        hold: returns the node's directory.
         on_error: is told why it could not be written.
     """
 
-    def __init__(self, hold: Callable[[], Folder], on_error: Callable[[OSError], None] = lambda _: None) -> None:
-        self._hold, self._on_error = hold, on_error
-        self._data: bytes | None = None
-        """That waits; newer data replaces it."""
+    def __init__(self, on_error: Callable[[OSError], None] = lambda _: None) -> None:
+        self._on_error = on_error
+        self._next: tuple[Folder, bytes] | None = None
         self._earlier: bytes | None = None
         """What other agents of this node wrote; None: not looked yet."""
         self._is_over = False
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def write(self, data: bytes) -> None:
-        """Write this soon, instead of what was written before."""
+    def write(self, folder: Folder, data: bytes) -> None:
+        """Write this into the node's directory soon, instead of what was written before."""
         with self._changed:
-            self._data = data
+            self._next = folder, data
             self._changed.notify_all()
         if self._thread is None:
             self._thread = start_thread(self._run, name="allranks-book")
@@ -57,17 +57,16 @@ class BookWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._data is not None or self._is_over)
-                data, self._data = self._data, None
-            if data is None:
+                self._changed.wait_for(lambda: self._next is not None or self._is_over)
+                task, self._next = self._next, None
+            if task is None:
                 return
             try:
-                self._write(data)
+                self._write(*task)
             except OSError as exc:
                 self._on_error(exc)
 
-    def _write(self, data: bytes) -> None:
-        folder = self._hold()
+    def _write(self, folder: Folder, data: bytes) -> None:
         if self._earlier is None:
             self._earlier = _read_earlier(folder)
         folder.write_whole(FILE, self._earlier + data)

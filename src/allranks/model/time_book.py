@@ -45,18 +45,20 @@ class LaneState(IntEnum):
     """What a rank did in a column. The order is the one of badness: the highest in a column wins."""
 
     NONE = 0
-    """Nothing is known: it did not run, or it has booked nothing (no hook, no torch)."""
-    STEP = 1
-    BACKWARD = 2
-    START = 3
-    EVAL = 4
-    DATA = 5
-    SAVE = 6
-    BLOCKED = 7
-    STOPPED = 8
+    """It does not run."""
+    UNKNOWN = 1
+    """It runs, and has booked nothing (no hook, no torch, no optimizer)."""
+    STEP = 2
+    BACKWARD = 3
+    START = 4
+    EVAL = 5
+    DATA = 6
+    SAVE = 7
+    BLOCKED = 8
+    STOPPED = 9
     """By SIGSTOP, or held by a debugger."""
-    GONE = 9
-    """Its process has ended."""
+    GONE = 10
+    """Its process has ended, and its node's agent has not yet begun another generation."""
 
 
 LANE_OF_PACE = tuple(LaneState[state.name] for state in PACE_STATES)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.files.regular import read_regular
-from allranks.model.time_book import FILE, MAX_COLUMNS, TimeBook, parse_books
 from allranks.model.pace import PACE_STATES, PaceState
+from allranks.model.time_book import FILE, MAX_COLUMNS, TimeBook, parse_books
 
 MAX_FILE_BYTES = 16 << 20
 """8 KB for each of 1,000 ranks on one node, twice."""
@@ -107,7 +107,7 @@ def _find_files(attempt: Path) -> list[Path]:
 
 
 def lanes(books: Sequence[TimeBook], *, num_columns: int = MAX_COLUMNS) -> Lanes:
-    """Return the lanes of all ranks on one axis of time, at most this many columns. Pure.
+    """Return the lanes of all ranks on one axis of time, at most this many columns; of several attempts, too. Pure.
 
     A column of a book goes into the one of the axis that has its beginning, so it is right to half a column of the
     book. Clocks of nodes differ by less, as a rule.
@@ -184,9 +184,13 @@ def sums(books: Sequence[TimeBook]) -> list[RankSum]:
 
 
 def _nodes_of(books: Iterable[TimeBook]) -> dict[int, tuple[str, ...]]:
-    """Return the nodes that each rank ran on, by generation."""
+    """Return the nodes that each rank ran on, in this order."""
     found: dict[int, dict[str, None]] = {}
-    ran = sorted((rank_book.generation, rank_book.rank, book.node) for book in books for rank_book in book.ranks)
-    for _, rank, node in ran:
+    ran = [
+        (book.begun_s + rank_book.begun_us / 1e6, rank_book.rank, book.node)
+        for book in books
+        for rank_book in book.ranks
+    ]
+    for _, rank, node in sorted(ran):
         found.setdefault(rank, {})[node] = None
     return {rank: tuple(names) for rank, names in found.items()}

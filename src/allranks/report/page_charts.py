@@ -17,7 +17,7 @@ from allranks.model.hostlist import fold_hosts
 from allranks.model.ledger import Category, Ledger
 from allranks.report.history import describe_clock
 from allranks.report.page_curves import PageCurve
-from allranks.report.text import fold_ranks
+from allranks.report.text import count_of, fold_ranks
 
 WIDTH, HEIGHT = 720, 150
 """Of a curve, in SVG units."""
@@ -122,6 +122,7 @@ def draw(curve: PageCurve) -> Chart:
     def at(x: float, y: float) -> str:
         return f"{WIDTH * (x - first) / across:.1f} {HEIGHT * (high - y) / up:.1f}"
 
+    unfit = f"; {count_of(curve.num_not_finite, 'value')} not finite" if curve.num_not_finite else ""
     points = thin_out(curve.points)
     path = "M" + "L".join(at(x, y) for x, y in points) if len(points) > 1 else f"M{at(first, ys[0])}h4"
     if curve.is_of_time:
@@ -136,7 +137,7 @@ def draw(curve: PageCurve) -> Chart:
         path=path,
         x_ticks=x_ticks,
         y_ticks=tuple((HEIGHT * (high - y) / up, show_number(y)) for y in y_ticks),
-        text=f"last {show_number(ys[-1])}, lowest {show_number(min(ys))}, highest {show_number(max(ys))}",
+        text=f"last {show_number(ys[-1])}, lowest {show_number(min(ys))}, highest {show_number(max(ys))}{unfit}",
         num_points=len(ys),
     )
 

@@ -1,10 +1,11 @@
-"""The curves of a report over the time of a job: the rate of its steps, and the shares that waited, loaded and saved.
+"""The curves of a report: rate of the steps, shares that waited, loaded and saved, values of `step.log`.
 
     draw_rate(books)                     # steps per second, of the ranks with the most rows
     draw_shares(books)                   # of all ranks' time
+    draw_values(points)                  # what the script has passed to step.log, over its steps
 
-Both come from the books of the nodes (report.books), whose rows get longer with their age; a job without books has the
-last ten minutes from its status. Pure.
+Rate and shares come from the books of the nodes (report.books), whose rows get longer with their age; a job without
+books has the last ten minutes from its status. Pure.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import pairwise
 
 import msgspec
 
+from allranks.model.curve import CurvePoint
 from allranks.model.job_status import JobStatus
 from allranks.model.pace import PaceState
 from allranks.model.time_book import BookRow, RankBook, TimeBook
@@ -25,6 +27,8 @@ MAX_RANKS = 64
 """Whose rows make the shares; of more ranks each so many'th one."""
 WORTH_SHOWING = 0.005
 """A share that never is so large makes no curve."""
+MAX_VALUES = 64
+"""Names of values that have a curve."""
 RATE_EVERY_S = 5.0
 """As launch.lead.step_rate samples it."""
 _ZERO = BookRow((0,) * 7, 0)
@@ -44,6 +48,8 @@ class PageCurve(msgspec.Struct, frozen=True, kw_only=True):
     """False: x is the step."""
     begins_at_zero: bool = True
     """The axis shows 0, too."""
+    num_not_finite: int = 0
+    """Values that were no finite numbers; they are no points."""
 
 
 def draw_rate(books: Sequence[TimeBook]) -> PageCurve | None:
@@ -114,7 +120,40 @@ def draw_last_rates(status: JobStatus | None) -> PageCurve | None:
     return PageCurve(name="Rate, last minutes", unit="steps/s", points=points)
 
 
-def draw_all(books: Sequence[TimeBook], status: JobStatus | None) -> list[PageCurve]:
-    """Return all curves that books and status have."""
+def draw_values(attempts: Sequence[Sequence[CurvePoint]]) -> list[PageCurve]:
+    """Return a curve for each name, in the order of the names' first values.
+
+    Args:
+        attempts: the points of each attempt, oldest first; a later one begins at the step of a checkpoint, and what an
+            earlier one has beyond that step was lost.
+    """
+    names: dict[str, list[tuple[int, float | None]]] = {}
+    for points in attempts:
+        if points:
+            begin = points[0].step
+            names = {name: [point for point in known if point[0] < begin] for name, known in names.items()}
+        for point in points:
+            for name, value in point.values.items():
+                names.setdefault(name, []).append((point.step, value))
+    curves = []
+    for name, known in list(names.items())[:MAX_VALUES]:
+        finite = [(float(step), value) for step, value in known if value is not None]
+        if finite:
+            curves.append(
+                PageCurve(
+                    name=name,
+                    points=tuple(sorted(finite)),
+                    is_of_time=False,
+                    begins_at_zero=False,
+                    num_not_finite=len(known) - len(finite),
+                )
+            )
+    return curves
+
+
+def draw_all(
+    books: Sequence[TimeBook], status: JobStatus | None, values: Sequence[Sequence[CurvePoint]]
+) -> list[PageCurve]:
+    """Return all curves."""
     rate = draw_rate(books) or draw_last_rates(status)
-    return [*([rate] if rate else []), *draw_shares(books)]
+    return [*([rate] if rate else []), *draw_values(values), *draw_shares(books)]

@@ -21,6 +21,8 @@ from typing import Any
 import msgspec
 
 from allranks.files.regular import find_regular, open_regular
+from allranks.model.curve import FILE as CURVES
+from allranks.model.curve import CurvePoint, read_curves
 from allranks.model.errors import Exit
 from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.foreign import UNREADABLE, Unreadable, decode_json
@@ -43,12 +45,12 @@ MAX_ATTEMPTS = 16
 """The newest ones, whose books are read."""
 MAX_DAMAGED = 8
 MAX_SETTINGS = 400
+MAX_CURVES_BYTES = 64 << 20
+"""64 names with 10,000 points each take 30 MB."""
+MAX_CHECKPOINTS = 12
+"""The newest ones."""
 FRESH_S = 30.0
 """A status that is older than this is not of a running job."""
-_SHOWN_EVENTS = frozenset((
-    "started", "restarting", "verdict", "node_lost", "took_over", "paused", "interrupted", "agent_ended", "ended",
-    "checkpoint", "straggler", "hang",
-))  # fmt: skip
 
 
 class RunOutcome(StrEnum):
@@ -71,6 +73,16 @@ class Happened(msgspec.Struct, frozen=True, kw_only=True):
     who: str = ""
     text: str
     is_culprit: bool = False
+
+
+class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint of a session that is complete."""
+
+    step: int
+    time_s: float | None = None
+    """Unix time."""
+    write_s: float | None = None
+    """Seconds from the copy of the state to the complete checkpoint."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +115,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     cards: tuple[NodeCard, ...] = ()
     odd_values: tuple[OddValue, ...] = ()
     links: Links | None = None
+    checkpoints: tuple[CheckpointSeen, ...] = ()
+    """The newest ones, oldest first."""
     places: tuple[Place, ...] = ()
     last_lines: tuple[LastLines, ...] = ()
     settings_of: str = ""
@@ -168,6 +182,7 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
     findings = tuple(map(mask_finding, verdict.findings)) if verdict else ()
     nodes = run.nodes or tuple(sorted(files))
     culprit = next((finding for finding in findings if finding.ranks and finding.severity is Severity.FAIL), None)
+    events = _read_events(run.attempt_path / "events.jsonl")
     about = as_file_name((culprit and culprit.node) or "")
     about = about if about in files else as_file_name(next(iter(nodes), ""))  # a name in a file may be a path
     settings = parse_settings(find_regular(run.attempt_path / about / "env.json", at_most=MAX_BYTES) or b"")
@@ -195,7 +210,7 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
         ledger=ledger,
         status=status,
         lanes=over_time if over_time.lanes else None,
-        curves=tuple(draw_all(books, status)),
+        curves=tuple(draw_all(books, status, [_read_values(attempt) for attempt in attempts[-MAX_ATTEMPTS:]])),
         cards=roll_call.cards,
         odd_values=roll_call.odd_values,
         links=roll_call.links,
@@ -206,13 +221,19 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
             {"name": shown.name, "value": shown.value, "reason": shown.reason, "source": shown.source}
             for shown in map(mask_setting, settings[:MAX_SETTINGS])
         ),
-        events=tuple(_read_happened(run.attempt_path / "events.jsonl")) if attempts else (),
+        checkpoints=tuple(_find_checkpoints(events)),
+        events=tuple(_describe_event(event) for event in _choose(events)),
         commands=tuple(_list_commands(run, num_nodes=len(nodes), num_ranks=len(node_of), outcome=outcome)),
         missing=(
             *_list_missing(run, ledger=ledger, has_books=bool(books)),
             *(line for of_attempt in found for line in of_attempt.damaged[:MAX_DAMAGED]),
         ),
     )
+
+
+def _read_values(attempt: Path) -> list[CurvePoint]:
+    """Return the values of `step.log`, as rank 0 has written them."""
+    return read_curves(find_regular(attempt / CURVES, at_most=MAX_CURVES_BYTES) or b"")
 
 
 def _find_status(path: Path) -> JobStatus | None:
@@ -230,11 +251,22 @@ def _find(path: Path, kind: type[Ledger]) -> Ledger | None:
     return None
 
 
-def _read_happened(path: Path) -> list[Happened]:
+def _read_events(path: Path) -> tuple[dict[str, Any], ...]:
     with contextlib.suppress(OSError), open_regular(path) as file:
-        told = [event for event in read_events(file).lines if event["event"] in _SHOWN_EVENTS]
-        return [_describe_event(event) for event in told[-MAX_EVENTS:]]
-    return []
+        return read_events(file).lines
+    return ()
+
+
+def _find_checkpoints(events: Iterable[Mapping[str, Any]]) -> list[CheckpointSeen]:
+    found = [event for event in events if event["event"] == "checkpoint"][-MAX_CHECKPOINTS:]
+    return [
+        CheckpointSeen(step=event["step"], time_s=event.get("time_s"), write_s=event.get("write_s")) for event in found
+    ]
+
+
+def _choose(events: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the newest events; checkpoints have a table of their own."""
+    return [event for event in events if event["event"] != "checkpoint"][-MAX_EVENTS:]
 
 
 def _describe_event(event: Mapping[str, Any]) -> Happened:
