@@ -35,4 +35,4 @@ def _write(run_dir: RunDir, problems: list[str]) -> None:
 
         write_report(run_dir.hold(make=False))
     except Exception as exc:
-        problems.append(str(exc) or type(exc).__name__)
+        problems.append((isinstance(exc, OSError) and exc.strerror) or str(exc) or type(exc).__name__)

@@ -129,7 +129,7 @@ def draw(curve: PageCurve) -> Chart:
         x_ticks = tuple((WIDTH * share, text) for share, text in time_ticks(last - first, 5))
     else:
         x_ticks = tuple(
-            (WIDTH * (x - first) / across, show_number(x)) for x in number_ticks(first, last) if first <= x <= last
+            (WIDTH * (x - first) / across, show_number(x)) for x in number_ticks(first, last, 8) if first <= x <= last
         )
     return Chart(
         name=curve.name,

@@ -167,14 +167,14 @@ const drawHeat = async () => {
   const at = { row: 0, column: 0 };
   let side = 1;
   const paint = () => {
-    side = Math.max(1, Math.min(12, Math.floor(Math.min(canvas.parentElement.clientWidth - 40, 900) / count)));
+    side = Math.max(1, Math.min(12, Math.floor(Math.min(canvas.parentElement.clientWidth - 40, 640) / count)));
     canvas.style.width = side * count + "px";
     const pen = sized(canvas, side * count, side * count), hot = colorOf("hot");
     const gap = side > 4 ? 1 : 0;
     for (let r = 0; r < count; r++) for (let c = 0; c < count; c++) {
       const level = cells[r * count + c];
       if (level === 255) continue;
-      pen.fillStyle = level === 254 ? colorOf("bad") : level < 3 ? colorOf("transfer") : `rgba(${hot}, ${0.2 + 0.15 * (level - 3)})`;
+      pen.fillStyle = level === 254 ? colorOf("bad") : level < 3 ? colorOf("transfer") : `rgba(${hot}, ${0.35 + 0.16 * (level - 3)})`;
       pen.fillRect(c * side, r * side, side - gap, side - gap);
       if (level === 254 && side > 4) {
         pen.strokeStyle = colorOf("bg");
