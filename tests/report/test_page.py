@@ -114,10 +114,31 @@ def test_a_healthy_run_says_what_it_lost_and_shows_no_fault(tmp_path: Path) -> N
     )
 
 
-def test_secrets_are_not_in_it(failed: Path, failed_page: str) -> None:
-    assert "WANDB_API_KEY" in failed_page
-    for text in (failed_page, to_json(read_page(failed)).decode()):
+def test_secrets_are_not_in_it(tmp_path: Path) -> None:
+    told = "HF_TOKEN=hf_abcdefghijklmnopqrst0123"
+    warned = msgspec.structs.replace(HANG, message=told, evidence=(Evidence(seen=told),))
+    run = make_run(tmp_path, verdict=Verdict(job="4711", attempt=0, exit_code=1, findings=(warned,)))
+    for name in ("node03/rank_3.err", "node03/rank_3.stack.txt", "node00/rank_0.err"):
+        (run / "attempt_0" / name).write_text(told + "\n")
+    with (run / "attempt_0/events.jsonl").open("a") as file:
+        for event in ("started", "straggler"):
+            file.write(json.dumps({"event": event, "command": ["a.py", told], "rank": 1, "message": told}) + "\n")
+    page = read_page(run, now_s=LATER_S)
+    assert "WANDB_API_KEY" in render(page)
+    for text in (render(page), to_json(page).decode()):
+        assert text.count("HF_TOKEN=(hidden)") >= 6
+        assert "hf_abcdef" not in text
         assert "0123456789abcdef" not in text
+
+
+def test_no_name_in_a_file_leads_out_of_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/env.json").write_text(json.dumps([{"name": "OF_ANOTHER", "value": "1"}]))
+    with (run / "attempt_0/events.jsonl").open("w") as file:
+        file.write(json.dumps({"event": "started", "members": ["../../../other"]}) + "\n")
+    assert (run / "attempt_0/../../../other/env.json").exists()
+    assert read_page(run, now_s=LATER_S).settings == ()
 
 
 def test_foreign_texts_are_escaped_everywhere(tmp_path: Path) -> None:
