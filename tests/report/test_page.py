@@ -295,6 +295,25 @@ def test_damaged_files_cost_their_part_only(tmp_path: Path, damage: str) -> None
     assert page.missing
 
 
+def test_numbers_that_nobody_measured_break_no_page(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    ledger = msgspec.json.decode((run / "goodput.json").read_bytes())
+    huge = {"begun_s": 1e14, "until_s": 1e15, "rank_s": 1e-320, "seconds": {"step": 1e15, "wait": 5e-324}}
+    (run / "goodput.json").write_bytes(msgspec.json.encode(ledger | huge))
+    status = msgspec.json.decode((run / "status.json").read_bytes())
+    about = {"checkpoint_s": 1e15, "steps_per_s": 1e15, "rates": [1e15, 0.0, 5e-324], "step": 1 << 60}
+    (run / "status.json").write_bytes(msgspec.json.encode(status | about))
+    values = [{"loss": 1e308, "small": 5e-324, "wide": 1e149}, {"loss": -1e308, "small": 0.0, "wide": -1e149}]
+    lines = [{"step": step, "time_s": 0.0, "values": told} for step, told in zip((0, 1 << 60), values, strict=True)]
+    (run / "attempt_0/curves.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = read_page(run, now_s=LATER_S)
+    assert page.ledger is not None
+    assert page.status is not None
+    text = render(page)
+    assert "Succeeded" in text
+    assert not re.search(r'd="[^"]*(?:nan|inf)', text)
+
+
 def test_the_outcome_without_a_verdict_is_that_of_a_fresh_status() -> None:
     status = JobStatus(job="7", written_s=1000.0, started_s=0.0, phase="running")
     assert judge_outcome(None, status, now_s=1010.0) is RunOutcome.RUNNING

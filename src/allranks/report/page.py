@@ -11,6 +11,7 @@ when a report is made: no other part of a job needs it.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import time
 import zlib
@@ -157,4 +158,6 @@ def show_micro(seconds: float | None) -> str:
 
 def show_when(time_s: float | None) -> str:
     """Return a time of the wall clock, with its zone."""
-    return "" if time_s is None else time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(time_s))
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # no time that anybody has lived in
+        return "" if time_s is None else time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(time_s))
+    return "?"

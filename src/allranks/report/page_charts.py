@@ -26,6 +26,8 @@ BUCKETS = 360
 LABELLED, NAMED = 0.06, 0.12
 """From these shares on a part of the bar has its number, and its name, in it."""
 SHOWN_RANKS = 6
+LEAST = 1e-300
+"""Ticks that are nearer to each other than this cannot be told apart."""
 _FOLDER = Path(__file__).parent / "html"
 _ROUND_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400)
 
@@ -75,7 +77,7 @@ def split_budget(ledger: Ledger, *, job: str) -> list[BudgetPart]:
     parts, wall_s = [], max(0.0, ledger.until_s - ledger.begun_s)
     for key in order:
         text, loss = texts[key], owed.get(key)
-        share = seconds[key] / ledger.rank_s if ledger.rank_s > 0 else 0.0
+        share = min(1.0, seconds[key] / ledger.rank_s) if ledger.rank_s > 0 else 0.0
         ranks = loss.ranks if loss else ()
         shown = fold_ranks(ranks[:SHOWN_RANKS]) + (
             f" and {len(ranks) - SHOWN_RANKS} more" if len(ranks) > SHOWN_RANKS else ""
@@ -116,7 +118,7 @@ def draw(curve: PageCurve) -> Chart:
     low, high = min(0.0, *ys) if min(ys) >= 0 and curve.begins_at_zero else min(ys), max(ys)
     y_ticks = number_ticks(low, high)
     low, high = min(low, y_ticks[0]), max(high, y_ticks[-1])
-    first, last = xs[0], xs[-1]
+    first, last = 0.0 if curve.is_of_time else xs[0], xs[-1]
     across, up = (last - first) or 1.0, (high - low) or 1.0
 
     def at(x: float, y: float) -> str:
@@ -184,6 +186,8 @@ def number_ticks(low: float, high: float, about: int = 4) -> list[float]:
     if not high > low:
         return [low]
     rough = (high - low) / about
+    if not LEAST < rough < math.inf:
+        return [low, high]
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
     first, last = math.floor(low / step), math.ceil(high / step)

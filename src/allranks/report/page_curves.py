@@ -27,6 +27,8 @@ MAX_RANKS = 64
 """Whose rows make the shares; of more ranks each so many'th one."""
 WORTH_SHOWING = 0.005
 """A share that never is so large makes no curve."""
+MAX_VALUE = 1e150
+"""Larger ones count as not finite: no chart has room for them."""
 MAX_VALUES = 64
 """Names of values that have a curve."""
 RATE_EVERY_S = 5.0
@@ -43,13 +45,13 @@ class PageCurve(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     unit: str = ""
     points: tuple[tuple[float, float], ...]
-    """In order; where `is_of_time`, seconds since the first of them."""
+    """In order; where `is_of_time`, seconds since the first book began."""
     is_of_time: bool = True
     """False: x is the step."""
     begins_at_zero: bool = True
     """The axis shows 0, too."""
     num_not_finite: int = 0
-    """Values that were no finite numbers; they are no points."""
+    """Values that were no finite numbers, or beyond MAX_VALUE; they are no points."""
 
 
 def draw_rate(books: Sequence[TimeBook]) -> PageCurve | None:
@@ -68,8 +70,8 @@ def draw_rate(books: Sequence[TimeBook]) -> PageCurve | None:
                 points.append((end_s, 1e6 * (row.steps - before.steps) / passed_us))
     if not any(rate for _, rate in points):
         return None
-    points.sort()
-    return PageCurve(name="Rate", unit="steps/s", points=tuple((at_s - points[0][0], rate) for at_s, rate in points))
+    first_s = min(book.begun_s for book in books)
+    return PageCurve(name="Rate", unit="steps/s", points=tuple((at_s - first_s, rate) for at_s, rate in sorted(points)))
 
 
 def draw_shares(books: Sequence[TimeBook]) -> list[PageCurve]:
@@ -79,11 +81,11 @@ def draw_shares(books: Sequence[TimeBook]) -> list[PageCurve]:
     spans = list(_list_spans((begun_s, account) for begun_s, account in accounts if account.rank % every == 0))
     if not spans:
         return []
-    first_s, last_s = min(span[0] for span in spans), max(span[1] for span in spans)
-    width_s = (last_s - first_s) / COLUMNS or 1.0
+    first_s, last_s = min(book.begun_s for book in books), max(end_s for _, end_s, _ in spans)
+    width_s = max(0.0, last_s - first_s) / COLUMNS or 1.0
     total, of_state = [0.0] * COLUMNS, defaultdict[PaceState, list[float]](lambda: [0.0] * COLUMNS)
     for begin_s, end_s, shares in spans:
-        at, until = int((begin_s - first_s) / width_s), min(COLUMNS - 1, int((end_s - first_s) / width_s))
+        at, until = max(0, int((begin_s - first_s) / width_s)), min(COLUMNS - 1, int((end_s - first_s) / width_s))
         for column in range(at, until + 1):
             weight = min(end_s, first_s + (column + 1) * width_s) - max(begin_s, first_s + column * width_s)
             total[column] += weight
@@ -137,7 +139,7 @@ def draw_values(attempts: Sequence[Sequence[CurvePoint]]) -> list[PageCurve]:
                 names.setdefault(name, []).append((point.step, value))
     curves = []
     for name, known in list(names.items())[:MAX_VALUES]:
-        finite = [(float(step), value) for step, value in known if value is not None]
+        finite = [(float(step), value) for step, value in known if value is not None and abs(value) < MAX_VALUE]
         if finite:
             curves.append(
                 PageCurve(

@@ -27,6 +27,7 @@ TAIL_BYTES, TAIL_LINES = 32 << 10, 40
 """Of the last output of a rank."""
 STACK_BYTES, MAX_STACKS, MAX_PLACES = 64 << 10, 2048, 32
 """Of one stack; stacks that are read; different ones that are shown."""
+NO_STACK = "no stack was read"
 _STACK = re.compile(r"rank_([0-9]{1,8})\.stack\.txt")
 _OUTPUT = re.compile(r"rank_([0-9]{1,8})\.(?:out|err)")
 
@@ -87,7 +88,7 @@ def read_places(attempt: Path, files: Mapping[str, Sequence[str]], culprit: Find
     for rank, node, name in kept[:MAX_STACKS]:
         data = find_regular(attempt / node / name, at_most=STACK_BYTES)
         if data is not None:
-            groups.setdefault(_without_ids(data.decode(errors="replace")), []).append((rank, node))
+            groups.setdefault(fold_stack(data.decode(errors="replace")), []).append((rank, node))
     blamed = set(culprit.ranks if culprit else ())
     places = [
         Place(
@@ -98,17 +99,31 @@ def read_places(attempt: Path, files: Mapping[str, Sequence[str]], culprit: Find
         )
         for stack, who in groups.items()
     ]
-    return tuple(sorted(places, key=lambda place: (not place.is_culprit, len(place.ranks), place.ranks))[:MAX_PLACES])
+    return tuple(sorted(places, key=_order)[:MAX_PLACES])
 
 
-def _without_ids(stack: str) -> str:
-    """Return a stack of guard.watch without what differs from process to process: ids and the use of the CPU.
+def _order(place: Place) -> tuple[object, ...]:
+    """Who is blamed first, then the rarest stacks; processes that were about to end, and have none, at the end."""
+    return not place.is_culprit, "no stack" in place.stack, len(place.ranks), place.ranks
 
-    >>> _without_ids('Process 7: state S, 0.06 cores\\n\\nThread 7 (idle): "MainThread"\\n    f (a.py:3)\\n')
+
+def fold_stack(stack: str) -> str:
+    """Return a stack that guard.watch has kept without what differs from process to process, the main thread first.
+
+    Ids and the use of the CPU are left out, and so are threads of allranks.
+
+    >>> fold_stack('Process 7: state S, 0.06 cores\\n\\nThread 8 (idle): "allranks-beat"\\n    g (b.py:1)\\n\\n'
+    ...            'Thread 7 (idle): "MainThread"\\n    f (a.py:3)\\n')
     'state S\\n\\nThread "MainThread"\\n    f (a.py:3)'
+    >>> fold_stack('Process 7: state Z, 0.06 cores\\n\\nThread 7 (idle): ""\\n')
+    'state Z\\n\\nno stack was read'
     """
-    text = re.sub(r"^Process \d+: (state \S+), [\d.]+ cores$", r"\1", mask_secrets(stack).strip(), flags=re.M)
-    return re.sub(r"^Thread \S+ \(\w+\): ", "Thread ", text, flags=re.M)
+    head, *threads = re.split(r"\n\n(?=Thread )", mask_secrets(stack).strip())
+    head = re.sub(r"^Process \d+: (state \S+), [\d.]+ cores", r"\1", head)
+    named = [re.sub(r"^Thread \S+ \(\w+\): ", "Thread ", thread) for thread in threads if "\n" in thread]
+    named = [thread for thread in named if not thread.startswith('Thread "allranks-')]
+    named.sort(key=lambda thread: not thread.startswith('Thread "MainThread"'))
+    return "\n\n".join([head, *(named or ([] if "no stack" in head else [NO_STACK]))])
 
 
 def read_last_lines(attempt: Path, files: Mapping[str, Sequence[str]], culprit: Finding | None) -> Iterator[LastLines]:
