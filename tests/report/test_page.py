@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from made_run import BEGUN_S, HANG, make_run
 
 from allranks.model.curve import CurvePoint
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
@@ -26,6 +25,7 @@ from allranks.report.page_curves import PageCurve, draw_values
 from allranks.report.page_data import RunOutcome, judge_outcome, read_page
 from allranks.report.rundir import is_own_file
 from conftest import Tell
+from made_run import BEGUN_S, HANG, make_run
 
 FAILURE = Verdict(job="4711", attempt=0, exit_code=124, findings=(HANG,))
 EVIL = "</pre></script><script>alert(1)</script><img src=x onerror=alert(2)>{{ 7 * 7 }}\x1b[31m\u202e'\"&"

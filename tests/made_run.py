@@ -43,7 +43,13 @@ def name_node(index: int) -> str:
 
 
 def make_run(
-    root: Path, *, num_nodes: int = 6, per_node: int = 1, length_s: float = 7200.0, verdict: Verdict | None = None
+    root: Path,
+    *,
+    num_nodes: int = 6,
+    per_node: int = 1,
+    length_s: float = 7200.0,
+    verdict: Verdict | None = None,
+    num_values: int = 10_000,
 ) -> Path:
     """Write the files of a run below `root`, and return its directory."""
     run, nodes, chance = root / "4711", [name_node(index) for index in range(num_nodes)], random.Random(7)
@@ -109,7 +115,7 @@ def make_run(
         for number in range(9, 19)
     ]
     (attempt / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    (attempt / "curves.jsonl").write_bytes(make_values(chance))
+    (attempt / "curves.jsonl").write_bytes(make_values(num_values, chance))
     (attempt / "verdict.json").write_bytes(verdict.to_json())
     (attempt / "roll_call.json").write_bytes(msgspec.json.encode(make_roll_call(nodes, per_node, chance)))
     ledger = make_ledger(num_ranks, per_node, length_s)
@@ -170,10 +176,10 @@ def make_rows(length_s: float, seed: int) -> list[BookRow]:
     return rows
 
 
-def make_values(chance: random.Random) -> bytes:
-    """10,000 values of `loss` and `lr`; step 4,000 has a peak."""
+def make_values(num_values: int, chance: random.Random) -> bytes:
+    """Values of `loss` and `lr`; step 4,000 has a peak."""
     lines = []
-    for step in range(1, 10_001):
+    for step in range(1, num_values + 1):
         loss = 2.0 + 8.0 / step**0.5 + 0.1 * chance.random() + (5.0 if step == 4000 else 0.0)
         values = {"loss": None if step == 77 else round(loss, 4), "lr": 1e-4 * min(1.0, step / 1000)}
         lines.append(json.dumps({"step": step, "time_s": BEGUN_S + 0.7 * step, "values": values}))
