@@ -65,7 +65,7 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> N
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
         "run", "horovod", "check", "bench", "advise", "init", "render", "submit", "status", "logs", "cancel", "list",
-        "clean", "top", "stack", "why", "export", "env", "explain", "config", "lab", "completion",
+        "clean", "top", "stack", "why", "report", "export", "env", "explain", "config", "lab", "completion",
     ]  # fmt: skip
 
 
