@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.launch.succession import AGENT_ENDED
+from allranks.report.event_table import EVENTS
 from conftest import HANG_S
 from docs import tree
 
@@ -110,17 +111,13 @@ def labels_of(nav: Any) -> Iterator[tuple[str, str]]:
             yield from [(called, target)] if isinstance(target, str) else labels_of(target)
 
 
-def test_the_page_of_events_has_every_event_and_its_fields() -> None:
-    text = (DOCS / "reference/events.md").read_text()
-    rows = {
-        name: set(re.findall(r"`(\w+)`", fields))
-        for name, fields in re.findall(r"^\| `(\w+)` \|.*\| (.*) \|$", text, re.MULTILINE)
-    }
+def test_the_table_of_events_has_every_event_that_is_written_and_its_fields() -> None:
     written: dict[str, set[str]] = {}
     for event, fields in events_in_source():
         written[event] = written.get(event, set()) | fields
-    assert rows.keys() == written.keys()
-    assert {name: fields - rows[name] for name, fields in written.items() if fields - rows[name]} == {}
+    table = {name: {field.name for field in event.fields} for name, event in EVENTS.items()}
+    assert written.keys() == table.keys()
+    assert {name: fields - table[name] for name, fields in written.items() if fields - table[name]} == {}
 
 
 WRITERS = ("_record", "add_event", "_on_event")
@@ -129,18 +126,19 @@ WRITERS = ("_record", "add_event", "_on_event")
 def events_in_source() -> Iterator[tuple[str, set[str]]]:
     """Calls that write an event, with the names of their fields, except those that they pass as a dict."""
     for path in (ROOT / "src/allranks").rglob("*.py"):
-        text = path.read_text()
-        if {"horovod", "join"} & {*path.parts} or not any(f"{writer}(" in text for writer in (*WRITERS, "event_line")):
+        if "join" in path.parts:
             continue
-        for call in ast.walk(ast.parse(text)):
-            if not (isinstance(call, ast.Call) and call.args):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(call, ast.Call):
                 continue
             called = getattr(call.func, "attr", getattr(call.func, "id", ""))
-            names = [part for part in ast.walk(call.args[0]) if isinstance(part, ast.Constant) and part.value]
-            if called in WRITERS:
-                for name in names:
-                    yield str(name.value), {keyword.arg for keyword in call.keywords if keyword.arg}
-            elif called == "event_line" and isinstance(call.args[0], ast.Name) and call.args[0].id == "AGENT_ENDED":
+            given = [keyword.value for keyword in call.keywords if keyword.arg == "event"]
+            first = call.args[0] if called in WRITERS and call.args else given[0] if called == "Record" else None
+            names = [part.value for part in ast.walk(first) if isinstance(part, ast.Constant)] if first else []
+            for name in filter(None, names):
+                fields = {keyword.arg for keyword in call.keywords if keyword.arg} - {"event", "fields"}
+                yield str(name), fields
+            if called == "event_line" and call.args and getattr(call.args[0], "id", "") == "AGENT_ENDED":
                 yield AGENT_ENDED, set()
 
 

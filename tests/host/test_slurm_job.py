@@ -6,7 +6,16 @@ import time
 
 import pytest
 
-from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, own_job, parse_end_s, requeue
+from allranks.host.slurm_job import (
+    OwnJob,
+    TimeLimit,
+    change_waiting,
+    find_eligible_s,
+    find_job,
+    own_job,
+    parse_end_s,
+    requeue,
+)
 from allranks.model.errors import SetupError
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 
@@ -62,6 +71,15 @@ def test_show_job_tells_what_a_requeue_must_know(slurm: FakeSlurm) -> None:
     assert job is not None
     assert (job.is_batch, job.may_requeue, job.excluded_nodes, job.preempted_at) == (True, True, "", "")
     assert find_job("13") is None
+
+
+def test_since_when_a_job_could_have_begun(slurm: FakeSlurm) -> None:
+    slurm.answer("scontrol", "show job 12", out=show_job(start="2026-11-21T04:00:00"))
+    assert find_eligible_s("12") == time.mktime((2026, 11, 21, 3, 16, 18, 0, 0, -1))
+    assert find_eligible_s("13") is None
+    unknown = show_job("14").replace("EligibleTime=2026-11-21T03:16:18", "EligibleTime=Unknown")
+    slurm.answer("scontrol", "show job 14", out=unknown)
+    assert find_eligible_s("14") is None
 
 
 def test_a_refusal_is_slurm_s_own_words(slurm: FakeSlurm) -> None:

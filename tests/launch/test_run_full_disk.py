@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from allranks.model.job_status import read_status
 from conftest import allranks_command, clean_env, write
 
 SHELL = """
@@ -18,6 +19,7 @@ eval "$MEANWHILE" &
 "$@" 2> said
 code=$?
 cp -r disk/runs/latest/attempt_0 kept
+cp disk/runs/latest/status.json kept
 exit $code
 """
 FILL = """
@@ -81,6 +83,9 @@ def test_ranks_that_a_full_disk_ends_are_started_again_once_there_is_room(tmp_pa
     assert "largest there: " in ran.said
     assert "disk/other (" in ran.said
     assert "1 restart; output in disk/runs/" in ran.said
+    status = read_status((tmp_path / "kept/status.json").read_bytes())
+    assert (status.phase, status.exit_code, status.generation, status.num_restarts) == ("over", 0, 1, 1)
+    assert {"verdict", "paused", "restarting"} <= {event.event for event in status.events}
 
 
 def test_a_job_whose_lines_are_lost_says_how_many(tmp_path: Path) -> None:

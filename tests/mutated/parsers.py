@@ -92,7 +92,7 @@ def _parsers() -> Iterator[Parser]:
     yield Parser("cell: call", lambda: [json.dumps(CALL).encode()], cell_record("call"), kind="json")
     yield Parser("cell: ddp", lambda: [json.dumps(DDP).encode()], cell_record("ddp"), kind="json")
     for room in ("step", "saved", "phase"):
-        yield Parser(f"cell: {room}", lambda: [struct.pack("q", 12), b"training"], cell_record(room), kind="bytes")
+        yield Parser(f"cell: {room}", lambda: [struct.pack("qq", 12, 90), b"training"], cell_record(room), kind="bytes")
     yield Parser("cell: memory", cell_memories, cell_memory, kind="bytes")
     yield Parser("beats", messages("Beat"), wire, OURS, "msgpack")
     yield Parser("joins", messages("Join", "Hello"), wire, OURS, "msgpack")

@@ -38,6 +38,9 @@ TOLD = (
     {"time_s": 7.0, "event": "node_lost", "node": "node01"},
     {"time_s": 8.0, "event": "paused", "leader": "node02", "generation": 1},
     {"time_s": 9.0, "event": "minority", "leader": "node02", "generation": 1},
+    {"time_s": 9.5, "event": "checkpoint", "step": 120, "write_s": 3.25},
+    {"time_s": 9.6, "event": "straggler", "rank": 3, "node": "node02", "message": "calls collectives 20 ms late"},
+    {"time_s": 9.7, "event": "hang", "op": "all_reduce", "for_s": 30.5, "num_waiting": 2, "ranks": [1]},
     {"time_s": 10.0, "event": "ended", "exit_code": 75, "leader": "node02", "is_cut_off": False},
 )
 
@@ -269,6 +272,7 @@ def test_a_link_that_a_user_named_is_followed_but_to_no_pipe(tmp_path: Path) -> 
 _OF_RUN = (
     "attempt_0/events.jsonl", "attempt_0/verdict.json", "attempt_0/roll_call.json", "submission.sh",
     "attempt_0/n/rank_0.out", "attempt_0/n/env.json", "attempt_0/n/growth", "leader.json", "culprits.json",
+    "status.json", "goodput.json", "attempt_0/curves.jsonl",
 )  # fmt: skip
 
 

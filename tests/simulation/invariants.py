@@ -305,11 +305,30 @@ def the_step_has_srun(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     return "" if lead.world.machines[0].is_up or not lead.world.machines[0].had_agent else "n0 is down"
 
 
+def a_status_is_of_now(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """Each second a leader writes down what the job does, and at the end how it ended, unless others go on with it."""
+    told = [each.status for each in effects if isinstance(each, events.WriteStatus)]
+    over, phase = lead.leader.verdict is not None, str(lead.leader.phase)
+    goodbye = lead.leader._goodbye
+    is_elsewhere = lead.leader.has_resigned or (goodbye is not None and goodbye.is_cut_off)
+    silent_s = lead.world.now_s - max(lead.status_s, lead.woke_s)
+    if told:
+        lead.status_s = lead.world.now_s
+        status = told[-1]
+        exit_code = lead.leader.verdict.exit_code if over and lead.leader.verdict is not None else None
+        is_of_now = (status.phase, status.exit_code, status.written_s) == (phase, exit_code, lead.world.now_s)
+        return "" if is_of_now and not is_elsewhere else f"{status.phase} with {status.exit_code} is not {phase}"
+    if over and lead.verdict is None and not is_elsewhere:
+        return "the end is not written down"
+    return f"none for {silent_s:.1f} s" if not over and silent_s > 1.0 + SLACK_S else ""
+
+
 IN_TIME: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     other_generations_say_nothing,
     waits_end,
     signals_are_heeded,
     who_is_waited_for_is_named,
+    a_status_is_of_now,
 )
 """What an event without effects can break, too."""
 
@@ -333,6 +352,7 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     room_is_waited_for,
     left_out_for_good,
     the_step_has_srun,
+    a_status_is_of_now,
 )
 
 

@@ -43,7 +43,7 @@ class Lead:
         self.restarts_left = past.history.restarts_left + (takes_over is not None and takes_over.has_resigned)
         self.left_out = set(past.excluded)
         self.restarts = self.grows = 0
-        self.phase_since_s = self.noticed_s = self.woke_s = self.begun_s = world.now_s
+        self.phase_since_s = self.noticed_s = self.woke_s = self.begun_s = self.status_s = world.now_s
         self.last_phase = "running"
         self.running: set[int] = set()
         self.running_before: set[int] = set()

@@ -16,8 +16,9 @@ import allranks.launch
 HERE = Path(__file__).parent
 TABLE = HERE / "mutants.toml"
 SOURCE = Path(allranks.launch.__file__).parent
-LEAD = ("course", "members", "recovery", "summary", "reports", "leader")
-MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "grace", "relays", "agent")
+LEAD = ("members", "recovery", "generation", "summary", "status", "reports", "leader")
+FIRST = ("queue.ending", "lead.course", "grace", "relays")
+MODULES = (*FIRST, *(f"lead.{name}" for name in LEAD), "succession", "agent")
 """In the order in which they import each other."""
 
 

@@ -1,28 +1,40 @@
-"""Generate two pages of the documentation: every command with its help, and every key of cluster.toml.
+"""Generate pages of the documentation: each command with its help, each key of cluster.toml, each event of a job.
 
-python -m allranks.cli.pages docs/reference            writes command-line.md and cluster-toml.md
+python -m allranks.cli.pages docs/reference            writes command-line.md, cluster-toml.md, the tables of events.md,
+                                                       and the JSON schemas of events and verdicts
 python -m allranks.cli.pages docs/reference --check    prints pages that are out of date; exit code 1
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
+import msgspec
 
 from allranks.cli.main import VERBS, cli
 from allranks.config.keys import KEYS
 from allranks.model.cluster import Cluster
 from allranks.model.errors import Exit
+from allranks.model.finding import Verdict
+from allranks.report.event_table import make_rows, make_schema
 
 WIDTH = 100
 
 
 def make_pages() -> dict[str, str]:
-    """Return the pages: file name -> markdown."""
-    return {"command-line.md": _command_line(), "cluster-toml.md": _cluster_toml()}
+    """Return what is generated as a whole: file name -> text."""
+    verdict = msgspec.json.schema(Verdict, ref_template="#/$defs/{name}")
+    return {
+        "command-line.md": _command_line(),
+        "cluster-toml.md": _cluster_toml(),
+        "events.schema.json": _as_json(make_schema()),
+        "verdict.schema.json": _as_json(verdict),
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page would change")
     options = parser.parse_args(arguments)
     pages = {options.folder / name: text for name, text in make_pages().items()}
+    events = options.folder / "events.md"
+    if events.exists():
+        pages[events] = fill_events(events.read_text(encoding="utf-8"))
     stale = [path for path, text in pages.items() if not path.exists() or path.read_text(encoding="utf-8") != text]
     for path in stale:
         print(f"{path}: out of date" if options.check else path)
@@ -40,6 +55,22 @@ def main(arguments: list[str] | None = None) -> int:
     if stale and options.check:
         print(f"to update them: python -m allranks.cli.pages {options.folder}", file=sys.stderr)
     return Exit.USER_CODE if stale and options.check else Exit.OK
+
+
+def fill_events(page: str) -> str:
+    """Return the page of events with its tables as they are now."""
+    for name, of_roll_call in (("roll call", True), ("workers", False)):
+        before, begin, rest = page.partition(f"<!-- events of the {name}, written by `make pages` -->\n")
+        _, end, after = rest.partition(f"<!-- end of events of the {name} -->\n")
+        if not end:
+            raise ValueError(f"events.md: expected markers of the events of the {name}")
+        rows = "".join(f"{row}\n" for row in make_rows(of_roll_call=of_roll_call))
+        page = f"{before}{begin}\n{rows}\n{end}{after}"
+    return page
+
+
+def _as_json(schema: dict[str, Any]) -> str:
+    return json.dumps(schema, indent=1) + "\n"
 
 
 def _command_line() -> str:

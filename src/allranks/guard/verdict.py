@@ -194,6 +194,10 @@ class Guard:
 
     # What follows
 
+    def look(self, now_s: float) -> tuple[Scene, float]:
+        """Return all that is known of nodes and ranks, and now by the guard's clock: its times are of that."""
+        return self._scene, self._now(now_s)
+
     @property
     def beat_s(self) -> float:
         """How often each node tells of itself, and hears the leader, in this generation."""
@@ -411,7 +415,6 @@ class Guard:
 
     def _may_look(self, what: str, now: float, every_s: float) -> bool:
         """Whether it is time for a costly look; it is after `every_s`."""
-        if now < self._looked.get(what, now):
-            return False
-        self._looked[what] = now + every_s
-        return True
+        if may := now >= self._looked.get(what, now):
+            self._looked[what] = now + every_s
+        return may

@@ -120,6 +120,8 @@ class WatchedWorker:
             main_at=as_one_line(at),
             step=read.step,
             checkpoint=read.saved,
+            total_steps=read.total,
+            write_s=None if read.write_ms is None else read.write_ms / 1e3,
             phase=as_one_line(read.phase),
             handles=tuple(sorted(self._handled(seen.pid))),
             is_saving=self._cell.is_saving,

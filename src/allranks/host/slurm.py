@@ -54,6 +54,8 @@ class JobState:
     asked_nodes: str = ""
     start: str = ""
     """When it began, or is expected to."""
+    eligible: str = ""
+    """Since when nothing but free nodes kept it from starting; after a requeue, since then."""
     end: str = ""
     time_limit: str = ""
     elapsed: str = ""
@@ -313,6 +315,7 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
                     "nodes": fields.get("NodeList", ""),
                     "asked_nodes": fields.get("ReqNodeList", ""),
                     "start": fields.get("StartTime", ""),
+                    "eligible": fields.get("EligibleTime", ""),
                     "end": fields.get("EndTime", ""),
                     "time_limit": fields.get("TimeLimit", ""),
                     "elapsed": fields.get("RunTime", ""),

@@ -68,6 +68,15 @@ def find_job(job_id: str) -> JobState | None:
         return next(iter(find_jobs(job_id, deadline_s=ASK_S)), None)
 
 
+def find_eligible_s(job_id: str) -> float | None:
+    """Return since when a job could have begun, seconds since the epoch; None where SLURM does not say."""
+    try:
+        job = find_job(job_id)
+    except (SetupError, UsageError):
+        return None
+    return parse_end_s(job.eligible) if job is not None else None
+
+
 def is_running(job_id: str) -> bool | None:
     """Whether a job has processes: not if it has ended, or waits; None where SLURM does not say."""
     try:

@@ -118,7 +118,7 @@ def _tell_loss(loop: Loop, goodbye: Goodbye) -> bool:
 def _say_end(loop: Loop, goodbye: Goodbye) -> None:
     """The last lines on this terminal."""
     leader, agent, plan, run_dir = loop.leader, loop.agent, loop.workers.job, loop.workers.run_dir
-    took_s, status = time.monotonic() - loop.began_s, loop.workers.live.status
+    took_s, status = time.monotonic() - loop.began_s, run_dir.status_files.newest
     account = describe_account(status) if leader is not None and not goodbye.is_cut_off else []
     for line in account:
         say(line)

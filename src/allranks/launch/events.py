@@ -6,8 +6,8 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
 
     who       events                                            effects
     both      Due, Heard, Lost, Joined                          Send, Say, Disconnect, Reject
-    leader    Meant, KillWaitFound, CheckpointFound             Accept, Show, Record, ExpectBack, AskScheduler,
-                                                                FindKillWait, FindCheckpoint
+    leader    Meant, KillWaitFound, CheckpointFound             Accept, Show, Record, WriteStatus, WriteLedger,
+                                                                ExpectBack, AskScheduler, FindKillWait, FindCheckpoint
     agent     Started, Observed, Sensed, WorkerEnded,           Start, Signal, Forward, PassOn, KeepEvidence,
               WorkerFailed, Signalled, Swept                    PrepareStandby, Sweep, Mute
               Found, NotFound, Knocked, Withdrew                Seek, Lead
@@ -26,6 +26,8 @@ from allranks.launch.queue.ending import EndingDecision
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card
 from allranks.model.finding import Finding
+from allranks.model.job_status import JobStatus
+from allranks.model.ledger import Ledger
 from allranks.wire.protocol import Contact, Ended, Message, Order, Plan, Try
 
 GRACE_S = 3.0
@@ -226,6 +228,18 @@ class Record(Effect, frozen=True):
 
     event: str
     fields: Mapping[str, Any]
+
+
+class WriteStatus(Effect, frozen=True):
+    """Write down what the job does now, instead of what was written before; its times are by the leader's clock."""
+
+    status: JobStatus
+
+
+class WriteLedger(Effect, frozen=True):
+    """Write down where the time of the job went, instead of what was written before."""
+
+    ledger: Ledger
 
 
 class ExpectBack(Effect, frozen=True):

@@ -21,6 +21,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,10 +32,10 @@ from allranks.host.node import begin_card_facts
 from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
-from allranks.launch.console import Console
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.assignment import make_group
+from allranks.launch.lead.course import Phase
 from allranks.launch.lead.network import ask_topology, describe_network, read_bench
 from allranks.launch.live import Shows
 from allranks.launch.loop import Loop
@@ -154,6 +155,7 @@ def run_job(
             finally:
                 workers.live.end()
                 workers.end_standby()
+                run_dir.status_files.close()
                 if words := run_dir.last_files.close():
                     say(words)
                 if workers.owner is not None:
@@ -181,7 +183,7 @@ def _run_phases(workers: WorkerGroup) -> int:
         run_dir=workers.run_dir,
         env=env,
         card_facts=facts,
-        check_signals=partial(_check, inbox, workers.console),
+        check_signals=partial(_check, inbox, workers),
     )
     try:
         with Entry(applicant) as entry:
@@ -198,10 +200,11 @@ def _run_phases(workers: WorkerGroup) -> int:
     return _run_workers(workers, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
 
 
-def _check(inbox: SignalInbox, console: Console) -> None:
-    """Several times a second during the roll call: raise StoppedBySignal, or redraw the terminal's row."""
+def _check(inbox: SignalInbox, workers: WorkerGroup) -> None:
+    """Several times a second during the roll call: raise StoppedBySignal, or show who is missing."""
     inbox.check()
-    console.draw()
+    workers.live.tell(workers.run_dir.status_files.newest)
+    workers.console.draw()
 
 
 def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable[[], None]) -> dict[int, Plan]:
@@ -245,6 +248,9 @@ def _describe_ring(group: Plan) -> str | None:
 def _do_not_begin(why: Goodbye | AllranksError, applicant: Applicant) -> int:
     """Write and print why the job does not begin: the verdict of all, or what this agent found out alone."""
     plan, run_dir = applicant.plan, applicant.run_dir
+    if (seen := run_dir.status_files.newest) is not None:  # of the roll call that this agent has held
+        over: dict[str, Any] = {"phase": Phase.OVER, "exit_code": why.exit_code, "written_s": round(time.time(), 3)}
+        run_dir.status_files.show(msgspec.structs.replace(seen, gives_up_in_s=None, **over))
     node, is_slurm = plan.facts.host, plan.is_slurm
     if isinstance(why, Goodbye):
         if why.verdict is None or not why.verdict.findings:

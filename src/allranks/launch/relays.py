@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 
 from allranks.launch.events import RELAYED_S, Effect, EndingFacts, Forward
 from allranks.launch.grace import RECEIPT_S, has_begun
+
+
+class SignalCopies:
+    """Which agents have told the leader of a signal: SLURM sends one to all of them."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, tuple[float, set[int]]] = {}
+        """By signal: when it came, and to which nodes."""
+
+    def is_copy(self, signum: int, node: int, now_s: float) -> bool:
+        """Whether another node's agent has told of the same signal; else it is a new one."""
+        came_s, nodes = self._told.get(signum, (-math.inf, set[int]()))
+        if now_s - came_s < RELAYED_S and node not in nodes:
+            nodes.add(node)
+            return True
+        self._told[signum] = now_s, {node}
+        return False
 
 
 class Relays:

@@ -163,6 +163,10 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """Where the script says it."""
     checkpoint: Whole | None = None
     """Step of its last complete checkpoint."""
+    total_steps: Whole | None = None
+    """That the whole run has, where the script says it; from rank 0."""
+    write_s: Age | None = None
+    """How long it took to write that checkpoint; from the rank that waits for the writers, if it was not loaded."""
     phase: Word = ""
     """`init` until its first group is formed, `arriving` while it waits in init_process_group for all ranks of the job,
     `training` after, `saving` inside a checkpoint, `leaving` at the end."""

@@ -19,6 +19,7 @@ import functools
 import os
 import secrets
 import socket
+import time
 from dataclasses import replace
 from typing import Self
 
@@ -44,7 +45,7 @@ from allranks.preflight.judge import Observations, judge
 from allranks.preflight.meeting import announce_leader, ensure_secret, find_announcement, read_secret, write_nonce
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
-from allranks.preflight.roster import RollCallTerms, with_place, with_problem
+from allranks.preflight.roster import RollCallTerms, see_waiting, with_place, with_problem
 from allranks.preflight.vet import vet_card
 from allranks.report.rundir import EventWriter
 from allranks.report.text import say
@@ -55,7 +56,7 @@ from allranks.wire.leader_port import (
     bind_port,
     collect_hints,
 )
-from allranks.wire.protocol import Goodbye
+from allranks.wire.protocol import Goodbye, own_age_s
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,
@@ -66,6 +67,8 @@ from allranks.wire.secret import (
 )
 from allranks.wire.seek import Search
 
+STATUS_S = 1.0
+"""Between two statuses of a roll call."""
 PATIENCE_JOINS = 4.0
 """Times `join_s`: each node that comes may make the leader wait a third of it longer."""
 
@@ -90,6 +93,8 @@ class Entry:
         self._mesh = None if plan.is_alone else Mesh()
         self._side = bind_port(0) if applicant.has_successors and not plan.is_alone else None
         self._incarnation = secrets.randbits(63)
+        self._told_s = 0.0
+        """When the status was written last, since the epoch."""
 
     def __enter__(self) -> Self:
         return self
@@ -264,7 +269,7 @@ class Entry:
                 mesh=self._mesh,
                 say=say,
                 on_event=events.add,
-                check_signals=self.applicant.check_signals,
+                check_signals=lambda: self._tell(call),
             )
             try:
                 judgement = call.hold()
@@ -284,6 +289,15 @@ class Entry:
             group=self.group,
             acceptor=acceptors[1],
         )
+
+    def _tell(self, call: RollCall) -> None:
+        """Write down who is missing, if that is due; raises StoppedBySignal as `check_signals` does."""
+        self.applicant.check_signals()
+        now_s = time.time()
+        if self.applicant.has_successors and abs(now_s - self._told_s) >= STATUS_S:  # else no leader goes on with it
+            self._told_s, left_s = now_s, call.left_s(time.monotonic())
+            status = see_waiting(call.roster, left_s=left_s, now_s=now_s, started_s=now_s - own_age_s())
+            self.run_dir.status_files.show(status)
 
     def _make_run_dir(self) -> AllranksError | None:
         """Make the job's directory; where that fails the others must hear it, or they would wait for this node."""

@@ -70,7 +70,7 @@ class RollCall:
         mesh: the leader's own end of the pair tests; None: pairs are not tested.
         say: for lines that people should see.
         on_event: for events.jsonl.
-        check_signals: raises StoppedBySignal when somebody told this agent to stop.
+        check_signals: raises StoppedBySignal when somebody told this agent to stop; called several times a second.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class RollCall:
     # Phase 1: who is here
 
     def _wait_for_all(self, selector: selectors.BaseSelector) -> None:
-        started_s = self._last_arrival_s = time.monotonic()
+        started_s = self._started_s = self._last_arrival_s = time.monotonic()
         own = self.roster.cards[0]
         self._on_event("leading", node=own.host, pid=own.pid, age_s=own_age_s())
         next_notice_s = NAME_AFTER_S
@@ -163,15 +163,18 @@ class RollCall:
             self._waited_s = now_s - started_s
             if self._waited_s >= next_notice_s:
                 next_notice_s = self._waited_s * 2
-                here = f"{len(roster.cards)} of {terms.num_nodes} nodes have joined"
-                self._say(f"still waiting for {roster.name_missing()} after {self._waited_s:.0f} s; {here}")
-            if now_s >= max(started_s + terms.join_s, self._last_arrival_s + terms.join_s * LAST_ARRIVAL_SHARE):
-                if len(roster.cards) >= terms.min_nodes:
-                    self._say(
-                        f"continuing with {len(roster.cards)} nodes (--nnodes {terms.min_nodes}:{terms.num_nodes})"
-                    )
+                joined = f"{len(roster.cards)} of {terms.num_nodes} nodes have joined"
+                self._say(f"still waiting for {roster.name_missing()} after {self._waited_s:.0f} s; {joined}")
+            if self.left_s(now_s) <= 0:
+                if (here := len(roster.cards)) >= terms.min_nodes:
+                    self._say(f"continuing with {here} nodes (--nnodes {terms.min_nodes}:{terms.num_nodes})")
                 break
             self._turn(selector, TICK_S)
+
+    def left_s(self, now_s: float) -> float:
+        """Return for how long missing nodes are still waited for."""
+        join_s = self._terms.join_s
+        return max(self._started_s + join_s, self._last_arrival_s + join_s * LAST_ARRIVAL_SHARE) - now_s
 
     def _turn(self, selector: selectors.BaseSelector, timeout_s: float) -> None:
         for acceptor in self._acceptors:
@@ -314,8 +317,7 @@ class RollCall:
                 )
                 by_source.setdefault(source, []).append(found)
         self._mesh.admit(token)
-        self._reports = {}
-        self._round += 1
+        self._reports, self._round = {}, self._round + 1
         nonce = self._terms.run_dir_nonce if asks_all else None
 
         def order_for(index: int) -> Test:
@@ -332,8 +334,7 @@ class RollCall:
             )
 
         # Whoever is tried must know the token, too, so everybody gets a Test.
-        self._awaited = set(self.roster.peers)
-        unsent = list(self.roster.peers.values())
+        self._awaited, unsent = set(self.roster.peers), list(self.roster.peers.values())
         for index, peer in self.roster.peers.items():
             with contextlib.suppress(ConnectionError):
                 peer.send(order_for(index))
@@ -361,15 +362,14 @@ class RollCall:
 
     def _addresses(self) -> dict[int, str]:
         """Where each node is tried: its data address, else where its agent comes from."""
-        found = {}
+        found, peers = {}, self.roster.peers
+        own = next((peer.own_address for peer in peers.values()), None)
         for index, card in self.roster.cards.items():
             if card.test_ports is None or card.problem is not None:
                 continue
             address = card.data_address
-            if address is None and index in self.roster.peers:
-                address = self.roster.peers[index].peer
-            if address is None and index == 0 and self.roster.peers:
-                address = next(iter(self.roster.peers.values())).own_address
+            if address is None:
+                address = peers[index].peer if index in peers else own if index == 0 else None
             if address is not None:
                 found[index] = address
         return found

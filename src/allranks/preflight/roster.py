@@ -10,6 +10,7 @@ import msgspec
 from allranks.model.card import Card, JobDirectory
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
+from allranks.model.job_status import MAX_NODES, JobStatus, NodeRow
 from allranks.model.safe_text import as_utf8
 from allranks.wire.connection import Connection
 
@@ -38,6 +39,8 @@ class RollCallTerms:
     """Ids of causes that stop nobody."""
 
 
+MAX_MISSING = 4096
+"""Characters of the names of missing nodes in a status."""
 SHARED = ("environment", "packages", "code", "limits", "unread")
 """Facts that are large, and mostly the same on all nodes of a job."""
 
@@ -106,6 +109,32 @@ class Roster:
             return fold_hosts([self.terms.node_names[index] for index in absent])
         plural = "s" if len(absent) > 1 else ""
         return f"node rank{plural} {', '.join(map(str, absent[:16]))}{' ...' if len(absent) > 16 else ''}"
+
+
+def see_waiting(roster: Roster, *, left_s: float, now_s: float, started_s: float) -> JobStatus:
+    """Return who is missing, as the status of a job that has no leader yet.
+
+    Args:
+        left_s: for how long missing nodes are still waited for.
+        now_s: since the epoch.
+        started_s: when this agent began, since the epoch.
+    """
+    terms, cards = roster.terms, roster.cards
+    is_complete = roster.is_complete
+    return JobStatus(
+        job=terms.job,
+        written_s=round(now_s, 3),
+        started_s=round(started_s, 3),
+        phase="forming",
+        attempt=terms.attempt,
+        num_nodes=terms.num_nodes,
+        num_ranks=sum(card.num_workers for card in cards.values()),
+        missing="" if is_complete else roster.name_missing()[:MAX_MISSING],
+        gives_up_in_s=None if is_complete else round(max(0.0, left_s), 1),
+        nodes=tuple(
+            NodeRow(name=cards[index].host, num_ranks=cards[index].num_workers) for index in sorted(cards)[:MAX_NODES]
+        ),
+    )
 
 
 def mtu_of(card: Card) -> int | None:

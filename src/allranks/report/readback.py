@@ -153,6 +153,31 @@ class OfNode(RunEvent, frozen=True):
     node: Name
 
 
+class CheckpointWritten(RunEvent, frozen=True):
+    """A session's checkpoint is complete."""
+
+    step: Count
+    write_s: TimeS | None = None
+
+
+class StragglerNamed(RunEvent, frozen=True):
+    """A rank is late most of the time."""
+
+    rank: Rank
+    node: Name = ""
+    message: Text = ""
+
+
+class HangSeen(RunEvent, frozen=True):
+    """Ranks wait in a collective for long."""
+
+    op: Name = ""
+    for_s: TimeS = 0.0
+    num_waiting: Count = 0
+    ranks: Ranks = ()
+    place: Name = ""
+
+
 class NetworkEvent(Traffic, frozen=True):
     """What nodes send and how long steps wait for that."""
 
@@ -162,7 +187,8 @@ class NetworkEvent(Traffic, frozen=True):
 _EVENTS: dict[str, type[RunEvent | NetworkEvent]] = {
     "started": JobStarted, "took_over": TookOver, "paused": Paused, "restarting": Restarting, "verdict": GuardFinding,
     "agent_ended": AgentEnded, "interrupted": AgentInterrupted, "ended": JobEnded, "minority": OfLeader,
-    "node_lost": OfNode, "network": NetworkEvent,
+    "node_lost": OfNode, "network": NetworkEvent, "checkpoint": CheckpointWritten, "straggler": StragglerNamed,
+    "hang": HangSeen,
 }  # fmt: skip
 
 

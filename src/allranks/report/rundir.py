@@ -9,9 +9,11 @@ runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the 
                       /verdict.json                               the verdict
                       /exit_code                                  the job's, for its batch script
                       /<node>/verdict.json                        the verdict, as this node received it
+                      /curves.jsonl                               values of `step.log`
                       /cancel.log                                 who cancelled the job with `allranks cancel`
 runs/<job>/checkpoints/, culprits.json                            kept for all attempts
 runs/<job>/leader.json, secret                                    the leader's address, the job's key
+runs/<job>/status.json, goodput.json                              what the job does now; where its time went
 runs/latest                                                       link to the newest job
 """
 
@@ -40,6 +42,7 @@ from allranks.model.setting import Setting
 from allranks.report.last_files import EVENTS, EXIT_CODE, VERDICT, LastFiles
 from allranks.report.mask import mask_fields, mask_setting, mask_verdict
 from allranks.report.readback import MAX_BYTES, read_events
+from allranks.report.status_files import StatusFiles
 
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
@@ -55,9 +58,12 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 _OF_ATTEMPT = frozenset((
     "events.jsonl", "roll_call.json", "verdict.json", "exit_code", "requeued", "hosts", "lost_hosts", "driver.jsonl",
+    "curves.jsonl",
 ))  # fmt: skip
 _OF_NODE = frozenset(("env.json", "verdict.json", "members", "growth"))
-_OF_RUN = frozenset(("secret", "leader.json", "culprits.json", "submission.sh", "preempted"))
+_OF_RUN = frozenset(
+    ("secret", "leader.json", "culprits.json", "submission.sh", "preempted", "status.json", "goodput.json")
+)
 _OWN = _OF_ATTEMPT | _OF_NODE | _OF_RUN
 """Files in which the state of a run is kept, by the directory that has them; horovod/run.py writes some of them."""
 
@@ -103,6 +109,7 @@ class RunDir:
         self._own_uid: int | None = None
         self.last_files = LastFiles(self.hold_attempt)
         """Those that are written on a full disk, too."""
+        self.status_files = StatusFiles(self.hold)
 
     def hold(self, *below: str, make: bool = True) -> Folder:
         """Return the run directory, or one below it, held from now on; made anew if somebody has deleted it.

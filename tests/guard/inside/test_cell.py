@@ -78,8 +78,17 @@ def test_what_a_worker_wrote_is_there_after_its_death(cell: Cell):
     assert (seen.call.data, seen.is_call_done) == (b"a call", False)
 
 
+def test_a_step_comes_with_the_total_and_a_checkpoint_with_the_time_of_its_writing(cell: Cell):
+    run(cell, "assert cell.claim(); cell.step(12, 90); cell.saved(10, 3250)")
+    seen = cell.read()
+    assert (seen.step, seen.total, seen.saved, seen.write_ms) == (12, 90, 10, 3250)
+    run(cell, "assert cell.claim(); cell.step(13); cell.saved(10)")
+    seen = cell.read()
+    assert (seen.step, seen.total, seen.saved, seen.write_ms) == (13, None, 10, None)
+
+
 def test_a_fresh_cell_says_nothing(cell: Cell):
-    assert cell.read() == (0, None, None, None, None, None, False, None, None, None, "")
+    assert cell.read() == (0, None, None, None, None, None, False, None, None, None, "", None, None)
     assert cell.lost_lines() == (0, 0)
     assert cell.order() is None
 

@@ -61,7 +61,7 @@ _ROOMS = {
 }  # fmt: skip
 _TOLD = ("told", "words", "raised", "leaves", "call", "ddp", "step", "saved", "phase")
 _SLOT = struct.Struct("QQII")
-_NUMBER = struct.Struct("q")
+_PAIR = struct.Struct("qq")  # a step, and what belongs to it; less than 0: that is not known
 _PHASE_BYTES = 64
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _WORDS = 2**64
@@ -127,6 +127,10 @@ class CellRead(NamedTuple):
     step: int | None
     saved: int | None
     phase: str
+    total: int | None
+    """How many steps there will be, where the script says so."""
+    write_ms: int | None
+    """How long it took to write the last checkpoint, where this worker knows."""
 
 
 class Cell:
@@ -239,15 +243,15 @@ class Cell:
         """Write how long DDP's steps take; False where it did not fit or is not ours."""
         return self.is_mine and self._records["ddp"].write(blob)
 
-    def step(self, number: int) -> None:
-        """Say which optimizer step the script has reached."""
+    def step(self, number: int, total: int | None = None) -> None:
+        """Say which optimizer step the script has reached, and of how many."""
         if self.is_mine:
-            self._records["step"].write(_NUMBER.pack(number))
+            self._records["step"].write(_PAIR.pack(number, -1 if total is None else total))
 
-    def saved(self, step: int) -> None:
-        """Say that the checkpoint of this step is complete."""
+    def saved(self, step: int, write_ms: int | None = None) -> None:
+        """Say that the checkpoint of this step is complete, and how long writing it took."""
         if self.is_mine:
-            self._records["saved"].write(_NUMBER.pack(step))
+            self._records["saved"].write(_PAIR.pack(step, -1 if write_ms is None else write_ms))
 
     def phase(self, name: str) -> None:
         """Say what the worker does: `init`, `training`, `saving`, `leaving`."""
@@ -333,12 +337,13 @@ class Cell:
     def read(self) -> CellRead:
         """Return all that the worker wrote, whatever state it is in now."""
         self._look()
-        told, words, raised, leaves, call, ddp, *numbers, phase = (self._records[name].read() for name in _TOLD)
-        step, saved = map(_as_step, numbers)
+        told, words, raised, leaves, call, ddp, *pairs, phase = (self._records[name].read() for name in _TOLD)
+        (step, total), (saved, write_ms) = map(_as_pair, pairs)
         is_call_done = call is not None and self._numbers[_DONE] >= call.number
         text = phase.data[:_PHASE_BYTES].decode(errors="replace") if phase else ""
         pid = int(self._numbers[_PID])
-        return CellRead(pid, told, words, raised, leaves, call, is_call_done, ddp, step, saved, text)
+        numbers = step, saved, text, total, write_ms
+        return CellRead(pid, told, words, raised, leaves, call, is_call_done, ddp, *numbers)
 
     def _look(self) -> None:
         """Read the file where it is not mapped; what somebody has cut off reads as never written."""
@@ -360,11 +365,11 @@ def _seal(fd: int) -> bool:
     return False
 
 
-def _as_step(written: Written | None) -> int | None:
-    if written is None or len(written.data) != _NUMBER.size:
-        return None
-    step = int(_NUMBER.unpack(written.data)[0])
-    return step if abs(step) <= _MAX_STEP else None
+def _as_pair(written: Written | None) -> tuple[int | None, int | None]:
+    if written is None or len(written.data) != _PAIR.size:
+        return None, None
+    step, more = _PAIR.unpack(written.data)
+    return step if abs(step) <= _MAX_STEP else None, more if 0 <= more <= _MAX_STEP else None
 
 
 class _Record:

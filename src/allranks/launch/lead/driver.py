@@ -24,6 +24,7 @@ from allranks.launch.events import Effect, Event
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import ConnectedNode
+from allranks.launch.lead.status import on_wall_clock
 from allranks.launch.lines import ConnectionDriver
 from allranks.launch.plan import JobPlan
 from allranks.launch.queue import ending
@@ -34,11 +35,12 @@ from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
 from allranks.preflight.rollcall import deliver
 from allranks.report.refusal import print_findings
-from allranks.report.rundir import SignOfLife
+from allranks.report.rundir import RunDir, SignOfLife
 from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
 from allranks.wire.accept import Acceptor, Rejection, Rejections, turn_away
 from allranks.wire.connection import Connection
+from allranks.wire.protocol import own_age_s
 
 
 class LeaderDriver:
@@ -72,6 +74,7 @@ class LeaderDriver:
         self._rejections = Rejections()
         self._is_hang_told = False
         self._sign_of_life = SignOfLife(self.run_dir)
+        self._started_s = find_start(self.run_dir)
         self._answers = queue.SimpleQueue[Event]()
         self._lines = ConnectionDriver(leader.step, self._carry_out, selector)
         for node, connection in connections.items():
@@ -114,6 +117,11 @@ class LeaderDriver:
                 print_findings(findings)
             case events.Record(event=event, fields=fields):
                 self.run_dir.add_event(event, **fields)
+            case events.WriteStatus(status=status):
+                offset_s = time.time() - time.monotonic()
+                self.run_dir.status_files.show(on_wall_clock(status, offset_s=offset_s, started_s=self._started_s))
+            case events.WriteLedger(ledger=ledger):
+                self.run_dir.status_files.keep(ledger)
             case events.ExpectBack(node=node, name=name) if self._can_revive:
                 self.revivals.expect(self.plan.node_names[node] if self.plan.node_names else name, node)
             case events.AskScheduler(signum=signum, can_save=can_save):
@@ -141,6 +149,13 @@ class LeaderDriver:
         is_told, self._is_hang_told = self._is_hang_told, True
         ends = f"; the job ends after {self.plan.guard.hang_s:g} s of this (--hang-timeout)"
         return "" if is_told else f"{ends}; allranks stack {self.plan.job} shows all ranks"
+
+
+def find_start(run_dir: RunDir) -> float:
+    """Return when this attempt of the job began, since the epoch: the roll call has said so, or the last leader."""
+    seen = run_dir.status_files.newest or run_dir.status_files.read_status()
+    is_of_this = seen is not None and seen.attempt == run_dir.attempt
+    return seen.started_s if seen is not None and is_of_this else time.time() - own_age_s()
 
 
 def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Leader:

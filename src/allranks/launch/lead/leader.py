@@ -73,6 +73,7 @@ class Leader(Reports):
                 self._note_checkpoints(step)
             case events.KillWaitFound(kill_wait_s=float() as kill_wait_s):
                 self._note_kill_wait(kill_wait_s)
+        self._write_status(event.now_s)
         effects, self._effects = self._effects, []
         return effects
 
@@ -411,9 +412,8 @@ class Leader(Reports):
             self._end_without_room()
         elif now_s >= self._next_notice_s:
             self._next_notice_s = now_s + course.NOTICE_S
-            minutes, seconds = divmod(int(until_s - now_s), 60)
-            left = f"{minutes}:{seconds:02d} left (--capacity-timeout {terms.capacity_s:.0f})"
-            self._say(f"paused: {missing}; waiting for {'capacity' if lacks_nodes else 'room'}, {left}")
+            what = "capacity" if lacks_nodes else "room"
+            self._say(summary.describe_pause(missing, what, left_s=until_s - now_s, timeout_s=terms.capacity_s))
 
     def _end_without_room(self) -> None:
         """End with the verdict that a restart should have outlived."""

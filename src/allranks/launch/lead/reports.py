@@ -8,26 +8,26 @@ The phases, and the decisions, are in launch.lead.leader, which extends this cla
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
 from allranks.guard import disk
-from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.verdict import Guard
 from allranks.launch import events
-from allranks.launch.events import FORWARDED, RELAYED_S, SAVE_SIGNAL, STOP_SIGNALS, Effect
+from allranks.launch.events import FORWARDED, SAVE_SIGNAL, STOP_SIGNALS, Effect
 from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, SPARE_S, Phase, Terms
+from allranks.launch.lead.generation import Generation
 from allranks.launch.lead.members import ConnectedNode, Members, State
-from allranks.launch.lead.recovery import Decision
+from allranks.launch.lead.status import Known, StatusKeeper
+from allranks.launch.lead.summary import describe_kill_wait
 from allranks.launch.queue.ending import Ending
+from allranks.launch.relays import SignalCopies
 from allranks.model.beat import NodeBeat, ProcessState
 from allranks.model.errors import name_signal
 from allranks.model.finding import Finding, Verdict
-from allranks.model.past import History, Past
+from allranks.model.past import Past
 from allranks.wire import protocol
 from allranks.wire.protocol import Goodbye, Message, Order, Plan, Relay, Stop
 
@@ -35,36 +35,6 @@ FIRST_TRAFFIC_S, TRAFFIC_EVERY_S = 12.0, 300.0
 """From the start of a generation to its first event `network`, and between two of them: some 0.5 MB a day."""
 TRAFFIC_LOOK_S = 4.0
 """Between two looks whether a rank has told how long its steps wait: then one more event comes at once."""
-
-
-@dataclass(slots=True)
-class Generation:
-    """One start of the workers: what is decided, asked and ordered, from its Plan to the next one."""
-
-    plan: Plan
-    began_s: float
-    judged: GuardVerdict | None = None
-    told_by_s: float | None = None
-    """When the verdict is told at the latest; None: it has been, or there is none."""
-    history: History | None = None
-    """The job's before that verdict."""
-    decision: Decision = field(default_factory=Decision)
-    asked: Ending | None = None
-    """Why all ranks were ordered to save and leave; None: they were not, or they are ended without that."""
-    asked_until_s: float | None = None
-    order: Order | None = None
-    stop: Stop | None = None
-    ahead_s: dict[int, float] = field(default_factory=dict)
-    """By node: how far the leader's clock is ahead of that node's, by the age of the first end that it told."""
-    ended_s: float = math.inf
-    """When its workers were told to end."""
-    is_cut_short: bool = False
-    """Whether an agent that got a signal has ended its workers before anybody else did."""
-
-    @property
-    def number(self) -> int:
-        """0, and one more after each restart."""
-        return self.plan.generation
 
 
 class Reports:
@@ -104,6 +74,10 @@ class Reports:
         """Step of the newest complete one."""
         self._kept_s = now_s
         """When that was complete, or the generation began, whichever is later: since then, steps may be lost."""
+        self._complete: tuple[int | None, float] = None, now_s
+        """Step of the newest one that was written while this leader led, and when it was complete."""
+        self.total_steps: int | None = None
+        """That the run will have, where the script says it."""
         self.is_finished = False
         """Whether the workers have completed all their steps."""
         self.lost_lines: dict[int, tuple[int, str]] = {}
@@ -114,6 +88,7 @@ class Reports:
         self._terms, self._guard, self._own = terms, guard, plan.nodes[plan.node_index]
         self._history, self._survived = past.history, [*past.survived]
         self._effects: list[Effect] = []
+        self._status = StatusKeeper()
         is_beside_srun = plan.srun is not None and plan.srun.node == self._own
         self._members = Members(
             terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded), needs_majority=not is_beside_srun
@@ -127,8 +102,7 @@ class Reports:
         self._saving: set[int] = set()
         """Nodes with ranks that save."""
         self._has_asked_kill_wait = False
-        self._relayed: dict[int, tuple[float, set[int]]] = {}
-        """By signal that ranks get passed on: when it came last, and which agents got it."""
+        self._relayed = SignalCopies()
         self._capacity_until_s: float | None = None
         """Nodes are waited for until then; None: they are not, or the generation has begun."""
         self._next_ping_s = self._next_look_s = self._next_notice_s = 0.0
@@ -164,6 +138,29 @@ class Reports:
         judged, plan = self._generation.judged, self._generation.plan
         return judged is not None and judged.cures and plan.node_index in judged.nodes
 
+    def _known(self, now_s: float) -> Known:
+        """What a status says of the job, beyond what the guard knows."""
+        plan, is_paused = self._generation.plan, self.phase is Phase.PAUSED
+        return Known(
+            job=self._terms.job,
+            phase=self.phase,
+            plan=plan,
+            steps=self.steps,
+            total_steps=self.total_steps,
+            checkpoint=self.checkpoint,
+            complete=self._complete,
+            num_restarts=plan.max_restarts - self._history.restarts_left,
+            missing=self._find_missing(now_s) if is_paused else "",
+            gives_up_s=self._capacity_until_s if is_paused else None,
+            exit_code=self.verdict.exit_code if self.verdict is not None else None,
+        )
+
+    def _write_status(self, now_s: float) -> None:
+        """Have the status written down where it is due: not by a leader whose job others go on with."""
+        is_elsewhere = self.has_resigned or (self._goodbye is not None and self._goodbye.is_cut_off)
+        if not is_elsewhere and self._status.is_due(now_s, self.phase):
+            self._do(*self._status.look(self._known(now_s), self._guard, now_s))
+
     def _do(self, *effects: Effect) -> None:
         self._effects += effects
 
@@ -172,6 +169,7 @@ class Reports:
 
     def _record(self, event: str, **fields: object) -> None:
         self._do(events.Record(event=event, fields=fields))
+        self._status.note(event, fields, self._stepped_s)
 
     def _send(self, message: Message, nodes: Iterable[int]) -> None:
         self._do(*(events.Send(node=index, message=message) for index in nodes))
@@ -196,7 +194,7 @@ class Reports:
         self._capacity_until_s, self._kept_s = None, now_s
         self._next_traffic_s = self._traffic_due_s = now_s + FIRST_TRAFFIC_S
         self._are_waits_told = False
-        self.steps, self.is_finished = {}, False
+        self.steps, self.total_steps, self.is_finished = {}, None, False
         self._handled, self._saving = {}, set()
 
     # Messages
@@ -209,7 +207,7 @@ class Reports:
                 if message.node.generation == this.number and takes_part:
                     self._guard.hear(message, now_s)
                     self.steps |= {rank.rank: rank.step for rank in message.node.ranks if rank.step is not None}
-                    self._note_checkpoints(*(rank.checkpoint for rank in message.node.ranks))
+                    self._note_progress(message.node)
                     self._note_handlers(index, message.node)
                     self._note_traffic(now_s)
                     if self._members.note_begun(index):
@@ -276,6 +274,15 @@ class Reports:
         if newest != self.checkpoint:
             self.checkpoint, self._kept_s = newest, min(self._stepped_s, self._generation.ended_s)
 
+    def _note_progress(self, beat: NodeBeat) -> None:
+        """Take in which checkpoints are complete, and how many steps there will be."""
+        self._note_checkpoints(*(rank.checkpoint for rank in beat.ranks))
+        for rank in beat.ranks:
+            self.total_steps = rank.total_steps or self.total_steps
+            if rank.write_s is not None and rank.checkpoint not in (None, self._complete[0]):
+                self._complete = rank.checkpoint, self._stepped_s
+                self._record("checkpoint", step=rank.checkpoint, write_s=round(rank.write_s, 3))
+
     def _take(self, signum: int, now_s: float) -> None:
         """Take in a signal, which SLURM sends to all agents, and ask the scheduler, once, what it means."""
         if signum == SAVE_SIGNAL:
@@ -307,21 +314,13 @@ class Reports:
 
     def _note_kill_wait(self, kill_wait_s: float) -> None:
         """Say what SLURM leaves ranks that save on SIGTERM, where that is less than they would have otherwise."""
-        left_s = max(1.0, kill_wait_s - SPARE_S)
-        if left_s < self._terms.shutdown_s:
-            self._say(
-                f"ranks that handle SIGTERM have {left_s:.0f} s when SLURM ends this job: KillWait is "
-                f"{kill_wait_s:.0f} s, of which {SPARE_S:.0f} s are kept back; --signal=TERM@120 (sbatch) "
-                "warns them before the time limit"
-            )
+        if max(1.0, kill_wait_s - SPARE_S) < self._terms.shutdown_s:
+            self._say(describe_kill_wait(kill_wait_s, spare_s=SPARE_S))
 
     def _relay(self, index: int, signum: int, now_s: float) -> None:
         """An agent has got a signal that means nothing to the job: ranks that handle it get it, on all nodes."""
-        came_s, whose = self._relayed.get(signum, (-math.inf, set[int]()))
-        if now_s - came_s < RELAYED_S and index not in whose:  # SLURM signals all agents
-            whose.add(index)
+        if self._relayed.is_copy(signum, index, now_s):
             return
-        self._relayed[signum] = now_s, {index}
         name = name_signal(signum)
         if signum == FORWARDED and any(signum in handled for handled in self._handled.values()):
             self._say(f"{name}: passed to the ranks that handle it")

@@ -48,6 +48,33 @@ def describe_restart(
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"
 
 
+def describe_pause(missing: str, what: str, *, left_s: float, timeout_s: float) -> str:
+    """`paused: only 2 of at least 3 nodes; waiting for capacity, 4:30 left (--capacity-timeout 300)`.
+
+    Args:
+        missing: what the job lacks.
+        what: the same in a word.
+        left_s: until it is not waited for any longer.
+        timeout_s: of --capacity-timeout.
+    """
+    minutes, seconds = divmod(int(left_s), 60)
+    return f"paused: {missing}; waiting for {what}, {minutes}:{seconds:02d} left (--capacity-timeout {timeout_s:.0f})"
+
+
+def describe_kill_wait(kill_wait_s: float, *, spare_s: float) -> str:
+    """Return what SLURM's KillWait leaves ranks that handle SIGTERM.
+
+    Args:
+        kill_wait_s: seconds between SLURM's SIGTERM and SIGKILL.
+        spare_s: of them, that allranks keeps for itself.
+    """
+    left_s = max(1.0, kill_wait_s - spare_s)
+    return (
+        f"ranks that handle SIGTERM have {left_s:.0f} s when SLURM ends this job: KillWait is {kill_wait_s:.0f} s, of "
+        f"which {spare_s:.0f} s are kept back; --signal=TERM@120 (sbatch) warns them before the time limit"
+    )
+
+
 def describe_loss(leader: str, reason: str, how: str | None, *, reader: Reader) -> Finding:
     """Return the finding of a job that has lost its leader, and nobody could succeed it.
 

@@ -33,6 +33,7 @@ import torch.distributed as dist
 from allranks.causes.book import find_loss
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import one_line, say
+from allranks.state.resumed.curves import Curves, own_curves
 from allranks.state.resumed.sampler import Share
 from allranks.state.saved.reader import Loaded
 
@@ -190,12 +191,16 @@ class Progress:
     """Steps of the whole run, where it is known."""
     sink: Sink | None = None
     """What else gets the values."""
+    curves: Curves | None = field(default_factory=own_curves)
+    """Rank 0's file of values; None: no agent has started this process."""
     _values: dict[str, Any] = field(default_factory=dict)
     _since: tuple[int, float] | None = None
 
     def note(self, step: int, values: dict[str, Any]) -> None:
         """Remember what to show, and hand it on; `step` steps are done with this one."""
         self._values.update(values)
+        if self.is_shown and self.curves is not None:
+            self.curves.note(step, values)
         if self.sink is not None:
             self.sink(step, {name: _number(value) for name, value in values.items()})
 

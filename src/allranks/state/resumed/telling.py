@@ -20,6 +20,7 @@ class Telling:
 
     def __init__(self, cell: Any) -> None:
         self._cell = cell
+        self._total: int | None = None
         self._told_saved: int | None = None
         self._carried_out: Any = None
 
@@ -27,7 +28,7 @@ class Telling:
         """Say that so many steps are done; return the order (CellOrder) that is due and was not carried out yet."""
         if self._cell is None:
             return None
-        self._cell.step(step)
+        self._cell.step(step, self._total)
         order = self._cell.order()
         is_due = order is not None and order is not self._carried_out and order.at_step <= step
         return order if is_due else None
@@ -36,11 +37,16 @@ class Telling:
         """Remember that this one is done."""
         self._carried_out = order or self._carried_out
 
-    def save_done(self, step: int | None) -> None:
-        """Say which checkpoint is complete; None: there is none."""
+    def save_done(self, step: int | None, write_s: float | None = None) -> None:
+        """Say which checkpoint is complete, None: there is none; and how long writing it took, where that is known."""
         if self._cell is not None and step is not None and step != self._told_saved:
-            self._cell.saved(step)
+            self._cell.saved(step, None if write_s is None else round(write_s * 1e3))
             self._told_saved = step
+
+    def begin(self, total: int | None) -> None:
+        """Say that the training goes on now, and how many steps the whole run has, if that is known."""
+        self._total = total
+        self.phase("training")
 
     def phase(self, name: str) -> None:
         """Say what is going on: training, saving, leaving."""

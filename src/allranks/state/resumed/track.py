@@ -214,7 +214,7 @@ class Tracked:
         self._resume(feed)
         self._feed = feed
         progress = Progress(is_shown=self._membership.is_leader, total=total, sink=self._log)
-        self._telling.phase("training")
+        self._telling.begin(total if self._membership.is_leader else None)  # one rank tells it for all
         self._is_looping = True
         while True:
             self._end_epochs(feed, after_epoch)
@@ -326,7 +326,7 @@ class Tracked:
         return self.step, self._epochs
 
     def _boundary(self) -> None:
-        self._telling.save_done(self.checkpoints.last_complete)
+        self._telling.save_done(self.checkpoints.last_complete, self.checkpoints.write_s)
         order = self._telling.reach(self.step)
         is_checkpoint_due = self._pace is not None and self._pace.is_due()
         wish = Wish(
@@ -383,7 +383,7 @@ class Tracked:
 
     def _wait(self) -> bool:
         is_written = self.checkpoints.wait()
-        self._telling.save_done(self.checkpoints.last_complete)
+        self._telling.save_done(self.checkpoints.last_complete, self.checkpoints.write_s)
         return is_written
 
     def _leave(self, why: str) -> None:
