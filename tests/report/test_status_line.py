@@ -104,7 +104,7 @@ LINES = {
     ),
     "it has ended": (
         replace(TRAINS, phase="over", num_up=0, exit_code=137, checkpoint=None, num_restarts=0),
-        "▸ 2:14:07 · 0/16 ranks · ended with exit code 137 · step 1,840/10,000",
+        "▸ 2:14:07 · ended with exit code 137 · step 1,840/10,000",
     ),
     "a name that is no text for a terminal": (
         replace(HANGS, stuck=msgspec.structs.replace(STUCK, op="a\x1b[2J\nb", ends_in_s=None)),

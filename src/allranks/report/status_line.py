@@ -105,7 +105,7 @@ def _describe_work(status: JobStatus, *, has_bar: bool) -> list[_Part]:
     parts = list[_Part]()
     is_running = status.phase == RUNNING
     is_roll_call = status.phase == FORMING and not status.rows and not status.generation
-    if status.num_ranks and not is_roll_call:
+    if status.num_ranks and not is_roll_call and status.phase != OVER:
         is_short = status.num_up < status.num_ranks
         text = f"{status.num_up}/{status.num_ranks} rank{'s' * (status.num_ranks != 1)}"
         parts.append(_Part(text, _VITAL if is_short else 6))
