@@ -82,8 +82,12 @@ LINES = {
         "▸ 0:21:40 · 5/8 wait 4 s in all_gather for r1-2,6 · allranks stack latest",
     ),
     "ranks start": (
-        replace(HANGS, stuck=None, rows=(RankRow(ranks=(0,), num_ranks=8, state="start"),)),
-        "▸ 0:21:40 · 8/8 ranks · starting",
+        replace(HANGS, stuck=None, num_up=0, rows=(RankRow(ranks=(0,), num_ranks=8, state="start"),)),
+        "▸ 0:21:40 · 8 ranks · starting",
+    ),
+    "some ranks are not up": (
+        replace(HANGS, stuck=None, num_up=7, step=3),
+        "▸ 0:21:40 · 7/8 ranks · step 3",
     ),
     "it ends after a fault": (replace(HANGS, phase="stopping", num_up=5), "▸ 0:21:40 · 5/8 ranks · stopping"),
     "a node has not come": (

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from allranks.model.job_status import MAX_NODES, JobStatus, Stuck
 from allranks.model.safe_text import width_of
-from allranks.report.text import Style, fold_ranks, one_line
+from allranks.report.text import Style, count_of, fold_ranks, one_line
 
 FORMING, RUNNING, PAUSED, OVER = "forming", "running", "paused", "over"
 """Phases of launch.lead.course; a roll call is `forming`, too."""
@@ -106,9 +106,10 @@ def _describe_work(status: JobStatus, *, has_bar: bool) -> list[_Part]:
     is_running = status.phase == RUNNING
     is_roll_call = status.phase == FORMING and not status.rows and not status.generation
     if status.num_ranks and not is_roll_call and status.phase != OVER:
-        is_short = status.num_up < status.num_ranks
-        text = f"{status.num_up}/{status.num_ranks} rank{'s' * (status.num_ranks != 1)}"
-        parts.append(_Part(text, _VITAL if is_short else 6))
+        is_untold = is_running and not status.num_up  # they start, or have no torch and tell nothing
+        up = "" if is_untold else f"{status.num_up}/"
+        is_short = not is_untold and status.num_up < status.num_ranks
+        parts.append(_Part(up + count_of(status.num_ranks, "rank"), _VITAL if is_short else 6))
     if is_roll_call and len(status.nodes) < MAX_NODES:
         parts.append(_Part(f"{len(status.nodes)}/{status.num_nodes} nodes", 30))
     if status.phase == OVER:
