@@ -13,8 +13,8 @@ model with Gloo, and each step multiplies matrices for 10 ms. Below `allranks ru
 heartbeats, agreement between the ranks, `s.ddp`, and four checkpoints in the measured steps. Below torchrun it uses
 torch's DDP and saves nothing. Processor time is the kernel's (/proc/PID/stat), from the same step to the same step.
 
-With --network, one process does what an agent does for its interface and for the connections of its ranks, and what
-the threads of its ranks do with DDP's log; processor time of each, and of a node with 1 and with 8 ranks.
+With --network, one process does what an agent does for its interface and for the connections of its ranks: processor
+time of that, on a node with 1 and with 8 ranks. What the marks of the training thread cost: marks_cost.py.
 """
 
 from __future__ import annotations
@@ -183,11 +183,6 @@ def cost_of_a_call(dist: object, tensor: object, teller: object, cell: object) -
 
 
 def measure_network() -> None:
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
-    from allranks.guard.inside import step_times
     from allranks.guard.traffic import LOOK_EVERY_S, TrafficMeter
     from allranks.host.net import read_interfaces
 
@@ -198,26 +193,13 @@ def measure_network() -> None:
     number = itertools.count()
     turn_us = cost_us(lambda: traffic.turn(next(number) * TURN_S), 4000)
     look_us = {num_ranks: cost_of_looks(interface.addresses[0], num_ranks) for num_ranks in (1, 8)}
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK="0", WORLD_SIZE="1", GLOO_SOCKET_IFNAME="lo")
-    dist.init_process_group("gloo")
-    model = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(50))))
-    for _ in range(12):
-        model(torch.ones(8, 64)).sum().backward()
-    read_us = cost_us(lambda: step_times.read_timed(model.logger._get_ddp_logging_data().ints_map), 4000)
     print(f"interface {interface.name}; a turn every {TURN_S} s, a look every {LOOK_EVERY_S:g} s")
     print(f"  agent, one turn               {turn_us:6.1f} us")
     for num_ranks, one_us in look_us.items():
         print(f"  agent, one look, {num_ranks} ranks      {one_us:6.1f} us, 16 connections a rank, all new")
-    print(
-        f"  worker, one read of the log   {read_us:6.1f} us, every {step_times.EVERY_S:g} s, "
-        f"later {step_times.LATER_S:g} s"
-    )
     for num_ranks, one_us in look_us.items():
-        spent_us = turn_us / TURN_S + one_us / LOOK_EVERY_S
-        first, later = (
-            (spent_us + num_ranks * read_us / each) / 1e4 for each in (step_times.EVERY_S, step_times.LATER_S)
-        )
-        print(f"  a node with {num_ranks} ranks           {first:6.3f} % of a core at first, {later:.3f} % later")
+        share = (turn_us / TURN_S + one_us / LOOK_EVERY_S) / 1e4
+        print(f"  a node with {num_ranks} ranks           {share:6.3f} % of a core")
 
 
 def cost_of_looks(address: str, num_ranks: int) -> float:

@@ -3,15 +3,19 @@
     sudo python benchmarks/slow_network.py                          # six nodes at 500 and 100 Mbit/s, three rounds
     sudo python benchmarks/slow_network.py --interfaces 2 --rates 500      # two interfaces of 250 against one of them
     sudo python benchmarks/slow_network.py --switches 2 --rates 500        # an uplink of half a link
-    sudo python benchmarks/slow_network.py --nodes 2 4 6 --rates 100 500 1000 0     # against allranks advise
+    sudo python benchmarks/slow_network.py --nodes 2 4 6 --rates 100 500 1000 0 --steps 5 --store     # and predictions
     sudo python benchmarks/slow_network.py --gpt --rates 500               # examples/gpt, which computes
     python benchmarks/slow_network_page.py        # the section in docs/evidence/benchmarks.md, from stored figures
 
 Real jobs through SLURM in the lab, whose links are shaped with tbf (rate 0: not at all). Each job runs all methods, one
-after the other; jobs alternate between the rates. Compute is a sleep (50 ms forward, 100 ms backward), the model has
-13.1 MB. `floor` is what no order of sending can beat: forward, the first gradients, then 2 (n - 1) / n of the bytes at
-the link's full rate. Ratios are taken job by job. Before the first job with some nodes and rate, `allranks bench`
-measures the network; --store keeps its tables, too, so that predictions can be made again of the same measurements.
+after the other; the jobs of some nodes alternate between the rates. Compute is a sleep (50 ms forward, 100 ms
+backward), the model has 13.1 MB. `floor` is what no order of sending can beat: forward, the first gradients, then
+2 (n - 1) / n of the bytes at the link's full rate. Ratios are taken job by job.
+
+Before the first job with some nodes and rate, `allranks bench` measures the network, for predictions. --store puts each
+complete set, of all rounds with some nodes and rate, into docs/evidence, with that table. Started again with the same
+options, it goes on where it was interrupted.
+
 With --gpt, jobs of examples/gpt/train.py take turns, each with other flags of `allranks run`.
 """
 
@@ -27,11 +31,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slow_network_page import GPT_RESULTS, RESULTS, TABLES, Record, with_predictions
+from slow_network_page import GPT_RESULTS, RESULTS, TABLES, with_predictions
+from slow_network_sets import Network, Record, Sets, replace_set
 from slow_network_worker import BACKWARD_S, FORWARD_S, LAYERS, PARAMETERS
 
 from allranks.lab import lab as labs
@@ -41,10 +46,14 @@ ROOT = Path(__file__).parent.parent
 CLUSTER = ROOT / "examples" / "six-node" / "cluster.toml"
 WORKER = Path(__file__).with_name("slow_network_worker.py")
 GPT = ROOT / "examples" / "gpt" / "train.py"
+UNFINISHED = ROOT / ".cache" / "slow_network"
+"""Rounds of sets that are not complete."""
 GPT_FLAGS = {"plain": (), "equal": ("--bucket-mb", "1"), "bf16": ("--compress", "bf16", "--bucket-mb", "1")}
 GPT_BATCH, GPT_CONTEXT = 2, 256
 """Sequences of a rank and step, fewer than the script's default since two cores compute for all ranks; their bytes."""
 METHODS = ("compute", "torch", "equal", "s.ddp", "bf16", "int8", "powersgd")
+SLOW_MBIT, SLOW_STEPS = 250, 3
+"""Three rounds at 100 Mbit/s differed by 0.1 % with plain gradients (2026-11-28)."""
 DEADLINE_S = 600
 BURST = "128kb"
 """tbf cuts larger packets up: with 64 kB two cores carry 0.2 of 0.5 Gbit/s on each of six links, so they decide."""
@@ -68,24 +77,45 @@ def main() -> None:
     parser.add_argument(
         "--gpt", action="store_true", help="run examples/gpt/train.py in place of the model that sleeps"
     )
-    parser.add_argument("--store", action="store_true", help=f"keep the figures in {RESULTS.relative_to(ROOT)}")
+    parser.add_argument("--store", action="store_true", help="keep complete sets in docs/evidence")
     options = parser.parse_args()
-    records: list[Record] = []
+    kind = "gpt" if options.gpt else f"{options.interfaces}-interfaces-{options.switches}-switches"
+    key = json.dumps([kind, options.rounds, options.steps, options.methods, describe_code()])
+    sets = Sets(UNFINISHED / f"{kind}.json" if options.store else None, key, options.rounds)
+    todo = [job for job in list_jobs(options.nodes, options.rates, options.rounds) if not sets.has(*job)]
+    if sets.records:
+        print(f"{len(todo)} rounds are left; {UNFINISHED / kind}.json has the others", flush=True)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder, Lab(Path(folder), options.interfaces) as lab:
+        lab.tables = sets.tables
         if options.switches == 2:
             lab.split_switch()
-        for number in range(options.rounds):
-            for nodes in options.nodes:
-                for rate in options.rates if number % 2 == 0 else reversed(options.rates):
-                    lab.shape_links(rate / options.interfaces, uplink=rate / 2)
-                    fresh = (measure_gpt if options.gpt else measure)(lab, Path(folder), number, nodes, rate, options)
-                    print_records(fresh)
-                    records += fresh
-                    if options.store:
-                        store(records, options, lab.tables)
+        for nodes, rate, number in todo:
+            lab.shape_links(rate / options.interfaces, uplink=rate / 2)
+            fresh = (measure_gpt if options.gpt else measure)(lab, Path(folder), number, nodes, rate, options)
+            print_records(fresh)
+            sets.add(fresh)
+            if options.store:
+                store(sets.complete(nodes, rate), options, sets.tables.get((nodes, rate)))
     print("\nmedians")
     is_plain = options.switches == options.interfaces == 1 and not options.gpt
-    summarize(with_predictions(records, lab.tables) if is_plain else records)
+    summarize(with_predictions(sets.records, sets.tables) if is_plain else sets.records)
+    sets.finish()
+
+
+def list_jobs(nodes: Sequence[int], rates: Sequence[int], rounds: int) -> list[tuple[int, int, int]]:
+    """Return nodes, rate and round of each job, in their order: the rates take turns, and sets are complete early."""
+    return [
+        (number_of_nodes, rate, number)
+        for number_of_nodes in nodes
+        for number in range(rounds)
+        for rate in (rates if number % 2 == 0 else reversed(rates))
+    ]
+
+
+def describe_code() -> list[str]:
+    """Return what names the code that is measured, without docs/evidence, which the benchmark changes itself."""
+    parts = ["git", "-C", str(ROOT), "rev-parse", "HEAD:src", "HEAD:benchmarks"]
+    return subprocess.run(parts, capture_output=True, text=True, check=True).stdout.split()
 
 
 class Lab:
@@ -97,7 +127,7 @@ class Lab:
         second = '[network]\nsecond = "192.168.21.0/24"' if interfaces == 2 else "[network]"
         self.cluster.write_text(CLUSTER.read_text().replace("[network]", second))
         self.uplink: tuple[str, str] | None = None
-        self.tables: dict[tuple[int, int], Any] = {}
+        self.tables: dict[Network, Any] = {}
         """What `allranks bench` measured, by nodes and rate."""
 
     def __enter__(self) -> Lab:
@@ -179,9 +209,8 @@ def run_job(
     if has_table:
         (here / "runs").mkdir()
         (here / "runs" / "bench.json").write_text(json.dumps(lab.bench(about["nodes"], about["rate"])))
-    # tbf lets a burst pass at any rate, so the roll call may see one link at its rate and the others without a limit.
-    job = ["allranks", "run", "--cluster", str(lab.cluster), "--ignore", "AR213", str(WORKER)]
-    job += ["--steps", str(options.steps)]
+    job = ["allranks", "run", "--cluster", str(lab.cluster), str(WORKER)]
+    job += ["--steps", str(steps_at(about["rate"], options.steps))]
     job += ["--methods", *options.methods]
     if about.get("interfaces", 1) < options.interfaces:
         job = ["sh", str(here / "one_interface.sh"), *job]
@@ -192,6 +221,11 @@ def run_job(
     return [about | json.loads(line) for line in lines]
 
 
+def steps_at(rate: int, steps: int) -> int:
+    """Return the steps of each method: fewer on slow links, where steps are long and as good as equal."""
+    return min(steps, SLOW_STEPS) if 0 < rate < SLOW_MBIT else steps
+
+
 def measure_gpt(
     lab: Lab, folder: Path, number: int, nodes: int, rate: int, options: argparse.Namespace
 ) -> list[Record]:
@@ -200,7 +234,7 @@ def measure_gpt(
     for name in names[number % len(names) :] + names[: number % len(names)]:
         script = [str(GPT), f"--batch-size={GPT_BATCH}", f"--context={GPT_CONTEXT}", "--json"]
         script += [f"--steps={options.steps + 1}", f"--log-every={options.steps + 1}"]  # the first one is not counted
-        flags = ["--cluster", str(lab.cluster), "--ignore", "AR213", *GPT_FLAGS[name]]
+        flags = ["--cluster", str(lab.cluster), *GPT_FLAGS[name]]
         printed = lab.run(nodes, Path(tempfile.mkdtemp(dir=folder)), "allranks", "run", *flags, *script)
         told = re.search(r"\{\"tokens_per_s.*\}", printed)
         if told is None:
@@ -246,25 +280,18 @@ def summarize(records: Sequence[Record]) -> None:
             print(line)
 
 
-def store(records: Sequence[Record], options: argparse.Namespace, tables: Mapping[tuple[int, int], Any]) -> None:
-    """Put the figures into docs/evidence, in place of those of the same nodes, links and switches."""
-    date = datetime.date.today().isoformat()
+def store(complete: Sequence[Record], options: argparse.Namespace, table: Any) -> None:
+    """Put a complete set into docs/evidence, in place of that of the same nodes, links and switches."""
+    if not complete:
+        return
+    date, one = datetime.date.today().isoformat(), complete[0]
     if options.gpt:
-        replace(GPT_RESULTS, [each | {"date": date} for each in records], "nodes", "rate")
+        replace_set(GPT_RESULTS, [record | {"date": date} for record in complete], "nodes", "rate")
         return
     place = {"switches": options.switches, "two": options.interfaces == 2}
-    replace(RESULTS, [place | each | {"date": date} for each in records], "switches", "two", "nodes", "rate")
+    replace_set(RESULTS, [place | record | {"date": date} for record in complete], "switches", "two", "nodes", "rate")
     if place == {"switches": 1, "two": False}:
-        fresh = [{"nodes": nodes, "rate": rate, "table": table} for (nodes, rate), table in tables.items()]
-        replace(TABLES, fresh, "nodes", "rate")
-
-
-def replace(path: Path, fresh: Sequence[Record], *names: str) -> None:
-    """Keep of a file what differs from all that is new in one of the fields."""
-    measured = {tuple(each[name] for name in names) for each in fresh}
-    known = json.loads(path.read_text()) if path.exists() else []
-    kept = [each for each in known if tuple(each[name] for name in names) not in measured]
-    path.write_text("[\n" + ",\n".join(map(json.dumps, [*kept, *fresh])) + "\n]\n")
+        replace_set(TABLES, [{"nodes": one["nodes"], "rate": one["rate"], "table": table}], "nodes", "rate")
 
 
 def allranks(*arguments: str, cwd: Path | None = None) -> str:

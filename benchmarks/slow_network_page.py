@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from slow_network_worker import BACKWARD_S, FORWARD_S, PARAMETERS
+from slow_network_worker import BACKWARD_S, COLUMNS, FORWARD_S, LAYERS, ROWS, TENSORS
 
-from allranks.cli.advise import guess_step
-from allranks.comm.advise import advise
+from allranks.comm.advise import StepProfile, advise
 from allranks.comm.bench_table import BenchTable, from_json
+from allranks.comm.hooks import POWERSGD_RANK
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = DOCS / "evidence" / "slow_network.json"
@@ -137,7 +137,7 @@ def predictions_table(records: Sequence[Record]) -> str:
     methods = list(dict.fromkeys(each["method"] for each in records))
     lines = [
         f"Step time that `allranks advise` predicts, over the measured one ({dates(records)}): from the table of",
-        "`allranks bench`, which ran before, and the step time of `compute only` in the same job.",
+        "`allranks bench`, which ran before, the step time of `compute only` in the same job, and the model's tensors.",
         "",
         f"| nodes, link | {' | '.join(NAMES[method] for method in methods)} |",
         "|---|" + "---|" * len(methods),
@@ -166,14 +166,23 @@ def with_predictions(records: Sequence[Record], tables: Mapping[tuple[int, int],
 
 
 def predict(table: Any, compute_ms: float) -> dict[str, float]:
-    """Milliseconds of a step with each method, as `allranks advise --bench FILE --params N --step-ms M ...` says.
+    """Milliseconds of a step with each method, as `allranks advise --measure` predicts it, which reads these tensors.
 
     Args:
         compute_ms: of a step that sends nothing.
     """
     read = from_json(json.dumps(table).encode())
     assert isinstance(read, BenchTable), read
-    found = advise(read, guess_step(PARAMETERS, max(compute_ms, 150.0), FORWARD_S * 1e3, BACKWARD_S * 1e3))
+    number = LAYERS * TENSORS
+    step = StepProfile(
+        tensor_bytes=(4 * ROWS * COLUMNS,) * number,
+        forward_s=FORWARD_S,
+        backward_s=BACKWARD_S,
+        other_s=max(0.0, compute_ms / 1e3 - FORWARD_S - BACKWARD_S),
+        low_rank_bytes=4 * POWERSGD_RANK * (ROWS + COLUMNS) * number,
+        has_vectors=False,
+    )
+    found = advise(read, step)
     return {each.method.name: each.step_s * 1e3 for each in (*found.offered, *found.refused)}
 
 

@@ -22,7 +22,8 @@ import allranks
 
 LAYERS = 8
 TENSORS = 4  # of a layer
-PARAMETERS = 13_100_000 // 4  # fp32
+ROWS, COLUMNS = 13_100_000 // 4 // (LAYERS * TENSORS * 256), 256  # of a tensor, fp32
+PARAMETERS = LAYERS * TENSORS * ROWS * COLUMNS
 FORWARD_S, BACKWARD_S = 0.050, 0.100
 WARM_UP = 2  # steps: DDP rebuilds its buckets after the first
 WARM_UP_POWERSGD = 12  # the first ten are plain ones
@@ -34,8 +35,7 @@ class Layer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        rows = PARAMETERS // (LAYERS * TENSORS * 256)
-        self.weights = nn.ParameterList(nn.Parameter(torch.randn(rows, 256)) for _ in range(TENSORS))
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(ROWS, COLUMNS)) for _ in range(TENSORS))
 
     def forward(self, x: Tensor) -> Tensor:
         return Sleep.apply(x, *self.weights)  # type: ignore[no-any-return]

@@ -21,10 +21,12 @@ are. Limits: the roll call uses `runs/` in the working directory; torch is impor
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import itertools
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -38,6 +40,7 @@ from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
 from allranks.join.device import choose_backend, leave_cores, take_device
+from allranks.join.group import LAST_WORK_S
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
 from allranks.model.errors import AllranksError, UsageError
@@ -341,6 +344,8 @@ def _enter(
     )
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
+    if not getattr(c10d, "_allranks_watches", False):  # else join.group waits
+        atexit.register(time.sleep, LAST_WORK_S)
     on_exit.push(partial(leave, dist))
     from allranks.state.resumed.buckets import Wrapped
 

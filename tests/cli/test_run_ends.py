@@ -210,7 +210,8 @@ def test_a_file_of_the_runs_own_is_refused_as_a_log(name: str, run_dir: RunDir, 
 def test_what_a_run_keeps_is_told_from_files_of_the_same_names(run_dir: RunDir, tmp_path: Path) -> None:
     run_dir.share_members("node03", "x" * (1 << 17))
     (run_dir.path / "secret").touch()
-    own = ("events.jsonl", "verdict.json", "exit_code", "requeued", "hosts", "curves.jsonl", "node03/members")
+    own = ("events.jsonl", "verdict.json", "exit_code", "requeued", "hosts", "curves.jsonl")
+    own += ("node03/members", "node03/growth", "node03/book.bin")
     for name in (*(f"attempt_0/{name}" for name in own), "secret", "preempted", "status.json", "goodput.json"):
         assert is_own_file(run_dir.path / name), name
     for name in ("attempt_0/cancel.log", "attempt_0/node03/rank_0.out", "attempt_0/node03/rank_0.error.json"):

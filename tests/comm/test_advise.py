@@ -265,11 +265,43 @@ def test_packing_takes_what_all_ranks_at_once_took_in_the_table() -> None:
     table = bench_of(100)
     slow = BenchRow(collective="pack_bf16", size_bytes=4 * MIB, count=MIB, time_s=4.0, p95_s=4.0)
     packed = msgspec.structs.replace(table, rows=(*table.rows, slow))
-    assert (NetworkCurves.of(packed).code_s("bf16", MIB), NetworkCurves.of(packed).code_s("int8", MIB)) == (1.0, None)
+    network = NetworkCurves.of(packed)
+    assert (network.code_s("bf16", MIB, MIB / 2), network.code_s("int8", MIB, MIB / 4)) == (1.0, None)
     one, other = (Model(STEP, NetworkCurves.of(own), own).predict(methods.BF16).step_s for own in (table, packed))
     # 12.5 MiB take 12.5 s: half of it in the backward pass, and after it the last bucket's 1.56 MiB are unpacked.
     assert other == pytest.approx(STEP.compute_s + 12.5 / 2 + 0.78 + 0.07, abs=0.1)
     assert one < 1.1
+
+
+def test_powersgd_takes_what_it_took_in_the_table_and_other_ranks_have_all_reduces_of_their_own() -> None:
+    import msgspec
+
+    step = replace(STEP, has_vectors=False)
+    whole = BenchRow(collective="reduce_powersgd", size_bytes=16 * MIB, count=4 * MIB, time_s=0.8, p95_s=0.8)
+    table = msgspec.structs.replace(bench_of(500), rows=(*bench_of(500).rows, whole))
+    network = NetworkCurves.of(table)
+    own, fewer = (Model(step, network.among(ranks), table).predict(methods.POWERSGD) for ranks in (6, 2))
+    assert own.step_s == pytest.approx(step.compute_s + 0.8 * step.gradient_bytes / (16 * MIB))
+    # Two all-reduces of 0.15 MB, of 11 ms of hops: five of them with six ranks, one with two, and their bytes.
+    assert own.step_s - fewer.step_s == pytest.approx(2 * 0.011 * 4 / 5 + 0.003, abs=0.002)
+
+
+def test_gradients_without_a_matrix_form_cost_powersgd_one_more_all_reduce() -> None:
+    table = bench_of(500)
+    some, none = (
+        Model(replace(STEP, has_vectors=has), NetworkCurves.of(table), table).predict(methods.POWERSGD).step_s
+        for has in (True, False)
+    )
+    assert some - none == pytest.approx(0.0105, abs=0.001)  # its hops
+
+
+@pytest.mark.parametrize(("best_s", "repetitions", "taken_s"), [(0.02, 2, 0.02), (0.02, 3, 0.03), (0.0, 2, 0.03)])
+def test_of_two_repetitions_the_faster_one_counts(best_s: float, repetitions: int, taken_s: float) -> None:
+    """Their median would be their mean, which one stall of a second moves by half a second."""
+    size, times = {"size_bytes": MIB, "count": MIB // 4}, {"time_s": 0.03, "p95_s": 0.04, "best_s": best_s}
+    row = BenchRow(collective="all_reduce", repetitions=repetitions, **size, **times)  # type: ignore[arg-type]
+    network = NetworkCurves.of(BenchTable(backend="gloo", nodes=("a", "b"), ranks=2, rows=(row,)))
+    assert network.time_s("all_reduce", MIB) == taken_s
 
 
 @pytest.mark.parametrize(("rows", "ranks"), [((), 6), (bench_of(100).rows, 1)])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from allranks.files.folder import Folder, can_swap, why_not_ours
+from allranks.launch.book_writer import BookWriter
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.report.growth import GrowthRecorder
@@ -76,6 +77,9 @@ def write_all(run_dir: RunDir) -> None:
         with node.append(name) as file:
             file.write(b"output\n")
     recorder.end()
+    writer = BookWriter()
+    writer.write(node, b"book")
+    writer.end()
     run_dir.write_settings("n1", [])
     run_dir.add_event("started")
     run_dir.touch_events()
@@ -86,9 +90,9 @@ def write_all(run_dir: RunDir) -> None:
 
 
 OF_A_JOB = [
-    "attempt_0/events.jsonl", "attempt_0/exit_code", "attempt_0/n1/env.json", "attempt_0/n1/growth",
-    "attempt_0/n1/rank_0.err", "attempt_0/n1/rank_0.out", "attempt_0/n1/verdict.json", "attempt_0/roll_call.json",
-    "attempt_0/verdict.json", "leader.json",
+    "attempt_0/events.jsonl", "attempt_0/exit_code", "attempt_0/n1/book.bin", "attempt_0/n1/env.json",
+    "attempt_0/n1/growth", "attempt_0/n1/rank_0.err", "attempt_0/n1/rank_0.out", "attempt_0/n1/verdict.json",
+    "attempt_0/roll_call.json", "attempt_0/verdict.json", "leader.json",
 ]  # fmt: skip
 
 

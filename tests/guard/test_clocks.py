@@ -58,3 +58,13 @@ def test_old_ways_are_forgotten():
     exchange(clock, 1.0, offset_s=5.0, there_s=0.0001, back_s=0.0001, held_s=0.0)
     exchange(clock, 100.0, offset_s=5.001, there_s=0.01, back_s=0.01, held_s=0.0)
     assert clock.offset_s == pytest.approx(5.001)
+
+
+def test_an_old_exchange_is_worth_less_and_less():
+    """Clocks drift apart by 20 ppm: 50 s after the fastest way it is 1 ms off, and a slower new one is better."""
+    clock = NodeClock()
+    exchange(clock, 1.0, offset_s=5.0, there_s=0.0001, back_s=0.0001, held_s=0.0)
+    for at_s in range(2, 52):
+        exchange(clock, at_s, offset_s=5.0 + 2e-5 * at_s, there_s=0.0009, back_s=0.0001, held_s=0.0)
+        assert abs(clock.offset_s - 5.0 - 2e-5 * at_s) <= clock.error_s
+    assert clock.error_s < 0.0006

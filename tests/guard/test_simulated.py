@@ -409,9 +409,7 @@ def test_a_straggler_is_named_with_its_share_whatever_the_clocks_say(skew_s):
     named = [line for _, line in world.lines if line.startswith("straggler")]
     (warning,) = world.guard.warnings
     assert named == [f"straggler: rank 4 on node05 {warning.message}"]
-    assert re.fullmatch(
-        r"calls collectives \d+ ms \(median\) after .* wait for it up to \d+% of the time", warning.message
-    )
+    assert re.fullmatch(r"calls collectives \d+ ms \(median\) after .* wait for it \d+% of the time", warning.message)
     assert warning.cause == "AR409 straggler-rank"
     assert "rank 4" in warning.fix
     assert "JOB" not in warning.fix

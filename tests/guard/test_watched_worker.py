@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from allranks.guard.inside.cell import Cell
+from allranks.guard.inside.pace_words import BEGAN, STATE, STEPS
 from allranks.guard.worker import WatchedWorker
-from allranks.model.beat import CallSeen, NodeBeat, ProcessState
+from allranks.model.beat import CallSeen, NodeBeat, ProcessState, RankBeat
+from allranks.model.pace import Pace
 from allranks.wire.connection import encode_frame
 from allranks.wire.protocol import Beat
 
@@ -169,27 +171,28 @@ def test_what_makes_no_sense_costs_itself_alone(cell: Cell, tmp_path: Path):
     assert (beat.main_at, beat.phase) == (r"evil\x1b[2J.py:1 in f", r"\x1b[2J")
 
 
-@pytest.mark.parametrize(
-    ("told", "wait_share"),
-    [
-        ('{"iteration": 10, "step_s": 0.4, "communication_s": 0.3, "overlap_s": 0.1}', 0.5),
-        ('{"iteration": 10, "step_s": 0.4, "communication_s": 9.0}', 1.0),
-        ('{"iteration": 10, "step_s": 0.4, "communication_s": 0.1, "overlap_s": 0.3}', 0.0),
-        ('{"iteration": 10}', None),
-        ('{"iteration": 10, "step_s": -0.4}', None),
-        ('{"iteration": 10, "step_s": 1e999, "communication_s": NaN}', None),
-        ('{"iteration": 1e30, "step_s": 0.4}', None),
-        ("[]", None),
-        ("{no json", None),
-    ],
-)
-def test_how_long_steps_wait_is_told_or_makes_no_sense(cell: Cell, tmp_path: Path, told: str, wait_share: float | None):
-    assert watched(cell, tmp_path).look().ddp is None
-    cell.claim()
-    assert cell.ddp(told.encode())
-    beat = watched(cell, tmp_path).look()
-    assert (beat.ddp and beat.ddp.wait_share) == (wait_share and pytest.approx(wait_share))
-    encode_frame(Beat(node=NodeBeat(node_index=0, generation=0, ranks=(beat,))))
+def test_what_a_worker_has_booked_goes_on_until_it_ends_and_is_a_small_part_of_a_beat(cell: Cell, tmp_path: Path):
+    proc(tmp_path, 70, "S")
+    assert watched(cell, tmp_path).look().pace is None
+    view, began_ns = watched(cell, tmp_path), time.monotonic_ns()
+    for word, value in {STEPS: 3, BEGAN: began_ns, STATE: 1 + 3}.items():  # `data`
+        cell.pace[word] = value
+    first = view.look().pace
+    time.sleep(0.02)
+    second = view.look().pace
+    assert first is not None
+    assert second is not None
+    assert (second.steps, second.totals_us[3]) == (3, second.state_us)
+    assert second.total_us - first.total_us >= 20_000
+    (tmp_path / "proc/70/stat").unlink()
+    ended = view.look().pace
+    time.sleep(0.02)
+    assert view.look().pace == ended
+    week_us = 7 * 86400 * 10**6
+    pace = Pace(state=1, state_us=week_us, steps=10**7, totals_us=(week_us,) * 7, back_blocked_permille=500)
+    beats = [RankBeat(rank=0), RankBeat(rank=0, pace=pace, rss_bytes=2**33)]
+    sizes = [len(encode_frame(Beat(node=NodeBeat(node_index=0, generation=0, ranks=(beat,))))) for beat in beats]
+    assert sizes[1] - sizes[0] <= 115
 
 
 def test_a_flood_of_calls_is_as_long_as_the_cell(cell: Cell, tmp_path: Path):

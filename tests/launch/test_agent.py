@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from allranks.launch.agent import LEADER_SILENT_S, PEERS_S, SWEEP_S, Agent, AgentPhase
+from allranks.launch.agent import BOOK_S, LEADER_SILENT_S, PEERS_S, SWEEP_S, Agent, AgentPhase
 from allranks.launch.events import (
     Due,
     Effect,
@@ -30,6 +30,7 @@ from allranks.launch.events import (
     Swept,
     WorkerEnded,
     WorkerFailed,
+    WriteBook,
 )  # fmt: skip
 from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.membership import Member
@@ -123,6 +124,27 @@ def test_a_generation_ends_and_the_next_begins():
     node.hear(Goodbye(exit_code=0, summary=""))
     node.wait(0.1)
     assert (node.agent.phase, node.agent.goodbye.exit_code) == (AgentPhase.GONE, 0)
+
+
+def test_the_book_is_written_every_minute_and_when_all_workers_have_ended():
+    node = Node()
+
+    def num_written() -> int:
+        return [type(effect) for effect in node.effects].count(WriteBook)
+
+    node.wait(BOOK_S - 1, is_leader_heard=True)
+    assert num_written() == 0
+    node.wait(2, is_leader_heard=True)
+    assert num_written() == 1
+    node.wait(BOOK_S, is_leader_heard=True)
+    assert num_written() == 2
+    node.hear(Stop(signum=TERM))
+    node.end(2)
+    node.wait(0.1)
+    assert num_written() == 2
+    node.end(3)
+    node.wait(0.1)
+    assert [type(effect) for effect in node.effects[-2:]] == [WriteBook, Send]
 
 
 def test_a_worker_that_outlives_the_signal_is_named_and_killed_after_its_grace():

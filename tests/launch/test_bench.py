@@ -20,6 +20,7 @@ from allranks.causes.outcome import failed, warned
 from allranks.cli.bench import _Run
 from allranks.cli.main import cli
 from allranks.comm.bench_table import BenchRow, from_json
+from allranks.join.collectives import FORMATS
 from allranks.launch.check.group_collectives import (
     Counters,
     GroupResult,
@@ -193,10 +194,12 @@ def test_ranks_of_one_machine_are_measured_and_the_table_is_kept(tmp_path: Path)
     table = from_json((tmp_path / "runs/bench.json").read_bytes())
     assert not isinstance(table, str)
     assert {row.collective for row in table.rows} >= {"all_reduce", "all_gather", "barrier"}
-    assert {row.wrong for row in table.rows if row.size_bytes and "pack" not in row.collective} == {0}
-    packed = [row for row in table.rows if "pack" in row.collective]
-    assert [row.collective for row in packed] == ["pack_bf16", "pack_int8", "pack_powersgd"]
-    assert all(row.time_s > 0 and row.wrong is None for row in packed)
+    formats = [row for row in table.rows if row.collective in FORMATS]
+    assert [(row.collective, row.size_bytes >> 20) for row in formats] == [
+        ("pack_bf16", 4), ("pack_int8", 4), ("reduce_powersgd", 4), ("reduce_powersgd", 16),
+    ]  # fmt: skip
+    assert all(row.time_s > 0 and row.wrong is None for row in formats)
+    assert {row.wrong for row in table.rows if row.size_bytes and row not in formats} == {0}
     assert (found["problem"], found["exit_code"], found["table"]["ranks"]) == ("", 0, 2)
     assert (tmp_path / "bench.svg").read_text().startswith("<svg")
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["bench.json", "bench.svg", "runs"]

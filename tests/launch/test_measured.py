@@ -116,6 +116,9 @@ def test_what_is_neither_computed_nor_waited_for_belongs_to_the_rest_of_a_step()
     step = Measurement(modules=(module(),), num_modules=1, optimizer_steps=11).to_step()
     assert step.other_s == pytest.approx(0.5 - 0.1 - 0.2 - (0.15 - 0.05))
     assert (step.tensor_bytes, step.bucket_bytes, step.low_rank_bytes) == ((400, 40), (440,), 88)
+    assert step.has_vectors  # an older allranks did not tell
+    without = Measurement(modules=(module(has_vectors=False),), num_modules=1, optimizer_steps=11)
+    assert not without.to_step().has_vectors
 
 
 def test_passes_of_two_modules_follow_each_other_in_one_step() -> None:

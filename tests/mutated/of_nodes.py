@@ -130,6 +130,51 @@ def plan_inside(folder: Path) -> Callable[[bytes], object]:
     return read
 
 
+def book_seeds() -> list[bytes]:
+    """Books before they are packed."""
+    from allranks.model.time_book import BookRow, RankBook, TimeBook, pack_rows
+
+    rows = [BookRow((9, 0, 0, 0, 0, 0, 0), 0), BookRow((9, 2_000_000, 5, 6, 0, 8, 9), 7)]
+    ranks = (RankBook(0, 0, -3, bytes(range(11)), pack_rows(rows)), RankBook(8, 1, 5, b"\1\1", b"", 50, is_async=True))
+    return [msgspec.msgpack.encode(TimeBook(1.8e9, 5_000_000, 1, ranks))]
+
+
+def packed_books() -> list[bytes]:
+    return [_as_frame(data) for data in book_seeds()]
+
+
+def _as_frame(data: bytes) -> bytes:
+    packed = zlib.compress(data, 1)
+    return b"ARBK\x01" + struct.pack(">I", len(packed)) + packed
+
+
+def books(folder: Path) -> Callable[[bytes], object]:
+    """Read a file of books, and lay it beside a sound one, as the report does."""
+    from allranks.model.time_book import FILE
+    from allranks.report.books import lanes, read_books, sums
+
+    for node, (sound,) in (("n1", packed_books()), ("n2", packed_books())):
+        (folder / node).mkdir()
+        (folder / node / FILE).write_bytes(sound)
+
+    def read(data: bytes) -> object:
+        (folder / "n1" / FILE).write_bytes(data)
+        found = read_books(folder)
+        assert_harmless(" ".join(found.damaged))
+        assert found.books[-1].node == "n2"
+        merged = lanes(found.books)
+        assert {len(lane.columns) for lane in merged.lanes} == {merged.num_columns}
+        return [account.rows for book in found.books for account in book.ranks], sums(found.books)
+
+    return read
+
+
+def books_inside(folder: Path) -> Callable[[bytes], object]:
+    """Books are packed: what is inside is changed, and packed again."""
+    read = books(folder)
+    return lambda data: read(_as_frame(data))
+
+
 def plan_seeds() -> list[bytes]:
     from allranks.wire import protocol as p
 

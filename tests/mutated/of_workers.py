@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,7 @@ def worker_file(name: str) -> Door:
 
 def cell_memories() -> list[bytes]:
     from allranks.guard.inside.cell import Cell
+    from allranks.guard.inside.pace_words import BACK, BEGAN, STATE, STEPS, TOTALS
 
     cell = Cell.create()
     cell.claim()
@@ -59,7 +62,8 @@ def cell_memories() -> list[bytes]:
     cell.last_words(msgspec.json.encode({"calls": TOLD["calls"], "failed": "RuntimeError: x"}))
     cell.raised(b'{"message": "ValueError: x", "py_callstack": "T", "time_s": 1.8e9, "threads": ["a"], "before": []}')
     cell.enter_call(msgspec.json.encode(CALL))
-    cell.ddp(msgspec.json.encode(DDP))
+    for word, value in {STATE: 1 + 3, BEGAN: time.monotonic_ns(), STEPS: 12, TOTALS + 1: 10**9, BACK: 501}.items():
+        cell.pace[word] = value
     cell.step(12)
     cell.saved(10)
     cell.phase("training")
@@ -117,6 +121,29 @@ def cell_record(room: str) -> Door:
         return read
 
     return begin
+
+
+def cell_book(folder: Path) -> Callable[[bytes], object]:
+    """Any bytes in the words of the training thread's book."""
+    from allranks.guard.inside.cell import Cell
+    from allranks.guard.inside.pace_words import PACE, PACE_WORDS
+
+    cell, feed = Cell.create(), beat_feed()
+    watched = watch(cell)
+
+    def read(data: bytes) -> object:
+        os.pwrite(cell.fd, data.ljust(8 * PACE_WORDS, b"\0")[: 8 * PACE_WORDS], 8 * PACE)
+        return feed(watched.look())
+
+    return read
+
+
+def cell_books() -> list[bytes]:
+    now_ns = time.monotonic_ns()
+    return [
+        struct.pack("14Q", 2, now_ns - 10**9, 7, 10**8, 2 * 10**8, 0, 10**8, 0, 0, 0, 10**7, 10**6, 501, 0),
+        struct.pack("14Q", 1, now_ns, *12 * [0]),
+    ]
 
 
 def watch(cell: Any) -> Any:

@@ -17,6 +17,9 @@ from allranks.why.dumps import DumpError
 
 from .door import Parser, of_bytes, plain, recorded, seeds
 from .of_nodes import (
+    book_seeds,
+    books,
+    books_inside,
     dump,
     dumps,
     manifest,
@@ -24,6 +27,7 @@ from .of_nodes import (
     messages,
     owner,
     owner_seeds,
+    packed_books,
     plan_inside,
     plan_seeds,
     state,
@@ -44,7 +48,7 @@ from .of_programs import (
     tracebacks,
 )
 from .of_users import read_cluster_file, read_environment, read_hostlist, run_file
-from .of_workers import CALL, DDP, TOLD, cell_memories, cell_memory, cell_record, worker_file
+from .of_workers import CALL, TOLD, cell_book, cell_books, cell_memories, cell_memory, cell_record, worker_file
 
 OURS = (AllranksError,)
 
@@ -90,7 +94,7 @@ def _parsers() -> Iterator[Parser]:
     for room in ("told", "words"):
         yield Parser(f"cell: {room}", lambda: [json.dumps(TOLD).encode()], cell_record(room), kind="json")
     yield Parser("cell: call", lambda: [json.dumps(CALL).encode()], cell_record("call"), kind="json")
-    yield Parser("cell: ddp", lambda: [json.dumps(DDP).encode()], cell_record("ddp"), kind="json")
+    yield Parser("cell: book", cell_books, cell_book, kind="bytes")
     for room in ("step", "saved", "phase"):
         yield Parser(f"cell: {room}", lambda: [struct.pack("qq", 12, 90), b"training"], cell_record(room), kind="bytes")
     yield Parser("cell: memory", cell_memories, cell_memory, kind="bytes")
@@ -98,6 +102,8 @@ def _parsers() -> Iterator[Parser]:
     yield Parser("joins", messages("Join", "Hello"), wire, OURS, "msgpack")
     yield Parser("messages", messages(), wire, OURS, "msgpack")
     yield Parser("plans", plan_seeds, plan_inside, OURS, "msgpack")
+    yield Parser("books", packed_books, books, kind="bytes")
+    yield Parser("books, inside", book_seeds, books_inside, kind="msgpack")
     yield Parser("dumps as JSON", lambda: dumps()[:1], dump, (DumpError,), "json")
     yield Parser("dumps as pickles", lambda: dumps()[1:], dump, (DumpError,), "bytes")
     yield Parser("manifests", manifest_line, manifest, (Damaged,), "json")

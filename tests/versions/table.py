@@ -13,7 +13,7 @@ FEATURES = {
     "named missing ranks": "join/group.py, _Arrival",
     "sequence numbers": "guard/inside/wrapped_calls.py",
     "flight recorder": "guard/inside/flight.py, _dump_of",
-    "times of steps": "guard/inside/step_times.py, watch",
+    "times of steps": "guard/inside/thread_marks.py, wrap",
     "pinned buckets": "state/resumed/buckets.py, CAN_PIN",
     "checkpoints": "state/saved/sharded.py",
     "standbys": "join/standby.py",

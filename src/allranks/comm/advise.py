@@ -10,7 +10,8 @@ the code before the first one is part of the backward pass:
 
     bf16       pack; one all-reduce of half the bytes; unpack
     int8       pack; all-to-all of a quarter; take the mean, pack; all-gather of a quarter; unpack
-    powersgd   three small all-reduces (what has no matrix form, P, Q), and all code, in one thread, bucket by bucket
+    powersgd   all code, and two small all-reduces (P, Q) or three (what has no matrix form), in one thread, bucket by
+               bucket: as the table has it whole, with the all-reduces of another number of ranks in their place
 
 Methods are ranked by time to equal loss: the gain in time per sample, divided by the samples that a method needs more
 (comm/methods.py). What changes the result is offered only under the conditions there.
@@ -60,7 +61,9 @@ class StepProfile:
     """Optimizer, reading data, and what else waits for the gradients."""
     element_bytes: int = 4
     low_rank_bytes: int | None = None
-    """Of PowerSGD's P and Q; None: estimated."""
+    """What PowerSGD sends; None: estimated."""
+    has_vectors: bool = True
+    """Some gradients have no matrix form; PowerSGD sends them as they are, in an all-reduce of their own."""
     bucket_bytes: tuple[int, ...] = ()
     """Of DDP's buckets as they are now; empty: torch's own sizes."""
 
@@ -269,12 +272,13 @@ class Model:
 
         code_s = 0.0
         if method.wire and self.table.backend == "gloo":
-            code_s = self.network.code_s(method.wire, size) or size * CODE_S[method.wire]
+            code_s = self.network.code_s(method.wire, size, sent) or size * CODE_S[method.wire]
         if method.wire == "int8":
             legs = [leg("all_to_all"), leg("all_gather")]
             return BucketTimes(legs, pack_s=code_s / 2, between_s=code_s / 4, unpack_s=code_s / 4)
         if method.wire == "powersgd":
-            sum_s = code_s + time_s("all_reduce", 0) + 2 * time_s("all_reduce", sent / 2)
+            vectors_s = time_s("all_reduce", 0) if self.step.has_vectors else 0.0  # of no elements, it takes no time
+            sum_s = code_s + vectors_s + self.network.factors_s(sent)
             return BucketTimes([(sum_s, sum_s)])
         return BucketTimes([leg("all_reduce")], pack_s=code_s / 2, unpack_s=code_s / 2)
 

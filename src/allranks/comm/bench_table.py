@@ -29,10 +29,10 @@ _BUS_FACTORS: Mapping[str, Callable[[int], float]] = {
     "broadcast": lambda ranks: 1.0,
     "send_recv": lambda ranks: 1.0,
     "barrier": lambda ranks: 0.0,
-    **dict.fromkeys(("pack_bf16", "pack_int8", "pack_powersgd"), lambda ranks: 0.0),
+    **dict.fromkeys(("pack_bf16", "pack_int8", "reduce_powersgd"), lambda ranks: 0.0),
 }
 """From algorithm to bus bandwidth. Source: nccl-tests doc/PERFORMANCE.md, "Bus bandwidth". Packing gradients in a wire
-format (join/packing.py) sends nothing."""
+format (join/packing.py) sends nothing, and PowerSGD next to nothing."""
 COLLECTIVES = tuple(_BUS_FACTORS)
 
 

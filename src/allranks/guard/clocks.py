@@ -2,7 +2,7 @@
 
 A Ping carries the leader's time, `sent_s`; the node says it back with how long it held it, `held_s`, and its own wall
 clock, `node_s`; it arrives at `now_s` of the leader's clock. The smaller the way there and back, the better the guess:
-of the last ones the fastest counts.
+of the last ones the fastest counts. Two clocks also drift apart, so that an older way says less.
 
 The leader's clock is its monotonic one, so the offsets are large numbers; only their differences mean anything.
 """
@@ -13,6 +13,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 WINDOW_S = 60.0
+DRIFT = 3e-5
+"""Seconds in a second, that two clocks may drift apart: twice what NTP takes for one (RFC 5905, PHI)."""
 STEP_S = 0.005
 """A clock that is this much off from what the last ways allow was set."""
 
@@ -22,6 +24,11 @@ class _Sample:
     at_s: float
     delay_s: float
     offset_s: float
+
+    @property
+    def worth(self) -> float:
+        """The smaller, the better the guess is, now and at any later time."""
+        return self.delay_s / 2 - DRIFT * self.at_s
 
 
 @dataclass(slots=True)
@@ -47,10 +54,10 @@ class NodeClock:
             self._samples.clear()
             self._best = None
         self._samples.append(new)
-        if self._best is None or new.delay_s <= self._best.delay_s:
+        if self._best is None or new.worth <= self._best.worth:
             self._best = new
         while self._samples[0].at_s < now_s - WINDOW_S:
             if self._samples.popleft() is self._best:
-                self._best = min(self._samples, key=lambda sample: sample.delay_s)
-        self.offset_s, self.error_s = self._best.offset_s, self._best.delay_s / 2
+                self._best = min(self._samples, key=lambda sample: sample.worth)
+        self.offset_s, self.error_s = self._best.offset_s, self._best.worth + DRIFT * now_s
         return was_set

@@ -18,7 +18,6 @@ LATER_FACTOR = 2.0
 """Each line on one matter comes so many times later than the one before."""
 LOOK_EVERY_S = 1.0
 """The walk over all groups costs milliseconds with many ranks."""
-STRAGGLER_AGAIN_S = 300.0
 STRAGGLER_FIX = (
     "find what only rank {rank} does between collectives (data, evaluation, logging); if nothing, compare clocks, load "
     "and disks of {node} with another node"
@@ -37,8 +36,6 @@ class Speech:
         """Who kept the others waiting at the last look."""
         self._slow_at_s: dict[tuple[int, ...], float] = {}
         self._mute_at_s: dict[int, float] = {}
-        self._straggler_at_s: dict[int, tuple[float, float]] = {}
-        """By rank: when it may be named again, and how long that pause is."""
         self.warnings: dict[int, Finding] = {}
         """Stragglers that were named, by rank."""
 
@@ -48,7 +45,7 @@ class Speech:
             *self._say_slow(now),
             *self._say_idle(now),
             *self._say_mute(now),
-            *self._say_stragglers(now, stragglers),
+            *self._say_stragglers(stragglers),
         ]
 
     def _say_slow(self, now: float) -> list[str]:
@@ -106,22 +103,20 @@ class Speech:
                 lines.append(f"no word from {node.name} for {silent_s:.0f} s; {does}")
         return lines
 
-    def _say_stragglers(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
+    def _say_stragglers(self, stragglers: Iterable[Straggler]) -> list[str]:
         lines = []
         for straggler in stragglers:
-            at_s, pause_s = self._straggler_at_s.get(straggler.rank, (now, STRAGGLER_AGAIN_S))
-            if now >= at_s:  # the report has the figures that were said, not later ones
-                self._straggler_at_s[straggler.rank] = now + pause_s, LATER_FACTOR * pause_s
-                finding = self.warnings[straggler.rank] = self._name_straggler(straggler)
-                lines.append(f"straggler: rank {straggler.rank} on {finding.node} {finding.message}")
+            finding = self.warnings[straggler.rank] = self._name_straggler(straggler)
+            lines.append(f"straggler: rank {straggler.rank} on {finding.node} {finding.message}")
         return lines
 
     def _name_straggler(self, straggler: Straggler) -> Finding:
-        rank, late_ms = straggler.rank, f"{straggler.lag_s * 1e3:.0f} ms"
+        rank, lag_ms = straggler.rank, straggler.lag_s * 1e3
+        late_ms = f"{lag_ms:.{0 if lag_ms >= 10 else 1}f} ms"
         node = self._scene.node_of(rank).name
         return self._scene.fault(
             "AR409",
-            f"calls collectives {late_ms} (median) after all other ranks, which wait for it up to "
+            f"calls collectives {late_ms} (median) after all other ranks, which wait for it "
             f"{straggler.share:.0%} of the time",
             rank,
             victims=(),

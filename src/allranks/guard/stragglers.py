@@ -1,41 +1,44 @@
 """Which rank comes late to nearly every collective, and what does that cost the others? Pure.
 
-A collective makes all ranks equally slow, so step times show nothing; who called it last does. All ranks tell when
-they called the same ones (chosen by number), and their nodes' clocks are put on one (clocks.py). In a window of them
-the last one has a lag behind the one before it. Where collectives were late by more than clocks may be wrong, and
-nearly always by the same rank, in three windows in a row, it is named. Never more than a warning: slow is not broken.
+A collective makes all ranks equally slow, so step times show nothing; who called it last does. Where collectives were
+late by more than clocks may be wrong (waited.py), nearly always by the same rank, and it costs the others enough of
+their time, in several windows in a row, that rank is named once. A small lag needs more windows, and NUM_STEPS steps.
+Never more than a warning: slow is not broken.
 
 A rank that evaluates now and then is late in few of them, and a blocking call right after a late one is not late at
-all. What it costs is time on the clock, so collectives that are late together (the buckets of one backward pass) count
-once: where all others went on to the next collective before the last rank came to this one, nobody waited in this one.
-That shows only in collectives that follow one another, so ranks tell of runs of them (guard/inside/flight.py).
+all. The cost is time on the clock, so collectives that are late together (the buckets of one backward pass) count once.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
+
+from allranks.guard.waited import MAX_GROUPS, WaitSample
 
 WINDOW_SAMPLES = 12
 WINDOW_S = 4.0
-NUM_WINDOWS = 3
+NUM_WINDOWS, NUM_SMALL_WINDOWS = 3, 6
+"""In a row that blame the same rank; of a lag below LARGE_LAG_S the second one."""
+LARGE_LAG_S = 0.02
+NUM_STEPS = 200
+"""A smaller lag is not reported before so many steps, or so many collectives where no step is seen."""
 MIN_LATE = 0.3
 """Of the collectives of a window: so many are late."""
 MIN_TIMES_LAST = 0.8
 """Of those that are late: so many because of one rank."""
-MIN_LAG_S = 0.02
+MIN_LAG_S = 0.001
+"""A smaller lag is none: the scheduler of a busy machine takes as long."""
 MIN_SHARE = 0.05
-"""Fraction of the wall time of all others; less is not reported."""
+"""Fraction of the wall time of all others; less is not reported. A lag is none below this part of the time from one
+collective to the next one, either."""
 ERROR_FACTOR = 3.0
 """So many times the clocks' error must the lag be."""
-_MAX_OPEN = 512
-"""Collectives of a group of which not all ranks have told yet; of large groups so many that MAX_TOLD calls are kept,
-and at least MIN_OPEN: those of some seconds. A rank without a hook tells of none."""
-MAX_TOLD, MIN_OPEN = 100_000, 64
-MAX_GROUPS = 1024
-"""Of more groups the oldest is forgotten: scripts may form one for each step."""
+LATELY = 64
+"""Collectives of a group that tell how late ranks are now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,68 +49,68 @@ class Straggler:
     lag_s: float
     """By how much it is later than all others: the median of the collectives that it was late in."""
     share: float
-    """Upper bound of the fraction of wall time that all others waited for it."""
+    """Fraction of wall time that all others waited for it."""
     num_late: int
     """Collectives that it was late in, of `num_collectives` that were looked at."""
     num_collectives: int
+    since_step: int = 0
+    """How many steps its process had made when that began; of a script without steps, collectives."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Lag:
-    seq: int
-    called_s: float
-    """When the last rank came, by the leader's clock."""
     rank: int
     """The last one."""
+    called_s: float
     lag_s: float
-    """Behind the one before it."""
     error_s: float
-
-    @property
-    def before_s(self) -> float:
-        """When all others had come."""
-        return self.called_s - self.lag_s
+    waited_s: float
+    """For it, mean over the others."""
+    passed_s: float
+    """Until the next one, mean over all ranks."""
+    step: int
 
 
 @dataclass(slots=True)
 class _Group:
-    open: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
-    """By number: of each rank, when it called, and how wrong that may be."""
     window: list[_Lag] = field(default_factory=list)
     blamed: list[list[_Lag]] = field(default_factory=list)
     """The last windows in a row that blame one and the same rank."""
     rank: int | None = None
     """That rank."""
-    newest: int = 0
+    lately: deque[_Lag] = field(default_factory=lambda: deque(maxlen=LATELY))
 
 
 class Stragglers:
-    """Takes in when ranks called which collective, and names who is late."""
+    """Takes in who waited for whom, and names who is late."""
 
     def __init__(self) -> None:
-        self._groups: defaultdict[tuple[str, Sequence[int]], _Group] = defaultdict(_Group)
+        self._groups: defaultdict[str, _Group] = defaultdict(_Group)
         self._named: dict[int, Straggler] = {}
+        self._new: list[Straggler] = []
+        self.trust = 1.0
+        """What part of the waits is borne out by the time that ranks were blocked (guard/blocked.py)."""
 
-    def hear(self, group: str, members: Sequence[int], rank: int, seq: int, called_s: float, error_s: float) -> None:
-        """Take in when a rank called a collective of its group, by the leader's clock, and how wrong that may be."""
-        if (group, members) not in self._groups and len(self._groups) >= MAX_GROUPS:
+    def hear(self, sample: WaitSample, *, step: int | None) -> None:
+        """Take in one collective.
+
+        Args:
+            step: how many the last rank has made; None: not seen.
+        """
+        if sample.group not in self._groups and len(self._groups) >= MAX_GROUPS:
             del self._groups[next(iter(self._groups))]
-        state = self._groups[group, members]
-        if rank not in members or seq <= state.newest - _MAX_OPEN:
-            return
-        told = state.open.setdefault(seq, {})
-        told.setdefault(rank, (called_s, error_s))
-        if len(told) < len(members):
-            if len(state.open) > min(_MAX_OPEN, max(MIN_OPEN, MAX_TOLD // len(members))):
-                del state.open[min(state.open)]
-            return
-        del state.open[seq]
-        if seq <= state.newest:
-            return
-        state.newest = seq
-        order = sorted((progress[0], who) for who, progress in told.items())
-        (before, _), (last, who) = order[-2], order[-1]
-        state.window.append(_Lag(seq, last, who, last - before, max(progress[1] for progress in told.values()) * 2))
+        state = self._groups[sample.group]
+        lag = _Lag(
+            rank=sample.rank,
+            called_s=sample.called_s,
+            lag_s=sample.lag_s,
+            error_s=sample.error_s,
+            waited_s=sum(wait_s for _, _, wait_s, _ in sample.waited) / (len(sample.waited) - 1),
+            passed_s=fmean(covered_s for _, _, _, covered_s in sample.waited),
+            step=sample.seq if step is None else step,
+        )
+        state.window.append(lag)
+        state.lately.append(lag)
         self._close_window(state)
 
     def forget(self) -> None:
@@ -115,9 +118,24 @@ class Stragglers:
         self._groups.clear()
 
     def named(self) -> Iterable[Straggler]:
-        """Return who was named since the last time this was asked."""
-        named, self._named = self._named, {}
-        return named.values()
+        """Return who was named since the last time this was asked; each rank once."""
+        new, self._new = self._new, []
+        return new
+
+    @property
+    def all_named(self) -> Iterable[Straggler]:
+        """Everybody who was named."""
+        return self._named.values()
+
+    def lately(self) -> Mapping[int, Straggler]:
+        """Return of the last collectives who was late in them, whether that is worth a line or not."""
+        found: dict[int, Straggler] = {}
+        for state in self._groups.values():
+            for rank in {lag.rank for lag in _late(state.lately)}:
+                weighed = _weigh(state.lately, rank, self.trust)
+                if rank not in found or found[rank].share < weighed.share:
+                    found[rank] = weighed
+        return found
 
     def _close_window(self, state: _Group) -> None:
         window = state.window
@@ -131,55 +149,46 @@ class Stragglers:
         if rank is None or rank != state.rank:
             state.blamed = []
         state.rank = rank
-        if rank is None:
+        if rank is None or rank in self._named:
             return
-        state.blamed = [*state.blamed, window][-NUM_WINDOWS:]
-        if len(state.blamed) == NUM_WINDOWS and (named := _weigh(state.blamed, rank)).share >= MIN_SHARE:
-            self._named[rank] = named
+        state.blamed = [*state.blamed, window][-NUM_SMALL_WINDOWS:]
+        if self._is_enough(state.blamed, found := _weigh([*itertools.chain(*state.blamed)], rank, self.trust)):
+            self._named[rank] = found
+            self._new.append(found)
+
+    def _is_enough(self, blamed: Sequence[Sequence[_Lag]], found: Straggler) -> bool:
+        if found.share < MIN_SHARE:
+            return False
+        if found.lag_s >= LARGE_LAG_S:
+            return len(blamed) >= NUM_WINDOWS
+        return len(blamed) >= NUM_SMALL_WINDOWS and blamed[-1][-1].step >= NUM_STEPS
 
 
-def _least_s(window: Sequence[_Lag]) -> float:
-    """From which lag on a collective of this window counts as late."""
-    return max(MIN_LAG_S, ERROR_FACTOR * median(lag.error_s for lag in window))
+def _late(lags: Sequence[_Lag]) -> list[_Lag]:
+    """Return the collectives whose last rank came late."""
+    period_s = fmean(lag.passed_s for lag in lags) if lags else 0.0
+    least_s = max(MIN_LAG_S, MIN_SHARE * period_s)
+    return [lag for lag in lags if lag.lag_s >= max(least_s, ERROR_FACTOR * lag.error_s)]
 
 
 def _find_late(window: Sequence[_Lag]) -> int | None:
     """Return the rank that was late in one window; None: nobody was, or now this one and now that one."""
-    late = [lag for lag in window if lag.lag_s >= _least_s(window)]
+    late = _late(window)
     if len(late) < MIN_LATE * len(window):
         return None
     rank, times = Counter(lag.rank for lag in late).most_common(1)[0]
     return rank if times >= MIN_TIMES_LAST * len(late) else None
 
 
-def _weigh(windows: Sequence[Sequence[_Lag]], rank: int) -> Straggler:
-    """Return by how much this rank was late in these windows, and what that cost the others."""
-    lags = [lag for window in windows for lag in window]
-    late = [lag for window in windows for lag in window if lag.rank == rank and lag.lag_s >= _least_s(window)]
+def _weigh(lags: Sequence[_Lag], rank: int, trust: float) -> Straggler:
+    """Return by how much this rank was late in these collectives, and what that cost the others."""
+    late = [lag for lag in _late(lags) if lag.rank == rank]
+    passed_s = sum(lag.passed_s for lag in lags)
     return Straggler(
         rank=rank,
-        lag_s=median(lag.lag_s for lag in late),
-        share=_share(lags, rank),
+        lag_s=median(lag.lag_s for lag in late) if late else 0.0,
+        share=min(1.0, trust * sum(lag.waited_s for lag in late) / passed_s) if passed_s > 0 else 0.0,
         num_late=len(late),
         num_collectives=len(lags),
+        since_step=lags[0].step,
     )
-
-
-def _share(lags: Sequence[_Lag], rank: int) -> float:
-    """Of the time that runs of collectives took, how much everybody waited for this rank; 0 where none follow.
-
-    Whether the others waited in the last one of a run does not show; they are taken to have done so.
-    """
-    waited_s = passed_s = 0.0
-    clear_s = lags[0].called_s
-    for before, lag, after in zip(lags, lags[1:], [*lags[2:], None], strict=False):
-        if lag.seq != before.seq + 1:
-            clear_s = lag.called_s
-            continue
-        passed_s += max(0.0, lag.called_s - before.called_s)
-        follower = after if after is not None and after.seq == lag.seq + 1 else None
-        went_on = follower is not None and follower.before_s < lag.called_s - lag.lag_s / 2
-        if lag.rank == rank and not went_on:
-            waited_s += max(0.0, lag.called_s - max(lag.before_s, clear_s))
-            clear_s = lag.called_s
-    return waited_s / passed_s if passed_s else 0.0

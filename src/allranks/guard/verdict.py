@@ -9,6 +9,7 @@
     guard.expect_leaving()                   the job was told to stop: each rank may leave by itself
     guard.wants(now_s)                       which tries to order from which node
     guard.lines(now_s)                       what to say aloud: slow ranks, stragglers
+    guard.ledger(now_s)                      where the time went
     guard.judge(now_s)                       a proven fault, or None
 
 `now_s` is one clock of the leader's, which never steps back (time.monotonic()). `Ping.sent_ns` must be of that clock,
@@ -40,16 +41,17 @@ from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import find_aborted, judge_ends, should_stop, sort_ends
 from allranks.guard.failure import is_killed
 from allranks.guard.guard_verdict import GuardVerdict
+from allranks.guard.ledger import Books
 from allranks.guard.network_wait import NetworkSpeech, see_traffic
 from allranks.guard.rooms import RoomSpeech
 from allranks.guard.scene import Scene
 from allranks.guard.speech import Speech
-from allranks.guard.stragglers import Stragglers
 from allranks.guard.try_orders import TryOrders
 from allranks.model.beat import HELD_STATES, ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
 from allranks.model.fix import ANYBODY, Reader
+from allranks.model.ledger import Ledger
 from allranks.model.membership import Membership
 from allranks.model.room import FullPlace
 from allranks.model.traffic import Traffic
@@ -80,9 +82,9 @@ LEAVE_S = 10.0
 class Guard:
     """Everything that is known of the running workers, and the verdict that follows."""
 
-    def __init__(self, settings: GuardTable, *, reader: Reader = ANYBODY) -> None:
+    def __init__(self, settings: GuardTable, *, reader: Reader = ANYBODY, books: Books | None = None) -> None:
         self._table = self._settings = settings
-        self._reader = reader
+        self._reader, self.books = reader, books or Books()
         self._next_word_s = AFTER_KILL_S
         """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
@@ -113,13 +115,13 @@ class Guard:
         self._next_word_s = max(AFTER_KILL_S, 2 * self._settings.beat_s)
         where, now = addresses or {}, self._now(now_s)
         self._start(Scene(self._settings, membership, where, now, reader=self._reader, leader=leader, ports=ports))
+        self.books.begin(plan, now_s)
 
     def _start(self, scene: Scene) -> None:
         self._scene = scene
         self._judged: GuardVerdict | None = None
         self._clocks = [NodeClock() for _ in scene.nodes]
         self._end_offsets: dict[int, float | None] = {}
-        self._stragglers = Stragglers()
         self._speech = Speech(scene)
         self._orders = TryOrders(scene)
         self._mismatch: mismatch.Mismatch | None = None
@@ -143,17 +145,10 @@ class Guard:
         clock = self._clocks[beat.node.node_index] if is_timed else NodeClock()
         sent_s, held_s, node_s = beat.ping_ns / 1e9, beat.held_ns / 1e9, beat.node.time_ns / 1e9
         if is_timed and clock.hear(sent_s=sent_s, held_s=held_s, node_s=node_s, now_s=now_s):
-            self._stragglers.forget()
-        if clock.offset_s is None:
-            scene.hear(beat.node, now)
-            return
-        heard = scene.hear(beat.node, now, told_s=now - min(max(now_s - node_s + clock.offset_s, 0.0), MAX_WAY_S))
-        for rank in heard.ranks if heard else ():
-            members = {group.name: group.ranks or scene.everybody for group in rank.groups}
-            for group, seq, created_ns in rank.lags:
-                if 1 < len(members.get(group, ())) <= scene.num_ranks:
-                    called_s = created_ns / 1e9 - clock.offset_s
-                    self._stragglers.hear(group, members[group], rank.rank, seq, called_s, clock.error_s)
+            self.books.forget_clocks()
+        way_s = 0.0 if clock.offset_s is None else min(max(now_s - node_s + clock.offset_s, 0.0), MAX_WAY_S)
+        if (heard := scene.hear(beat.node, now, told_s=now - way_s)) is not None:
+            self.books.hear(heard, now_s - way_s, clock=clock)
 
     def ended(self, end: WorkerEnd, now_s: float, *, wall_s: float | None = None) -> None:
         """A worker ended, well or badly.
@@ -171,6 +166,7 @@ class Guard:
             if offset_s is not None:
                 then_s, node.clock_error_s = min(now_s, wall_s - offset_s), clock.error_s
         self._scene.end(msgspec.structs.replace(end, time_s=now - (now_s - then_s)), now)
+        self.books.ended(end, min(now_s, then_s))
 
     def lost(self, node_index: int, reason: str, now_s: float) -> None:
         """The connection to a node's agent is gone: the first of the two signs that a node is."""
@@ -178,6 +174,7 @@ class Guard:
         node = self._scene.nodes[node_index]
         if node.lost_s is None:
             node.lost_reason, node.lost_s = reason, now
+            self.books.lost(node_index)
 
     def returned(self, node_index: int, now_s: float) -> None:
         """A node's agent has taken up its connection again: it lives, whatever its next beat tells."""
@@ -234,6 +231,8 @@ class Guard:
                 self._judged = replace(found, blocked=self._blocked(now))
         elif not self._judged.is_final:
             self._judged = replace(self._judge_ends(now) or self._judged, blocked=self._judged.blocked)
+        if self._judged is not None:
+            self.books.fault(now_s, self._judged.findings)
         return self._judged
 
     def lines(self, now_s: float) -> list[str]:
@@ -242,8 +241,8 @@ class Guard:
         if self._judged is not None or self._scene.is_all_well:
             return []
         rooms = ((node.name, node.beat.room) for node in self._scene.nodes if node.beat and node.beat.room)
-        said = [*self._speech.say(now, self._stragglers.named()), *self._rooms.say(now, rooms)]
-        return [*said, *self._network.say(now, self._scene.nodes)]
+        said = self._speech.say(now, self.books.named())
+        return [*said, *self._rooms.say(now, rooms), *self._network.say(now, self._scene.nodes, self.books.lately)]
 
     def last_words(self) -> list[str]:
         """Return what to say again when the job has ended."""
@@ -251,8 +250,12 @@ class Guard:
 
     @property
     def traffic(self) -> Traffic | None:
-        """What the nodes send and how long steps wait for that; None: nobody tells of it."""
-        return see_traffic(self._scene.nodes)
+        """What the nodes send and how long ranks wait for that; None: nobody tells of it."""
+        return see_traffic(self._scene.nodes, self.books.lately())
+
+    def ledger(self, now_s: float) -> Ledger:
+        """Return where the time of the job went, up to now."""
+        return self.books.ledger(now_s)
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""

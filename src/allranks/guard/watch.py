@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from allranks.files.folder import Folder
+from allranks.guard.booking import NodeBook
 from allranks.guard.traffic import TrafficMeter
 from allranks.guard.tries import Listener, Tries
 from allranks.guard.worker import WatchedWorker
@@ -95,6 +96,8 @@ class WorkerWatch:
         self._shm = (0.0, 0.0)
         """The largest share of /dev/shm in use, and when that was seen."""
         self._last: dict[int, RankBeat] = {}
+        self.book = NodeBook()
+        """What the ranks have spent their time on: each beat is noted in it."""
 
     def begin(
         self,
@@ -113,6 +116,12 @@ class WorkerWatch:
         self._next_s = now_s
         self._last.clear()
         self._traffic.begin()
+
+    def note_end(self, rank: int) -> None:
+        """Say that this rank's process has ended just now."""
+        for worker in self._workers:
+            if worker.rank == rank:
+                worker.note_end()
 
     def order(self, order: Try, now_s: float) -> None:
         """Begin the tries that the leader asked for; what came of them is in the next beats."""
@@ -133,6 +142,8 @@ class WorkerWatch:
     def beat(self, now_s: float) -> NodeBeat:
         """Return how this node is now, due or not: after a worker's end, its last calls are in it."""
         ranks = tuple(worker.look() for worker in self._workers)
+        time_ns = time.time_ns()
+        self.book.note(ranks, generation=self._generation, now_s=now_s, wall_s=time_ns / 1e9)
         self._last.update((rank.rank, rank) for rank in ranks)
         links = self._links(now_s)
         self._traffic.look(now_s, self._sockets.connections, {rank.rank: rank.pid for rank in ranks})
@@ -154,7 +165,7 @@ class WorkerWatch:
             full=self._see_full(),
             room=self._see_room(),
             interfaces=self._traffic.interfaces,
-            time_ns=time.time_ns(),
+            time_ns=time_ns,
         )
 
     def place_of(self, rank: int) -> str:

@@ -19,6 +19,7 @@ import msgspec
 
 from allranks.guard.activity import Activity
 from allranks.guard.inside.cell import Cell, Written
+from allranks.guard.inside.pace_words import ASYNC, BACK, BEGAN, DATA_MOVED, STATE, STEP_MOVED, STEPS, TOTALS
 from allranks.host.glance import Glance
 from allranks.host.process import ProcessSeen, is_below, read_process
 from allranks.host.signals import handled, read_caught
@@ -28,7 +29,6 @@ from allranks.model.beat import (
     MAX_GROUPS,
     POINT_TO_POINT,
     CallSeen,
-    DdpSeen,
     GroupSeen,
     Number,
     Parts,
@@ -39,11 +39,15 @@ from allranks.model.beat import (
     drop_unsound,
 )
 from allranks.model.foreign import Unreadable, decode_json
+from allranks.model.pace import PACE_STATES, Pace, PaceState
 from allranks.model.safe_text import as_one_line, as_utf8
 
 SILENT_S = 1.0
 """Five beats: whoever told nothing for so long is looked at from outside."""
 SPY_EVERY_S = 5.0
+EARLY_NS, SLACK_NS = 60_000_000_000, 1_000_000_000
+"""A book that begins so long before its process was watched, or ends so long after now, is none."""
+MOST_STEPS = 10**15
 
 
 _Group = tuple[Word, tuple[Whole, ...], Number, Number, Whole]
@@ -68,7 +72,8 @@ _PARTS: Parts = {
         "blind": (Word, MAX_CALLS),
     },
 }
-_Kind = TypeVar("_Kind", _Told, CallSeen, DdpSeen)
+_Kind = TypeVar("_Kind", _Told, CallSeen)
+_START, _STEP, _DATA, _EVAL = map(PACE_STATES.index, (PaceState.START, PaceState.STEP, PaceState.DATA, PaceState.EVAL))
 
 
 class WatchedWorker:
@@ -86,10 +91,15 @@ class WatchedWorker:
         self._since_s = time.monotonic()
         self._told: tuple[int, _Told] = (0, _Told())
         self._told_lags: object = None
-        self._ddp: tuple[int, DdpSeen | None] = (0, None)
+        self._started_ns = time.monotonic_ns()
+        self._ended_ns: int | None = None
         self._spy: Glance | None = None
         self._spied = ""
         """Where py-spy saw the main thread last."""
+
+    def note_end(self) -> None:
+        """Say that the process has ended just now: nothing is booked after that."""
+        self._ended_ns = self._ended_ns or time.monotonic_ns()
 
     def look(self) -> RankBeat:
         """Return how it is now."""
@@ -98,6 +108,10 @@ class WatchedWorker:
         told = self._decode_told(read.told)
         seen = self._look_outside(read.pid)
         silent_s = _age_s(read.told.written_ns, now_ns) if read.told else None
+        if seen.state is ProcessState.GONE:
+            self.note_end()
+        else:  # also where another process has taken the place of one that ended
+            self._ended_ns = None
         at = told.at
         is_silent = silent_s > SILENT_S if silent_s is not None else read.raised is not None
         if is_silent and seen.state is not ProcessState.GONE:
@@ -132,7 +146,8 @@ class WatchedWorker:
             idle_s=activity.idle_s if activity else 0.0,
             reads_terminal=activity is not None and activity.reads_terminal,
             printed=as_utf8(activity.printed) if activity else "",
-            ddp=self._decode_ddp(read.ddp),
+            pace=to_pace(read.pace, started_ns=self._started_ns, now_ns=self._ended_ns or time.monotonic_ns()),
+            rss_bytes=seen.rss_bytes,
         )
 
     def _handled(self, pid: int) -> frozenset[int]:
@@ -169,16 +184,43 @@ class WatchedWorker:
             self._told = written.number, _decode(written, _Told) or self._told[1]
         return self._told[1]
 
-    def _decode_ddp(self, written: Written | None) -> DdpSeen | None:
-        if written is not None and written.number != self._ddp[0]:
-            self._ddp = written.number, _decode(written, DdpSeen)
-        return self._ddp[1]
-
     def _new_lags(self, told: _Told) -> tuple[tuple[str, int, int], ...]:
         if told.lags == self._told_lags:
             return ()
         self._told_lags = told.lags
         return tuple(told.lags)
+
+
+def to_pace(words: tuple[int, ...] | None, *, started_ns: int, now_ns: int) -> Pace | None:
+    """Return what a training thread has booked, with the time in its present state up to now; None: nothing sound.
+
+    Args:
+        words: of the cell (guard.inside.pace_words), where anything may stand.
+        started_ns: when the agent had started the process: what came before its book is `start`.
+        now_ns: or when it ended.
+    """
+    if words is None:
+        return None
+    state, began_ns, num_states = words[STATE] - 1, words[BEGAN], len(PACE_STATES)
+    totals = list(words[TOTALS : TOTALS + num_states])
+    since_ns = began_ns + sum(totals)
+    is_sound = state < num_states and state != _EVAL and not totals[_EVAL]
+    is_sound &= started_ns - EARLY_NS <= began_ns and since_ns <= now_ns + SLACK_NS
+    totals[_STEP] -= words[STEP_MOVED]
+    totals[_DATA] -= words[DATA_MOVED]
+    totals[_EVAL] = words[STEP_MOVED] + words[DATA_MOVED]
+    if not is_sound or min(totals) < 0 or words[STEPS] > MOST_STEPS or words[BACK] > 1001:
+        return None
+    totals[state] += max(0, now_ns - since_ns)
+    totals[_START] += max(0, began_ns - started_ns)
+    return Pace(
+        state=state,
+        state_us=(totals[_START] if state == _START else max(0, now_ns - since_ns)) // 1000,
+        steps=words[STEPS],
+        totals_us=tuple(total // 1000 for total in totals),  # type: ignore[arg-type]  # as many as the cell has
+        back_blocked_permille=words[BACK] - 1,
+        is_async=words[ASYNC] == 1,
+    )
 
 
 def _groups(told: _Told, call: CallSeen | None, called_ns: int, now_ns: int) -> tuple[GroupSeen, ...]:

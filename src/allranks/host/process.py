@@ -25,6 +25,7 @@ _STATES = {
 """Letters of proc(5); all others (Z, X) are of the dead."""
 
 
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 _READS_STDIN = re.compile(rf"{63 if os.uname().machine == 'aarch64' else 0} 0x0 ")
 """How /proc/PID/syscall of one begins. Source: the kernel's tables of system calls, x86-64 and arm64."""
 STANDBY, FORKED_ENVIRONMENT = "ALLRANKS_STANDBY", "allranks-environment"
@@ -42,6 +43,8 @@ class ProcessSeen:
     parent: int = 0
     cpu_s: float = 0.0
     """Of all its threads, user and system."""
+    rss_bytes: int = 0
+    """Resident memory; 0: not known."""
     num_switches: int = 0
     """How often its main thread went to sleep: a process that still moves changes it."""
 
@@ -66,6 +69,7 @@ def read_process(pid: int, *, root: Path = Path("/")) -> ProcessSeen:
         state=state,
         parent=int(fields[1]),
         cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        rss_bytes=int(fields[21]) * _PAGE if len(fields) > 21 else 0,
         num_switches=int(switches[1]) if switches else 0,
     )
 

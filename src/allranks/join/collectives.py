@@ -47,8 +47,8 @@ SIZES = (4 << 10, 64 << 10, 256 << 10, MIB, 16 * MIB)
 IN_FLIGHT = (1, 8)
 EXCHANGES, EXCHANGED_SIZES = ("all_to_all", "all_gather"), (256 << 10, MIB)
 """What buckets of 1 and 4 MiB become as int8: they are timed eight at a time, too."""
-FORMATS, PACKED_BYTES = ("bf16", "int8", "powersgd"), 4 * MIB
-"""Wire formats, and the bytes of a bucket that is packed and unpacked in each, without a network."""
+FORMATS = {"pack_bf16": (4 * MIB,), "pack_int8": (4 * MIB,), "reduce_powersgd": (4 * MIB, 16 * MIB)}
+"""Bytes of buckets: a wire format's code without a network, and PowerSGD whole, whose buckets are large."""
 REPEAT = (2, 100)
 MAX_SHARES = 4
 """A case whose fewest repetitions take more than this many of its shares of the time is skipped."""
@@ -64,18 +64,18 @@ def list_cases(
     bucket_sizes: Sequence[int] = BUCKET_SIZES,
     collectives: Iterable[str] = ("all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv"),
     sizes: Sequence[int] = SIZES,
-    formats: Iterable[str] = (),
+    has_formats: bool = False,
 ) -> list[Case]:
     """Return the cases of a whole measurement: all-reduce as DDP uses it, then the others, smallest first. Pure.
 
     Args:
         bucket_sizes: bytes of the all-reduces, which run alone and eight at a time.
         sizes: bytes of each of the other collectives, and of small all-reduces, as PowerSGD uses them.
-        formats: wire formats, whose code is timed.
+        has_formats: whether wire formats are timed.
     """
     cases = [_case("all_reduce", size) for size in sorted(sizes) if size < min(bucket_sizes, default=0)]
     cases += [_case("all_reduce", size, count) for count in IN_FLIGHT for size in sorted(bucket_sizes)]
-    cases += [_case(f"pack_{name}", PACKED_BYTES) for name in formats]
+    cases += [_case(name, size) for name in FORMATS for size in FORMATS[name] if has_formats]
     for collective in collectives:
         cases += [_case(collective, size) for size in sorted(sizes)]
         if collective in EXCHANGES:
@@ -224,8 +224,7 @@ def to_row(case: Case, num_ranks: int, took_s: Sequence[Sequence[float]], wrong:
 
 def _time_case(case: Case, work: dict[str, Any], agree: Agree, limit: Limit, end_s: float) -> Answer:
     """Return {"row": ...} or {"why": ...} for one case, the same on all ranks, with "left_s" of the budget."""
-    run = _Run(case, work, limit.timeout_s)
-    what = describe(case)
+    run, what = _Run(case, work, limit.timeout_s), describe(case)
 
     def plan(said: list[Answer]) -> Answer:
         left = {"left_s": end_s - time.monotonic()}
@@ -279,7 +278,7 @@ class _Run:
         if self.place.count and self.operations[0].output is not None:
             expected = self.operations[0].expected()
             wrong = sum(int((operation.output != expected).sum()) for operation in self.operations)
-        if self.place.device.type == "cuda":  # the first run opened NCCL's connections
+        if self.place.device.type == "cuda" or self.case["collective"] in FORMATS:  # it opened connections, or threads
             took_s = self.once()
         self.first_s = took_s
         return {"took_s": took_s, "wrong": wrong}
@@ -400,9 +399,10 @@ def _barrier(place: _Place) -> _Operation:
     return _Operation(lambda: [dist.barrier(async_op=True, device_ids=ids)])
 
 
-def _pack(place: _Place, wire_format: str) -> _Operation:
+def _reduce(place: _Place, name: str) -> _Operation:
+    kind, wire_format = name.split("_")
     packing = runpy.run_path(str(Path(__file__).with_name("packing.py")))
-    reduce = packing["reduce_alone"](wire_format, rank=place.rank, gradients=place.numbers(place.rank))
+    reduce = packing["make_reduce"](wire_format, place.numbers(place.rank), is_alone=kind == "pack")
     return _Operation(lambda: [reduce()])
 
 
@@ -414,7 +414,7 @@ _OPERATIONS: dict[str, Callable[[_Place], _Operation]] = {
     "all_to_all": _all_to_all,
     "send_recv": _send_recv,
     "barrier": _barrier,
-    **{f"pack_{name}": partial(_pack, wire_format=name) for name in FORMATS},
+    **{name: partial(_reduce, name=name) for name in FORMATS},
 }
 _SHARED = ("all_gather", "reduce_scatter", "all_to_all")
 """Ranks share the size: each has an equal part of the larger buffer."""

@@ -16,7 +16,6 @@ import importlib.machinery
 import importlib.util
 import json
 import os
-import re
 import sys
 import time
 import traceback
@@ -29,20 +28,20 @@ if TYPE_CHECKING:  # typing costs every Python process some milliseconds
 
 GROUP_MODULE = "torch.distributed.distributed_c10d"
 """Where torch defines `init_process_group`; torch.distributed takes the name from there."""
+BOOKED = {
+    "torch": (), "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
+    "safetensors.torch": ("save_file",), "lightning_fabric.utilities.cloud_io": ("_atomic_save",),
+    "lightning.fabric.utilities.cloud_io": ("_atomic_save",),
+}  # fmt: skip
+"""Modules whose functions are marks of where time goes (guard.inside.thread_marks), and those of them that save:
+Lightning has torch save into memory, and writes that."""
 
 CELL_CHARS = 2500
 """Of a message and of a traceback, in the cell: JSON needs at most 6 bytes for one, and there are 64 KiB."""
 CELL_BEFORE_CHARS = 300
-MOST_BEFORE = 16
-EXCEPTION_LIMIT = 2_000
-"""Exceptions that are told beside the one that ended the worker, and characters of each."""
-FILE_CHARS = 65536
-"""Of a message and of a traceback, in the error file: some scripts put a whole batch into an exception."""
-MOST_PRINTED = 64
-"""Exceptions that are printed as Python does it, with what belongs to them: Python prints any number."""
-MOST_FRAMES = 100
-"""Of each exception, where there is more than can be printed."""
 
+_text: Any = None
+"""join/raised_text.py, in a worker."""
 _group: ModuleType | None = None
 """join/group.py, once torch.distributed has been imported."""
 _worker_pid = 0
@@ -64,9 +63,9 @@ def become_worker() -> None:
 
 def arm() -> None:
     """Install all parts in this process."""
-    global _worker_pid
+    global _worker_pid, _text
     if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()):
-        _worker_pid = os.getpid()
+        _worker_pid, _text = os.getpid(), _load("raised_text")
         _hold_folder()
         _record_uncaught_exceptions()
         _record_exits()
@@ -77,7 +76,10 @@ def arm() -> None:
         # Each line in one write: those of several processes do not mix. PYTHONUNBUFFERED writes its end apart.
         sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     _tell_of_itself()
-    sys.meta_path.insert(0, _GroupFinder())
+    changes: dict[str, Callable[[ModuleType], None]] = {GROUP_MODULE: _wrap_group}
+    if os.environ.keys() & {"ALLRANKS_CELL_FD", "ALLRANKS_STANDBY"}:
+        changes |= dict.fromkeys(BOOKED, _mark)
+    sys.meta_path.insert(0, _Changes(changes))
 
 
 def _hold_folder() -> None:
@@ -106,15 +108,18 @@ def _hold_folder() -> None:
             del os.environ[name]
 
 
-class _GroupFinder(importlib.abc.MetaPathFinder):
-    """Lets the import of `distributed_c10d` happen as ever, and then wraps what it defined."""
+class _Changes(importlib.abc.MetaPathFinder):
+    """Lets the imports of these modules happen as ever, and then changes what they defined."""
+
+    def __init__(self, changes: dict[str, Callable[[ModuleType], None]]) -> None:
+        self._changes = changes
 
     def find_spec(
         self, fullname: str, path: object, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != GROUP_MODULE:
+        change = self._changes.pop(fullname, None)  # once; and find_spec below must not meet us again
+        if change is None:
             return None
-        sys.meta_path.remove(self)  # once; and find_spec below must not meet us again
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return spec
@@ -122,23 +127,38 @@ class _GroupFinder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: ModuleType) -> None:
             spec.loader.exec_module = execute  # type: ignore  # it may be the loader of other modules, too
-            execute(module)
             try:
-                global _group
-                _group = _load("group")
-                _group.wrap(module)
-            except Exception as exc:  # a torch whose inside we do not know: the worker goes on as it is
-                print(f"allranks: init_process_group is not watched: {exc!r}", file=sys.stderr)
-            if "ALLRANKS_CELL_FD" in os.environ or "_allranks_standby" in sys.modules:
-                try:
-                    load_inside().arm(module)
-                except Exception as exc:
-                    print(f"allranks: this process does not report its state to the guard: {exc!r}", file=sys.stderr)
-            if os.environ.keys() & {"ALLRANKS_COMPRESS", "ALLRANKS_BUCKET_MB"} or "_allranks_standby" in sys.modules:
-                _load("ddp").arm(module)
+                execute(module)
+            except BaseException as exc:  # Python leaves its own frames out, unless one of ours stands among them
+                exc.__traceback__ = exc.__traceback__ and exc.__traceback__.tb_next
+                raise
+            change(module)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+
+def _wrap_group(module: ModuleType) -> None:
+    global _group
+    try:
+        _group = _load("group")
+        _group.wrap(module)
+    except Exception as exc:  # a torch whose inside we do not know: the worker goes on as it is
+        print(f"allranks: init_process_group is not watched: {exc!r}", file=sys.stderr)
+    if "ALLRANKS_CELL_FD" in os.environ or "_allranks_standby" in sys.modules:
+        try:
+            load_inside().arm(module)
+        except Exception as exc:
+            print(f"allranks: this process does not report its state to the guard: {exc!r}", file=sys.stderr)
+    if os.environ.keys() & {"ALLRANKS_COMPRESS", "ALLRANKS_BUCKET_MB"} or "_allranks_standby" in sys.modules:
+        _load("ddp").arm(module)
+
+
+def _mark(module: ModuleType) -> None:
+    try:
+        load_inside("thread_marks").wrap(module, BOOKED[module.__name__])
+    except Exception as exc:
+        print(f"allranks: what {module.__name__} does is not booked: {exc!r}", file=sys.stderr)
 
 
 def _load(name: str) -> ModuleType:
@@ -182,13 +202,13 @@ def _record_uncaught_exceptions() -> None:
                 cause = _unrecorded(value)
                 kind_, trace_ = type(cause), cause.__traceback__
                 is_end = getattr(sys, "last_value", None) is value  # else the script has called this, and goes on
-                frames = "".join(traceback.format_tb(trace_, -MOST_FRAMES))
-                first = _record(f"{_HEADER}{frames}{kind_.__name__}\n")
+                frames = "".join(traceback.format_tb(trace_, -_text.MOST_FRAMES))
+                first = _record(f"{_text.HEADER}{frames}{kind_.__name__}\n")
                 if is_end:  # before the exception says what it is: that may take forever
                     with contextlib.suppress(Exception):
                         _tell_agent(kind_.__name__, first)
-                message, extra = _say(kind_, cause), first | {"before": _before(cause)}
-                extra["py_callstack"] = _format(cause)
+                message, extra = _text.say(kind_, cause), first | {"before": _text.before(cause)}
+                extra["py_callstack"] = _text.format_all(cause)
                 if is_end:  # before the file: it needs no disk
                     with contextlib.suppress(Exception):
                         _tell_agent(message, extra)
@@ -208,9 +228,10 @@ def _unrecorded(value: BaseException) -> BaseException:
     trace = value.__traceback__
     while trace is not None and isinstance(value, OSError):
         if trace.tb_frame.f_code.co_name == "record_exception":
-            for before in _chain(value)[1:]:
+            for before in _text.chain(value)[1:]:
                 if before.__traceback__ is not None:  # a close that fails raises two
-                    return before
+                    value = before
+                    break
             return value
         trace = trace.tb_next
     return value
@@ -237,116 +258,16 @@ def _note_exit(status: object = None) -> None:
     if not exit_code or os.environ.get("ALLRANKS_AGENT_PID") != str(os.getppid()):
         return
     value = sys.exc_info()[1]
-    before = [*_before(value), cut(_say(type(value), value), EXCEPTION_LIMIT)] if value is not None else []
+    before = _text.before(value) if value is not None else []
+    before += [_text.cut(_text.say(type(value), value), _text.EXCEPTION_LIMIT)] if value is not None else []
     note = {"exit_code": exit_code, "time_s": time.time(), "before": before}
     if (cell := _own_cell()) and cell.leaves(
-        _as_json({**note, "before": [cut(text, CELL_BEFORE_CHARS) for text in before]})
+        _as_json({**note, "before": [_text.cut(text, CELL_BEFORE_CHARS) for text in before]})
     ):
         return
     path = os.environ.get("TORCHELASTIC_ERROR_FILE", "")
     if path.endswith(".error.json"):
         _write(f"{path.removesuffix('.error.json')}.exit.json", note)
-
-
-def _before(value: BaseException) -> list[str]:
-    """What had been raised before an exception, while it was raised in its handling: the oldest first."""
-    return [cut(_say(type(earlier), earlier), EXCEPTION_LIMIT) for earlier in reversed(_chain(value)[1:])]
-
-
-def _chain(value: BaseException) -> list[BaseException]:
-    """Return an exception, and what had been raised before it: the newest first, MOST_BEFORE at most."""
-    found: list[BaseException] = [value]
-    while len(found) <= MOST_BEFORE:
-        earlier = found[-1].__cause__ or found[-1].__context__ or _first_part(found[-1])
-        if not isinstance(earlier, BaseException) or any(earlier is known for known in found):
-            break
-        found.append(earlier)
-    return found
-
-
-def _first_part(value: BaseException) -> BaseException | None:
-    """Return the first exception of a group."""
-    parts = getattr(value, "exceptions", None)
-    return parts[0] if isinstance(parts, tuple) and parts else None
-
-
-def cut(text: str, most_chars: int) -> str:
-    """Return a text, or its beginning and its end, where it is longer; what was cut is said between them.
-
-    >>> cut(10_000 * "x" + "y" + 50_000_000 * "z", 60)
-    'xxxxxxxxxx\\n... 50.0 MB cut ...\\nzzzzzzzzzz'
-    """
-    if len(text) <= most_chars:
-        return text
-    num_cut, num_kept = 0.0, max(2, most_chars - 40)
-    head = num_kept // 2 if num_kept < 100 else num_kept // 4  # of a traceback, the end counts more
-    tail = num_kept - head
-    if earlier := _CUT.search(text):  # the second cut is at the place of the first one
-        num_cut = float(earlier[1]) * _UNITS[earlier[2]]
-        before, after = text[: earlier.start()], text[earlier.end() :]
-        head, text = min(max(head, num_kept - len(after)), len(before)), before + after
-        tail = min(num_kept - head, len(after))
-    num_cut += len(text) - head - tail
-    unit = "MB" if num_cut >= 100_000 else "characters"
-    size = f"{num_cut / _UNITS[unit]:.{1 if unit == 'MB' else 0}f} {unit}"
-    return f"{text[:head]}\n... {size} cut ...\n{text[len(text) - tail :]}"
-
-
-_UNITS = {"MB": 1e6, "characters": 1}
-_CUT = re.compile(r"\n\.\.\. (\d{1,9}(?:\.\d)?) (MB|characters) cut \.\.\.\n")
-
-
-def _say(kind: type[BaseException], value: BaseException) -> str:
-    """`ValueError: bad batch`, also where the exception cannot say it; cut."""
-    return f"{kind.__name__}: {_text_of(value)}"
-
-
-def _text_of(value: BaseException) -> str:
-    try:
-        return cut(str(value), FILE_CHARS)
-    except BaseException:  # as in Python's own traceback
-        return "<exception str() failed>"
-
-
-_HEADER = "Traceback (most recent call last):\n"
-_CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
-_CONTEXT = "\nDuring handling of the above exception, another exception occurred:\n\n"
-
-
-def _format(value: BaseException) -> str:
-    """Return a traceback as Python prints it; where that is very long, the ends of its parts, up to FILE_CHARS."""
-    if _is_short(value):
-        return cut("".join(traceback.format_exception(type(value), value, value.__traceback__)), FILE_CHARS)
-    printed = ""
-    for error in reversed(_chain(value)):
-        if printed:
-            printed += _CONTEXT if error.__context__ is not None and error.__cause__ is None else _CAUSE
-        frames = "".join(traceback.format_tb(error.__traceback__, -MOST_FRAMES))
-        printed += cut(f"{_HEADER}{frames}{_say(type(error), error)}\n", FILE_CHARS // 8)
-    return cut(printed, FILE_CHARS)
-
-
-def _is_short(value: BaseException) -> bool:
-    """Whether an exception has few others before it and in it, short words, and not many frames."""
-    seen: set[int] = set()
-    left = [value]
-    while left:
-        error = left.pop()
-        if id(error) in seen:
-            continue
-        seen.add(id(error))
-        parts = getattr(error, "exceptions", None)
-        before = [other for other in (error.__cause__, error.__context__) if isinstance(other, BaseException)]
-        parts = list(parts[:MOST_PRINTED]) if isinstance(parts, tuple) else []
-        left += [other for other in (*before, *parts) if isinstance(other, BaseException)]
-        num_frames, frame = 0, error.__traceback__
-        while frame is not None and num_frames <= 10 * MOST_FRAMES:
-            num_frames, frame = num_frames + 1, frame.tb_next
-        notes = getattr(error, "__notes__", ())
-        num_chars = len(_text_of(error)) + sum(len(note) for note in notes if isinstance(note, str))
-        if len(seen) + len(left) > MOST_PRINTED or num_frames > 10 * MOST_FRAMES or num_chars > FILE_CHARS // 2:
-            return False
-    return True
 
 
 def _record(py_callstack: str) -> dict[str, Any]:
@@ -412,9 +333,9 @@ def _tell_agent(message: str, extra: dict[str, Any]) -> None:
     alive = [thread for thread in threads.enumerate() if not thread.daemon] if threads else []
     names = [thread.name[:100] for thread in alive if threads and thread is not threads.main_thread()][:8]
     told = extra | {
-        "message": cut(message, CELL_CHARS),
-        "py_callstack": cut(extra["py_callstack"], CELL_CHARS),
-        "before": [cut(text, CELL_BEFORE_CHARS) for text in extra["before"]],
+        "message": _text.cut(message, CELL_CHARS),
+        "py_callstack": _text.cut(extra["py_callstack"], CELL_CHARS),
+        "before": [_text.cut(text, CELL_BEFORE_CHARS) for text in extra["before"]],
         "threads": names,
     }
     cell.raised(_as_json(told))

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import time
 from types import ModuleType
-
-from allranks.join.group import LAST_WORK_S
 
 
 def leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> None:
@@ -18,8 +14,6 @@ def leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> Non
     if not dist.is_initialized():
         return
     end, c10d = dist.destroy_process_group, dist.distributed_c10d
-    if not getattr(c10d, "_allranks_watches", False):  # else `wrap` has seen to it
-        atexit.register(time.sleep, LAST_WORK_S)
     has_nccl = any("nccl" in str(backend) for backend, _ in c10d._world.pg_map.values())
     if kind is not None or not has_nccl:
         _keep_groups(dist)

@@ -145,6 +145,9 @@ class Log:
             "tensor_bytes": [parameter.numel() * parameter.element_size() for parameter in reversed(own)],
             "element_bytes": own[0].element_size(),
             "low_rank_bytes": sum(map(_low_rank_bytes, own)),
+            "has_vectors": any(
+                _low_rank_bytes(parameter) == parameter.numel() * parameter.element_size() for parameter in own
+            ),
             "bucket_bytes": [int(size) for size in buckets.split(",") if size.strip()],
             "step_s": median(steps_s) if steps_s else 0.0,
             **dict(zip(("forward_s", "backward_s", "comm_s", "overlap_s"), times_s, strict=True)),

@@ -1,9 +1,10 @@
 """What does a rank do for a bucket of gradients in a wire format, beside sending it? For join/collectives.py.
 
-    reduce = reduce_alone("int8", rank=2, gradients=torch.randn(1 << 20))
+    reduce = make_reduce("int8", torch.randn(1 << 20), is_alone=True)
     reduce().wait()
 
-It is comm/hooks.py itself, in a process group of this rank alone: packing, taking the mean, unpacking, error feedback.
+It is comm/hooks.py itself: packing, taking the mean, unpacking, error feedback. In a process group of this rank alone
+it sends nothing; in that of all ranks it is the whole reduction.
 Standard library and torch only: both files are loaded by path.
 """
 
@@ -19,26 +20,35 @@ WIDTH = 512
 HEIGHT = 256
 
 
-def reduce_alone(wire_format: str, *, rank: int, gradients: Any) -> Callable[[], Any]:
+def make_reduce(wire_format: str, gradients: Any, *, is_alone: bool) -> Callable[[], Any]:
     """Return a function that begins to reduce the gradients, and returns the future of the result.
 
+    All ranks call it together, unless each of them is alone.
+
     Args:
-        rank: of this process in the default group.
         gradients: float32, a multiple of WIDTH * HEIGHT.
+        is_alone: without the other ranks of the default group.
     Raises:
-        RuntimeError: this Python or torch does not support the format.
+        RuntimeError: the Python or torch of a rank does not support the format.
     """
     import torch
     import torch.distributed as dist
 
+    obstacle, failed = "another rank lacks it", torch.zeros(1)
     try:
         hooks = runpy.run_path(os.path.join(os.path.dirname(os.path.dirname(__file__)), "comm", "hooks.py"))
-        group: Any = dist.new_group([rank], backend="gloo", use_local_synchronization=True)
-        module, backend = _Module(group), group._get_backend(torch.device("cpu"))
-        compressor = hooks["Compressor"](module, wire_format, backend, has_lane=True)
-        compressor.load_state_dict(compressor.state_dict() | {"iter": hooks["POWERSGD_PLAIN_STEPS"]})
     except Exception as exc:
-        raise RuntimeError(f"{wire_format} is not supported here: {exc}") from exc
+        obstacle, failed = str(exc), torch.ones(1)
+    if not is_alone:
+        dist.all_reduce(failed)  # else the other ranks would wait for this one
+    if failed:
+        raise RuntimeError(f"{wire_format} is not supported here: {obstacle}")
+    group: Any = dist.group.WORLD
+    if is_alone:
+        group = dist.new_group([dist.get_rank()], backend="gloo", use_local_synchronization=True)
+    module, backend = _Module(group), group._get_backend(torch.device("cpu"))
+    compressor = hooks["Compressor"](module, wire_format, backend, has_lane=True)
+    compressor.load_state_dict(compressor.state_dict() | {"iter": hooks["POWERSGD_PLAIN_STEPS"]})
     bucket, keeps_module = _Bucket(gradients), module  # the compressor does not
     return lambda: keeps_module and compressor.reduce(bucket)
 

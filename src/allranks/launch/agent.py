@@ -25,6 +25,8 @@ SIGTERM    the leader is told; workers that can save are left to it until a seco
 others     the leader is told, and the workers are ended; a second SIGINT kills at once (launch.inbox)
 SIGUSR2    and all that mean nothing to a job: the leader is told
 How long workers have when they are ended: launch.grace.
+
+The book of what the workers spend their time on is written every BOOK_S, and when those of a generation have ended.
 """
 
 from __future__ import annotations
@@ -54,6 +56,8 @@ LEADER_SILENT_S = 60.0
 """Seconds without a message from a leader whose kernel answers; it may wait for a file server between two."""
 MANY = 2
 """Signals of one kind that count: a second SIGTERM means something else than the first."""
+BOOK_S = 60.0
+"""Between two writings of the book: a killed agent loses so much of it."""
 STANDBY_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
 
@@ -123,6 +127,7 @@ class Agent:
         """It came while the workers of the last generation had not ended."""
         self._is_next_stopped = False  # and then a Stop of that generation
         self._standby_at_s: float | None = None
+        self._book_at_s = now_s + BOOK_S
         self._effects: list[Effect] = []
         self._start(plan)
 
@@ -286,6 +291,7 @@ class Agent:
             self._do(events.Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
         self._enter(AgentPhase.WAITING)
         self._waits_s = now_s
+        self._do(events.WriteBook())
         if self._next_plan is not None and self.goodbye is None:
             if not self._is_next_stopped:
                 self._start(self._next_plan)
@@ -331,6 +337,9 @@ class Agent:
         if self.phase is AgentPhase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
             self._standby_at_s = now_s + STANDBY_AFTER_S
             self._do(events.PrepareStandby())
+        if self.phase is not AgentPhase.STARTING and now_s >= self._book_at_s:
+            self._book_at_s = now_s + BOOK_S
+            self._do(events.WriteBook())
         if self.succession is not None:
             if now_s >= self.succession.gives_up_s or self.interrupted_by is not None:
                 self._lose(now_s)

@@ -9,7 +9,7 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
     leader    Meant, KillWaitFound, CheckpointFound             Accept, Show, Record, WriteStatus, WriteLedger,
                                                                 ExpectBack, AskScheduler, FindKillWait, FindCheckpoint
     agent     Started, Observed, Sensed, WorkerEnded,           Start, Signal, Forward, PassOn, KeepEvidence,
-              WorkerFailed, Signalled, Swept                    PrepareStandby, Sweep, Mute
+              WorkerFailed, Signalled, Swept                    PrepareStandby, Sweep, Mute, WriteBook
               Found, NotFound, Knocked, Withdrew                Seek, Lead
 """
 
@@ -296,6 +296,10 @@ class PassOn(Effect, frozen=True):
 
 class KeepEvidence(Effect, frozen=True):
     """Write down what the workers do now: they are ended next."""
+
+
+class WriteBook(Effect, frozen=True):
+    """Write down what the workers have spent their time on."""
 
 
 class PrepareStandby(Effect, frozen=True):

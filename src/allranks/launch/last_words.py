@@ -12,7 +12,7 @@ import msgspec
 from allranks.files.folder import Folder
 from allranks.guard.activity import Output
 from allranks.guard.inside.cell import Cell, CellRead
-from allranks.join.hook import cut
+from allranks.join.raised_text import cut
 from allranks.launch.worker_end import ExitCall, Left
 from allranks.model.beat import Age
 from allranks.model.foreign import Unreadable, decode_fields, decode_json

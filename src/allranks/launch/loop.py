@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from allranks.guard.activity import Activity
 from allranks.guard.watch import WorkerWatch
-from allranks.guard.worker import WatchedWorker
 from allranks.host.net import listens
 from allranks.launch import events
 from allranks.launch.agent import Agent, AgentPhase
@@ -231,11 +229,15 @@ class Loop:
                 with contextlib.suppress(OSError):
                     self._watch.keep(workers.run_dir.hold_node(self.name), within_s=KEEP_S)
                 workers.console.drop_tracebacks()
+            case events.WriteBook():
+                workers.write_book(self._watch.book.pack())
             case events.PrepareStandby():
                 workers.prepare_standby()
             case events.Mute():
                 workers.console.mute("err")
             case events.Sweep():
+                # What they did last, also of those that ended well.
+                self._feed(events.Observed(now_s=time.monotonic(), beat=self._watch.beat(time.monotonic())))
                 # Processes that bring nodes back are descendants of this one, but no workers' left-overs.
                 revivals = self.driver.revivals.pids if self.driver is not None else ()
                 left = workers.sweep(SWEEP_GRACE_S, spared=revivals)
@@ -253,21 +255,10 @@ class Loop:
         except UsageError as exc:
             refused = self.workers.refuse(plan, str(exc))
         now_s, generation = time.monotonic(), plan.generation
-        begun = self.workers.still_running
-        hang_s = self.workers.job.guard.hang_s
-        watched = [
-            WatchedWorker(
-                rank=worker.rank,
-                pid=worker.pid,
-                cell=worker.cell,
-                activity=Activity(hang_s=hang_s, outputs=worker.outputs),
-            )
-            for worker in begun
-        ]
         sizes = {"num_nodes": len(plan.members), "num_ranks": plan.world_size}
-        self._watch.begin(generation, watched, now_s, node_index=plan.node_index, **sizes)
+        self._watch.begin(generation, self.workers.watch(), now_s, node_index=plan.node_index, **sizes)
         self.workers.live.begin(now_s)
-        pids = {worker.rank: worker.pid for worker in begun}
+        pids = {worker.rank: worker.pid for worker in self.workers.still_running}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.
         self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
@@ -282,6 +273,7 @@ class Loop:
 
     def _report(self, worker: Worker, generation: int, pidfd: int | None = None) -> None:
         """A worker has ended, or could not be started."""
+        self._watch.note_end(worker.rank)
         if pidfd is not None:
             self._selector.unregister(pidfd)
         self._num_ended += 1

@@ -50,6 +50,7 @@ class Module(msgspec.Struct, frozen=True, kw_only=True):
     tensor_bytes: tuple[int, ...]
     element_bytes: int
     low_rank_bytes: int
+    has_vectors: bool = True
     bucket_bytes: tuple[int, ...]
     step_s: float
     forward_s: float
@@ -85,6 +86,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
             other_s=max(0.0, self.step_s - forward_s - backward_s - waited_s),
             element_bytes=self.modules[0].element_bytes,
             low_rank_bytes=sum(module.low_rank_bytes for module in self.modules),
+            has_vectors=any(module.has_vectors for module in self.modules),
             bucket_bytes=tuple(size for module in self.modules for size in module.bucket_bytes),
         )
 

@@ -23,13 +23,16 @@ import msgspec
 import psutil
 
 from allranks.files.folder import Folder
+from allranks.guard.activity import Activity
 from allranks.guard.inside.cell import Cell
+from allranks.guard.worker import WatchedWorker
 from allranks.host.limits import name_places
 from allranks.host.process import is_below
 from allranks.host.signals import catches, handled, read_caught
 from allranks.host.slurm_job import is_running
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
+from allranks.launch.book_writer import BookWriter
 from allranks.launch.console import Console
 from allranks.launch.events import EndingFacts
 from allranks.launch.full_directories import PlaceWatch
@@ -76,6 +79,8 @@ class WorkerGroup:
     """What the terminal shows of the job beside the workers' output."""
     growth: GrowthRecorder | None = None
     """Writes down when the workers' output grows, once they are started."""
+    book: BookWriter = field(init=False)
+    """Writes down what the workers have spent their time on."""
     owner: Holding | None = None
     """On the leader: keeps other runs out of the directory of checkpoints."""
     processes: list[Worker] = field(default_factory=list)
@@ -95,6 +100,7 @@ class WorkerGroup:
         root = str(self.run_dir.root)
         job = LATEST if root == "runs" else f"--log-dir {shlex.quote(root)} {LATEST}"
         self.live = Live(self.console, self.shows, Style.of(sys.stderr), job=job)
+        self.book = BookWriter(lambda exc: self.run_dir.last_files.on_error(exc))
         known = name_places(self.env, run_dir=self.run_dir.path)
         order = {"run directory": known["run directory"], "checkpoint directory": self.checkpoints}
         order |= {"TMPDIR": known["TMPDIR"], "/dev/shm": known["/dev/shm"]}  # noqa: S108
@@ -163,6 +169,24 @@ class WorkerGroup:
         self.sweeper.watch(worker.pid for worker in self.still_running)
         if group.generation >= group.max_restarts:
             self.end_standby()
+
+    def watch(self) -> list[WatchedWorker]:
+        """Return what looks at the workers that run."""
+        hang_s = self.job.guard.hang_s
+        return [
+            WatchedWorker(
+                rank=worker.rank,
+                pid=worker.pid,
+                cell=worker.cell,
+                activity=Activity(hang_s=hang_s, outputs=worker.outputs),
+            )
+            for worker in self.still_running
+        ]
+
+    def write_book(self, data: bytes) -> None:
+        """Write this node's book soon; nothing where its workers were never started."""
+        if self.folder is not None:
+            self.book.write(self.folder, data)
 
     def refuse(self, group: Plan, why: str) -> list[WorkerEnd]:
         """Return the ends of this node's workers where `start` could start none of them."""
@@ -304,6 +328,7 @@ class WorkerGroup:
             kill_descendants()
         if self.growth is not None:
             self.growth.end()
+        self.book.end()
         self.console.finish()
         for worker in self.processes:
             worker.cell.close()

@@ -2,9 +2,9 @@
 
     worker --cell--> agent (model.pace; book.bin) --heartbeat--> leader (guard.ledger) --> goodput.json, status.json
 
-A worker books each moment of its training thread in one state of its own (guard.inside.paces), so its seconds sum to
-its time by construction. It can only book `blocked`, where it waits in a collective: the leader, which knows when all
-ranks called, splits that into `wait` (for the last one) and `transfer` (all are there). What nobody could book is
+A worker books each moment of its training thread in one state of its own (guard.inside.thread_marks), so its seconds
+sum to its time by construction. It can only book `blocked`, where it waits in a collective. The leader knows when all
+ranks called, and splits that into `wait` (for the last one) and `transfer` (all are there). What nobody could book is
 `unknown`, and never counts as work.
 """
 

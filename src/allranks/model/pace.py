@@ -1,7 +1,7 @@
 """What has the training thread of one rank spent its time on, as it books that itself? Frozen data.
 
-Written by guard.inside.paces in the worker's cell, read by its agent, sent in each heartbeat, and made into the ledger
-(model.ledger) by the leader.
+Written by guard.inside.thread_marks in the worker's cell, read by its agent, sent in each heartbeat, and made into the
+ledger (model.ledger) by the leader.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a job's nodes send and how long its steps wait for that: what the leader writes down, and status reads. Data."""
+"""What a job's nodes send and how long its ranks wait for that: what the leader writes down, and status reads. Data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NodeTraffic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     node: Word
     interfaces: Annotated[tuple[InterfaceSeen, ...], msgspec.Meta(max_length=MAX_INTERFACES)] = ()
     wait_share: Share | None = None
-    """Fraction of a step in which all of its ranks wait for communication; None: not known."""
+    """Fraction of the time in which all of its ranks wait in collectives; None: not known."""
     segments: Amount = 0
     """Of TCP, that its ranks have sent to other nodes since they began; and of those, sent again."""
     retransmits: Amount = 0
@@ -30,11 +30,12 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One job."""
 
     iteration: Amount | None = None
-    """The newest step that DDP has timed in any rank; None: no rank has a DDP, or none has made a step."""
+    """Steps of the rank that is furthest, since its process began; None: none is seen."""
     step_s: Age | None = None
-    """Median over the ranks."""
+    """Lately, median over the ranks."""
     wait_share: Share | None = None
-    """Fraction of a step in which a rank waits for communication, median over the ranks; None: not known."""
+    """Fraction of the time that ranks wait in collectives (`wait` and `transfer` of the ledger), mean over the ranks,
+    lately; None: not known."""
     least_wait_share: Share | None = None
     """Of the rank that waits least: a rank that is late makes the others wait, and waits less itself."""
     num_nodes: Amount = 0

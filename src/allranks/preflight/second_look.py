@@ -7,8 +7,8 @@ dropped by a full queue, a transfer may wait for a core. So nothing is concluded
                           one that is silent to ten of them is not merely busy; nor is a path that swallows large
                           datagrams and large segments alike
     what lost datagrams   is tried again one by one, with as many datagrams as show a loss of 1 %
-    what was slow         is tried again one by one, beside pairs that were not, and where it still is, twice more: a
-                          kernel may wait for a core, too
+    what was slow         is tried again one by one, beside nodes that were not, each as often, and where it still is,
+                          twice more: a kernel may wait for a core, too
     large packets         that did not come back where nothing else large was sent are tried again with a large payload,
                           beside pairs that tell which of the two nodes it was
 """
@@ -98,12 +98,11 @@ def plan_quiet_look(results: Sequence[PairResult]) -> RoundOfTests | None:
     for position, suspect in enumerate(suspects):
         candidates = others[position:] + others[:position] + [node for node in suspects if node != suspect]
         met = [node for node in candidates if (suspect, node) in known or (node, suspect) in known]
-        for witness in met[:WITNESSES]:
-            pairs |= {(suspect, witness): None, (witness, suspect): None}
-    for first, second in itertools.pairwise(others[: WITNESSES + 1]):
-        pairs |= {(first, second): None}  # what is usual here
+        # Each of them as often as the suspect: behind a token bucket, who is tried more often is slower.
+        pairs |= dict.fromkeys(itertools.permutations([suspect, *met[:WITNESSES]], 2))
     reason = f"datagrams lost at {len(losing)}, slow at {len(slow)} nodes"
-    return RoundOfTests(list(pairs), QUIET, QUIET_S, is_one_by_one=True, reason=reason)
+    # Sorted, since the circle of each node (preflight.mesh) then meets no other one: else all try the suspect at once.
+    return RoundOfTests(sorted(pairs), QUIET, QUIET_S, is_one_by_one=True, reason=reason)
 
 
 def plan_rate_look(quiet: Sequence[PairResult]) -> RoundOfTests | None:

@@ -185,8 +185,8 @@ EVENTS: Mapping[str, EventKind] = {
         ),
     ),
     "network": EventKind(
-        "12 s after the start of a generation, when the first steps have been timed, then every 5 minutes; what the "
-        "fields mean is [below](#network)",
+        "12 s after the start of a generation, as soon as it is known how long ranks wait, then every 5 minutes; what "
+        "the fields mean is [below](#network)",
         tuple(EventField(name, "", is_always_there=False) for name in Traffic.__struct_fields__),
     ),
     "save_asked": EventKind(

@@ -3,6 +3,7 @@
 runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the workers
                       /<node>/env.json                            the workers' environment, with reasons
                       /<node>/growth                              when the output files grew (report/growth.py)
+                      /<node>/book.bin                            what the ranks spent their time on (report/books.py)
                       /<node>/members                             nodes with their ranks, if there are thousands
                       /events.jsonl                               events, as the leader saw them
                       /roll_call.json                             node reports and pair tests
@@ -60,7 +61,7 @@ _OF_ATTEMPT = frozenset((
     "events.jsonl", "roll_call.json", "verdict.json", "exit_code", "requeued", "hosts", "lost_hosts", "driver.jsonl",
     "curves.jsonl",
 ))  # fmt: skip
-_OF_NODE = frozenset(("env.json", "verdict.json", "members", "growth"))
+_OF_NODE = frozenset(("env.json", "verdict.json", "members", "growth", "book.bin"))
 _OF_RUN = frozenset(
     ("secret", "leader.json", "culprits.json", "submission.sh", "preempted", "status.json", "goodput.json")
 )

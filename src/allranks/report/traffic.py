@@ -34,10 +34,10 @@ def describe_traffic(traffic: Traffic, *, at: str = "") -> list[str]:
     """
     head = []
     if traffic.wait_share is not None and traffic.step_s is not None:
-        head.append(f"{100 * traffic.wait_share:.0f} % of each step waits for communication")
-        head.append(f"{1e3 * traffic.step_s:.0f} ms a step (at step {traffic.iteration} of DDP)")
+        head.append(f"{100 * traffic.wait_share:.0f} % of the time is spent waiting for communication")
+        head.append(f"{1e3 * traffic.step_s:.0f} ms a step (at step {traffic.iteration})")
     elif traffic.nodes:
-        head.append("no step of a DistributedDataParallel has been timed")
+        head.append("it is not known how long ranks wait")
     lines = [", ".join([*head, *([at] if at else [])])] if head else []
     lines += [_describe_node(node) for node in traffic.nodes]
     if (num_others := traffic.num_nodes - len(traffic.nodes)) > 0 and traffic.nodes:

@@ -18,6 +18,7 @@ import pytest
 
 from allranks.guard.inside import cell as cell_module
 from allranks.guard.inside.cell import Cell, CellOrder
+from allranks.guard.worker import to_pace
 
 PREAMBLE = f"""
 import importlib, os, sys, time, types
@@ -254,8 +255,9 @@ def junk() -> Iterator[tuple[str, bytes]]:
 def test_junk_in_a_cell_reads_as_not_written(cell: Cell, name: str, data: bytes):
     os.pwrite(cell.fd, data, 0)
     read = cell.read()
-    told = read.told, read.words, read.raised, read.call, read.ddp, read.step, read.saved, read.phase
-    assert told == (*7 * [None], "")
+    told = read.told, read.words, read.raised, read.call, read.step, read.saved, read.phase
+    assert told == (*6 * [None], "")
+    assert to_pace(read.pace, started_ns=0, now_ns=time.monotonic_ns()) is None
     assert all(0 < began_s < 1e10 for began_s in cell.handlers().begun_s.values())
     assert all(0 <= number <= most for number, most in zip(cell.lost_lines(), (10**15, 4095), strict=True))
     cell.give_order(17, "why", leaves=True)

@@ -22,6 +22,7 @@ from typing import Any
 
 from .cell import Cell
 from .flight import Flight
+from .thread_marks import blocked_permille, book
 from .user_frames import place_of_main
 
 EVERY_S = 0.2
@@ -78,6 +79,8 @@ class BeatThread:
 
     def _tell(self) -> None:
         states = self._flight.states()
+        if self._flight.is_async:
+            book.tell_async()
         now_ns = time.monotonic_ns()
         self._watch_progress(states, now_ns)
         self._look_at_calls(states, now_ns)
@@ -129,7 +132,9 @@ class BeatThread:
             if self._calls:
                 self._calls, self._calls_of = [], None
             if may_dump and self._flight.untold(self._told_lags):
+                passes = book.passes  # first: all of their collectives are in the dump
                 self._lags = self._timed(lambda: self._flight.lags(self._told_lags), now_ns)
+                book.tell_blocked(blocked_permille(passes, self._flight.created_ns))
 
     def _timed(self, dump: Any, now_ns: int) -> Any:
         began_ns = time.thread_time_ns()

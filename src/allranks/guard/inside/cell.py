@@ -12,10 +12,10 @@ One cell is for one start of one worker: a restarted one gets a fresh cell. The 
       40  whether all steps are made         48  how many blocks of `allranks.saving()` are open
       56  which signals the script handles, and since when (guard.inside.handlers)
      240  how many lines of output could not be written, and why (guard.inside.output)
+     256  the book of the training thread (guard.inside.pace_words)
      384  the records, one after the other, of these rooms:
-            told, words, raised 64 KiB, leaves 32 KiB, call 4 KiB, ddp 512 B,
-            step, saved, phase 256 B                                                 written by the worker
-            order 4 KiB                                                              written by the agent
+            told, words, raised 64 KiB, leaves 32 KiB, call 4 KiB, step, saved, phase 256 B   written by the worker
+            order 4 KiB                                                                      written by the agent
 
 A record is a number n and two slots, each (n, time by CLOCK_MONOTONIC, length, CRC-32, bytes). The n-th writing fills
 slot n % 2 and only then sets the number, so the last whole one can always be read, whenever the writer dies or is
@@ -47,19 +47,20 @@ from typing import Any, NamedTuple
 from .handlers import BEGUN, HANDLES, OWN, TOLD
 from .handlers import PID as HANDLERS_PID
 from .lost_output import ERRNO, LINES
+from .pace_words import PACE, PACE_WORDS, read_book
 
 ENV_FD = "ALLRANKS_CELL_FD"
 NAME = "allranks-cell"
-MAGIC = int.from_bytes(b"allrnk\x05\x00", "little")
+MAGIC = int.from_bytes(b"allrnk\x06\x00", "little")
 """The last two bytes are the version of the layout."""
 
 _MAGIC, _SIZE, _PID, _DONE, _ENDING, _FINISHED, _SAVING = range(7)
 _RECORDS_AT = 384
 _ROOMS = {
-    "told": 65536, "words": 65536, "raised": 65536, "leaves": 32768, "call": 4096, "ddp": 512, "step": 256,
-    "saved": 256, "phase": 256, "order": 4096,
+    "told": 65536, "words": 65536, "raised": 65536, "leaves": 32768, "call": 4096, "step": 256, "saved": 256,
+    "phase": 256, "order": 4096,
 }  # fmt: skip
-_TOLD = ("told", "words", "raised", "leaves", "call", "ddp", "step", "saved", "phase")
+_TOLD = ("told", "words", "raised", "leaves", "call", "step", "saved", "phase")
 _SLOT = struct.Struct("QQII")
 _PAIR = struct.Struct("qq")  # a step, and what belongs to it; less than 0: that is not known
 _PHASE_BYTES = 64
@@ -122,8 +123,8 @@ class CellRead(NamedTuple):
     """The last collective that Python code called: JSON, with the fields of model.beat.CallSeen."""
     is_call_done: bool
     """The Python call has come back."""
-    ddp: Written | None
-    """How long DDP's steps take: JSON, with the fields of model.beat.DdpSeen."""
+    pace: tuple[int, ...] | None
+    """What its training thread has booked: the words from PACE on, of one moment."""
     step: int | None
     saved: int | None
     phase: str
@@ -239,9 +240,10 @@ class Cell:
         if self.is_mine and number > self._numbers[_DONE]:
             self._numbers[_DONE] = number
 
-    def ddp(self, blob: bytes) -> bool:
-        """Write how long DDP's steps take; False where it did not fit or is not ours."""
-        return self.is_mine and self._records["ddp"].write(blob)
+    @property
+    def pace(self) -> memoryview[int]:
+        """The words of the training thread's book, for guard.inside.thread_marks."""
+        return self._numbers[PACE : PACE + PACE_WORDS]
 
     def step(self, number: int, total: int | None = None) -> None:
         """Say which optimizer step the script has reached, and of how many."""
@@ -336,14 +338,14 @@ class Cell:
 
     def read(self) -> CellRead:
         """Return all that the worker wrote, whatever state it is in now."""
-        self._look()
-        told, words, raised, leaves, call, ddp, *pairs, phase = (self._records[name].read() for name in _TOLD)
+        pace = read_book(self._look, self.pace)
+        told, words, raised, leaves, call, *pairs, phase = (self._records[name].read() for name in _TOLD)
         (step, total), (saved, write_ms) = map(_as_pair, pairs)
         is_call_done = call is not None and self._numbers[_DONE] >= call.number
         text = phase.data[:_PHASE_BYTES].decode(errors="replace") if phase else ""
         pid = int(self._numbers[_PID])
         numbers = step, saved, text, total, write_ms
-        return CellRead(pid, told, words, raised, leaves, call, is_call_done, ddp, *numbers)
+        return CellRead(pid, told, words, raised, leaves, call, is_call_done, pace, *numbers)
 
     def _look(self) -> None:
         """Read the file where it is not mapped; what somebody has cut off reads as never written."""

@@ -20,13 +20,12 @@ from typing import Any
 from .beat_thread import BeatThread
 from .cell import Cell
 from .flight import Flight
-from .step_times import Steps
+from .thread_marks import book
 from .user_frames import drop_frame
 from .wrapped_calls import Teller, wrap
 
 _teller: Teller | None = None
 _beat: BeatThread | None = None
-_steps: Steps | None = None
 _failed = (0, "")
 """Number of the last call that raised, and what."""
 
@@ -72,8 +71,11 @@ def arm(c10d: Any) -> None:
 
 
 def begin() -> None:
-    """Claim the cell and start the beat, where there is a cell and no other process has it."""
-    global _beat, _steps
+    """Claim the cell and start the beat, where there is a cell and no other process has it.
+
+    The calling thread is the one whose time is booked.
+    """
+    global _beat
     if _teller is None or (_teller.cell is not None and _teller.cell.is_mine):
         return
     with contextlib.suppress(Exception):
@@ -84,11 +86,12 @@ def begin() -> None:
         _teller.is_compiling = sys.modules["torch"].compiler.is_compiling
         _teller.failed = note_failure
         _teller.cell = cell
+        book.begin(cell)
+        if book.missing:
+            _teller.flight.note(f"this torch has no {', '.join(book.missing)}: that is not booked")
         _beat = BeatThread(cell, _teller.flight)
         _beat.start()
         atexit.register(_leave)
-        _steps = Steps(cell, _teller.flight.note)
-        _steps.watch(sys.modules["torch"]._C._distributed_c10d)
 
 
 def enter(phase: str) -> None:
@@ -131,6 +134,6 @@ def last_words() -> None:
 
 def _leave() -> None:
     enter("leaving")
-    for thread in (_steps, _beat):
-        if thread is not None:
-            thread.end()
+    book.end()
+    if _beat is not None:
+        _beat.end()

@@ -20,18 +20,23 @@ import itertools
 import json
 import re
 import threading
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 KEPT_CALLS = 16
 """Of each group, in a beat."""
-MAX_LAGS = 16
 LAG_RUN = 8
-"""Calls in a row, of those that are told with their times: only neighbors show who waited (guard/stragglers.py)."""
+"""Calls in a row, of those that are told with their times, and one more: only neighbors show who waited
+(guard/waited.py). Without that one, the last call of a run would never show it, which may be the same one of each step.
+"""
+MAX_LAGS = 2 * (LAG_RUN + 1)
 MAX_NOTES = 8
 _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
+_CREATED, _TIMED_BYTES = re.compile(rb'"time_created_ns":(\d+)'), 1 << 17
+"""A time in a dump, and where they are looked at, from its end: some 200 entries, a tenth of a millisecond."""
 _SOURCES = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json", "nccl-legacy": "_dump_nccl_trace_json"}
 """Each backend's recorder counts its own groups from 0; nccl2's is asked by name."""
 _ENDS = ("last_enqueued_collective", "last_completed_collective")
@@ -65,6 +70,7 @@ class Flight:
         import torch
 
         self.blind: list[str] = []
+        self._is_cuda_used: Callable[[], bool] = torch.cuda.is_initialized
         self._world = c10d._world
         self._dump_of = functools.partial(_dump_of, c10d, torch._C._distributed_c10d)
         self._torch = str(torch.__version__)
@@ -85,6 +91,8 @@ class Flight:
         self.p2p: dict[str, deque[int]] = {}
         """By key of the group: the numbers that sends and receives took in its row, the last ones."""
         self.num_p2p: dict[str, int] = {}
+        self.created_ns: list[int] = []
+        """When the last collectives of Gloo were called, as the last dump for `lags` had it: by CLOCK_MONOTONIC."""
 
     def note(self, text: str) -> None:
         """Keep what cannot be seen, and why: the first few of such texts."""
@@ -124,6 +132,12 @@ class Flight:
             numbered = self._numbered[source]
             numbered[max(numbered, default=-1) + 1] = group
         return group
+
+    @property
+    def is_async(self) -> bool:
+        """Tell whether collectives come back before they are done: the host runs ahead of its GPU."""
+        backends = {backend for group in self._known.values() for backend in group.backends.values()}
+        return any(backend.startswith("nccl") for backend in backends) and self._is_cuda_used()
 
     def states(self) -> dict[str, tuple[int, int]]:
         """Return by key of the group the numbers of the last collective called and of the last one done."""
@@ -189,6 +203,8 @@ class Flight:
             told[name] = enqueued
         found: list[tuple[str, int, int]] = []
         raw = self._dump("gloo") if any(wanted.values()) and "gloo" in self._dumps else b""
+        ahead_ns = time.time_ns() - time.monotonic_ns()
+        self.created_ns = [int(found) - ahead_ns for found in _CREATED.findall(raw, max(0, len(raw) - _TIMED_BYTES))]
         for seq in sorted(set().union(*wanted.values())):
             for entry in _of_number(raw, seq):
                 call = self._as_call("gloo", entry)
@@ -228,7 +244,7 @@ class Flight:
 
 
 def chosen(first: int, last: int, at_most: int) -> set[int]:
-    """Choose at most so many numbers from `first` to `last`, whole runs of LAG_RUN as far as they are in there.
+    """Choose at most so many numbers from `first` to `last`: runs of LAG_RUN and one, as far as they are in there.
 
     Every second run, every fourth, and so on: another rank may choose more of them or fewer, and all of the smaller
     choice are in the larger one. The golden ratio spreads them, so that they are not always the same part of a step.
@@ -236,8 +252,13 @@ def chosen(first: int, last: int, at_most: int) -> set[int]:
     numbers, limit = set(range(first, last + 1)), 1 << 32
     while len(numbers) > at_most:
         limit >>= 1
-        numbers = {number for number in numbers if number // LAG_RUN * 0x9E3779B1 % (1 << 32) < limit}
+        numbers = {number for number in numbers if _is_in(number, limit) or _is_in(number - 1, limit)}
     return numbers
+
+
+def _is_in(number: int, limit: int) -> bool:
+    """Whether the run of this number is one of the chosen ones."""
+    return number // LAG_RUN * 0x9E3779B1 % (1 << 32) < limit
 
 
 def _dump_of(c10d: Any, inside: Any, backend: str) -> Callable[..., bytes] | None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -28,7 +29,7 @@ _cells: dict[int, Cell | None] = {}
 def saving() -> Iterator[None]:
     """Have this rank finish what the block writes before it is ended."""
     cell = _cell()
-    with held_back():
+    with held_back(), booked():
         if cell is not None:
             cell.save(is_begun=True)
         try:
@@ -36,6 +37,12 @@ def saving() -> Iterator[None]:
         finally:
             if cell is not None:
                 cell.save(is_begun=False)
+
+
+def booked() -> contextlib.AbstractContextManager[None]:
+    """Have the agent know that the calling thread saves in this block, where the hook has marks in this process."""
+    marks = sys.modules.get("_allranks_inside.thread_marks")
+    return marks.saving() if marks else contextlib.nullcontext()
 
 
 @contextlib.contextmanager

@@ -6,11 +6,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 import threading
 from types import FrameType
+from typing import Any
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
@@ -42,6 +44,25 @@ def drop_frame(exc: BaseException) -> None:
     A bare `raise` then adds no other one (Python 3.11 and later).
     """
     exc.__traceback__ = exc.__traceback__ and exc.__traceback__.tb_next
+
+
+def hide_from_dynamo(function: Any, *, with_calls: bool = False) -> None:
+    """Have torch.compile run this function as it is, where a compiled function calls it between two graphs.
+
+    It would trace what we do there, warn of it, and raise where it meets a process group.
+
+    Args:
+        with_calls: and all that it calls.
+    """
+    with contextlib.suppress(Exception):  # a torch whose inside we do not know
+        from torch._C._dynamo import eval_frame
+
+        if skip := getattr(eval_frame, "skip_code", None):  # torch before 2.7
+            skip(function.__code__)
+            return
+        kind, action = eval_frame._FrameExecStrategy, eval_frame._FrameAction
+        rest = action.SKIP if with_calls else action.DEFAULT
+        eval_frame.set_code_exec_strategy(function.__code__, kind(action.SKIP, rest))
 
 
 @functools.cache  # a thread's stack is looked at five times a second

@@ -5,7 +5,7 @@ dies with it. So each collective of torch.distributed that Python code calls is 
 into memory that outlives the process. What C++ calls (the reducer of DDP) only the recorder knows.
 
 The functions stay what they were: same signature, same result, same exceptions, in whose tracebacks no frame of ours
-stands. torch.compile sees the originals.
+stands. torch.compile traces the originals, and runs these between its graphs as they are.
 Runs in the worker's Python.
 """
 
@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 from .cell import Cell
 from .flight import Flight
-from .user_frames import drop_frame, place_of
+from .thread_marks import BLOCKED, NOT_OURS, book
+from .user_frames import drop_frame, hide_from_dynamo, place_of
 
 _Given = Mapping[str, Any]
 
@@ -118,15 +119,18 @@ class _Collective:
                 drop_frame(exc)
                 raise
 
+        hide_from_dynamo(call, with_calls=True)
         return call
 
     def _tell_and_call(self, cell: Cell, flight: Flight, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._teller.here.is_inside = True  # one collective may be made of others
         number, key, before = 0, "", -1
         numbers: Any = None
+        is_blocking = self._described.op not in ("isend", "irecv")
         try:
             try:
                 given = dict(zip(self._parameters, args, strict=False)) | kwargs
+                is_blocking = is_blocking and not given.get("async_op")
                 group = given.get("group")
                 group = self._teller.c10d._world.default_pg if group is None else group
                 if group in self._teller.c10d._world.pg_names:  # else this rank is not in it
@@ -136,6 +140,7 @@ class _Collective:
                     number = self._enter(cell, group, key, backend, seq, given)
             except Exception as exc:  # an argument that torch will refuse, or a torch whose inside we do not know
                 flight.note(f"a call could not be told: {exc!r}")
+            state = book.enter(BLOCKED) if is_blocking else NOT_OURS
             try:
                 return self._original(*args, **kwargs)
             except BaseException as exc:
@@ -143,6 +148,8 @@ class _Collective:
                 if isinstance(exc, Exception):
                     self._teller.failed(f"{type(exc).__name__}: {exc}")
                 raise
+            finally:
+                book.leave(state)
         finally:
             self._teller.here.is_inside = False
             if number:

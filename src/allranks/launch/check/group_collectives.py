@@ -18,7 +18,7 @@ import msgspec
 import allranks.join
 from allranks.comm.bench_table import BenchRow
 from allranks.host.net import read_tcp_counters
-from allranks.join.collectives import BUCKET_SIZES, FORMATS, SIZES, list_cases
+from allranks.join.collectives import BUCKET_SIZES, SIZES, list_cases
 from allranks.launch.check.member_step import SLACK_S, MemberAddress, begin_member, lines_of, run_members
 from allranks.launch.check.network_streams import Show
 from allranks.launch.check.pair_collectives import COLLECTIVE_S, START_S, Report
@@ -134,8 +134,7 @@ def plan_group(
         raise UsageError(f"--backend nccl: {ranks} ranks a node need as many GPUs, and {poorest} has {num_gpus}")
     if len(ends) * ranks < 2:
         raise UsageError("--nproc-per-node 1: expected at least 2 ranks on one node")
-    formats = FORMATS if backend == "gloo" else ()
-    cases = list_cases(bucket_sizes=sizes or BUCKET_SIZES, sizes=sizes or SIZES, formats=formats)
+    cases = list_cases(bucket_sizes=sizes or BUCKET_SIZES, sizes=sizes or SIZES, has_formats=backend == "gloo")
     return GroupOrder(
         ends=dict(ends), ranks_per_node=ranks, backend=backend, port=port, cases=tuple(cases), budget_s=budget_s
     )

@@ -16,7 +16,7 @@ from allranks.report.text import say
 from allranks.state.resumed.experiment import Named
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.steps import StepLost
-from allranks.state.resumed.telling import leave_by_itself, leave_to_agent
+from allranks.state.resumed.telling import Telling, leave_by_itself, leave_to_agent
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
 
@@ -69,7 +69,8 @@ def begin(
         if kind is None or (isinstance(error, SystemExit) and not error.code):
             made.leave()
         if kind is None or (issubclass(kind, SystemExit) and not issubclass(kind, StepLost)):
-            checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
+            with Telling(cell).saving():
+                checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
         checkpoints.release()
 
     on_exit.push(close)

@@ -8,10 +8,12 @@ itself saves at its next step boundary, and leaves.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -52,6 +54,17 @@ class Telling:
         """Say what is going on: training, saving, leaving."""
         if self._cell is not None:
             self._cell.phase(name)
+
+    @contextlib.contextmanager
+    def saving(self, then: str | None = None) -> Iterator[None]:
+        """Say that this thread saves in the block; as a phase, too, where another one follows it."""
+        marks = sys.modules.get("_allranks_inside.thread_marks")  # the hook's, where it is in this process
+        with marks.saving() if marks else contextlib.nullcontext():
+            if then:
+                self.phase("saving")
+            yield
+            if then:
+                self.phase(then)
 
     def finish(self, *, is_finished: bool = True) -> None:
         """Say whether all steps are made."""

@@ -362,27 +362,27 @@ class Tracked:
         self.step += 1
 
     def _save(self, patience_s: float | None = None) -> Stall:
-        self._telling.phase("saving")
-        self._averaging.synchronize()  # for a save that cannot wait: a call of `save`, an order to leave, the end
-        per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-        per_rank |= {"owed": self._compressors.state()} | self._parts.own(accumulates=self._accumulates)
-        common = {
-            "step": self.step,
-            "epochs": self._epochs,
-            "threads": torch.get_num_threads(),
-            "experiment": self._experiment,
-            "feed": {"epoch": self._feed.epoch if self._feed else 0},
-            "parts": self._parts.state(),
-            "buckets": self._wrapped.state(),
-        }
-        agree = self._agreement.can_all
-        stall = self.checkpoints.save(self.step, common, per_rank, agree=agree, patience_s=patience_s)
-        self._saved = self._place
-        self._telling.phase("training")
+        with self._telling.saving(then="training"):
+            self._averaging.synchronize()  # for a save that cannot wait: a call of `save`, an order to leave, the end
+            per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
+            per_rank |= {"owed": self._compressors.state()} | self._parts.own(accumulates=self._accumulates)
+            common = {
+                "step": self.step,
+                "epochs": self._epochs,
+                "threads": torch.get_num_threads(),
+                "experiment": self._experiment,
+                "feed": {"epoch": self._feed.epoch if self._feed else 0},
+                "parts": self._parts.state(),
+                "buckets": self._wrapped.state(),
+            }
+            agree = self._agreement.can_all
+            stall = self.checkpoints.save(self.step, common, per_rank, agree=agree, patience_s=patience_s)
+            self._saved = self._place
         return stall
 
     def _wait(self) -> bool:
-        is_written = self.checkpoints.wait()
+        with self._telling.saving():
+            is_written = self.checkpoints.wait()
         self._telling.save_done(self.checkpoints.last_complete, self.checkpoints.write_s)
         return is_written
 

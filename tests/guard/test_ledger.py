@@ -1,0 +1,248 @@
+"""Do the books say of each second of each rank what it was spent on, and of waits, for whom?"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from allranks.guard.ledger import Books
+from allranks.model.beat import GroupSeen, NodeBeat, RankBeat
+from allranks.model.finding import Confidence, Finding, Severity
+from allranks.model.ledger import Category, Ledger, Loss
+from allranks.model.pace import Pace
+from allranks.wire.protocol import WorkerEnd
+
+from .ledger_world import Told, live, plan
+
+CASES: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("ledger_cases.toml").read_text())["case"]
+
+
+def run(case: dict[str, Any]) -> tuple[Books, Ledger]:
+    """Live one case; returns the books and what they say at its end."""
+    books, workers = Books(), case.get("workers", 1)
+    end_s = 0.0
+    for number, generation in enumerate(case["generations"]):
+        programs = [program for many, program in generation["ranks"] for _ in range(many)]
+        begun_s, judged_s = generation.get("begins_s", 0.0), generation.get("judged_s")
+        books.begin(plan(len(programs) // workers, workers, number), begun_s)
+        ranks = live(programs, begun_s=begun_s, until_s=generation.get("end_s", judged_s or 1e6))
+        told = Told(books, ranks, workers=workers, session=generation.get("session"), is_async="is_async" in case)
+        silent, silent_s = generation.get("silent", (0, None))
+        dead, dies_s = generation.get("dies", (0, None))
+        end_s = judged_s or max(rank.now_s for rank in ranks)
+        told.until(begun_s, min(filter(None, (silent_s, dies_s, end_s))))
+        if silent_s is not None:
+            told.silent.add(silent)
+            told.until(silent_s, end_s)
+            books.lost(silent)
+        if dies_s is not None:
+            told.end(dead, dies_s, exit_code=-9)
+        if judged_s is None:
+            for at, rank in enumerate(ranks):
+                told.end(at, rank.now_s)
+        else:
+            books.fault(
+                judged_s,
+                [
+                    Finding(
+                        cause="AR407 dead-rank",
+                        severity=Severity.FAIL,
+                        confidence=Confidence.CERTAIN,
+                        message="it died",
+                        node="node02",
+                    )
+                ],
+            )
+            end_s = generation.get("end_s", judged_s)
+    books.end(end_s)
+    return books, books.snapshot(end_s + 100)
+
+
+def tell(loss: Loss) -> str:
+    """`wait for 3 on node04`."""
+    ranks, nodes = ",".join(map(str, loss.ranks)), ",".join(loss.nodes)
+    whose = f" {'for' if loss.category is Category.WAIT else 'of'} {ranks}" if ranks else ""
+    return f"{loss.category}{whose}{f' on {nodes}' if nodes else ''}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["what"] for case in CASES])
+def test_the_books_say_where_the_time_went(case: dict[str, Any]) -> None:
+    books, ledger = run(case)
+    num_ranks = sum(many for many, _ in case["generations"][0]["ranks"])
+    tolerance_s = case.get("tolerance", 0.05 * num_ranks)
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.rank_s, rel=1e-3)
+    for category in Category:
+        expected_s = case["seconds"].get(category, 0.0)
+        assert ledger.seconds.get(category, 0.0) == pytest.approx(expected_s, rel=0.05, abs=tolerance_s), category
+    waited_for = {str(row.rank): row.waited_for_s for row in ledger.waited_for}
+    for rank in map(str, range(num_ranks)):
+        expected_s = case.get("waited_for", {}).get(rank, 0.0)
+        assert waited_for.get(rank, 0.0) == pytest.approx(expected_s, rel=0.05, abs=tolerance_s)
+    if "losses" in case:
+        assert [tell(loss) for loss in ledger.losses if loss.rank_s > tolerance_s] == case["losses"]
+    named = books.named()
+    assert [straggler.rank for straggler in named] == [case["chronic"]["rank"] for _ in range("chronic" in case)]
+    for straggler in named:
+        assert straggler.share == pytest.approx(case["chronic"]["share"], abs=0.01)
+        assert 1e3 * straggler.lag_s == pytest.approx(case["chronic"]["late_ms"], rel=0.1)
+    for cost, want in zip(ledger.restarts, case.get("restarts", ()), strict=True):
+        assert (cost.cause, cost.node) == ("AR407 dead-rank", "node02")
+        assert cost.restart_s == pytest.approx(want["restart_s"], abs=0.1)
+        assert cost.redo_s == (pytest.approx(want["redo_s"], abs=0.3) if "redo_s" in want else None)
+        assert cost.redo_steps == want.get("redo_steps")
+        assert cost.is_redo_guessed is want.get("is_redo_guessed", False)
+    assert ledger.is_estimated is case.get("is_estimated", False)
+    assert ledger.is_steps_seen is case.get("is_steps_seen", True)
+    assert ledger.num_checkpoints == case.get("num_checkpoints", 0)
+    assert ledger.steps == case.get("steps", ledger.steps)
+
+
+# Whatever comes, in whatever order
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from(("beat", "beat", "beat", "beat", "call", "end", "die", "lose", "fault", "begin", "clock")),
+        st.floats(0.0, 4.0),  # seconds since the last event
+        st.integers(0, 5),  # which rank or node
+        st.lists(st.integers(0, 3_000_000), min_size=7, max_size=7),  # what each state grows by
+        st.integers(-1, 400),  # step, or share of backward
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(EVENTS, st.booleans(), st.booleans())
+def test_every_second_of_every_rank_is_booked_once_whatever_comes(
+    events: list[tuple[str, float, int, list[int], int]], is_session: bool, is_honest: bool
+) -> None:
+    books, now_s, generation, num_ranks, whole_s, gen_s = Books(epoch_s=1e9), 100.0, 0, 6, 0.0, 100.0
+    books.begin(plan(3, 2), now_s)
+    totals: dict[int, list[int]] = {}
+    for what, passed_s, at, grown, number in events:
+        now_s += passed_s
+        if what == "beat":
+            ranks = []
+            for rank in (2 * (at % 3), 2 * (at % 3) + 1):
+                own, room_us = totals.setdefault(rank, [0] * 7), round(1e6 * (now_s - gen_s))
+                for state, more_us in enumerate(grown):
+                    if is_honest:
+                        own[state] += max(0, min(more_us, room_us - sum(own)))
+                    else:
+                        own[state] = own[state] // 2 if number % 7 == 0 else own[state] + more_us
+                pace = Pace(
+                    state=number % 7, state_us=grown[0], steps=max(0, number), totals_us=tuple(own),
+                    back_blocked_permille=number, is_async=number == 77,
+                )  # fmt: skip
+                group = GroupSeen(name="0", enqueued=at, completed=at - 1, waiting_s=grown[1] / 1e6)
+                step = number if is_session else None
+                ranks.append(RankBeat(rank=rank, pace=pace, step=step, checkpoint=step and step // 2, groups=(group,)))
+            books.hear(NodeBeat(node_index=at % 3, generation=generation, ranks=tuple(ranks)), now_s - grown[2] / 1e7)
+        elif what == "call":
+            for rank in range(num_ranks):
+                books.called("0", range(num_ranks), rank, [(number, now_s - grown[rank] / 1e7)], 0.001)
+        elif what in ("end", "die"):
+            end = WorkerEnd(rank=at, node="", exit_code=-9 * (what == "die"), time_s=0.0)
+            books.ended(end, now_s - grown[0] / 1e6)
+        elif what == "lose":
+            books.lost(at % 3)
+        elif what == "fault":
+            books.fault(now_s)
+        elif what == "clock":
+            books.forget_clocks()
+        else:
+            whole_s += num_ranks * (now_s - gen_s)
+            generation, gen_s, num_ranks = generation + 1, now_s, 6 - 2 * (at % 2)
+            totals.clear()
+            books.begin(plan(num_ranks // 2, 2, generation), now_s)
+        ledger = books.snapshot(now_s)
+        expected_s = whole_s + num_ranks * (now_s - gen_s)
+        assert ledger.rank_s == pytest.approx(expected_s, rel=1e-9, abs=1e-3)
+        assert sum(ledger.seconds.values()) == pytest.approx(expected_s, rel=1e-3, abs=0.01)
+        assert all(seconds >= 0 for row in ledger.ranks for seconds in row.seconds.values())
+        assert sum(sum(row.seconds.values()) for row in ledger.ranks) == pytest.approx(expected_s, rel=1e-3, abs=0.05)
+        waited_s = sum(row.waited_for_s for row in ledger.waited_for)
+        waits_s = ledger.seconds.get(Category.WAIT, 0.0) + ledger.seconds.get(Category.REDO, 0.0)
+        assert waited_s <= waits_s + 0.05
+    msgspec.json.decode(msgspec.json.encode(ledger) if events else b"{}", type=Ledger if events else dict)
+
+
+# Before and between
+
+
+def test_the_queue_and_earlier_attempts_are_part_of_the_whole() -> None:
+    first = Books(epoch_s=1000.0, started_s=1010.0, eligible_s=1000.0)
+    first.begin(plan(2, 1), 15.0)
+    first.end(25.0)
+    ledger = first.snapshot(25.0)
+    assert (ledger.begun_s, ledger.until_s, ledger.rank_s) == (1000.0, 1025.0, 50.0)
+    assert ledger.seconds == {"queue": 20.0, "unknown": 30.0}
+    second = Books(epoch_s=1000.0, started_s=1040.0, earlier=ledger, attempt=1)
+    second.begin(plan(2, 1), 42.0)
+    ledger = second.snapshot(50.0)
+    assert (ledger.begun_s, ledger.rank_s, ledger.attempts) == (1000.0, 100.0, 2)
+    assert ledger.seconds == {"queue": 50.0, "unknown": 50.0}
+    assert [sum(row.seconds.values()) for row in ledger.ranks] == [50.0, 50.0]
+
+
+def test_a_new_leader_goes_on_from_the_last_ones_books() -> None:
+    programs = ["start 1 opt 300 * ( step 0.09 all 0.01 opt )", "start 1 opt 300 * ( step 0.08 all 0.01 opt )"]
+    ranks = live(programs)
+    first = Books()
+    first.begin(plan(2, 1), 0.0)
+    told = Told(first, ranks)
+    told.until(0.0, 10.0)
+    second = Books(earlier=first.snapshot(10.0), takes_over=True)
+    second.begin(plan(2, 1), 13.0)
+    told.books = second
+    told.until(13.0, 30.0)
+    ledger = second.snapshot(30.0)
+    assert ledger.rank_s == 60.0
+    assert sum(ledger.seconds.values()) == pytest.approx(60.0, abs=0.01)
+    assert ledger.seconds == pytest.approx(
+        {"start": 2.0, "step": 44.1, "wait": 2.6, "transfer": 5.2, "unknown": 6.1}, abs=0.4
+    )
+    assert (ledger.attempts, ledger.is_steps_seen) == (1, True)
+    assert ledger.steps == pytest.approx(260, abs=5)
+
+
+def test_ranks_of_a_generation_that_grew_have_the_time_between_as_restart() -> None:
+    books = Books()
+    books.begin(plan(2, 1), 0.0)
+    Told(books, live(["start 1 opt 50 * ( step 0.1 all 0.0 opt )"] * 2)).until(0.0, 6.0)
+    for rank in range(2):
+        books.ended(WorkerEnd(rank=rank, node="", exit_code=0, time_s=6.0), 6.0)
+    books.begin(plan(3, 1, 1), 10.0)
+    ledger = books.snapshot(10.0)
+    assert ledger.seconds == pytest.approx({"start": 2.0, "step": 10.0, "restart": 8.0}, abs=0.01)
+    assert ledger.restarts == ()
+    assert ledger.goodput == pytest.approx(0.5, abs=0.001)
+
+
+def beat(*ranks: RankBeat) -> NodeBeat:
+    return NodeBeat(node_index=0, generation=0, ranks=ranks)
+
+
+def test_a_standby_is_older_than_its_generation() -> None:
+    books = Books()
+    books.begin(plan(1, 1), 100.0)
+    totals = (62_000_000, 6_000_000, 0, 0, 0, 0, 0)
+    books.hear(beat(RankBeat(rank=0, pace=Pace(state=1, state_us=10, steps=60, totals_us=totals))), 108.0)
+    assert books.snapshot(108.0).seconds == pytest.approx({"start": 2.0, "step": 6.0})
+
+
+def test_a_pipeline_of_sends_has_waited_for_nobody_in_particular() -> None:
+    books = Books()
+    books.begin(plan(1, 1), 0.0)
+    totals = (1_000_000, 6_000_000, 0, 0, 0, 0, 3_000_000)
+    books.hear(beat(RankBeat(rank=0, pace=Pace(state=1, state_us=10, steps=60, totals_us=totals))), 10.0)
+    ledger = books.snapshot(10.0)
+    assert ledger.seconds == pytest.approx({"start": 1.0, "step": 6.0, "wait": 3.0})
+    assert ledger.waited_for == ()
+    assert (ledger.losses[0].category, ledger.losses[0].ranks) == (Category.WAIT, ())
