@@ -43,6 +43,11 @@ def test_help_imports_neither_psutil_nor_the_agent() -> None:
     assert not {"psutil", "torch", "numpy"} & imported_by("import allranks.cli.main")
 
 
+def test_extras_are_imported_only_where_they_are_used() -> None:
+    ours = "import allranks.cli.top, allranks.cli.run, allranks.launch.job, allranks.launch.lead.metrics_writer"
+    assert not {"textual", "rich", "prometheus_client", "opentelemetry"} & imported_by(ours)
+
+
 def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> None:
     tops = {
         ((node.module if isinstance(node, ast.ImportFrom) else alias.name) or "").partition(".")[0]
@@ -60,7 +65,7 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> N
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
         "run", "horovod", "check", "bench", "advise", "init", "render", "submit", "status", "logs", "cancel", "list",
-        "clean", "stack", "why", "export", "env", "explain", "config", "lab", "completion",
+        "clean", "top", "stack", "why", "report", "export", "env", "explain", "config", "lab", "completion",
     ]  # fmt: skip
 
 
@@ -69,6 +74,7 @@ def test_the_flags_of_run_are_these() -> None:
     assert command is not None
     shown = {p.opts[0] for p in command.params if isinstance(p, click.Option) and not p.hidden}
     assert shown == {
+        "--metrics-dir",
         "--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--master-addr",
         "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
         "--local-ranks-filter", "--cluster", "--dry-run", "--container", "--container-runtime", "--ignore",
@@ -148,6 +154,7 @@ def test_no_file_is_a_grab_bag() -> None:
 TWICE = {
     "clocks.py": "guard/X and why/X answer the same question, for a running job and for a dead one",
     "ends.py": "as clocks.py",
+    "ledger.py": "model/X has the data of X",
     "links.py": "preflight/X before the start, guard/X in a running job: the same question",
     "watch.py": "horovod/X watches what guard/X watches, without an agent",
     "room.py": "model/X has the data of X",

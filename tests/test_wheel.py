@@ -70,7 +70,7 @@ def test_a_wheel_says_where_the_project_is_and_what_it_needs_where(wheel: Path) 
     urls = [url.partition(", ")[0] for url in metadata.get_all("Project-URL", [])]
     assert urls == ["Homepage", "Documentation", "Changelog", "Issues"]
     marked = "platform_machine == 'x86_64' or platform_machine == 'aarch64'"
-    assert metadata.get_all("Provides-Extra") == ["torch"]
+    assert metadata.get_all("Provides-Extra") == ["metrics", "otlp", "top", "torch"]
     needs = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
     assert sorted(need for need in needs if ";" in need) == [f"hyperscan>=0.7; {marked}", f"py-spy>=0.4; {marked}"]
 

@@ -218,6 +218,7 @@ TORCHRUN_SWITCHES = {
     "--virtual_local_rank",
 }  # fmt: skip
 OUR_FLAGS = {
+    "--metrics-dir",
     "--backend", "--cluster", "--container", "--container-runtime", "--dry-run", "--plan", "--ignore", "--standby",
     "--restart-on-error", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
     "--compress", "--bucket-mb", "--status",

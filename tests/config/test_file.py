@@ -49,7 +49,8 @@ address = "192.168.20.16"
 DATA = '[network]\ndata = "192.168.20.0/24"\n'
 NODE = DATA + '[[node]]\nname = "n1"\naddress = "192.168.20.1"\n'
 TOML = "expected TOML, with texts in double quotes"
-TABLES = "expected one of cluster, network, train, guard, slurm, node"
+TABLES = "expected one of cluster, network, train, guard, slurm, report, node"
+DIRECTORY = 'expected an absolute path, for example "/var/lib/prometheus/node-exporter"'
 PORT = "expected an integer from 1 to 65535, for example 29500"
 SUBNET = 'expected a subnet, for example "192.168.20.0/24"'
 SECONDS = "expected seconds above 0, at most 31536000 (a year), for example"
@@ -138,6 +139,9 @@ REFUSED = {
     '[slurm]\ntime = "2h"\n': f'[slurm] time = "2h": {TIME}',
     '[slurm]\ntime = "1-"\n': f'[slurm] time = "1-": {TIME}',
     '[slurm]\ntime = "1:2:3:4"\n': f'[slurm] time = "1:2:3:4": {TIME}',
+    # [report]
+    '[report]\nmetrics_dir = "metrics"\n': f'[report] metrics_dir = "metrics": {DIRECTORY}',
+    '[report]\nmetrics_dir = "/a\\nb"\n': f'[report] metrics_dir = "/a\\nb": {DIRECTORY}',
     # [[node]]
     '[[node]]\naddress = "10.0.0.1"\n': f"[[node]] 1: no name: {HOST}",
     '[[node]]\nname = "n1"\n': f"[[node]] n1: no address: {ADDRESS}",
@@ -274,6 +278,7 @@ def test_without_a_file_all_is_default() -> None:
         ("guard.hang_s", "600", "default"),
         ("slurm.partition", "not set", "default"),
         ("slurm.time", "not set", "default"),
+        ("report.metrics_dir", "not set", "default"),
     ]
 
 
@@ -309,6 +314,7 @@ def test_every_field_of_the_model_is_a_key_with_its_default() -> None:
 def test_empty_table_and_single_quotes_are_fine() -> None:
     assert parse_cluster("[network]\n", PATH).cluster == Cluster()
     assert parse_cluster("node = []\n", PATH).cluster == Cluster()
+    assert parse_cluster("[report]\nmetrics_dir = '/a b'\n", PATH).cluster.report.metrics_dir == "/a b"
     for time in ("90", "90:30", "02:00:00", "1-00", "1-00:30", "1-00:30:00"):
         assert parse_cluster(f"[slurm]\ntime = '{time}'\n", PATH).cluster.slurm.time == time
 

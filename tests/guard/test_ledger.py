@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from allranks.guard.blocked import Blocked, Booked
 from allranks.guard.ledger import Books
+from allranks.guard.waited import WaitSample
 from allranks.model.beat import GroupSeen, NodeBeat, RankBeat
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.ledger import Category, Ledger, Loss
@@ -246,3 +248,25 @@ def test_a_pipeline_of_sends_has_waited_for_nobody_in_particular() -> None:
     assert ledger.seconds == pytest.approx({"start": 1.0, "step": 6.0, "wait": 3.0})
     assert ledger.waited_for == ()
     assert (ledger.losses[0].category, ledger.losses[0].ranks) == (Category.WAIT, ())
+
+
+def waited(wait_s: float, covered_s: float, *, seq: int = 7) -> tuple[WaitSample, float, float]:
+    return WaitSample("0", seq, 3, 0.0, wait_s, 0.0, ()), wait_s, covered_s
+
+
+def test_a_rank_waited_no_longer_than_it_was_blocked() -> None:
+    blocked = Blocked()
+    blocked.tell(Booked(passed_s=9.0, blocked_s=1.0), permille=-1)
+    blocked.wait_in(*waited(5.0, 10.0))
+    assert blocked.waits_s() == pytest.approx({3: 1.0})
+
+
+def test_a_long_wait_is_booked_while_it_lasts_and_only_once() -> None:
+    """Blocked for 6 of 9 s, of which 4 s in a call that rank 3 has not made; it makes it a second later."""
+    blocked = Blocked()
+    blocked.tell(Booked(passed_s=9.0, blocked_s=6.0), permille=-1)
+    for until_s in (12.0, 14.0, 13.0, 14.0):
+        blocked.wait_long(("0", 7), 3, 10.0, until_s, is_backward=False)
+    assert blocked.waits_s() == {3: 4.0, None: 2.0}
+    blocked.wait_in(*waited(5.0, 9.0))
+    assert blocked.waits_s() == pytest.approx({3: 5.0})

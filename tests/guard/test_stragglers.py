@@ -53,6 +53,7 @@ TABLE = {
     "two ranks are equally late": (lambda seq, rank: 0.15 * (rank in (1, 2)), None),
     "every twentieth, for long": (lambda seq, rank: 5.0 * (rank == 0 and seq % 20 == 0), None),
     "every second one": (lambda seq, rank: 0.15 * (rank == 2 and seq % 2 == 0), 2),
+    "two of five, which costs 3 %": (lambda seq, rank: 0.04 * (rank == 2 and seq % 5 < 2), None),
     "only in the first window": (lambda seq, rank: 0.15 * (rank == 2 and seq < 15), None),
 }
 

@@ -67,6 +67,9 @@ def test_an_exception_is_reported_with_rank_node_line_traceback_and_victims(allr
     assert result.stderr.count("AR590 user-code-error") == 1
     assert result.returncode == 1
     assert "ValueError: expected 4 columns, got 3" in (tmp_path / log).read_text()
+    page = (tmp_path / "runs/latest/report.html").read_text()  # written at the end of each run
+    assert "AR590 user-code-error · node07 · rank 1" in page
+    assert "(train.py:5 in load_batch)" in page
 
 
 def test_the_report_is_ascii_where_the_terminal_is(allranks: Allranks, tmp_path: Path):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 from allranks.model.curve import read_curves
 from allranks.model.job_status import JobStatus, read_status
 from allranks.report.event_table import make_schema
-from conftest import Allranks, write
+from conftest import Allranks, allranks_command, clean_env, wait_until, write
 
 RUN = ("run", "--nproc-per-node", "2", "--ignore", "AR011", "--master-port", "0")
 SCHEMA = make_schema()["$defs"]
@@ -50,6 +52,26 @@ def test_a_job_without_torch_leaves_its_end(allranks: Allranks, tmp_path: Path) 
     assert [event.event for event in status.events] == ["worker_ended", "verdict"]
     assert {event["event"] for event in events} == {"started", "worker_ended", "verdict", "ended"}
     check_events(events)
+
+
+def test_a_roll_call_says_who_is_missing_and_how_it_ended(tmp_path: Path) -> None:
+    write(tmp_path / "train.py", "pass")
+    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 3.0\n")
+    run = allranks_command(
+        "run", "--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "a", "train.py"
+    )
+    env = clean_env(os.environ, ALLRANKS_LAB_DIR="/nowhere")
+    with subprocess.Popen(run, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
+        path = tmp_path / "runs/a/status.json"
+        wait_until(path.exists, "a status")
+        seen = read_status(path.read_bytes())
+        said = job.communicate(timeout=60)[0].decode()
+    assert (seen.phase, seen.missing, seen.num_nodes, len(seen.nodes)) == ("forming", "node rank 1", 2, 1), said
+    assert seen.gives_up_in_s is not None
+    assert 0 < seen.gives_up_in_s <= 3
+    last = read_status(path.read_bytes())
+    assert (last.phase, last.exit_code, last.gives_up_in_s) == ("over", job.returncode, None), said
+    assert last.started_s == pytest.approx(seen.started_s, abs=0.1)
 
 
 @pytest.mark.torch

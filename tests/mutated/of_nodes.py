@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from .door import SEEDS, assert_harmless
-from .of_workers import CALL, DDP
+from .of_workers import CALL
 
 
 def messages(*kinds: str) -> Callable[[], list[bytes]]:
@@ -22,13 +22,15 @@ def messages(*kinds: str) -> Callable[[], list[bytes]]:
         from allranks.model import beat as b
         from allranks.model.card import Card, TestPorts
         from allranks.model.finding import Verdict
+        from allranks.model.pace import Pace
         from allranks.model.pair import Effort, PairTarget
         from allranks.wire import protocol as p
 
         call = msgspec.convert(CALL, b.CallSeen)
         group = b.GroupSeen(name="0", ranks=(0, 1), enqueued=5, completed=4, waiting_s=2.0)
         rank = b.RankBeat(rank=0, pid=7, silent_s=0.1, groups=(group,), calls=(call,), lags=(("0", 64, 5),), step=3)
-        rank = msgspec.structs.replace(rank, ddp=msgspec.convert(DDP, b.DdpSeen), segments=900, retransmits=3)
+        pace = Pace(state=1, state_us=5, steps=7, totals_us=(9, 8, 7, 6, 5, 4, 3), back_blocked_permille=500)
+        rank = msgspec.structs.replace(rank, pace=pace, segments=900, retransmits=3)
         nic = b.InterfaceSeen(name="e", sent_mbit_s=8.0, received_mbit_s=9.0, limit_mbit_s=10.0, busy_share=0.5)
         link = b.LinkSeen(
             own_address="10.0.0.1", peer_address="10.0.0.2", unacked_bytes=5, stalled_s=2.0, retransmits=3

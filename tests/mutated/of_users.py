@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from allranks.model.errors import AllranksError
+from allranks.model.finding import Verdict
+from made_run import HANG, make_run
 
 from .door import SEEDS, Door, assert_harmless
 
@@ -89,3 +92,36 @@ def run_file(name: str) -> Door:
         return read
 
     return begin
+
+
+PAGE_VERDICT = Verdict(job="4711", attempt=0, exit_code=1, findings=(HANG,))
+
+
+def page_file(name: str) -> Door:
+    """Return how a file of a run directory gets into its report."""
+
+    def begin(folder: Path) -> Callable[[bytes], object]:
+        from allranks.report.page import render
+        from allranks.report.page_data import read_page
+
+        run = make_run(folder, verdict=PAGE_VERDICT, num_values=20)
+
+        def read(data: bytes) -> object:
+            (run / name).write_bytes(data)
+            page = read_page(run)
+            assert_harmless(render(page))
+            return page.outcome
+
+        return read
+
+    return begin
+
+
+def page_seed(name: str) -> Callable[[], list[bytes]]:
+    """Return what `page_file` begins with."""
+
+    def read() -> list[bytes]:
+        with tempfile.TemporaryDirectory() as folder:
+            return [(make_run(Path(folder), verdict=PAGE_VERDICT, num_values=20) / name).read_bytes()]
+
+    return read

@@ -76,9 +76,6 @@ CALL = {
     "group": "0", "seq": 5, "op": "all_reduce", "sizes": [[8, 8]], "dtypes": ["Float"], "is_done": False,
     "created_ns": 1_800_000_000_000_000_000, "place": "train.py:12 in step",
 }  # fmt: skip
-DDP = {
-    "iteration": 10, "step_s": 0.4, "forward_s": 0.05, "backward_s": 0.1, "communication_s": 0.35, "overlap_s": 0.09,
-}  # fmt: skip
 TOLD: dict[str, Any] = {
     "at": "train.py:12 in step", "groups": [["0", [0, 1], 5, 4, 1_000_000_000], ["1", [], 3, 3, 0]],
     "calls": [CALL, {**CALL, "seq": 4, "is_done": True}, {**CALL, "op": "send", "peer": 1}], "lags": [["0", 64, 5]],

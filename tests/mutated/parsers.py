@@ -47,7 +47,7 @@ from .of_programs import (
     srun_seeds,
     tracebacks,
 )
-from .of_users import read_cluster_file, read_environment, read_hostlist, run_file
+from .of_users import page_file, page_seed, read_cluster_file, read_environment, read_hostlist, run_file
 from .of_workers import CALL, TOLD, cell_book, cell_books, cell_memories, cell_memory, cell_record, worker_file
 
 OURS = (AllranksError,)
@@ -85,6 +85,12 @@ def _parsers() -> Iterator[Parser]:
         ("culprits.json", "json"), ("attempt_0/exit_code", "text"), ("submission.sh", "text"), ("secret", "text"),
     ):  # fmt: skip
         yield Parser(f"run: {name.rpartition('/')[2]}", _run_seed(name), run_file(name), OURS, kind)
+    for name, kind in (
+        ("status.json", "json"), ("goodput.json", "json"), ("attempt_0/curves.jsonl", "lines of json"),
+        ("attempt_0/roll_call.json", "json"), ("attempt_0/events.jsonl", "lines of json"),
+        ("attempt_0/node03/rank_3.stack.txt", "text"),
+    ):  # fmt: skip
+        yield Parser(f"page: {name.rpartition('/')[2]}", page_seed(name), page_file(name), OURS, kind)
     yield Parser("error.json", seeds("error.json", "error_torch.json"), worker_file("error.json"), kind="json")
     yield Parser("exit.json", seeds("exit.json"), worker_file("exit.json"), kind="json")
     yield Parser("stderr's tail", raised_seeds, worker_file("err"))

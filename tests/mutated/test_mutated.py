@@ -14,7 +14,7 @@ from .parsers import all_parsers
 
 PARSERS = all_parsers()
 EACH = 150
-SLOW = {"run": 40, "cell": 80, "logs": 25}
+SLOW = {"run": 40, "page": 25, "cell": 80, "logs": 25}
 """Fewer inputs where one costs most, by the first word of the name."""
 
 

@@ -7,7 +7,8 @@ import pytest
 from allranks.causes.outcome import Checks, Outcome
 from allranks.model.card import Card, Facts
 from allranks.model.finding import Confidence, Severity, Status
-from allranks.preflight.compare import Majority, compare, majority
+from allranks.model.majority import Majority, majority
+from allranks.preflight.compare import compare
 from cards import make_card, make_cause
 
 

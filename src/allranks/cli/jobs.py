@@ -43,7 +43,7 @@ RUN_FLAGS = (
     "nproc_per_node", "nnodes", "backend", "master_port", "module", "no_python", "redirects", "tee",
     "local_ranks_filter", "status", "log_dir", "cluster_file", "max_restarts", "restart_on_error", "standby",
     "capacity_timeout", "hang_timeout", "shutdown_timeout", "checkpoint_every", "checkpoint_dir", "container",
-    "container_runtime", "ignore", "compress", "bucket_mb",
+    "container_runtime", "ignore", "compress", "bucket_mb", "metrics_dir",
 )  # fmt: skip
 MAX_RESTARTS = 3
 """Default of a submitted job, since nobody watches it; torchrun's default is 0."""

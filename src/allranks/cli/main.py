@@ -51,8 +51,10 @@ VERBS = {
     "cancel": ("allranks.cli.follow", "cancel", "Cancel jobs."),
     "list": ("allranks.cli.follow", "list_own", "List your pending and running jobs, and the newest runs."),
     "clean": ("allranks.cli.clean", "clean", "Delete old runs, after a look at what would go."),
+    "top": ("allranks.cli.top", "top", "Watch a running job: what every rank and node does, the worst first."),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is."),
     "why": ("allranks.cli.why", "why", "Explain a failed job from its logs, and name the culprit."),
+    "report": ("allranks.cli.report", "report", "Write one HTML page about a run, to keep or to send."),
     "export": ("allranks.cli.export", "export", "Write the weights of a checkpoint to one file, for inference."),
     "env": ("allranks.cli.show", "show_env", "Print the environment that a worker would get, and why."),
     "explain": (

@@ -100,15 +100,23 @@ def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict
     return named.pop() if len(named) == 1 else None
 
 
+def find_run_path(targets: Sequence[str]) -> Path | None:
+    """Return the directory of the run that is asked about; None: something else is."""
+    from allranks.report.runs import is_run
+
+    if len(targets) != 1:
+        return None
+    path = Path(targets[0]) if os.path.lexists(targets[0]) else RUNS / as_file_name(targets[0].partition(".")[0])
+    return path.resolve() if is_run(path) else None
+
+
 def find_restarts(targets: Sequence[str]) -> str:
     """Return how often the ranks of the run that is asked about were started again, in words; empty for never."""
     from allranks.report.history import describe_restarts
-    from allranks.report.runs import is_run, read_run
+    from allranks.report.runs import read_run
 
-    if len(targets) != 1:
-        return ""
-    path = Path(targets[0]) if os.path.lexists(targets[0]) else RUNS / as_file_name(targets[0].partition(".")[0])
-    run = read_run(path.resolve()) if is_run(path) else None
+    path = find_run_path(targets)
+    run = read_run(path) if path is not None else None
     return describe_restarts(run.restarts, allowed=run.max_restarts) if run is not None else ""
 
 

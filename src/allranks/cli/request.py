@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 from allranks.launch.lead.course import SHUTDOWN_S
 from allranks.launch.plan import Request
@@ -41,6 +42,7 @@ REQUEST_FLAGS = (
     "checkpoint_every",
     "compress",
     "bucket_mb",
+    "metrics_dir",
 )
 FORMATS = ("bf16", "int8", "powersgd")
 """Of gradients, as comm/hooks.py has them, which imports torch."""
@@ -75,6 +77,7 @@ def make_request(
     checkpoint_every: int | None = None,
     compress: str | None = None,
     bucket_mb: str | None = None,
+    metrics_dir: Path | None = None,
 ) -> Request:
     """Read the flags, as torchrun spells them, into one request.
 
@@ -123,6 +126,7 @@ def make_request(
         checkpoint_every=checkpoint_every,
         compress=compress,
         bucket_mb=parse_bucket_mb(bucket_mb) if bucket_mb is not None else None,
+        metrics_dir=metrics_dir,
     )
 
 

@@ -183,6 +183,13 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
     show_default=True,
     help="Parent of the run directory.",
 )
+@click.option(
+    "--metrics-dir",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Directory of node_exporter's textfile collector on the first node; the job's metrics go there every 10 s. "
+    "[default: cluster.toml, else none]",
+)
 @torchrun_option(
     "--redirects",
     "-r",

@@ -27,6 +27,7 @@ from allranks.cli.meant import (
     find_meant,
     find_recordings,
     find_restarts,
+    find_run_path,
     find_unfinished,
     read_here,
 )
@@ -59,10 +60,22 @@ _GC_THRESHOLDS = (50_000, 20, 50)
 @click.option("--all", "is_all", is_flag=True, help="Also print findings that are consequences or unlikely.")
 @click.option("--since", metavar="TIME", help="Skip lines before this time: 2026-03-25T10:00, 10:00, 30m or 2h.")
 @click.option("--until", metavar="TIME", help="Skip lines after this time.")
+@click.option(
+    "--html",
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
+    metavar="FILE",
+    help="Write the answer as one HTML page, as `allranks report` does for a run; - for standard output.",
+)
 @json_option
 @click.argument("targets", nargs=-1, metavar="[JOB | RUN | DIR | FILE... | -]", shell_complete=complete.jobs_or_paths)
 def why(
-    targets: tuple[str, ...], with_timeline: bool, is_all: bool, since: str | None, until: str | None, as_json: bool
+    targets: tuple[str, ...],
+    with_timeline: bool,
+    is_all: bool,
+    since: str | None,
+    until: str | None,
+    html: Path | None,
+    as_json: bool,
 ) -> int:
     """Explain a failed job of any launcher from its logs, and name the rank and node that caused it.
 
@@ -73,6 +86,7 @@ def why(
     kubectl logs job/train --prefix | allranks why -
     allranks why                                 the newest run in runs/; allranks list prints the ids of others
     allranks why --timeline --since 30m logs/    events in order, in the last 30 minutes of the logs
+    allranks why --html why.html logs/           a page to send to a colleague
 
     30m and 2h count back from the last time in the logs. Lines without a time are kept.
 
@@ -111,12 +125,17 @@ def why(
         restarts=find_restarts(targets),
         here=read_here(),
         unfinished=find_unfinished(targets),  # an older attempt may have a verdict
-        is_all=is_all,
-        with_timeline=with_timeline,
+        is_all=is_all or html is not None,
+        with_timeline=with_timeline or html is not None,
     )
     document = answer.document(sources, num_bytes=progress.done)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(document), indent=2))
+    elif html is not None:
+        from allranks.cli.report import write_page
+        from allranks.cli.why_page import make_page
+
+        write_page(make_page(document, asked=asked, run=find_run_path(targets)), html)
     else:
         style = Style.of(sys.stdout)
         bounds = [word for flag, text in (("--since", since), ("--until", until)) if text for word in (flag, text)]

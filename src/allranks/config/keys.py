@@ -78,6 +78,7 @@ _SECONDS = f"seconds above 0, at most {_YEAR_S} (a year), for example "
 _PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
 # No character that NCCL_SOCKET_IFNAME or ip(8) gives a meaning; 15 is IFNAMSIZ less the final NUL.
 _INTERFACE = r"(?!\.{1,2}$)[A-Za-z0-9_.][A-Za-z0-9_.+-]{0,14}"
+_DIRECTORY = r"/[^\x00-\x1f\x7f]{0,4095}"
 _TITLE = r"[!-~]([ -~]{0,62}[!-~])?"
 SLURM_TIME = r"[0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]{1,2}){0,2}"
 
@@ -130,6 +131,13 @@ KEYS: dict[str, dict[str, Key]] = {
         "partition": Key(_matching(_PARTITION), 'a partition, for example "main"', "partition of submitted jobs"),
         "time": Key(
             _matching(SLURM_TIME), 'text such as "90" (minutes), "02:00:00" or "1-00"', "time limit of submitted jobs"
+        ),
+    },
+    "report": {
+        "metrics_dir": Key(
+            _matching(_DIRECTORY),
+            'an absolute path, for example "/var/lib/prometheus/node-exporter"',
+            "directory of node_exporter's textfile collector, for the job's metrics; if not set, none are written",
         ),
     },
     "node": {

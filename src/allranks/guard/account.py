@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from allranks.guard.blocked import Blocked, Totals
+from allranks.guard.blocked import Blocked, Booked
 from allranks.model.beat import RankBeat
 from allranks.model.ledger import Category
 from allranks.model.pace import PACE_STATES, Pace, PaceState
@@ -101,7 +101,7 @@ class Account:
             self.first_s = max(self.begun_s, told_s - passed_s)
             self.blocked.is_async = pace.is_async
             self.blocked.tell(
-                Totals(
+                Booked(
                     passed_s=passed_s,
                     blocked_s=self._total(BLOCKED) / 1e6,
                     backward_s=self._total(BACKWARD) / 1e6,

@@ -30,7 +30,7 @@ MIN_TRUST_SHARE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Totals:
+class Booked:
     """What a rank has booked up to a moment, without its start: seconds."""
 
     passed_s: float = 0.0
@@ -42,7 +42,7 @@ class Totals:
 
 @dataclass(slots=True)
 class _Window:
-    since: Totals = field(default_factory=Totals)
+    since: Booked = field(default_factory=Booked)
     waited_s: dict[int | None, float] = field(default_factory=dict)
     """In the collectives that are known, by the rank that was last."""
     covered_s: float = 0.0
@@ -79,18 +79,18 @@ class Blocked:
         """That are booked, by the rank that was waited for; None: not decided."""
         self._backward_s = 0.0
         """Of backward, that are booked as blocked."""
-        self._now = Totals()
+        self._now = Booked()
         self._blocked_share = 0.0
         """Of backward."""
         self._window, self._before = _Window(), _Window()
         self._long: tuple[str, int, float, float] = ("", 0, 0.0, 0.0)
         """The last long wait: group, number, until when it is booked, and how much of it."""
-        self._marks: list[tuple[Totals, float]] = []
+        self._marks: list[tuple[Booked, float]] = []
         """Some moments, and how much of backward was blocked until then."""
 
     # What is told
 
-    def tell(self, now: Totals, *, permille: int) -> None:
+    def tell(self, now: Booked, *, permille: int) -> None:
         """Take in what the rank has booked.
 
         Args:

@@ -47,8 +47,6 @@ LONG_S = 1.0
 MISSING_EVERY_S = 0.5
 """Between two looks at the ranks that have not made the same call."""
 MAX_MISSING = 1024
-SHOWN_FOR_RANK_S = 0.005
-"""So long a ledger is shown again: made anew, it costs 20 us a rank."""
 POINT_FOR_RANK_S = 0.004
 """Between two points of a rank's way to which redo is reckoned."""
 TRUST_EVERY_S, TRUST_FOR_RANK_S = 2.0, 0.002
@@ -114,7 +112,6 @@ class Books:
         self._chronic = list(earlier.chronic) if earlier else []
         self._times, self._stragglers = CallTimes(), Stragglers()
         self._next_trust_s = 0.0
-        self._shown: tuple[float, Ledger | None] = (0.0, None)
         self._missing: dict[tuple[str, int], tuple[float, int | None, float]] = {}
         """By group and number of an open call: when this was looked at, who has not made it, until when that holds."""
 
@@ -263,16 +260,8 @@ class Books:
         """Return how long ranks wait now, and for whom."""
         return see_lately(self._accounts.values(), self._stragglers.lately())
 
-    def ledger(self, now_s: float) -> Ledger:
-        """Return the whole account, up to now or, of many ranks, up to some seconds ago."""
-        last_s, found = self._shown
-        if found is None or self._end_s is not None or now_s > last_s + SHOWN_FOR_RANK_S * len(self._accounts):
-            found = self.snapshot(now_s)
-            self._shown = now_s, found
-        return found
-
     def snapshot(self, now_s: float) -> Ledger:
-        """Return the whole account up to now."""
+        """Return the whole account up to now; takes 20 us for each rank."""
         now_s = max(self._gen_s, now_s if self._end_s is None else min(now_s, self._end_s))
         totals = self._past.copy()
         self._close_into(totals, now_s, over=Category.UNKNOWN)

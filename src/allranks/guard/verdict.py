@@ -9,7 +9,6 @@
     guard.expect_leaving()                   the job was told to stop: each rank may leave by itself
     guard.wants(now_s)                       which tries to order from which node
     guard.lines(now_s)                       what to say aloud: slow ranks, stragglers
-    guard.ledger(now_s)                      where the time went
     guard.judge(now_s)                       a proven fault, or None
 
 `now_s` is one clock of the leader's, which never steps back (time.monotonic()). `Ping.sent_ns` must be of that clock,
@@ -51,7 +50,6 @@ from allranks.model.beat import HELD_STATES, ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
 from allranks.model.fix import ANYBODY, Reader
-from allranks.model.ledger import Ledger
 from allranks.model.membership import Membership
 from allranks.model.room import FullPlace
 from allranks.model.traffic import Traffic
@@ -252,10 +250,6 @@ class Guard:
     def traffic(self) -> Traffic | None:
         """What the nodes send and how long ranks wait for that; None: nobody tells of it."""
         return see_traffic(self._scene.nodes, self.books.lately())
-
-    def ledger(self, now_s: float) -> Ledger:
-        """Return where the time of the job went, up to now."""
-        return self.books.ledger(now_s)
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""

@@ -34,6 +34,7 @@ from allranks.host.slurm_job import own_job
 from allranks.launch import container
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
 from allranks.launch.inbox import SignalInbox
+from allranks.launch.last_report import leave_report
 from allranks.launch.lead.assignment import make_group
 from allranks.launch.lead.course import Phase
 from allranks.launch.lead.network import ask_topology, describe_network, read_bench
@@ -271,6 +272,8 @@ def _do_not_begin(why: Goodbye | AllranksError, applicant: Applicant) -> int:
         is_in_charge = run_dir.write_verdict(verdict, node=node, is_of_all=applicant.leads)
         if is_in_charge or not is_slurm:
             print_findings(verdict.findings)
+    if is_in_charge:
+        leave_report(run_dir)
     has_silent_task = any(Trait.HEARS_NO_VERDICT in traits_of(finding.cause_id) for finding in verdict.findings)
     if is_in_charge and is_slurm and has_silent_task:
         end_step(applicant.env)
@@ -309,4 +312,7 @@ def _run_workers(workers: WorkerGroup, rendezvous: Rendezvous, inbox: SignalInbo
             goodbye = loop.run()
         finally:
             show_rest(workers.console, inbox, run_dir.node_path(me.name))
-        return settle(loop, goodbye)
+        exit_code = settle(loop, goodbye)
+    if loop.leader is not None and loop.leader.verdict is not None:
+        leave_report(run_dir)
+    return exit_code

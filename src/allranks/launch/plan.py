@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -72,6 +73,8 @@ class Request:
     """Format of gradients on the wire; None: as they are."""
     bucket_mb: str | None = None
     """MiB of a bucket of gradients, or auto; None: torch's."""
+    metrics_dir: Path | None = None
+    """Where the leader writes metrics; None: as in cluster.toml."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +85,12 @@ class JobPlan(NodePlan):
     world: World
     cluster: Cluster
     settings: tuple[Setting, ...]
+
+    @property
+    def metrics_dir(self) -> Path | None:
+        """Where the leader writes metrics of this job; None: nowhere."""
+        named = self.request.metrics_dir or self.cluster.report.metrics_dir
+        return Path(named) if named else None
 
 
 def plan_job(

@@ -116,35 +116,6 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaul
     """How long the first open one has been open; 0: none is."""
 
 
-class DdpSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
-    """Where the time of one rank's steps goes, as torch's DistributedDataParallel has timed some of them."""
-
-    iteration: Whole
-    """The newest step that was timed."""
-    step_s: Age = 0.0
-    """From one forward pass to the next one; 0: not known yet."""
-    forward_s: Age = 0.0
-    backward_s: Age = 0.0
-    """Until the last gradient is computed."""
-    communication_s: Age = 0.0
-    """From the first bucket that is sent until the last one has come back."""
-    overlap_s: Age = 0.0
-    """As much of that as the backward pass takes at the same time."""
-
-    @property
-    def wait_share(self) -> float | None:
-        """Fraction of a step in which this rank only waits for communication; None: not known yet."""
-        return self._share(self.communication_s - self.overlap_s)
-
-    @property
-    def communication_share(self) -> float | None:
-        """Fraction of a step in which communication is under way."""
-        return self._share(self.communication_s)
-
-    def _share(self, seconds: float) -> float | None:
-        return min(max(seconds / self.step_s, 0.0), 1.0) if self.step_s > 0 else None
-
-
 class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One worker, as its agent knows it now."""
 
@@ -188,8 +159,6 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """The traceback that it printed last, where it has made no progress for long since; cut."""
     blind: tuple[Word, ...] = ()
     """What cannot be seen, and why: `no flight recorder in torch 2.8`."""
-    ddp: DdpSeen | None = None
-    """None: its script has no DistributedDataParallel, or none has made a step yet."""
     segments: Amount = 0
     """Of TCP, that its connections to other machines have sent since it began; and of those, sent again."""
     retransmits: Amount = 0

@@ -117,6 +117,14 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Too short ends the job early, too long makes it wait longer in the queue."""
 
 
+class ReportTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table [report]: what is written about a job, beside its run directory."""
+
+    metrics_dir: str | None = None
+    """Directory of node_exporter's textfile collector, on every node. Not said by default: no metrics. Where it is
+    missing or cannot be written, a job has no metrics and says so once."""
+
+
 class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One [[node]]: a host that jobs may run on."""
 
@@ -139,6 +147,7 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     train: TrainTable = TrainTable()
     guard: GuardTable = GuardTable()
     slurm: SlurmTable = SlurmTable()
+    report: ReportTable = ReportTable()
     node: tuple[Node, ...] = ()
     """In the order of the file, no name or address twice. Empty by default: SLURM says which nodes a job has."""
 

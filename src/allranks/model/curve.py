@@ -2,7 +2,7 @@
 
     {"step": 120, "time_s": 1795894787.5, "values": {"loss": 0.31, "lr": 0.001}}
 
-Written by rank 0 (state.resumed.curves), in the order of the steps; at most MAX_POINTS of each name.
+Written by rank 0 (state.resumed.step_values), in the order of the steps; at most MAX_POINTS of each name.
 """
 
 from __future__ import annotations

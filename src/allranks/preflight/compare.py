@@ -10,47 +10,22 @@ the others have. None is "could not be read", which differs from nothing and is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
-from typing import Generic, NamedTuple, TypeVar
 
 from allranks.causes.outcome import Checks, Outcome
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.model.hostlist import fold_hosts
+from allranks.model.majority import NOT_SET, group_by_value, majority
 
-NOT_SET = "not set"
-"""How a value reads that only other nodes have."""
 MAX_VALUE = 60
 """Characters of a value that are shown."""
 MAX_VALUES = 4
 """Odd values that are shown; nodes whose value differs from node to node would fill pages."""
 
-V = TypeVar("V", bound=Hashable)
 Values = Mapping[str, Mapping[str, str | None]]
 """By host: what must be alike -> what it is there."""
-
-
-class Majority(NamedTuple, Generic[V]):
-    """What most nodes have, and who has it not."""
-
-    value: V
-    nodes: tuple[str, ...]
-    odd: dict[V, tuple[str, ...]]
-    """The other values with their nodes, the most common first; empty where all are alike."""
-
-
-def majority(values: Mapping[str, V]) -> Majority[V] | None:
-    """Return what more than half of the nodes have; None where no value is so common, and for no nodes.
-
-    Args:
-        values: by node.
-    """
-    groups = _group(values)
-    if not groups or len(groups[0][1]) * 2 <= len(values):
-        return None
-    (value, nodes), *odd = groups
-    return Majority(value, nodes, dict(odd))
 
 
 def compare(checks: Checks, cards: Sequence[Card]) -> list[tuple[tuple[str, ...], Outcome]]:
@@ -88,7 +63,7 @@ def _compare_one(
     key: str, values: Mapping[str, str | None], severity: Severity
 ) -> tuple[tuple[str, ...], Outcome] | None:
     readable = {host: value for host, value in values.items() if value is not None}
-    groups = _group(readable)
+    groups = group_by_value(readable)
     if len(groups) < 2:
         return None
     shown = _show([value for value, _ in groups])
@@ -114,14 +89,6 @@ def _compare_one(
         confidence=Confidence.CERTAIN if has_majority else Confidence.UNDECIDED,
     )
     return tuple(host for host in values if host in culprits), outcome
-
-
-def _group(values: Mapping[str, V]) -> list[tuple[V, tuple[str, ...]]]:
-    """Values with their nodes, the most common first, equally common ones in the order of their first node."""
-    nodes: dict[V, list[str]] = {}
-    for node, value in values.items():
-        nodes.setdefault(value, []).append(node)
-    return [(value, tuple(nodes[value])) for value in sorted(nodes, key=lambda value: -len(nodes[value]))]
 
 
 def _have(value: str, num_nodes: int) -> str:

@@ -21,6 +21,7 @@ from allranks.model.finding import Evidence, Finding, Verdict
 from allranks.model.foreign import Unreadable, decode_json
 from allranks.model.job_status import JobStatus
 from allranks.model.ledger import Ledger
+from allranks.model.setting import Setting
 from allranks.model.traffic import Traffic
 
 MAX_EVENTS_BYTES = 512 << 20
@@ -297,11 +298,19 @@ def parse_hosts(data: bytes) -> tuple[str, ...] | None:
 class _Variable(msgspec.Struct):
     name: Name
     value: Text
+    reason: Text = ""
+    source: Text = ""
+
+
+def parse_settings(data: bytes) -> tuple[Setting, ...]:
+    """Return the variables of an env.json, with their reasons; none if this is none."""
+    rows = _decode(data, list[_Variable]) or ()
+    return tuple(Setting(row.name, row.value, reason=row.reason, source=row.source) for row in rows)
 
 
 def parse_environment(data: bytes) -> dict[str, str]:
     """Return the variables of an env.json; none if this is none."""
-    return {row.name: row.value for row in _decode(data, list[_Variable]) or ()}
+    return {setting.name: setting.value for setting in parse_settings(data)}
 
 
 def _decode(data: bytes | msgspec.Raw, kind: type[T]) -> T | None:

@@ -58,6 +58,20 @@ def last_words(attempt: Path) -> list[LastWord]:
     return [newest[rank] for rank in sorted(newest)[:MAX_RANKS]]
 
 
+def last_line_of(folder: Path, rank: int) -> str:
+    """Return the last line that a rank has printed, on stdout or stderr, whichever grew last; empty for none.
+
+    Args:
+        folder: of the rank's node in an attempt.
+    """
+    newest: tuple[float, Path] | None = None
+    for path in (folder / f"rank_{rank}.out", folder / f"rank_{rank}.err"):
+        with contextlib.suppress(OSError):
+            if (status := path.lstat()).st_size and (newest is None or status.st_mtime >= newest[0]):
+                newest = status.st_mtime, path
+    return _last_line(newest[1]) if newest else ""
+
+
 def _rank_files(attempt: Path) -> Iterator[tuple[int, Path, float]]:
     found = [(int(name[1]), path) for path in attempt.glob("*/rank_*.*") if (name := _RANK_FILE.fullmatch(path.name))]
     for rank, path in sorted(found)[: 2 * MAX_FILES]:

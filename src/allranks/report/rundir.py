@@ -15,6 +15,7 @@ runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the 
 runs/<job>/checkpoints/, culprits.json                            kept for all attempts
 runs/<job>/leader.json, secret                                    the leader's address, the job's key
 runs/<job>/status.json, goodput.json                              what the job does now; where its time went
+runs/<job>/report.html                                            a page about the run (report/page.py)
 runs/latest                                                       link to the newest job
 """
 
@@ -62,9 +63,10 @@ _OF_ATTEMPT = frozenset((
     "curves.jsonl",
 ))  # fmt: skip
 _OF_NODE = frozenset(("env.json", "verdict.json", "members", "growth", "book.bin"))
-_OF_RUN = frozenset(
-    ("secret", "leader.json", "culprits.json", "submission.sh", "preempted", "status.json", "goodput.json")
-)
+_OF_RUN = frozenset((
+    "secret", "leader.json", "culprits.json", "submission.sh", "preempted", "status.json", "goodput.json",
+    "report.html",
+))  # fmt: skip
 _OWN = _OF_ATTEMPT | _OF_NODE | _OF_RUN
 """Files in which the state of a run is kept, by the directory that has them; horovod/run.py writes some of them."""
 

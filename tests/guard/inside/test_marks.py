@@ -63,7 +63,7 @@ class Run:
         self.book.leave(before)
 
     def batch(self, ms: int = 0) -> None:
-        before = self.book.enter_batch(DATA)
+        before = self.book.enter(DATA)
         self.work(ms)
         self.book.leave_batch(before)
 
@@ -304,7 +304,7 @@ def test_totals_sum_to_the_time_whatever_comes_in_which_order(moves: list[tuple[
     for move, state, ms in moves:
         run.work(ms)
         if move == "enter":
-            enter = {DATA: run.book.enter_batch, BACKWARD: run.book.enter_backward}.get(state, run.book.enter)
+            enter = run.book.enter_backward if state == BACKWARD else run.book.enter
             open_states.append((state, enter(state)))
         elif move == "leave":
             left, before = open_states.pop() if open_states else (STEP, NOT_OURS)

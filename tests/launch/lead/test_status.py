@@ -376,6 +376,7 @@ def test_times_become_those_of_the_wall_clock() -> None:
     [
         ("restarting", {"generation": 2, "members": ["a", "b"]}, "generation 2 on 2 nodes"),
         ("restarting", {"generation": 1, "members": ["a"], "checkpoint": 8}, "generation 1 on 1 node, from step 8"),
+        ("checkpoint", {"step": 60, "write_s": 0.012}, "step 60, written in 0.012 s"),
         ("verdict", {"cause": "AR407 dead-rank", "message": "SIGKILL", "node": "a"}, "AR407 dead-rank: SIGKILL"),
         ("interrupted", {"signum": 15, "node": "a"}, "SIGTERM on a"),
         ("node_lost", {"node": "a", "reason": "it was at fault"}, "a: it was at fault"),

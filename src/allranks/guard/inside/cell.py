@@ -147,6 +147,8 @@ class Cell:
         self._memory = mmap.mmap(fd, _TOTAL) if copy is None else copy
         self._view = memoryview(self._memory)
         self._numbers = self._view[:_RECORDS_AT].cast("Q")
+        self.pace = self._numbers[PACE : PACE + PACE_WORDS]
+        """The words of the training thread's book."""
         self._records = {name: _Record(self._view, at, room) for name, (at, room) in _PLACES.items()}
         self._call_lock = threading.Lock()
         self._owner = 0
@@ -184,6 +186,7 @@ class Cell:
         """Give the memory and the descriptor back, in the agent."""
         for record in self._records.values():
             record.release()
+        self.pace.release()
         self._numbers.release()
         self._view.release()
         if isinstance(self._memory, mmap.mmap):
@@ -239,11 +242,6 @@ class Cell:
         """Say that the call of this number has come back."""
         if self.is_mine and number > self._numbers[_DONE]:
             self._numbers[_DONE] = number
-
-    @property
-    def pace(self) -> memoryview[int]:
-        """The words of the training thread's book, for guard.inside.thread_marks."""
-        return self._numbers[PACE : PACE + PACE_WORDS]
 
     def step(self, number: int, total: int | None = None) -> None:
         """Say which optimizer step the script has reached, and of how many."""

@@ -24,6 +24,7 @@ from allranks.launch.events import Effect, Event
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import ConnectedNode
+from allranks.launch.lead.metrics_writer import open_metrics
 from allranks.launch.lead.status import on_wall_clock
 from allranks.launch.lines import ConnectionDriver
 from allranks.launch.plan import JobPlan
@@ -75,6 +76,7 @@ class LeaderDriver:
         self._is_hang_told = False
         self._sign_of_life = SignOfLife(self.run_dir)
         self._started_s = find_start(self.run_dir)
+        self._metrics = open_metrics(self.plan.metrics_dir, job=self.plan.job, env=workers.env, say=say)
         self._answers = queue.SimpleQueue[Event]()
         self._lines = ConnectionDriver(leader.step, self._carry_out, selector)
         for node, connection in connections.items():
@@ -98,6 +100,7 @@ class LeaderDriver:
         deliver(self._lines.connections.values())
         self._lines.close()
         self.revivals.close()
+        self._metrics.close()
 
     # Effects
 
@@ -119,7 +122,9 @@ class LeaderDriver:
                 self.run_dir.add_event(event, **fields)
             case events.WriteStatus(status=status):
                 offset_s = time.time() - time.monotonic()
-                self.run_dir.status_files.show(on_wall_clock(status, offset_s=offset_s, started_s=self._started_s))
+                told = on_wall_clock(status, offset_s=offset_s, started_s=self._started_s)
+                self.run_dir.status_files.show(told)
+                self._metrics.offer(told, now_s=time.monotonic())
             case events.WriteLedger(ledger=ledger):
                 self.run_dir.status_files.keep(ledger)
             case events.ExpectBack(node=node, name=name) if self._can_revive:

@@ -303,7 +303,7 @@ def describe_event(event: str, fields: Mapping[str, object]) -> str:
     """
     match dict(fields):
         case {"step": step, "write_s": float() as write_s} if event == "checkpoint":
-            return f"step {step}, written in {write_s:.1f} s"
+            return f"step {step}, written in {write_s:.{1 if write_s >= 1 else 3}f} s"
         case {"step": step} if event == "checkpoint":
             return f"step {step}"
         case {"generation": number, "members": list() as members} if event == "restarting":

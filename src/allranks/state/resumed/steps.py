@@ -33,8 +33,8 @@ import torch.distributed as dist
 from allranks.causes.book import find_loss
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import one_line, say
-from allranks.state.resumed.curves import Curves, own_curves
 from allranks.state.resumed.sampler import Share
+from allranks.state.resumed.step_values import Curves, own_curves
 from allranks.state.saved.reader import Loaded
 
 PROGRESS_EVERY_S = 10.0
@@ -129,7 +129,8 @@ class Step:
     """The block was left without an exception: the step counts."""
 
     def log(self, **values: Any) -> None:
-        """Show these on rank 0's terminal with the next line of progress, every ten seconds; `track(log=)` gets all.
+        """Show these on rank 0's terminal with the next line of progress, every ten seconds. `track(log=)` gets all,
+        and below `allranks run`, `curves.jsonl` of the run.
 
         Args:
             values: numbers, or tensors of one number; of a GPU they are fetched only when somebody gets them.

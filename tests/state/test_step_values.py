@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.model.curve import FILE, MAX_POINTS, read_curves
-from allranks.state.resumed import curves as module
-from allranks.state.resumed.curves import Curves, own_curves
+from allranks.state.resumed import step_values as module
+from allranks.state.resumed.step_values import Curves, own_curves
 from allranks.state.resumed.steps import Progress
 
 torch = pytest.importorskip("torch")
