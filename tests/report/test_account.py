@@ -101,7 +101,7 @@ def test_the_last_line_says_what_how_long_how_far_and_where():
     assert said == "train.py succeeded: 2 ranks, 3 min 20 s; output in runs/9/attempt_0"
     said = describe_end("t", STATUS, exit_code=137, **told | {"num_restarts": 2, "num_ranks": 1})
     assert said == (
-        "t failed with exit code 137: 1 rank, 3 min 20 s, 2 restarts, step 10,000, 5.4 it/s; output in runs/9/attempt_0"
+        "t failed (exit 137): 1 rank, 3 min 20 s, 2 restarts, step 10,000, 5.4 it/s; output in runs/9/attempt_0"
     )
     slow = msgspec.structs.replace(STATUS, rates=(), total_steps=20_000)
     said = describe_end("t", slow, exit_code=0, **told)

@@ -164,6 +164,23 @@ def test_a_run_that_succeeded_after_a_restart_is_healthy(findings: Why) -> None:
     assert [(each.cause, each.severity) for each in others] == [("AR210 link-down", Severity.WARN)]
 
 
+LIVE = """\
+allranks: 0:21:40 · 7/8 wait 41 s in all_reduce for r3 evaluate.py:88 · ends in 9:19 · allranks stack latest
+allranks: goodput 71 % in 2 h 14 min; lost: 24 % waiting, most for rank 5 on node03; 2.6 % restarting
+allranks: 1 restart cost 1 min 12 s (AR407 dead-rank on node03): 35 s until the first new step, 50 steps again in 37 s
+"""
+FAILED = (
+    "allranks: train.py failed (exit 137): 4 ranks, 2 h 14 min, 12 restarts, step 60/100, 4.1 it/s; output in runs/7\n"
+)
+
+
+def test_what_a_run_says_of_itself_is_no_fault(findings: Why) -> None:
+    healthy = FAILED.replace("failed (exit 137)", "succeeded")
+    assert [each.cause for each in findings(BEGUN + LIVE + healthy)] == ["AR599 healthy"]
+    first, *others = findings(BEGUN + LIVE + REPORT + FAILED)
+    assert (first.cause, others) == ("AR210 link-down", [])
+
+
 def test_what_fails_after_a_run_that_succeeded_is_the_failure(findings: Why) -> None:
     found = findings(BEGUN + SUCCEEDED + "Traceback (most recent call last):\n" + VICTIM)
     assert found[0].cause == "AR590 user-code-error"

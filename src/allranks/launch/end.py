@@ -35,7 +35,7 @@ from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.account import describe_account, describe_end
 from allranks.report.refusal import print_findings
-from allranks.report.rundir import as_file_name, this_directory
+from allranks.report.rundir import REPORT, as_file_name, this_directory
 from allranks.report.runs import describe_kill, name_script
 from allranks.report.text import describe_size, say
 from allranks.wire.protocol import Goodbye
@@ -118,7 +118,7 @@ def _tell_loss(loop: Loop, goodbye: Goodbye) -> bool:
 def _say_end(loop: Loop, goodbye: Goodbye) -> None:
     """The last lines on this terminal."""
     leader, agent, plan, run_dir = loop.leader, loop.agent, loop.workers.job, loop.workers.run_dir
-    took_s, status = time.monotonic() - loop.began_s, loop.workers.live.status
+    took_s, status = time.monotonic() - loop.began_s, run_dir.status_files.newest
     account = describe_account(status) if leader is not None and not goodbye.is_cut_off else []
     for line in account:
         say(line)
@@ -130,6 +130,7 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
         say(f"ended: {goodbye.summary}; the full report is on {agent.leader_name}")
     elif leader is not None and not leader.is_leaving and (account or goodbye.exit_code == Exit.OK):
         lost = "" if goodbye.exit_code else describe_lost(leader.lost_lines)  # after a fault it has been said
+        report = f"report in {run_dir.path / REPORT}" if account else ""
         end = describe_end(
             name_script(loop.workers.command, this_directory()),
             status,
@@ -137,7 +138,7 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
             num_ranks=agent.plan.world_size,
             took_s=took_s,
             num_restarts=agent.plan.generation - loop.rendezvous.group.generation,
-            output="; ".join(filter(None, [lost, _find_output(loop, run_dir.attempt_path)])),
+            output="; ".join(filter(None, [lost, _find_output(loop, run_dir.attempt_path), report])),
         )
         say(end)
 

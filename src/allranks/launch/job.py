@@ -32,7 +32,6 @@ from allranks.host.node import begin_card_facts
 from allranks.host.process import read_boot_id, read_start_ticks
 from allranks.host.slurm_job import own_job
 from allranks.launch import container
-from allranks.launch.console import Console
 from allranks.launch.end import READER_S, end_step, kill_now, settle, show_rest, srun_address
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.last_report import leave_report
@@ -185,7 +184,7 @@ def _run_phases(workers: WorkerGroup) -> int:
         run_dir=workers.run_dir,
         env=env,
         card_facts=facts,
-        check_signals=partial(_check, inbox, workers.console),
+        check_signals=partial(_check, inbox, workers),
     )
     try:
         with Entry(applicant) as entry:
@@ -202,10 +201,11 @@ def _run_phases(workers: WorkerGroup) -> int:
     return _run_workers(workers, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
 
 
-def _check(inbox: SignalInbox, console: Console) -> None:
-    """Several times a second during the roll call: raise StoppedBySignal, or redraw the terminal's row."""
+def _check(inbox: SignalInbox, workers: WorkerGroup) -> None:
+    """Several times a second during the roll call: raise StoppedBySignal, or show who is missing."""
     inbox.check()
-    console.draw()
+    workers.live.tell(workers.run_dir.status_files.newest)
+    workers.console.draw()
 
 
 def _make_plans(called: Called, *, workers: WorkerGroup, check_signals: Callable[[], None]) -> dict[int, Plan]:

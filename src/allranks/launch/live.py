@@ -1,6 +1,6 @@
 """What `allranks run` shows of a job while it runs: a row below the output, or a line at most once a minute.
 
-    live.tell(status)            the leader, once a second
+    live.tell(status)            the newest one of the leader, or of the roll call
     live.hear(now_s)             the ranks have printed something
     live.turn(now_s)             the agent's loop: says the line, where there is no row and one is due
 
@@ -51,8 +51,8 @@ class Live:
         """The ranks of a generation have been started."""
         self._pulse = Pulse(now_s)
 
-    def tell(self, status: JobStatus) -> None:
-        """The leader says what the job does now."""
+    def tell(self, status: JobStatus | None) -> None:
+        """The leader, or who holds the roll call, says what the job does now; None: this agent is neither."""
         self.status = status
 
     def hear(self, now_s: float) -> None:

@@ -25,7 +25,6 @@ from allranks.launch.agent import Agent, AgentPhase
 from allranks.launch.events import GRACE_S, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.knocking import Knocking
-from allranks.launch.lead.at_a_glance import glance
 from allranks.launch.lines import ConnectionDriver
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.room import RoomWatch
@@ -174,7 +173,7 @@ class Loop:
         if self.workers.console.pump():
             self.workers.live.hear(now_s)
         if self.leader is not None:
-            self.workers.live.tell(glance(self.leader, agent.plan, self.workers.job.job, now_s - self.began_s))
+            self.workers.live.tell(self.workers.run_dir.status_files.newest)
             self.workers.live.turn(now_s)
         reap_orphans(self.workers.processes)
         for worker in self.workers.still_running:

@@ -63,7 +63,7 @@ def describe_end(
         took_s: from the start of the workers to their end.
         output: where it is, from launch.lead.summary.
     """
-    outcome = f"failed with exit code {exit_code}" if exit_code else "succeeded"
+    outcome = f"failed (exit {exit_code})" if exit_code else "succeeded"  # the words of other launchers are evidence
     restarts = count_of(num_restarts, "restart") if num_restarts else ""
     progress = describe_progress(status) if status is not None else []
     facts = filter(None, [count_of(num_ranks, "rank"), describe_time(took_s), restarts, *progress])

@@ -29,9 +29,10 @@ from allranks.report.history import describe_clock
 from allranks.report.page_cards import Links
 from allranks.report.page_charts import HEIGHT, WIDTH, BudgetPart, draw, show_number, show_percent, split_budget
 from allranks.report.page_data import Page, read_page
+from allranks.report.rundir import REPORT
 from allranks.report.text import count_of, fold_ranks, printable
 
-FILE = "report.html"
+FILE = REPORT
 SHOWN_ROWS = 16
 """Of the tables of ranks and nodes; the others are folded."""
 MAX_LOSSES, WORTH_TELLING = 3, 0.005

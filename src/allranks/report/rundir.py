@@ -47,6 +47,7 @@ from allranks.report.readback import MAX_BYTES, read_events
 from allranks.report.status_files import StatusFiles
 
 LATEST = "latest"
+REPORT = "report.html"
 MAX_MEMBERS = 64 << 10
 """Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
 ALIVE_S = 10.0
@@ -65,7 +66,7 @@ _OF_ATTEMPT = frozenset((
 _OF_NODE = frozenset(("env.json", "verdict.json", "members", "growth", "book.bin"))
 _OF_RUN = frozenset((
     "secret", "leader.json", "culprits.json", "submission.sh", "preempted", "status.json", "goodput.json",
-    "report.html",
+    REPORT,
 ))  # fmt: skip
 _OWN = _OF_ATTEMPT | _OF_NODE | _OF_RUN
 """Files in which the state of a run is kept, by the directory that has them; horovod/run.py writes some of them."""

@@ -38,6 +38,7 @@ from allranks.report.readback import (
     read_events,
 )
 from allranks.report.rundir import LATEST, as_file_name
+from allranks.report.status_files import GOODPUT
 from allranks.report.text import count_of
 
 _MARKS = (
@@ -45,8 +46,6 @@ _MARKS = (
     "attempt_*/*/env.json",
 )  # fmt: skip
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
-GOODPUT = "goodput.json"
-"""The ledger of a run."""
 BEING_DELETED = ".deleting."
 """How the name of a directory begins that `allranks clean` deletes."""
 _JOB_NAME = re.compile(r"^#SBATCH --job-name=(.{1,512})$", re.MULTILINE)  # shlex takes forever for megabytes
