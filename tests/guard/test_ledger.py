@@ -179,8 +179,9 @@ def test_every_second_of_every_rank_is_booked_once_whatever_comes(
 
 
 def test_the_queue_and_earlier_attempts_are_part_of_the_whole() -> None:
-    first = Books(epoch_s=1000.0, started_s=1010.0, eligible_s=1000.0)
+    first = Books(epoch_s=1000.0, started_s=1010.0)
     first.begin(plan(2, 1), 15.0)
+    first.queued(1000.0)
     first.end(25.0)
     ledger = first.snapshot(25.0)
     assert (ledger.begun_s, ledger.until_s, ledger.rank_s) == (1000.0, 1025.0, 50.0)

@@ -1,6 +1,6 @@
 """Where did the time of the job go? The leader's books of all ranks, from the first generation to the last. Pure.
 
-    books = Books(epoch_s=..., started_s=..., eligible_s=...)
+    books = Books(epoch_s=..., started_s=...)
     books.begin(plan, now_s)                    each generation; the time up to the next one belongs to its ranks
     books.hear(beat, told_s, clock=...)         what ranks have booked (account.py), and when they called the same
                                                 collectives (waited.py, stragglers.py)
@@ -71,7 +71,6 @@ class Books:
     Args:
         epoch_s: what to add to the leader's clock to have seconds since the epoch.
         started_s: since the epoch: when this attempt began; None: with the first generation.
-        eligible_s: since the epoch: when the job could have begun, as SLURM has it; None: when it was started.
         earlier: the books up to now, of earlier attempts or of the last leader.
         attempt: number of this one.
         takes_over: another agent has led the generation that begins first.
@@ -82,13 +81,12 @@ class Books:
         *,
         epoch_s: float = 0.0,
         started_s: float | None = None,
-        eligible_s: float | None = None,
         earlier: Ledger | None = None,
         attempt: int = 0,
         takes_over: bool = False,
     ) -> None:
         self._epoch_s, self._attempt = epoch_s, attempt
-        self._started_s, self._eligible_s = started_s, eligible_s
+        self._started_s = started_s
         self._earlier, self._takes_over = earlier, takes_over
         self._begun_s = 0.0
         self._past = Totals() if earlier is None else Totals.of(earlier)
@@ -235,6 +233,14 @@ class Books:
             fault.redo_steps = max(0, self._accounts[0].steps - saved_step)
             fault.redo_s = mean(account.lose_since(saved_s) for account in self._accounts.values())
 
+    def queued(self, since_s: float) -> None:
+        """Book the queue of a first attempt: since this time (since the epoch) SLURM could have begun the job."""
+        if self._earlier is None and self._names and since_s < self._begun_s:
+            for rank in self._names:
+                self._past.book(rank, Category.QUEUE, self._begun_s - since_s)
+            self._past.rank_s += len(self._names) * (self._begun_s - since_s)
+            self._begun_s = since_s
+
     def end(self, now_s: float) -> None:
         """The job is over; nothing is booked behind that."""
         self._end_s = now_s if self._end_s is None else self._end_s
@@ -300,7 +306,7 @@ class Books:
         """Book what came before the first generation; return since when its ranks have accounts of their own."""
         now_epoch_s = now_s + self._epoch_s
         started_s = min(now_epoch_s, now_epoch_s if self._started_s is None else self._started_s)
-        before_s, category = started_s if self._eligible_s is None else min(self._eligible_s, started_s), Category.QUEUE
+        before_s, category = started_s, Category.QUEUE
         if self._earlier is not None:
             before_s = min(self._earlier.until_s, now_epoch_s)
             started_s = max(started_s, before_s)

@@ -6,8 +6,8 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
 
     who       events                                            effects
     both      Due, Heard, Lost, Joined                          Send, Say, Disconnect, Reject
-    leader    Meant, KillWaitFound, CheckpointFound             Accept, Show, Record, WriteStatus, WriteLedger,
-                                                                ExpectBack, AskScheduler, FindKillWait, FindCheckpoint
+    leader    Meant, KillWaitFound, EligibleFound,              Accept, Show, Record, WriteStatus, WriteLedger,
+              CheckpointFound                                   ExpectBack, AskScheduler, FindKillWait, FindCheckpoint
     agent     Started, Observed, Sensed, WorkerEnded,           Start, Signal, Forward, PassOn, KeepEvidence,
               WorkerFailed, Signalled, Swept                    PrepareStandby, Sweep, Mute, WriteBook
               Found, NotFound, Knocked, Withdrew                Seek, Lead
@@ -117,6 +117,12 @@ class KillWaitFound(Event, frozen=True):
     """The answer to FindKillWait; None: SLURM does not say."""
 
     kill_wait_s: float | None
+
+
+class EligibleFound(Event, frozen=True):
+    """Since when SLURM could have begun the job, since the epoch; None: it does not say."""
+
+    eligible_s: float | None
 
 
 class CheckpointFound(Event, frozen=True):

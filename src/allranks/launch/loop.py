@@ -328,7 +328,9 @@ class Loop:
         listener = rendezvous.listener
         assert listener is not None
         port = int(listener.getsockname()[1])
-        self.leader = leader = make_leader(workers.job, rendezvous, store_port=port)
+        self.leader = leader = make_leader(
+            workers.job, rendezvous, run_dir=workers.run_dir, store_port=port, takes_over=lead is not None
+        )
         if workers.env.get("ALLRANKS_HOOK") != "0" and workers.job.request.container is None:
             workers.store_fd = listener.fileno()
         else:

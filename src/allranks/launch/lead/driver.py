@@ -17,7 +17,9 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.guard.ledger import Books
 from allranks.guard.verdict import Guard
+from allranks.host.slurm_job import find_eligible_s
 from allranks.host.threads import start_thread
 from allranks.launch import events
 from allranks.launch.events import Effect, Event
@@ -78,6 +80,9 @@ class LeaderDriver:
         self._started_s = find_start(self.run_dir)
         self._metrics = open_metrics(self.plan.metrics_dir, job=self.plan.job, env=workers.env, say=say)
         self._answers = queue.SimpleQueue[Event]()
+        if scheduler is not None:
+            job_id = scheduler.job.id
+            self._answer_later(lambda: events.EligibleFound(now_s=0.0, eligible_s=find_eligible_s(job_id)))
         self._lines = ConnectionDriver(leader.step, self._carry_out, selector)
         for node, connection in connections.items():
             self._lines.add(node, connection)
@@ -163,12 +168,16 @@ def find_start(run_dir: RunDir) -> float:
     return seen.started_s if seen is not None and is_of_this else time.time() - own_age_s()
 
 
-def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Leader:
+def make_leader(
+    plan: JobPlan, rendezvous: Rendezvous, *, run_dir: RunDir, store_port: int, takes_over: bool = False
+) -> Leader:
     """Return the leader of the first generation, or of one that another leader has begun.
 
     Args:
         rendezvous: the generation that runs, and the agents that are here.
+        run_dir: has the books of earlier attempts, or of the last leader.
         store_port: where rank 0 of the next generations has its store.
+        takes_over: another leader has begun the generation.
     """
     group, peers, own_address = rendezvous.group, rendezvous.peers, rendezvous.own_address or LOOPBACK
     assert group.past is not None
@@ -183,7 +192,17 @@ def make_leader(plan: JobPlan, rendezvous: Rendezvous, *, store_port: int) -> Le
             capacity_s=plan.request.capacity_s,
             shutdown_s=plan.request.shutdown_s,
         ),
-        guard=Guard(plan.guard, reader=msgspec.structs.replace(plan.facts.reader, job=plan.job)),
+        guard=Guard(
+            plan.guard,
+            reader=msgspec.structs.replace(plan.facts.reader, job=plan.job),
+            books=Books(
+                epoch_s=time.time() - time.monotonic(),
+                started_s=find_start(run_dir),
+                earlier=run_dir.status_files.read_ledger(),
+                attempt=run_dir.attempt,
+                takes_over=takes_over,
+            ),
+        ),
         past=group.past,
         nodes={
             index: ConnectedNode(

@@ -73,6 +73,8 @@ class Leader(Reports):
                 self._note_checkpoints(step)
             case events.KillWaitFound(kill_wait_s=float() as kill_wait_s):
                 self._note_kill_wait(kill_wait_s)
+            case events.EligibleFound(eligible_s=float() as eligible_s):
+                self._guard.books.queued(eligible_s)
         self._write_status(event.now_s)
         effects, self._effects = self._effects, []
         return effects
