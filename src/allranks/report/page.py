@@ -46,7 +46,7 @@ def render(page: Page) -> str:
     budget = split_budget(page.ledger, job=page.job) if page.ledger else []
     script = (_FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text: str = _load_template().render(
+    rendered: str = _load_template().render(
         page=page,
         budget=budget,
         losses=find_losses(budget),
@@ -60,7 +60,7 @@ def render(page: Page) -> str:
         script=Markup(script),
         digest=digest,
     )
-    return text
+    return rendered
 
 
 @functools.cache
