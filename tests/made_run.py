@@ -132,16 +132,13 @@ def make_book(ranks: range, length_s: float, chance: random.Random) -> TimeBook:
     restart = min(columns - 40, int(3000 / column_s))
     accounts = []
     for rank in ranks:
-        lane = bytearray([LaneState.START] * 12 + [LaneState.BACKWARD] * (columns - 12))
-        for column in range(12, columns):
-            if column % 83 < 3:
-                lane[column] = LaneState.EVAL if rank == 0 else LaneState.BLOCKED
-            elif chance.random() < (0.3 if rank % 8 != 5 else 0.02):
-                lane[column] = LaneState.BLOCKED
-            elif chance.random() < (0.15 if rank % 8 == 5 else 0.01):
-                lane[column] = LaneState.DATA
-            elif column % 120 == 0:
-                lane[column] = LaneState.SAVE
+        is_slow = rank % 8 == 5
+        weights = (2, 15, 83) if is_slow else (30, 1, 69)
+        states = (LaneState.BLOCKED, LaneState.DATA, LaneState.BACKWARD)
+        lane = bytearray([LaneState.START] * 12 + chance.choices(states, weights, k=columns - 12))
+        for column in range(83, columns - 3, 83):
+            lane[column : column + 3] = bytes([LaneState.EVAL if rank == 0 else LaneState.BLOCKED] * 3)
+            lane[column + 20] = LaneState.SAVE
         lane[restart : restart + 2] = bytes([LaneState.GONE if rank == 1 else LaneState.BLOCKED] * 2)
         lane[restart + 2 : restart + 10] = bytes([LaneState.START] * 8)
         for generation, begin, end in ((0, 0, restart), (1, restart + 2, columns)):

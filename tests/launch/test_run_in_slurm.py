@@ -116,6 +116,9 @@ def test_a_missing_node_is_named_and_all_that_came_end_alike(tmp_path: Path) -> 
     assert without_waiting(run.err[1]) == ""
     verdict = json.loads((tmp_path / "runs/4711/attempt_0/verdict.json").read_text())
     assert verdict["findings"][0]["node"] == "node03"
+    page = (tmp_path / "runs/4711/report.html").read_text()  # of a job that never began
+    assert "AR001 node-silent · node03" in page
+    assert "2 pairs tried in the roll call" in page
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ const drawHeat = async () => {
     for (let r = 0; r < count; r++) for (let c = 0; c < count; c++) {
       const level = cells[r * count + c];
       if (level === 255) continue;
-      pen.fillStyle = level === 254 ? colorOf("bad") : level < 3 ? colorOf("transfer") : `rgba(${hot}, ${0.35 + 0.16 * (level - 3)})`;
+      pen.fillStyle = level === 254 ? colorOf("bad") : level < 4 ? colorOf("transfer") : `rgba(${hot}, ${0.4 + 0.2 * (level - 4)})`;
       pen.fillRect(c * side, r * side, side - gap, side - gap);
       if (level === 254 && side > 4) {
         pen.strokeStyle = colorOf("bg");
