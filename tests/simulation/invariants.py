@@ -289,6 +289,18 @@ def room_is_waited_for(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     return f"generation {lead.generation + 1} begins while n{full[0]} has no room" if full else ""
 
 
+def the_books_close(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """Whenever something is written down, all rank-seconds of the job are booked, each once."""
+    if not any(isinstance(each, events.Record) for each in effects):
+        return ""
+    ledger = lead.leader._guard.books.snapshot(lead.world.now_s)
+    booked_s, plan = sum(ledger.seconds.values()), lead.leader._generation.plan
+    least_s = plan.world_size * (lead.world.now_s - lead.leader._generation.began_s)
+    if abs(booked_s - ledger.rank_s) > 0.01 + 1e-3 * ledger.rank_s:
+        return f"{booked_s:.1f} s of {ledger.rank_s:.1f} s"
+    return f"{ledger.rank_s:.1f} s, of at least {least_s:.1f} s" if ledger.rank_s < least_s - 0.01 else ""
+
+
 def left_out_for_good(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A node that was here, and at fault, is not accepted again."""
     accepted = [each.node for each in effects if isinstance(each, events.Accept)]
@@ -350,6 +362,7 @@ AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     who_broke_is_named,
     enough_nodes,
     room_is_waited_for,
+    the_books_close,
     left_out_for_good,
     the_step_has_srun,
     a_status_is_of_now,

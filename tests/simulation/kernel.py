@@ -11,6 +11,7 @@ import msgspec
 from allranks.launch.events import EndingFacts
 from allranks.launch.workers import LINGERS_S
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
+from allranks.model.pace import PACE_STATES, Pace, PaceState
 from allranks.model.room import GIB, FullPlace, Room
 from allranks.wire.protocol import Order, Plan, WorkerEnd
 
@@ -318,9 +319,18 @@ class Kernel:
             completed=generation.step,
             waiting_s=now_s - generation.blocked_s if is_waiting and generation.blocked_s is not None else 0.0,
         )
+        age_us = round(1e6 * max(0.0, (now_s if worker.end is None else worker.ended_s) - worker.begun_s))
+        start_us, blocked_us = min(age_us, 2_000_000), min(age_us, round(1e6 * group.waiting_s))
+        worked_us = max(0, age_us - start_us - blocked_us)
         return RankBeat(
             rank=worker.rank,
             pid=worker.pid,
+            pace=Pace(
+                state=PACE_STATES.index(PaceState.BLOCKED if is_waiting else PaceState.STEP),
+                state_us=blocked_us,
+                steps=generation.step,
+                totals_us=(start_us, worked_us, 0, 0, 0, 0, age_us - start_us - worked_us),
+            ),
             state=state,
             state_for_s=max(0.0, now_s - since_s),
             silent_s=0.1 if worker.stopped_s is None else now_s - worker.stopped_s,

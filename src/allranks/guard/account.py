@@ -161,6 +161,12 @@ class Account:
         return self.pace is not None and self.pace.is_async
 
     @property
+    def loads(self) -> tuple[float, float, int]:
+        """How long it has loaded and saved, all of its time since its first step, and steps."""
+        load_s = (self._total(DATA) + self._total(SAVE)) / 1e6
+        return load_s, (self._booked_us - self._total(START)) / 1e6, self.steps
+
+    @property
     def saved_s(self) -> float:
         """How long it has saved."""
         return self._total(SAVE) / 1e6

@@ -169,6 +169,9 @@ class Books:
             self._next_trust_s = told_s + max(TRUST_EVERY_S, TRUST_FOR_RANK_S * len(self._accounts))
             trust = weigh_trust({rank: account.blocked for rank, account in self._accounts.items()})
             self._stragglers.trust = trust
+            self._stragglers.compare(
+                {rank: account.loads for rank, account in self._accounts.items() if account.is_async}
+            )
             for account in self._accounts.values():
                 account.blocked.trust = trust
 

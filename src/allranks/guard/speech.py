@@ -114,16 +114,18 @@ class Speech:
         rank, lag_ms = straggler.rank, straggler.lag_s * 1e3
         late_ms = f"{lag_ms:.{0 if lag_ms >= 10 else 1}f} ms"
         node = self._scene.node_of(rank).name
+        message = f"calls collectives {late_ms} (median) after all other ranks, which wait for it "
+        seen = f"the last of all ranks, by {late_ms} (median), in {straggler.num_late} of "
+        seen += f"{straggler.num_collectives} collectives"
+        if straggler.is_by_loads:
+            message = f"loads and saves {late_ms} a step longer than the median of all ranks, which wait for it "
+            seen = f"the DataLoader and saving take {straggler.share:.0%} more of its time than of the median rank's"
         return self._scene.fault(
             "AR409",
-            f"calls collectives {late_ms} (median) after all other ranks, which wait for it "
-            f"{straggler.share:.0%} of the time",
+            f"{message}{straggler.share:.0%} of the time",
             rank,
             victims=(),
-            evidence=[
-                f"the last of all ranks, by {late_ms} (median), in {straggler.num_late} of "
-                f"{straggler.num_collectives} collectives"
-            ],
+            evidence=[seen],
             fix=STRAGGLER_FIX.format(rank=rank, node=node),
             confidence=Confidence.LIKELY,
             severity=Severity.WARN,

@@ -55,6 +55,9 @@ class Straggler:
     num_collectives: int
     since_step: int = 0
     """How many steps its process had made when that began; of a script without steps, collectives."""
+    is_by_loads: bool = False
+    """It loads and saves longer than the median of all: where its host runs ahead of a GPU, no collective shows more.
+    `lag_s` is that of each step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,22 @@ class Stragglers:
         self.trust = 1.0
         """What part of the waits is borne out by the time that ranks were blocked (guard/blocked.py)."""
 
+    def compare(self, loads: Mapping[int, tuple[float, float, int]]) -> None:
+        """Take in how long ranks whose collectives come back at once have loaded and saved.
+
+        Args:
+            loads: by rank: seconds of data and save, of all since its first step, and steps.
+        """
+        shares = {rank: load_s / passed_s for rank, (load_s, passed_s, _) in loads.items() if passed_s > 0}
+        if len(shares) < 2:
+            return
+        rank, middle = max(shares, key=shares.__getitem__), median(shares.values())
+        (_, passed_s, steps), share = loads[rank], shares[rank] - middle
+        if share >= MIN_SHARE and steps >= NUM_STEPS and rank not in self._named:
+            found = Straggler(rank, share * passed_s / steps, min(1.0, share), 0, 0, is_by_loads=True)
+            self._named[rank] = found
+            self._new.append(found)
+
     def hear(self, sample: WaitSample, *, step: int | None) -> None:
         """Take in one collective.
 
@@ -121,11 +140,6 @@ class Stragglers:
         """Return who was named since the last time this was asked; each rank once."""
         new, self._new = self._new, []
         return new
-
-    @property
-    def all_named(self) -> Iterable[Straggler]:
-        """Everybody who was named."""
-        return self._named.values()
 
     def lately(self) -> Mapping[int, Straggler]:
         """Return of the last collectives who was late in them, whether that is worth a line or not."""
