@@ -172,6 +172,7 @@ SCRIPTS = {
             made += 1
         """,
     "local SGD": """
+        import allranks
         model, made = Linear(8, 8), 0
         optimizer = SGD(model.parameters(), lr=0.1)
         for batch in DataLoader(torch.ones(40, 8), batch_size=2):
@@ -179,6 +180,9 @@ SCRIPTS = {
             optimizer.step()
             optimizer.zero_grad()
             made += 1
+            if made == 10:
+                with timed("save"), allranks.saving():
+                    time.sleep(0.1)
             if made % 5 == 0:
                 for work in [dist.all_reduce(each.data, async_op=True) for each in model.parameters()]:
                     work.wait()
@@ -234,6 +238,7 @@ def test_steps_are_exact_and_losses_are_booked_where_they_are(tmp_path: Path, mo
     assert close(losses["eval"], truth["eval"] + truth["data"] / 20)
     assert close(spent["pipeline"]["blocked"], told[0]["pipeline"]["truth"]["blocked"])
     assert spent["pipeline"]["blocked"] > 9 * 0.02  # of the second stage
+    assert close(spent["local SGD"]["save"], told[0]["local SGD"]["truth"]["save"])
     assert spent["FSDP2"]["save"] >= 0.9 * told[0]["FSDP2"]["truth"]["save"]
     assert 0 <= told[0]["plain DDP"]["back"] <= 1000 or told[0]["plain DDP"]["back"] == -1
 

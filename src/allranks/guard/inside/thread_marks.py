@@ -355,7 +355,7 @@ def wrap(module: ModuleType, saves: Sequence[str]) -> None:
 
 def _wrap_torch(module: ModuleType) -> None:
     global _is_compiling
-    _is_compiling = module.compiler.is_dynamo_compiling
+    _is_compiling = getattr(getattr(module, "compiler", None), "is_dynamo_compiling", _is_compiling)
     for method in (function for function in vars(ThreadBook).values() if hasattr(function, "__code__")):
         hide_from_dynamo(method, with_calls=True)
     register = getattr(_found("torch.optim.optimizer"), "register_optimizer_step_post_hook", None)
