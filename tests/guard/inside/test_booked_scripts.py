@@ -172,6 +172,7 @@ SCRIPTS = {
             made += 1
         """,
     "local SGD": """
+        import allranks
         model, made = Linear(8, 8), 0
         optimizer = SGD(model.parameters(), lr=0.1)
         for batch in DataLoader(torch.ones(40, 8), batch_size=2):
@@ -179,6 +180,9 @@ SCRIPTS = {
             optimizer.step()
             optimizer.zero_grad()
             made += 1
+            if made == 10:
+                with timed("save"), allranks.saving():
+                    time.sleep(0.1)
             if made % 5 == 0:
                 for work in [dist.all_reduce(each.data, async_op=True) for each in model.parameters()]:
                     work.wait()
@@ -234,8 +238,51 @@ def test_steps_are_exact_and_losses_are_booked_where_they_are(tmp_path: Path, mo
     assert close(losses["eval"], truth["eval"] + truth["data"] / 20)
     assert close(spent["pipeline"]["blocked"], told[0]["pipeline"]["truth"]["blocked"])
     assert spent["pipeline"]["blocked"] > 9 * 0.02  # of the second stage
+    assert close(spent["local SGD"]["save"], told[0]["local SGD"]["truth"]["save"])
     assert spent["FSDP2"]["save"] >= 0.9 * told[0]["FSDP2"]["truth"]["save"]
     assert 0 <= told[0]["plain DDP"]["back"] <= 1000 or told[0]["plain DDP"]["back"] == -1
+
+
+def test_the_share_of_a_backward_pass_that_waits_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = """
+        from torch.nn.parallel import DistributedDataParallel
+        class Slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, weight):
+                return x * weight
+            @staticmethod
+            def backward(ctx, grad):
+                time.sleep(0.05)
+                return None, grad
+        class Net(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(8))
+            def forward(self, x):
+                return Slow.apply(x, self.weight)
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(Net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        spent = []
+        for step in range(24):
+            time.sleep(0.15 * RANK)
+            loss = model(torch.ones(8)).sum()
+            began = time.perf_counter()
+            loss.backward()
+            spent.append(time.perf_counter() - began)
+            optimizer.step()
+        spent = spent[8:]
+        print(1000 * (sum(spent) - 0.05 * len(spent)) / sum(spent), flush=True)
+        """
+    with workers(tmp_path, text) as ranks:
+        for rank in ranks:
+            assert rank.process.wait(240) == 0, rank.out.read_text()
+        paces = [WatchedWorker(rank=0, pid=rank.pid, cell=rank.cell).look().pace for rank in ranks]
+    shares = [pace.back_blocked_permille for pace in paces if pace is not None]
+    truth = [float(rank.out.read_text().splitlines()[-1]) for rank in ranks]
+    assert shares == pytest.approx(truth, abs=50)
+    assert shares[0] > 600 > 200 > shares[1]  # the late one does not wait
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ EVAL_STEPS = 5
 """A gap longer than so many median steps is an evaluation."""
 ENOUGH = 20
 """An optimizer that steps so often in a row has taken the place of the others: all of these are steps."""
-_COMPILED = 1
-"""In place of an optimizer's identity, which is an address."""
+_COMPILED = object()
+"""In place of the optimizer whose step is in a graph of torch.compile."""
 _MAX_NS = 2**62
 
 
@@ -246,12 +246,9 @@ class ThreadBook:
         if _is_compiling():
             self.has_compiled_step = True  # torch.compile repeats this store with each run of its graph
             return
-        if get_ident() == self._thread or self._takes(get_ident()):
-            self._end_step(id(optimizer))
-
-    def _end_step(self, key: int) -> None:
-        steps = self._steps
-        optimizers = self._optimizers
+        if get_ident() != self._thread and not self._takes(get_ident()):
+            return
+        key, steps, optimizers = id(optimizer), self._steps, self._optimizers
         count = steps + 1 if key == optimizers.leader else optimizers.count(key, steps)
         if count < steps:
             return
@@ -274,9 +271,7 @@ class ThreadBook:
 
     def _count_compiled(self) -> None:
         self.has_compiled_step = False
-        thread = get_ident()
-        if thread == self._thread or self._takes(thread):
-            self._end_step(_COMPILED)
+        self.step_ended(_COMPILED, (), {})
 
     def _end_start(self, now: int) -> None:
         self._totals[START] += now - self._since
@@ -360,7 +355,7 @@ def wrap(module: ModuleType, saves: Sequence[str]) -> None:
 
 def _wrap_torch(module: ModuleType) -> None:
     global _is_compiling
-    _is_compiling = module.compiler.is_dynamo_compiling
+    _is_compiling = getattr(getattr(module, "compiler", None), "is_dynamo_compiling", _is_compiling)
     for method in (function for function in vars(ThreadBook).values() if hasattr(function, "__code__")):
         hide_from_dynamo(method, with_calls=True)
     register = getattr(_found("torch.optim.optimizer"), "register_optimizer_step_post_hook", None)
