@@ -13,6 +13,7 @@ import pytest
 from allranks.model.curve import read_curves
 from allranks.model.job_status import JobStatus, read_status
 from allranks.report.event_table import make_schema
+from allranks.report.rundir import RunDir
 from conftest import Allranks, allranks_command, clean_env, wait_until, write
 
 RUN = ("run", "--nproc-per-node", "2", "--ignore", "AR011", "--master-port", "0")
@@ -50,6 +51,10 @@ def test_a_job_without_torch_leaves_its_end(allranks: Allranks, tmp_path: Path) 
     assert {rank for row in status.rows for rank in row.ranks} == {0, 1}
     assert 1.0 < status.age_s < 60
     assert [event.event for event in status.events] == ["worker_ended", "verdict"]
+    ledger = RunDir(tmp_path / "runs", status.job).status_files.read_ledger()
+    assert ledger is not None
+    assert ledger.rank_s > 2.4
+    assert sum(ledger.seconds.values()) == pytest.approx(ledger.rank_s, rel=0.001)
     assert {event["event"] for event in events} == {"started", "worker_ended", "verdict", "ended"}
     check_events(events)
 

@@ -66,6 +66,9 @@ def card(index: int) -> Card:
 class FakeScheduler:
     """Every signal warns of the time limit."""
 
+    def find_eligible_s(self) -> float | None:
+        return None
+
     def decide(self, signum: int, *, can_save: bool, shutdown_s: float) -> ending.EndingDecision:
         return ending.EndingDecision(ending=ending.Ending.SAVE_AND_REQUEUE, save_s=None, handler_s=30.0, line="saving")
 

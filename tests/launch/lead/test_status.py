@@ -19,7 +19,7 @@ from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import ConnectedNode
 from allranks.launch.lead.rank_rows import CpuMeter, see_ranks, see_stuck
-from allranks.launch.lead.status import MAX_BYTES, LatelySeen, describe_event, fit, on_wall_clock
+from allranks.launch.lead.status import MAX_BYTES, describe_event, fit, on_wall_clock
 from allranks.launch.lead.step_rate import StepRate
 from allranks.model.beat import CallSeen, GroupSeen, InterfaceSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.card import Card
@@ -199,7 +199,7 @@ class Books:
             begun_s=0.0, until_s=now_s, rank_s=3 * now_s, seconds={"step": 3 * now_s}, ranks=ranks, is_steps_seen=True
         )
 
-    def lately(self) -> LatelySeen:
+    def lately(self) -> Books:
         return self
 
     def end(self, now_s: float) -> None:
@@ -217,7 +217,8 @@ def lead(num_nodes: int = 3, *, books: Books | None = None) -> Leader:
         plan=make_group(cards, wanted_backend="gloo", attempt=2, max_restarts=3, **store)[0],
         now_s=0.0,
     )
-    leader._status.books = books
+    if books is not None:
+        leader._status.books = books  # type: ignore[assignment]
     return leader
 
 

@@ -342,8 +342,7 @@ class Cell:
         is_call_done = call is not None and self._numbers[_DONE] >= call.number
         text = phase.data[:_PHASE_BYTES].decode(errors="replace") if phase else ""
         pid = int(self._numbers[_PID])
-        numbers = step, saved, text, total, write_ms
-        return CellRead(pid, told, words, raised, leaves, call, is_call_done, pace, *numbers)
+        return CellRead(pid, told, words, raised, leaves, call, is_call_done, pace, step, saved, text, total, write_ms)
 
     def _look(self) -> None:
         """Read the file where it is not mapped; what somebody has cut off reads as never written."""
@@ -366,9 +365,8 @@ def _seal(fd: int) -> bool:
 
 
 def _as_pair(written: Written | None) -> tuple[int | None, int | None]:
-    if written is None or len(written.data) != _PAIR.size:
-        return None, None
-    step, more = _PAIR.unpack(written.data)
+    data = b"" if written is None else written.data
+    step, more = (_WORDS, -1) if len(data) != _PAIR.size else _PAIR.unpack(data)
     return step if abs(step) <= _MAX_STEP else None, more if 0 <= more <= _MAX_STEP else None
 
 

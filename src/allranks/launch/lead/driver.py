@@ -19,7 +19,6 @@ import msgspec
 
 from allranks.guard.ledger import Books
 from allranks.guard.verdict import Guard
-from allranks.host.slurm_job import find_eligible_s
 from allranks.host.threads import start_thread
 from allranks.launch import events
 from allranks.launch.events import Effect, Event
@@ -81,8 +80,8 @@ class LeaderDriver:
         self._metrics = open_metrics(self.plan.metrics_dir, job=self.plan.job, env=workers.env, say=say)
         self._answers = queue.SimpleQueue[Event]()
         if scheduler is not None:
-            job_id = scheduler.job.id
-            self._answer_later(lambda: events.EligibleFound(now_s=0.0, eligible_s=find_eligible_s(job_id)))
+            find_s = scheduler.find_eligible_s
+            self._answer_later(lambda: events.EligibleFound(now_s=0.0, eligible_s=find_s()))
         self._lines = ConnectionDriver(leader.step, self._carry_out, selector)
         for node, connection in connections.items():
             self._lines.add(node, connection)
@@ -198,7 +197,8 @@ def make_leader(
             books=Books(
                 epoch_s=time.time() - time.monotonic(),
                 started_s=find_start(run_dir),
-                earlier=run_dir.status_files.read_ledger(),
+                # Without SLURM, what lies between two attempts is nobody's queue.
+                earlier=run_dir.status_files.read_ledger() if takes_over or plan.is_slurm else None,
                 attempt=run_dir.attempt,
                 takes_over=takes_over,
             ),

@@ -388,12 +388,10 @@ class Leader(Reports):
         names = [member.name for member in plan.members]
         gone = [name for index, name in self._members.group.items() if index not in plan.nodes]
         own, left = self._members.name_of(self._own), self._history.restarts_left
-        checkpoint, is_tracked = self.checkpoint, bool(self.steps)
-        lost_s = round(now_s - self._kept_s, 1)
-        about = {"leader": own, "members": names, "checkpoint": checkpoint, "lost_s": lost_s, "is_tracked": is_tracked}
+        at, is_tracked, lost_s = self.checkpoint, bool(self.steps), round(now_s - self._kept_s, 1)
+        about = {"leader": own, "members": names, "checkpoint": at, "lost_s": lost_s, "is_tracked": is_tracked}
         self._record("restarting", generation=plan.generation, **about)
-        text = summary.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
-        self._say(text)
+        self._say(summary.describe_restart(plan.generation, names, gone, at, num_left=left, is_tracked=is_tracked))
 
     def _await_capacity(self, now_s: float) -> None:
         until_s, terms, missing = self._capacity_until_s, self._terms, self._find_missing(now_s)

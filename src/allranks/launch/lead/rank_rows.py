@@ -9,9 +9,9 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from allranks.guard.scene import NodeView, RankView, Scene
+from allranks.guard.stragglers import Straggler
 from allranks.guard.waits import Waiting
 from allranks.model.beat import CallSeen, ProcessState
 from allranks.model.job_status import MAX_NODES, MAX_ROWS, NodeRow, RankRow, Stuck
@@ -35,18 +35,6 @@ _STATES = tuple(str(state) for state in PACE_STATES)
 _OF_PROCESS = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
 _OF_PHASE = {"": "running", "init": "start", "arriving": "start", "training": "running", "saving": "save"}
 _SEVERITY = ("lost", "silent", "stopped", "kernel")
-
-
-class LateRank(Protocol):
-    """What one rank cost the others lately."""
-
-    @property
-    def lag_s(self) -> float:
-        """By how much it came later than all others."""
-
-    @property
-    def share(self) -> float:
-        """Share of the others' time that was waited for it."""
 
 
 @dataclass(slots=True)
@@ -135,7 +123,7 @@ def see_ranks(
     *,
     waiting: Waiting | None,
     steps: Mapping[int, int],
-    late: Mapping[int, LateRank],
+    late: Mapping[int, Straggler],
     cpu: CpuMeter,
 ) -> tuple[RankRow, ...]:
     """Return what the ranks do, the worst first.

@@ -88,7 +88,7 @@ class Reports:
         self._terms, self._guard, self._own = terms, guard, plan.nodes[plan.node_index]
         self._history, self._survived = past.history, [*past.survived]
         self._effects: list[Effect] = []
-        self._status = StatusKeeper(books=guard.books)
+        self._status = StatusKeeper(guard.books)
         is_beside_srun = plan.srun is not None and plan.srun.node == self._own
         self._members = Members(
             terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded), needs_majority=not is_beside_srun

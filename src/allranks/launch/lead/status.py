@@ -13,17 +13,17 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import msgspec
 
+from allranks.guard.ledger import Books
 from allranks.guard.scene import Scene
 from allranks.guard.verdict import Guard
 from allranks.guard.waits import Waiting, find_waiting, is_typed_at, longest_wait_s
 from allranks.launch import events
 from allranks.launch.events import Effect
 from allranks.launch.lead.course import Phase
-from allranks.launch.lead.rank_rows import CpuMeter, LateRank, see_nodes, see_ranks, see_stuck
+from allranks.launch.lead.rank_rows import CpuMeter, see_nodes, see_ranks, see_stuck
 from allranks.launch.lead.step_rate import StepRate
 from allranks.model.errors import name_signal
 from allranks.model.finding import Finding
@@ -73,44 +73,15 @@ class Known:
     """Of a job that is over."""
 
 
-class LatelySeen(Protocol):
-    """How ranks were in the last minute."""
-
-    @property
-    def wait_share(self) -> float | None:
-        """`wait` and `transfer` of all ranks' time; None: not known."""
-
-    @property
-    def waits_for(self) -> int | None:
-        """The rank that costs the others most; None: nobody in particular."""
-
-    @property
-    def late(self) -> Mapping[int, LateRank]:
-        """Ranks that were late."""
-
-
-class JobBooks(Protocol):
-    """Where the time goes: the guard's account of a job."""
-
-    def snapshot(self, now_s: float) -> Ledger:
-        """Return the whole account up to now, by the leader's clock."""
-
-    def lately(self) -> LatelySeen:
-        """Return how ranks were lately."""
-
-    def end(self, now_s: float) -> None:
-        """The job is over; nothing is booked behind that."""
-
-
 @dataclass(slots=True)
 class StatusKeeper:
     """Remembers what a status says of the past: rates, events, the last look at the ledger.
 
     Args:
-        books: the guard's account of the job; None: nobody keeps it.
+        books: the guard's account of the job.
     """
 
-    books: JobBooks | None = None
+    books: Books
     _phase: Phase | None = None
     _due_s: float = -math.inf
     _ledger_due_s: float = -math.inf
@@ -149,7 +120,7 @@ class StatusKeeper:
             self._hung, self._waiting, self._walked_s = None, None, -math.inf
             self._rate.begin()
         is_kept = is_new_phase or now_s >= self._ledger_due_s
-        if self.books is not None and (is_kept or now_s >= self._sample_due_s):
+        if is_kept or now_s >= self._sample_due_s:
             self._sample_due_s = now_s + SAMPLE_S
             if known.phase is Phase.OVER:
                 self.books.end(now_s)
@@ -206,7 +177,7 @@ class StatusKeeper:
         self, known: Known, scene: Scene, now_s: float, guard_s: float, waiting: Waiting | None, stuck: Stuck | None
     ) -> JobStatus:
         is_running = known.phase is Phase.RUNNING
-        lately = self.books.lately() if self.books is not None and is_running else None
+        lately = self.books.lately() if is_running else None
         wait_share = lately.wait_share if lately is not None else None
         late = lately.late if lately is not None else {}
         step = max(known.steps.values(), default=None)

@@ -33,7 +33,7 @@ from msgspec import Meta
 
 from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
-from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, requeue
+from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_eligible_s, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
 from allranks.host.threads import start_thread
 from allranks.launch.queue.ending import EndingDecision, Told, decide, why_no_requeue
@@ -84,6 +84,10 @@ class Scheduler:
         with contextlib.suppress(AllranksError), shielded():
             return read_site().kill_wait_s
         return None
+
+    def find_eligible_s(self) -> float | None:
+        """Return since when this job could have begun, seconds since the epoch; None if SLURM does not say it."""
+        return find_eligible_s(self.job.id)
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
         """Requeue the job, unless another agent has; on success SLURM ends this process soon after.
