@@ -21,12 +21,10 @@ are. Limits: the roll call uses `runs/` in the working directory; torch is impor
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -344,9 +342,7 @@ def _enter(
     )
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
-    if not getattr(c10d, "_allranks_watches", False):  # else join.group waits
-        atexit.register(time.sleep, LAST_WORK_S)
-    on_exit.push(partial(leave, dist))
+    on_exit.push(partial(leave, dist, LAST_WORK_S))
     from allranks.state.resumed.buckets import Wrapped
 
     wrapped = Wrapped(membership := _describe_membership(world, c10d), device)

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import time
 from types import ModuleType
 
 
-def leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> None:
+def leave(dist: ModuleType, last_work_s: float, kind: type[BaseException] | None, *_: object) -> None:
     """Destroy the group; what that says is of no interest where the block has failed already.
 
     NCCL is aborted then: to destroy it means to wait for collectives that other ranks may never come to.
+
+    Args:
+        last_work_s: how long the end of the process waits for Gloo's threads (join.group), where no hook sees to it.
     """
     if not dist.is_initialized():
         return
     end, c10d = dist.destroy_process_group, dist.distributed_c10d
+    if not getattr(c10d, "_allranks_watches", False):
+        atexit.register(time.sleep, last_work_s)
     has_nccl = any("nccl" in str(backend) for backend, _ in c10d._world.pg_map.values())
     if kind is not None or not has_nccl:
         _keep_groups(dist)
