@@ -109,7 +109,7 @@ class Books:
         self._is_async = earlier is not None and earlier.is_async
         self._are_steps_seen = earlier is not None and earlier.is_steps_seen
         self._is_estimated = earlier is not None and earlier.is_estimated
-        self._chronic = list(earlier.chronic) if earlier else []
+        self._chronic = {found.rank: found for found in earlier.chronic} if earlier else {}
         self._times, self._stragglers = CallTimes(), Stragglers()
         self._next_trust_s = 0.0
         self._missing: dict[tuple[str, int], tuple[float, int | None, float]] = {}
@@ -232,7 +232,9 @@ class Books:
             account.stop(at_s)
         if told:
             fault.redo_steps = max(0, max(told) - (self._checkpoint or 0))
-            fault.redo_s = mean(account.lose(self._checkpoint) for account in self._accounts.values())
+            redo_s = mean(account.lose(self._checkpoint) for account in self._accounts.values())
+            is_known = all(account.knows(self._checkpoint) for account in self._accounts.values())
+            fault.redo_s = redo_s if is_known else None
         elif saved_s is not None:
             fault.is_guessed = True
             fault.redo_steps = max(0, self._accounts[0].steps - saved_step)
@@ -247,16 +249,14 @@ class Books:
     def named(self) -> list[Straggler]:
         """Return the stragglers that were found since the last time this was asked; each rank once."""
         found = [*self._stragglers.named()]
-        self._chronic += [
-            Chronic(
+        for straggler in found:
+            self._chronic[straggler.rank] = Chronic(
                 rank=straggler.rank,
                 node=self._names.get(straggler.rank, ""),
                 share=round(straggler.share, 4),
                 late_s=round(straggler.lag_s, 6),
                 since_step=straggler.since_step,
             )
-            for straggler in found
-        ]
         return found
 
     def lately(self) -> Lately:
@@ -287,7 +287,7 @@ class Books:
             waited_for=tuple(waited_for[:MAX_CULPRITS]),
             ranks=tuple(sorted(lost[:MAX_RANKS], key=lambda row: row.rank)),
             restarts=tuple(restarts[-MAX_RESTARTS:]),
-            chronic=tuple(self._chronic),
+            chronic=tuple(self._chronic.values()),
             num_checkpoints=self._num_checkpoints,
             save_s=round(totals.save_s, 3),
         )
@@ -380,9 +380,9 @@ class Books:
         ]
 
     def _keep(self, step: int) -> None:
-        """A checkpoint is complete."""
+        """A checkpoint is complete; the first one that a new leader hears of is an earlier one."""
+        self._num_checkpoints += self._checkpoint is not None or not self._takes_over
         self._checkpoint = step
-        self._num_checkpoints += 1
         for account in self._accounts.values():
             account.forget_until(step)
 
