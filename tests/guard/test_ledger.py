@@ -297,3 +297,13 @@ def test_a_long_wait_is_booked_while_it_lasts_and_only_once() -> None:
     assert blocked.waits_s() == {3: 4.0, None: 2.0}
     blocked.wait_in(*waited(5.0, 9.0))
     assert blocked.waits_s() == pytest.approx({3: 5.0})
+
+
+def test_a_checkpoint_that_was_loaded_is_not_counted() -> None:
+    books = Books()
+    books.begin(plan(1, 1), 0.0)
+    for second, (step, checkpoint) in enumerate([(40, 40), (50, 40), (60, 60), (70, 60), (80, 80)], start=2):
+        totals = (1_000_000, 1_000_000 * (second - 1), 0, 0, 0, 0, 0)
+        pace = Pace(state=1, state_us=10, steps=step - 39, totals_us=totals)
+        books.hear(beat(RankBeat(rank=0, pace=pace, step=step, checkpoint=checkpoint)), float(second))
+    assert books.snapshot(7.0).num_checkpoints == 2

@@ -380,8 +380,8 @@ class Books:
         ]
 
     def _keep(self, step: int) -> None:
-        """A checkpoint is complete; the first one that a new leader hears of is an earlier one."""
-        self._num_checkpoints += self._checkpoint is not None or not self._takes_over
+        """A checkpoint is complete; one of a step that no rank was seen to make was loaded, or is an earlier one."""
+        self._num_checkpoints += any(account.has_made(step) for account in self._accounts.values())
         self._checkpoint = step
         for account in self._accounts.values():
             account.forget_until(step)
