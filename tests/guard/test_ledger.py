@@ -101,6 +101,8 @@ def test_the_books_say_where_the_time_went(case: dict[str, Any]) -> None:
         assert cost.redo_steps == want.get("redo_steps")
         assert cost.is_redo_guessed is want.get("is_redo_guessed", False)
     assert ledger.is_estimated is case.get("is_estimated", False)
+    assert {loss.category for loss in ledger.losses if loss.is_estimated} <= {Category.WAIT}
+    assert any(loss.is_estimated for loss in ledger.losses) is ledger.is_estimated
     assert ledger.is_steps_seen is case.get("is_steps_seen", True)
     assert ledger.num_checkpoints == case.get("num_checkpoints", 0)
     assert ledger.steps == case.get("steps", ledger.steps)

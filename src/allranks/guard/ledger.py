@@ -273,6 +273,7 @@ class Books:
         lost = sorted(rows, key=lambda row: -sum(row.seconds.get(category, 0.0) for category in LOST))
         waited_for = sorted((row for row in rows if row.waited_for_s > 0), key=lambda row: -row.waited_for_s)
         restarts = [*self._restarts, *self._open_restart(now_s)]
+        is_estimated = self._is_estimated or any(account.blocked.is_estimated for account in self._accounts.values())
         return Ledger(
             begun_s=round(self._begun_s, 3),
             until_s=round(now_s + self._epoch_s, 3),
@@ -281,9 +282,9 @@ class Books:
             steps=max(0, totals.steps),
             is_async=self._is_async or any(account.is_async for account in self._accounts.values()),
             is_steps_seen=self._are_steps_seen or any(account.steps > 0 for account in self._accounts.values()),
-            is_estimated=self._is_estimated or any(account.blocked.is_estimated for account in self._accounts.values()),
+            is_estimated=is_estimated,
             attempts=(self._earlier.attempts if self._earlier else 0) + (0 if self._continues else 1),
-            losses=find_losses(totals, restarts),
+            losses=find_losses(totals, restarts, is_estimated=is_estimated),
             waited_for=tuple(waited_for[:MAX_CULPRITS]),
             ranks=tuple(sorted(lost[:MAX_RANKS], key=lambda row: row.rank)),
             restarts=tuple(restarts[-MAX_RESTARTS:]),
