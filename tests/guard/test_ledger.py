@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,8 @@ def test_the_books_say_where_the_time_went(case: dict[str, Any]) -> None:
         assert cost.redo_steps == want.get("redo_steps")
         assert cost.is_redo_guessed is want.get("is_redo_guessed", False)
     assert ledger.is_estimated is case.get("is_estimated", False)
+    assert {loss.category for loss in ledger.losses if loss.is_estimated} <= {Category.WAIT}
+    assert any(loss.is_estimated for loss in ledger.losses) is ledger.is_estimated
     assert ledger.is_steps_seen is case.get("is_steps_seen", True)
     assert ledger.num_checkpoints == case.get("num_checkpoints", 0)
     assert ledger.steps == case.get("steps", ledger.steps)
@@ -199,7 +202,7 @@ def test_a_new_leader_goes_on_from_the_last_ones_books() -> None:
     ranks = live(programs)
     first = Books()
     first.begin(plan(2, 1), 0.0)
-    told = Told(first, ranks)
+    told = Told(first, ranks, session=0)
     told.until(0.0, 10.0)
     second = Books(earlier=first.snapshot(10.0), takes_over=True)
     second.begin(plan(2, 1), 13.0)
@@ -213,6 +216,32 @@ def test_a_new_leader_goes_on_from_the_last_ones_books() -> None:
     )
     assert (ledger.attempts, ledger.is_steps_seen) == (1, True)
     assert ledger.steps == pytest.approx(260, abs=5)
+    second.fault(30.0)
+    second.begin(plan(2, 1, 1), 35.0)
+    (cost,) = second.snapshot(36.0).restarts
+    assert (cost.redo_s, cost.redo_steps) == (None, pytest.approx(290, abs=2))
+
+
+def vary(spread: float, *, late_s: float = 0.0, steps: int, seed: int) -> str:
+    """A program of steps of about 100 ms."""
+    rng = random.Random(seed)
+    lasts = (max(0.01, rng.gauss(0.09 + late_s, 0.09 * spread)) for _ in range(steps))
+    return "start 1 opt " + " ".join(f"step {last_s:.4f} all 0.01 opt" for last_s in lasts)
+
+
+@pytest.mark.parametrize(
+    ("late_s", "spread", "noise_s", "named"),
+    [(0.0, 0.02, 0.002, []), (0.0, 0.1, 0.0005, []), (0.003, 0.02, 0.002, []), (0.01, 0.05, 0.002, [2])],
+)
+def test_in_a_healthy_job_nobody_is_chronic_whatever_clocks_and_chance_do(
+    late_s: float, spread: float, noise_s: float, named: list[int]
+) -> None:
+    """Half a minute of six ranks, of which rank 2 is late, for steps that take longer by chance."""
+    ranks = live([vary(spread, late_s=late_s * (rank == 2), steps=300, seed=rank) for rank in range(6)])
+    books = Books()
+    books.begin(plan(6, 1), 0.0)
+    Told(books, ranks, beat_s=0.5, noise_s=noise_s).until(0.0, ranks[0].now_s)
+    assert [straggler.rank for straggler in books.named()] == named
 
 
 def test_ranks_of_a_generation_that_grew_have_the_time_between_as_restart() -> None:
@@ -271,3 +300,13 @@ def test_a_long_wait_is_booked_while_it_lasts_and_only_once() -> None:
     assert blocked.waits_s() == {3: 4.0, None: 2.0}
     blocked.wait_in(*waited(5.0, 9.0))
     assert blocked.waits_s() == pytest.approx({3: 5.0})
+
+
+def test_a_checkpoint_that_was_loaded_is_not_counted() -> None:
+    books = Books()
+    books.begin(plan(1, 1), 0.0)
+    for second, (step, checkpoint) in enumerate([(40, 40), (50, 40), (60, 60), (70, 60), (80, 80)], start=2):
+        totals = (1_000_000, 1_000_000 * (second - 1), 0, 0, 0, 0, 0)
+        pace = Pace(state=1, state_us=10, steps=step - 39, totals_us=totals)
+        books.hear(beat(RankBeat(rank=0, pace=pace, step=step, checkpoint=checkpoint)), float(second))
+    assert books.snapshot(7.0).num_checkpoints == 2

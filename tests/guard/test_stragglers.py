@@ -52,6 +52,7 @@ TABLE = {
     "now this one, now that one": (lambda seq, rank: 0.15 * (rank == seq % 4), None),
     "two ranks are equally late": (lambda seq, rank: 0.15 * (rank in (1, 2)), None),
     "every twentieth, for long": (lambda seq, rank: 5.0 * (rank == 0 and seq % 20 == 0), None),
+    "every fourth, for long": (lambda seq, rank: 0.3 * (rank == 0 and seq % 4 == 0), None),
     "every second one": (lambda seq, rank: 0.15 * (rank == 2 and seq % 2 == 0), 2),
     "two of five, which costs 3 %": (lambda seq, rank: 0.04 * (rank == 2 and seq % 5 < 2), None),
     "only in the first window": (lambda seq, rank: 0.15 * (rank == 2 and seq < 15), None),
@@ -61,7 +62,7 @@ TABLE = {
 @pytest.mark.parametrize("case", TABLE)
 def test_only_a_rank_that_is_late_again_and_again_is_named(case):
     late, rank = TABLE[case]
-    named = feed(late)
+    named = feed(late, count=260)
     assert [straggler.rank for straggler in named] == ([] if rank is None else [rank])
 
 

@@ -56,8 +56,8 @@ while goes_on[0]:
 dist.destroy_process_group()
 """
 LINE = re.compile(
-    r"allranks: \d\d % of each step waits for the network \(node01 ens1f1 at \d+ % of the (\d+) Mbit/s that its "
-    r"connections reach\): allranks advise\n"
+    r"allranks: \d\d % of the time is spent waiting for the network \(node01 ens1f1 at \d+ % of the (\d+) Mbit/s "
+    r"that its connections reach\): allranks advise\n"
 )
 
 
@@ -97,5 +97,5 @@ def test_a_late_rank_is_no_slow_network(six_nodes: TestLab, tmp_path: Path) -> N
         stderr, truth, told = run(six_nodes, tmp_path, late_s=2.5)
     finally:
         six_nodes.run("heal")
-    assert "waits for the network" not in stderr
+    assert "waiting for the network" not in stderr
     assert told["wait_share"] == pytest.approx(truth, abs=0.1)

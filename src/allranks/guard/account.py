@@ -204,6 +204,15 @@ class Account:
         del self._points[: kept[-1] if kept else 0]
         self._is_keeping = True
 
+    def has_made(self, step: int) -> bool:
+        """Whether it was seen at an earlier step of the session than this one."""
+        return any(point.step is not None and point.step < step for point in self._points)
+
+    def knows(self, step: int | None) -> bool:
+        """Whether it has all of what followed that step: under a new leader, it may have begun later."""
+        steps = (point.step for point in self._points if point.step is not None)
+        return not self._is_running or (step is not None and step >= next(steps, step + 1))
+
     def lose(self, step: int | None) -> float:
         """Turn what it did since a step of the session into `redo`; returns the seconds. To be called after `stop`.
 

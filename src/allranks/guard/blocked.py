@@ -74,7 +74,6 @@ class Blocked:
         """What part of the waits in collectives is believed."""
         self.is_async = False
         """Only long waits show; all other time in which it is blocked may be work of its device."""
-        self.is_estimated = False
         self._waits_s: dict[int | None, float] = {}
         """That are booked, by the rank that was waited for; None: not decided."""
         self._backward_s = 0.0
@@ -143,6 +142,11 @@ class Blocked:
     # What follows
 
     @property
+    def is_estimated(self) -> bool:
+        """Whether part of it is measured on some backward passes and applied to the others."""
+        return self.backward_s > 0 and self._blocked_share > 0
+
+    @property
     def backward_s(self) -> float:
         """Of backward, that was blocked."""
         return self._backward_s + self._open_backward_s
@@ -204,7 +208,6 @@ class Blocked:
 
     def _close_window(self) -> None:
         self._waits_s = self.waits_s()
-        self.is_estimated |= self._open_backward_s > 0
         self._backward_s = self.backward_s
         self._before, self._window = self._window, _Window(self._now)
 

@@ -107,7 +107,7 @@ class Books:
         self._is_async = earlier is not None and earlier.is_async
         self._are_steps_seen = earlier is not None and earlier.is_steps_seen
         self._is_estimated = earlier is not None and earlier.is_estimated
-        self._chronic = list(earlier.chronic) if earlier else []
+        self._chronic = {found.rank: found for found in earlier.chronic} if earlier else {}
         self._times, self._stragglers = CallTimes(), Stragglers()
         self._next_trust_s = 0.0
         self._missing: dict[tuple[str, int], tuple[float, int | None, float]] = {}
@@ -230,7 +230,9 @@ class Books:
             account.stop(at_s)
         if told:
             fault.redo_steps = max(0, max(told) - (self._checkpoint or 0))
-            fault.redo_s = mean(account.lose(self._checkpoint) for account in self._accounts.values())
+            redo_s = mean(account.lose(self._checkpoint) for account in self._accounts.values())
+            is_known = all(account.knows(self._checkpoint) for account in self._accounts.values())
+            fault.redo_s = redo_s if is_known else None
         elif saved_s is not None:
             fault.is_guessed = True
             fault.redo_steps = max(0, self._accounts[0].steps - saved_step)
@@ -253,16 +255,14 @@ class Books:
     def named(self) -> list[Straggler]:
         """Return the stragglers that were found since the last time this was asked; each rank once."""
         found = [*self._stragglers.named()]
-        self._chronic += [
-            Chronic(
+        for straggler in found:
+            self._chronic[straggler.rank] = Chronic(
                 rank=straggler.rank,
                 node=self._names.get(straggler.rank, ""),
                 share=round(straggler.share, 4),
                 late_s=round(straggler.lag_s, 6),
                 since_step=straggler.since_step,
             )
-            for straggler in found
-        ]
         return found
 
     def lately(self) -> Lately:
@@ -279,6 +279,7 @@ class Books:
         lost = sorted(rows, key=lambda row: -sum(row.seconds.get(category, 0.0) for category in LOST))
         waited_for = sorted((row for row in rows if row.waited_for_s > 0), key=lambda row: -row.waited_for_s)
         restarts = [*self._restarts, *self._open_restart(now_s)]
+        is_estimated = self._is_estimated or any(account.blocked.is_estimated for account in self._accounts.values())
         return Ledger(
             begun_s=round(self._begun_s, 3),
             until_s=round(now_s + self._epoch_s, 3),
@@ -287,13 +288,13 @@ class Books:
             steps=max(0, totals.steps),
             is_async=self._is_async or any(account.is_async for account in self._accounts.values()),
             is_steps_seen=self._are_steps_seen or any(account.steps > 0 for account in self._accounts.values()),
-            is_estimated=self._is_estimated or any(account.blocked.is_estimated for account in self._accounts.values()),
+            is_estimated=is_estimated,
             attempts=(self._earlier.attempts if self._earlier else 0) + (0 if self._continues else 1),
-            losses=find_losses(totals, restarts),
+            losses=find_losses(totals, restarts, is_estimated=is_estimated),
             waited_for=tuple(waited_for[:MAX_CULPRITS]),
             ranks=tuple(sorted(lost[:MAX_RANKS], key=lambda row: row.rank)),
             restarts=tuple(restarts[-MAX_RESTARTS:]),
-            chronic=tuple(self._chronic),
+            chronic=tuple(self._chronic.values()),
             num_checkpoints=self._num_checkpoints,
             save_s=round(totals.save_s, 3),
         )
@@ -386,9 +387,9 @@ class Books:
         ]
 
     def _keep(self, step: int) -> None:
-        """A checkpoint is complete."""
+        """A checkpoint is complete; one of a step that no rank was seen to make was loaded, or is an earlier one."""
+        self._num_checkpoints += any(account.has_made(step) for account in self._accounts.values())
         self._checkpoint = step
-        self._num_checkpoints += 1
         for account in self._accounts.values():
             account.forget_until(step)
 

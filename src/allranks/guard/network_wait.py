@@ -9,6 +9,7 @@ long way wait, and keep no interface busy.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from allranks.guard.lately import Lately
@@ -46,7 +47,7 @@ def see_traffic(nodes: Collection[NodeView], lately: Lately) -> Traffic | None:
     return Traffic(
         iteration=lately.steps,
         step_s=None if lately.step_s is None else round(lately.step_s, 6),
-        wait_share=None if lately.wait_share is None else round(lately.wait_share, 3),
+        wait_share=round(statistics.median(shares.values()), 3) if shares else None,
         least_wait_share=round(min(shares.values()), 3) if shares else None,
         num_nodes=len(nodes),
         nodes=tuple(found[index] for index in sorted(busiest)),

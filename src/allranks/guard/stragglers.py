@@ -2,7 +2,7 @@
 
 A collective makes all ranks equally slow, so step times show nothing; who called it last does. Where collectives were
 late by more than clocks may be wrong (waited.py), nearly always by the same rank, and it costs the others enough of
-their time, in several windows in a row, that rank is named once. A small lag needs more windows, and NUM_STEPS steps.
+their time, in several windows in a row, that rank is named once. A small lag takes more windows, and NUM_STEPS steps.
 Never more than a warning: slow is not broken.
 
 A rank that evaluates now and then is late in few of them, and a blocking call right after a late one is not late at
@@ -21,9 +21,11 @@ from allranks.guard.waited import MAX_GROUPS, WaitSample
 
 WINDOW_SAMPLES = 12
 WINDOW_S = 4.0
-NUM_WINDOWS, NUM_SMALL_WINDOWS = 3, 6
-"""In a row that blame the same rank; of a lag below LARGE_LAG_S the second one."""
+NUM_WINDOWS = 3
+"""In a row that blame the same rank, if its lag is large."""
 LARGE_LAG_S = 0.02
+NUM_SMALL_WINDOWS, MIN_WAITED = 6, 0.6
+"""A smaller lag is weighed over so many windows together; of the time that ranks wait, so much is for that rank."""
 NUM_STEPS = 200
 """A smaller lag is not reported before so many steps, or so many collectives where no step is seen."""
 MIN_LATE = 0.3
@@ -73,14 +75,20 @@ class _Lag:
     """Until the next one, mean over all ranks."""
     step: int
 
+    @property
+    def is_late(self) -> bool:
+        """Whether it is neither noise nor what the clocks may be wrong by."""
+        return self.lag_s >= max(MIN_LAG_S, ERROR_FACTOR * self.error_s)
+
 
 @dataclass(slots=True)
 class _Group:
     window: list[_Lag] = field(default_factory=list)
-    blamed: list[list[_Lag]] = field(default_factory=list)
-    """The last windows in a row that blame one and the same rank."""
+    closed: deque[list[_Lag]] = field(default_factory=lambda: deque(maxlen=NUM_SMALL_WINDOWS))
+    """The last windows."""
     rank: int | None = None
-    """That rank."""
+    num_blamed: int = 0
+    """So many of them in a row blame that rank."""
     lately: deque[_Lag] = field(default_factory=lambda: deque(maxlen=LATELY))
 
 
@@ -159,30 +167,38 @@ class Stragglers:
                 window.clear()
             return
         state.window = []
+        state.closed.append(window)
         rank = _find_late(window)
-        if rank is None or rank != state.rank:
-            state.blamed = []
+        state.num_blamed = state.num_blamed + 1 if rank == state.rank else 1
         state.rank = rank
-        if rank is None or rank in self._named:
-            return
-        state.blamed = [*state.blamed, window][-NUM_SMALL_WINDOWS:]
-        if self._is_enough(state.blamed, found := _weigh([*itertools.chain(*state.blamed)], rank, self.trust)):
-            self._named[rank] = found
+        found: Straggler | None = None
+        if rank is not None and state.num_blamed >= NUM_WINDOWS:
+            found = _weigh([*itertools.chain(*[*state.closed][-NUM_WINDOWS:])], rank, self.trust)
+        if found is None or found.lag_s < LARGE_LAG_S:
+            is_time = len(state.closed) == NUM_SMALL_WINDOWS and window[-1].step >= NUM_STEPS
+            found = self._find_small(state.closed) if is_time else None
+        if found is not None and found.share >= MIN_SHARE and found.rank not in self._named:
+            self._named[found.rank] = found
             self._new.append(found)
 
-    def _is_enough(self, blamed: Sequence[Sequence[_Lag]], found: Straggler) -> bool:
-        if found.share < MIN_SHARE:
-            return False
-        if found.lag_s >= LARGE_LAG_S:
-            return len(blamed) >= NUM_WINDOWS
-        return len(blamed) >= NUM_SMALL_WINDOWS and blamed[-1][-1].step >= NUM_STEPS
+    def _find_small(self, windows: Sequence[Sequence[_Lag]]) -> Straggler | None:
+        """Return who is late by little in windows together, and still in the last one."""
+        lags = [*itertools.chain(*windows)]
+        waited: defaultdict[int, float] = defaultdict(float)
+        for lag in lags:
+            waited[lag.rank] += lag.waited_s
+        rank = max(waited, key=waited.__getitem__)
+        late = [lag for lag in lags if lag.rank == rank and lag.is_late]
+        if len(late) < MIN_LATE * len(lags) or waited[rank] < MIN_WAITED * sum(waited.values()):
+            return None
+        now = _weigh(windows[-1], rank, self.trust, late=[lag for lag in windows[-1] if lag.rank == rank])
+        return _weigh(lags, rank, self.trust, late=late) if now.share >= MIN_SHARE else None
 
 
 def _late(lags: Sequence[_Lag]) -> list[_Lag]:
-    """Return the collectives whose last rank came late."""
-    period_s = fmean(lag.passed_s for lag in lags) if lags else 0.0
-    least_s = max(MIN_LAG_S, MIN_SHARE * period_s)
-    return [lag for lag in lags if lag.lag_s >= max(least_s, ERROR_FACTOR * lag.error_s)]
+    """Return the collectives whose last rank came so late that it counts, against the time between two of them."""
+    least_s = MIN_SHARE * fmean(lag.passed_s for lag in lags) if lags else 0.0
+    return [lag for lag in lags if lag.lag_s >= least_s and lag.is_late]
 
 
 def _find_late(window: Sequence[_Lag]) -> int | None:
@@ -194,9 +210,13 @@ def _find_late(window: Sequence[_Lag]) -> int | None:
     return rank if times >= MIN_TIMES_LAST * len(late) else None
 
 
-def _weigh(lags: Sequence[_Lag], rank: int, trust: float) -> Straggler:
-    """Return by how much this rank was late in these collectives, and what that cost the others."""
-    late = [lag for lag in _late(lags) if lag.rank == rank]
+def _weigh(lags: Sequence[_Lag], rank: int, trust: float, *, late: Sequence[_Lag] | None = None) -> Straggler:
+    """Return by how much this rank was late in these collectives, and what that cost the others.
+
+    Args:
+        late: those of them that it was late in.
+    """
+    late = [lag for lag in _late(lags) if lag.rank == rank] if late is None else late
     passed_s = sum(lag.passed_s for lag in lags)
     return Straggler(
         rank=rank,

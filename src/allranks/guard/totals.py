@@ -83,8 +83,12 @@ def show_row(rank: int, row: Row) -> RankLedger:
     )
 
 
-def find_losses(totals: Totals, restarts: Sequence[RestartCost]) -> tuple[Loss, ...]:
-    """Return all categories but the productive ones, the largest first, and whom they are owed to."""
+def find_losses(totals: Totals, restarts: Sequence[RestartCost], *, is_estimated: bool) -> tuple[Loss, ...]:
+    """Return all categories but the productive ones, the largest first, and whom they are owed to.
+
+    Args:
+        is_estimated: part of the waits is.
+    """
     found = []
     for category in LOST:
         if (lost_s := totals.seconds[category]) < MIN_LOSS_S:
@@ -102,7 +106,13 @@ def find_losses(totals: Totals, restarts: Sequence[RestartCost]) -> tuple[Loss, 
         if category in (Category.RESTART, Category.REDO):
             nodes = [cost.node for cost in restarts if cost.node]
         found.append(
-            Loss(category=category, rank_s=round(lost_s, 3), ranks=ranks, nodes=tuple(dict.fromkeys(nodes))[:MAX_OWED])
+            Loss(
+                category=category,
+                rank_s=round(lost_s, 3),
+                ranks=ranks,
+                nodes=tuple(dict.fromkeys(nodes))[:MAX_OWED],
+                is_estimated=is_estimated and category is Category.WAIT,
+            )
         )
     return tuple(sorted(found, key=lambda loss: -loss.rank_s))
 

@@ -34,8 +34,8 @@ class Traffic(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     step_s: Age | None = None
     """Lately, median over the ranks."""
     wait_share: Share | None = None
-    """Fraction of the time that ranks wait in collectives (`wait` and `transfer` of the ledger), mean over the ranks,
-    lately; None: not known."""
+    """Fraction of the time that ranks wait in collectives (`wait` and `transfer` of the ledger), median over the
+    ranks, lately; None: not known."""
     least_wait_share: Share | None = None
     """Of the rank that waits least: a rank that is late makes the others wait, and waits less itself."""
     num_nodes: Amount = 0
