@@ -13,7 +13,7 @@ import msgspec
 from allranks.model.beat import InterfaceSeen
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.job_status import JobStatus, NodeRow, write_status
-from allranks.model.ledger import Category, Chronic, Ledger, Loss, RankLedger, RestartCost
+from allranks.model.ledger import Category, Chronic, Ledger, LostTime, RankLedger, RestartCost
 from allranks.model.pair import PairResult
 from allranks.model.time_book import BookRow, LaneState, RankBook, TimeBook, pack_book, pack_rows
 
@@ -277,15 +277,15 @@ def make_ledger(num_ranks: int, per_node: int, length_s: float) -> Ledger:
         is_estimated=True,
         seconds={key: whole_s * share for key, share in shares.items()},
         losses=(
-            Loss(
+            LostTime(
                 category=Category.WAIT,
                 rank_s=0.081 * whole_s,
                 ranks=(5,),
                 nodes=(name_node(5 // per_node),),
                 is_estimated=True,
             ),
-            Loss(category=Category.DATA, rank_s=0.028 * whole_s, ranks=(5, 3), nodes=(name_node(5 // per_node),)),
-            Loss(category=Category.EVAL, rank_s=0.021 * whole_s, ranks=(0,), nodes=("node00",)),
+            LostTime(category=Category.DATA, rank_s=0.028 * whole_s, ranks=(5, 3), nodes=(name_node(5 // per_node),)),
+            LostTime(category=Category.EVAL, rank_s=0.021 * whole_s, ranks=(0,), nodes=("node00",)),
         ),
         ranks=tuple(sorted(ranks, key=lambda row: -row.waited_for_s)),
         restarts=(

@@ -333,13 +333,12 @@ def _enter(
     chosen = asked or os.environ.get("ALLRANKS_BACKEND") or choose_backend(dist, world.local_world_size)
     node = os.environ.get("ALLRANKS_NODE") or read_facts(os.environ).host
     device = take_device(chosen, partial(demand_gpu, world.local_rank, node=node))
-    seconds = timeout_s or float(os.environ.get("ALLRANKS_TIMEOUT_S") or loaded.cluster.train.timeout_s)
+    timeout_s = timeout_s or float(os.environ.get("ALLRANKS_TIMEOUT_S") or loaded.cluster.train.timeout_s)
     of_one: dict[str, Any] = {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     c10d.init_process_group(
-        backend="cpu:gloo,cuda:nccl" if chosen == Backend.NCCL and asked is None else chosen,
-        timeout=timedelta(seconds=seconds),
-        **(of_one if world.is_alone else {}),
-    )
+        "cpu:gloo,cuda:nccl" if chosen == Backend.NCCL and asked is None else chosen,
+        timeout=timedelta(seconds=timeout_s), **(of_one if world.is_alone else {}),
+    )  # fmt: skip
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
     on_exit.push(partial(leave, dist, LAST_WORK_S))

@@ -18,7 +18,7 @@ from allranks.launch.batch.follow import JobReport, describe
 from allranks.launch.batch.local_run import show_duration
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.model.job_status import JobStatus, Stuck, write_status
-from allranks.model.ledger import Category, Ledger, Loss
+from allranks.model.ledger import Category, Ledger, LostTime
 from allranks.report.text import Style
 from conftest import Allranks, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
@@ -82,7 +82,7 @@ LEDGER = Ledger(
     rank_s=1000.0,
     seconds={"step": 910.0, "wait": 90.0},
     is_steps_seen=True,
-    losses=(Loss(category=Category.WAIT, rank_s=90.0, ranks=(1,), nodes=("node02",)),),
+    losses=(LostTime(category=Category.WAIT, rank_s=90.0, ranks=(1,), nodes=("node02",)),),
 )
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
-from allranks.model.ledger import Category, Ledger, Loss, RestartCost
+from allranks.model.ledger import Category, Ledger, LostTime, RestartCost
 from allranks.report.rundir import RunDir
 from conftest import Allranks, allranks_command, clean_env, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
@@ -35,7 +35,7 @@ LEDGER = Ledger(
     rank_s=1000.0,
     seconds={"step": 910.0, "wait": 90.0},
     is_steps_seen=True,
-    losses=(Loss(category=Category.WAIT, rank_s=90.0, ranks=(1,), nodes=("node07",)),),
+    losses=(LostTime(category=Category.WAIT, rank_s=90.0, ranks=(1,), nodes=("node07",)),),
     restarts=(RestartCost(generation=1, restart_s=5.0),),
 )
 

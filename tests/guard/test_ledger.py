@@ -17,7 +17,7 @@ from allranks.guard.ledger import Books
 from allranks.guard.waited import WaitSample
 from allranks.model.beat import GroupSeen, NodeBeat, RankBeat
 from allranks.model.finding import Confidence, Finding, Severity
-from allranks.model.ledger import Category, Ledger, Loss
+from allranks.model.ledger import Category, Ledger, LostTime
 from allranks.model.pace import Pace
 from allranks.wire.protocol import WorkerEnd
 
@@ -67,7 +67,7 @@ def run(case: dict[str, Any]) -> tuple[Books, Ledger]:
     return books, books.snapshot(end_s + 100)
 
 
-def tell(loss: Loss) -> str:
+def tell(loss: LostTime) -> str:
     """`wait for 3 on node04`."""
     ranks, nodes = ",".join(map(str, loss.ranks)), ",".join(loss.nodes)
     whose = f" {'for' if loss.category is Category.WAIT else 'of'} {ranks}" if ranks else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.model.job_status import JobStatus
-from allranks.model.ledger import Category, Ledger, Loss, RestartCost
+from allranks.model.ledger import Category, Ledger, LostTime, RestartCost
 from allranks.report.account import describe_account, describe_end, describe_goodput, describe_losses
 
 LEDGER = Ledger(
@@ -16,10 +16,10 @@ LEDGER = Ledger(
     steps=10_000,
     is_steps_seen=True,
     losses=(
-        Loss(category=Category.WAIT, rank_s=4_000.0, ranks=(5, 2), nodes=("node03",)),
-        Loss(category=Category.START, rank_s=2_600.0),
-        Loss(category=Category.SAVE, rank_s=2_000.0, ranks=(0,), nodes=("node01",), is_estimated=True),
-        Loss(category=Category.DATA, rank_s=600.0, ranks=(7,)),
+        LostTime(category=Category.WAIT, rank_s=4_000.0, ranks=(5, 2), nodes=("node03",)),
+        LostTime(category=Category.START, rank_s=2_600.0),
+        LostTime(category=Category.SAVE, rank_s=2_000.0, ranks=(0,), nodes=("node01",), is_estimated=True),
+        LostTime(category=Category.DATA, rank_s=600.0, ranks=(7,)),
     ),
     num_checkpoints=12,
     save_s=35.2,
@@ -78,7 +78,7 @@ def test_a_host_that_runs_ahead_of_its_device_has_at_most_this_goodput():
 
 
 def test_small_losses_are_left_out():
-    losses = (Loss(category=Category.QUEUE, rank_s=499.0), Loss(category=Category.UNKNOWN, rank_s=30_000.0))
+    losses = (LostTime(category=Category.QUEUE, rank_s=499.0), LostTime(category=Category.UNKNOWN, rank_s=30_000.0))
     assert describe_losses(msgspec.structs.replace(LEDGER, losses=losses[:1])) == []
     assert describe_losses(msgspec.structs.replace(LEDGER, losses=losses[1:])) == ["30 % not known"]
 

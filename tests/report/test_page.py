@@ -17,7 +17,7 @@ import pytest
 from allranks.model.curve import CurvePoint
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.job_status import JobStatus, read_status, write_status
-from allranks.model.ledger import Category, Ledger, Loss
+from allranks.model.ledger import Category, Ledger, LostTime
 from allranks.report.page import render, to_json
 from allranks.report.page_cards import FAILED, parse_roll_call
 from allranks.report.page_charts import draw, split_budget, thin_out
@@ -230,7 +230,7 @@ def test_work_comes_first_then_the_losses_by_size() -> None:
     ledger = Ledger(
         begun_s=0.0, until_s=100.0, rank_s=200.0, is_steps_seen=True,
         seconds={"data": 20.0, "step": 120.0, "wait": 40.0, "transfer": 20.0, "made up": 1.0},
-        losses=(Loss(category=Category.WAIT, rank_s=40.0, ranks=(3, 1), nodes=("n1",), is_estimated=True),),
+        losses=(LostTime(category=Category.WAIT, rank_s=40.0, ranks=(3, 1), nodes=("n1",), is_estimated=True),),
     )  # fmt: skip
     parts = split_budget(ledger, job="7")
     assert [(part.key, part.share, part.wall_s) for part in parts] == [

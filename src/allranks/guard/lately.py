@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import mean, median
 
-from allranks.guard.account import Account
+from allranks.guard.rank_account import Account
 from allranks.guard.stragglers import Straggler
 
 MIN_SHARE = 0.01

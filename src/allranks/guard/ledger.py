@@ -22,10 +22,10 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
-from allranks.guard.account import SAVE, Account
 from allranks.guard.blocked import weigh_trust
 from allranks.guard.clocks import NodeClock
 from allranks.guard.lately import Lately, see_lately
+from allranks.guard.rank_account import SAVE, Account
 from allranks.guard.stragglers import Straggler, Stragglers
 from allranks.guard.totals import LOST, Totals, find_losses, show_row
 from allranks.guard.waited import CallTimes

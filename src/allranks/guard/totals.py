@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from allranks.model.ledger import PRODUCTIVE, Category, Ledger, Loss, RankLedger, RestartCost
+from allranks.model.ledger import PRODUCTIVE, Category, Ledger, LostTime, RankLedger, RestartCost
 
 MIN_LOSS_S = 0.001
 MIN_OWED = 0.1
@@ -83,7 +83,7 @@ def show_row(rank: int, row: Row) -> RankLedger:
     )
 
 
-def find_losses(totals: Totals, restarts: Sequence[RestartCost], *, is_estimated: bool) -> tuple[Loss, ...]:
+def find_losses(totals: Totals, restarts: Sequence[RestartCost], *, is_estimated: bool) -> tuple[LostTime, ...]:
     """Return all categories but the productive ones, the largest first, and whom they are owed to.
 
     Args:
@@ -106,7 +106,7 @@ def find_losses(totals: Totals, restarts: Sequence[RestartCost], *, is_estimated
         if category in (Category.RESTART, Category.REDO):
             nodes = [cost.node for cost in restarts if cost.node]
         found.append(
-            Loss(
+            LostTime(
                 category=category,
                 rank_s=round(lost_s, 3),
                 ranks=ranks,

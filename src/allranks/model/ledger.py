@@ -88,7 +88,7 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Counted from rank 0's last `torch.save`, since no session said which steps a checkpoint holds."""
 
 
-class Loss(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class LostTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One way in which the job lost time, and to whom."""
 
     category: Category
@@ -132,7 +132,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     is_estimated: bool = False
     """Part of `wait` and `transfer` is measured on some backward passes and applied to the others."""
     attempts: Amount = 1
-    losses: Annotated[tuple[Loss, ...], msgspec.Meta(max_length=MAX_LOSSES)] = ()
+    losses: Annotated[tuple[LostTime, ...], msgspec.Meta(max_length=MAX_LOSSES)] = ()
     """Largest first."""
     waited_for: Annotated[tuple[RankLedger, ...], msgspec.Meta(max_length=MAX_CULPRITS)] = ()
     """Ranks that others waited for, most first."""

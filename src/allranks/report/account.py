@@ -11,7 +11,7 @@ A job of which no optimizer step was seen gets the last line only.
 from __future__ import annotations
 
 from allranks.model.job_status import JobStatus
-from allranks.model.ledger import Category, Ledger, Loss, RestartCost
+from allranks.model.ledger import Category, Ledger, LostTime, RestartCost
 from allranks.report.status_line import describe_rate, describe_step
 from allranks.report.text import count_of, describe_time, one_line
 
@@ -98,7 +98,7 @@ def share_text(share: float) -> str:
     return f"{100 * share:.{1 if share < 0.0995 else 0}f} %"
 
 
-def _describe_loss(loss: Loss, rank_s: float) -> str:
+def _describe_loss(loss: LostTime, rank_s: float) -> str:
     about = "about " if loss.is_estimated else ""
     text = f"{about}{share_text(loss.rank_s / rank_s)} {WORDS.get(loss.category, loss.category)}"
     if not loss.ranks:

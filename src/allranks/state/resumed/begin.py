@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 from allranks.model.membership import Membership
 from allranks.report.text import say
 from allranks.state.resumed.experiment import Named
-from allranks.state.resumed.pace import Pace
+from allranks.state.resumed.save_clock import SaveClock
 from allranks.state.resumed.steps import StepLost
 from allranks.state.resumed.telling import Telling, leave_by_itself, leave_to_agent
 from allranks.state.resumed.track import Tracked
@@ -60,7 +60,7 @@ def begin(
         every=every,
         cell=cell,
         device=torch.device("cpu") if has_gloo else device,
-        pace=Pace(membership, os.environ, say=say) if membership.is_leader and not every else None,
+        pace=SaveClock(membership, os.environ, say=say) if membership.is_leader and not every else None,
         **told,
     )
 

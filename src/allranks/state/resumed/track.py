@@ -36,8 +36,8 @@ from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.best import Best
 from allranks.state.resumed.buckets import Compressors, Wrapped
 from allranks.state.resumed.feed import Feed
-from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.sampler import mix
+from allranks.state.resumed.save_clock import SaveClock
 from allranks.state.resumed.steps import (
     Progress,
     Step,
@@ -84,7 +84,7 @@ class Tracked:
         cell: Any = None,
         device: torch.device | None = None,
         on_loss: Callable[[], None] | None = None,
-        pace: Pace | None = None,
+        pace: SaveClock | None = None,
         wrapped: Wrapped | None = None,
     ) -> None:
         self.step = 0

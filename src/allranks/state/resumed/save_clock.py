@@ -18,7 +18,7 @@ from allranks.state.saved.checkpoint import Stall
 FIRST_S = 60.0
 
 
-class Pace:
+class SaveClock:
     """The clock between two checkpoints.
 
     Args:
