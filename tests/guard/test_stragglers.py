@@ -127,6 +127,18 @@ def test_it_is_named_once():
     assert line.stragglers.lately()[2].share == pytest.approx(0.3, abs=0.01)
 
 
+def test_of_two_ranks_that_are_late_by_chance_neither_is_named():
+    rng, line, at_s = random.Random(2), Line(), 0.0
+    for seq in range(1, 5000):
+        for rank in RANKS[:2]:
+            called_s = at_s + 0.3 * rng.lognormvariate(0.0, 0.2) * (10 if rng.random() < 0.01 else 1)
+            samples = line.times.hear("0", RANKS[:2], rank, [(seq, called_s)], node=(rank, 0.001))
+            for sample in samples:
+                line.stragglers.hear(sample, step=seq)
+        at_s += 0.3 * 1.5
+    assert list(line.stragglers.named()) == []
+
+
 def test_who_waited_for_whom_in_one_collective():
     """Rank 3 comes 40 ms after rank 2. Rank 0 went on before that, so it did not wait."""
     times = CallTimes()

@@ -24,8 +24,9 @@ WINDOW_S = 4.0
 NUM_WINDOWS = 3
 """In a row that blame the same rank, if its lag is large."""
 LARGE_LAG_S = 0.02
-NUM_SMALL_WINDOWS, MIN_WAITED = 6, 0.6
-"""A smaller lag is weighed over so many windows together; of the time that ranks wait, so much is for that rank."""
+NUM_SMALL_WINDOWS, MIN_LAST, MIN_WAITED = 6, 0.7, 0.8
+"""A smaller lag is weighed over so many windows together: that rank is the last one in so many of the collectives that
+somebody was late in, and so much of the time that ranks wait is for it. Of two ranks, chance makes one late in half."""
 NUM_STEPS = 200
 """A smaller lag is not reported before so many steps, or so many collectives where no step is seen."""
 MIN_LATE = 0.3
@@ -188,8 +189,10 @@ class Stragglers:
         for lag in lags:
             waited[lag.rank] += lag.waited_s
         rank = max(waited, key=waited.__getitem__)
-        late = [lag for lag in lags if lag.rank == rank and lag.is_late]
-        if len(late) < MIN_LATE * len(lags) or waited[rank] < MIN_WAITED * sum(waited.values()):
+        clear = [lag for lag in lags if lag.is_late]
+        late = [lag for lag in clear if lag.rank == rank]
+        is_often = len(late) >= max(MIN_LATE * len(lags), MIN_LAST * len(clear))
+        if not is_often or waited[rank] < MIN_WAITED * sum(waited.values()):
             return None
         now = _weigh(windows[-1], rank, self.trust, late=[lag for lag in windows[-1] if lag.rank == rank])
         return _weigh(lags, rank, self.trust, late=late) if now.share >= MIN_SHARE else None
