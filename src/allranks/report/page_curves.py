@@ -35,7 +35,7 @@ RATE_EVERY_S = 5.0
 """As launch.lead.step_rate samples it."""
 _ZERO = BookRow((0,) * 7, 0)
 _SHARES = {
-    PaceState.BLOCKED: "Blocked in collectives", PaceState.DATA: "Waiting for data", PaceState.SAVE: "Saving",
+    PaceState.BLOCKED: "Blocked in collectives, besides backward", PaceState.DATA: "Waiting for data", PaceState.SAVE: "Saving",
 }  # fmt: skip
 
 
