@@ -35,8 +35,10 @@ RATE_EVERY_S = 5.0
 """As launch.lead.step_rate samples it."""
 _ZERO = BookRow((0,) * 7, 0)
 _SHARES = {
-    PaceState.BLOCKED: "Blocked in collectives, besides backward", PaceState.DATA: "Waiting for data", PaceState.SAVE: "Saving",
-}  # fmt: skip
+    PaceState.BLOCKED: "Blocked in collectives, besides backward",
+    PaceState.DATA: "Waiting for data",
+    PaceState.SAVE: "Saving",
+}
 
 
 class PageCurve(msgspec.Struct, frozen=True, kw_only=True):
