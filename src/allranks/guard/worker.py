@@ -147,7 +147,7 @@ class WatchedWorker:
             reads_terminal=activity is not None and activity.reads_terminal,
             printed=as_utf8(activity.printed) if activity else "",
             pace=to_pace(read.pace, started_ns=self._started_ns, now_ns=self._ended_ns or time.monotonic_ns()),
-            rss_bytes=seen.rss_bytes,
+            rss_mib=seen.rss_bytes >> 20,
         )
 
     def _handled(self, pid: int) -> frozenset[int]:

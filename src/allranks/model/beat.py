@@ -164,7 +164,7 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     retransmits: Amount = 0
     pace: Pace | None = None
     """None: it has booked nothing (no hook, no torch, not begun)."""
-    rss_bytes: Amount = 0
+    rss_mib: Amount = 0
     """Resident memory of its process; 0: not known."""
 
 

@@ -162,7 +162,7 @@ def see_ranks(
                 row.step = step
             if (cores := cpu.look(view)) is not None and cores > (row.cpu_cores or 0.0):
                 row.cpu_cores = cores
-            row.rss_bytes = max(row.rss_bytes, beat.rss_bytes)
+            row.rss_bytes = max(row.rss_bytes, beat.rss_mib << 20)
             row.segments += beat.segments
             row.retransmits += beat.retransmits
     found = list(rows.values()) if is_single else _fold(rows.values())
