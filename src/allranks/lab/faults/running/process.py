@@ -15,7 +15,9 @@ from allranks.lab.faults.running.strike import Strike
 from allranks.lab.faults.running.target import DrilledJob
 from allranks.model.errors import SetupError
 
-DEAD_S = 1.0
+DEAD_S = 2.0
+"""0.25 s for others that are about to break, up to 1 s for all to end (guard/ends.py), and what six nodes on two cores
+need for the stacks of all ranks."""
 STOPPED_S = 3.0
 NEXT_STEP_S = 12.0
 HEADROOM_BYTES = 96 << 20
