@@ -59,7 +59,7 @@ def test_a_run_that_restarted_and_succeeded_has_one_truth(run_dir: RunDir, tell:
     restart(run_dir)
     run_dir.write_verdict(Verdict(job=RUN, attempt=0, exit_code=0, findings=(DEAD,)), node="node03")
     row = tell("list").out.splitlines()[1]
-    assert f"  COMPLETED  1      -     {AGAIN}, ended " in row
+    assert f"  COMPLETED  1      -     1         -        {AGAIN}, ended " in row
     told = tell("status").out
     assert "COMPLETED, exit code 0 on 1 node (node03), ended " in told
     assert f"\n  restarts  {AGAIN}\n  verdict   all ranks succeeded, exit code 0\n" in told
@@ -97,7 +97,7 @@ def test_a_run_whose_agent_was_killed_tells_when_what_and_who(run_dir: RunDir, t
     )
     assert f"LOST: {agent}; to see more: allranks why {RUN}\n" in told.out
     assert re.search(rf"\n  alive     last at {when}\n  said      rank 0: step 120 of rank 0\n", told.out)
-    assert re.search(rf"  LOST +1 +- +last alive {when}\n", tell("list").out)
+    assert re.search(rf"  LOST +1 +- +0 +- +last alive {when}\n", tell("list").out)
     answer = tell("why")
     assert answer.code == 1
     first, second, *rest = answer.out.splitlines()

@@ -251,7 +251,7 @@ def test_secrets_are_in_no_file_of_the_run_directory(allranks: Allranks, tmp_pat
     write(tmp_path / "train.py", "")
     token = {"MY_TOKEN": "hunter2-hunter2", "ALLRANKS_SECRET": "sesame-sesame"}
     assert allranks("run", "train.py", "--token=hunter2-hunter2", env=token).returncode == 0
-    text = "".join(path.read_text() for path in (tmp_path / "runs").rglob("*") if path.is_file())
+    text = "".join(path.read_text(errors="replace") for path in (tmp_path / "runs").rglob("*") if path.is_file())
     assert "--token=(hidden)" in text
     assert "hunter2" not in text
     assert "sesame" not in text
