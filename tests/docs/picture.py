@@ -32,7 +32,13 @@ COMMAND = "allranks run --nproc-per-node 4 train.py"
 COLUMNS = 96
 WIDTH_PX, LINE_PX, MARGIN_PX = 8.4, 20, 24
 """Of one character at 14 px, of a line, and around the text."""
-COLORS = {"1": "font-weight:bold", "2": "fill:#9aa4b0", "31": "fill:#ff7b72", "32": "fill:#7ee787", "33": "fill:#e3b341"}
+COLORS = {
+    "1": "font-weight:bold",
+    "2": "fill:#9aa4b0",
+    "31": "fill:#ff7b72",
+    "32": "fill:#7ee787",
+    "33": "fill:#e3b341",
+}
 """Styles of a terminal's SGR codes."""
 _CODE = re.compile(r"\x1b\[([\d;]*)m")
 _LINE = re.compile(r"<text [^>]*>(.*?)</text>")

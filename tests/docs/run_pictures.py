@@ -1,10 +1,10 @@
 """The pictures of a run that is watched: its terminal, the screen of `allranks top`, and the head of its report.
 
-    python tests/docs/run_pictures.py        runs the job for about a minute and writes docs/pictures
+    PYTHONPATH=tests python -m docs.run_pictures        runs the job for about a minute and writes docs/pictures
 
-One rank is 15 ms late in each step; there is an evaluation, and checkpoints. It needs tmux, unshare, Chromium and textual. The
-job runs on a machine that is called node01 (in namespaces of its own). Other programs on the same cores are in the pictures,
-too, as time in which all ranks transfer or wait: look at them before you commit them.
+One rank is 15 ms late in each step; there is an evaluation, and checkpoints. It needs tmux, unshare, Chromium and
+textual. The job runs on a machine that is called node01 (in namespaces of its own). If other programs use the cores,
+the pictures show a longer start and more transfer: look at them before you commit them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from allranks.report.text import Style
 from docs.picture import render
 
 FOLDER = Path(__file__).parents[2] / "docs/pictures"
-SCRIPT = '''\
+SCRIPT = """\
 import time
 
 import torch
@@ -69,7 +69,7 @@ with allranks.session() as s:
             evaluate(net)
     if s.rank == 0:
         print(f"loss {loss.item():.3f}")
-'''
+"""
 COMMAND = "allranks run --nproc-per-node 4 --checkpoint-every 100 train.py"
 COLUMNS, TOP_SIZE, PAGE_SIZE = 128, (124, 19), (1040, 900)
 AT_STEP = 360
@@ -182,7 +182,8 @@ def draw_report(page: Path, picture: Path) -> None:
     width, height = PAGE_SIZE
     with tempfile.TemporaryDirectory() as profile:
         command = [
-            "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}",
+            "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            f"--user-data-dir={profile}",
             f"--window-size={width},{height}", "--virtual-time-budget=3000", f"--screenshot={picture}", page.as_uri(),
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, timeout=120)
