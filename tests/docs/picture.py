@@ -32,7 +32,13 @@ COMMAND = "allranks run --nproc-per-node 4 train.py"
 COLUMNS = 96
 WIDTH_PX, LINE_PX, MARGIN_PX = 8.4, 20, 24
 """Of one character at 14 px, of a line, and around the text."""
-COLORS = {"1": "font-weight:bold", "2": "fill:#9aa4b0", "31": "fill:#ff7b72", "33": "fill:#e3b341"}
+COLORS = {
+    "1": "font-weight:bold",
+    "2": "fill:#9aa4b0",
+    "31": "fill:#ff7b72",
+    "32": "fill:#7ee787",
+    "33": "fill:#e3b341",
+}
 """Styles of a terminal's SGR codes."""
 _CODE = re.compile(r"\x1b\[([\d;]*)m")
 _LINE = re.compile(r"<text [^>]*>(.*?)</text>")
@@ -49,10 +55,10 @@ def run_job() -> str:
         return shown.replace("\r\n", "\n").replace(f"{folder}/", "").replace(socket.gethostname(), "vm")
 
 
-def render(shown: str) -> str:
-    """Return the SVG of a terminal that shows this text."""
-    lines = [f"\x1b[1m$ {COMMAND}\x1b[0m", *shown.strip("\n").split("\n")]
-    width, height = COLUMNS * WIDTH_PX + 2 * MARGIN_PX, len(lines) * LINE_PX + 2 * MARGIN_PX
+def render(shown: str, command: str, columns: int) -> str:
+    """Return the SVG of a terminal that shows a command and this text."""
+    lines = [f"\x1b[1m$ {command}\x1b[0m", *shown.strip("\n").split("\n")]
+    width, height = columns * WIDTH_PX + 2 * MARGIN_PX, len(lines) * LINE_PX + 2 * MARGIN_PX
     text = "\n".join(_render_line(line, number) for number, line in enumerate(lines))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" font-size="14" '
@@ -81,5 +87,5 @@ def _render_line(line: str, number: int) -> str:
 
 
 if __name__ == "__main__":
-    PICTURE.write_text(render(run_job()))
+    PICTURE.write_text(render(run_job(), COMMAND, COLUMNS))
     print(shlex.quote(str(PICTURE)))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.launch.succession import AGENT_ENDED
+from allranks.model.ledger import Category
 from allranks.report.event_table import EVENTS
 from conftest import HANG_S
 from docs import tree
@@ -75,6 +76,15 @@ def test_commands_in_tables_are_copied_without_a_backslash() -> None:
 def anchors(page: Path) -> set[str]:
     heads = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+def test_every_category_of_the_ledger_has_a_row_a_text_and_a_color() -> None:
+    html = ROOT / "src/allranks/report/html"
+    texts, css = tomllib.loads((html / "categories.toml").read_text()), (html / "page.css").read_text()
+    rows = re.findall(r"^\| `(\w+)` \|", (DOCS / "how-to/ledger.md").read_text(), re.MULTILINE)
+    categories = [str(category) for category in Category]
+    assert set(rows) == texts.keys() == set(categories)
+    assert [category for category in categories if f".c-{category}" not in css or f"--{category}:" not in css] == []
 
 
 def test_every_page_is_in_the_site_s_navigation() -> None:

@@ -126,6 +126,20 @@ def test_a_network_on_which_nobody_can_try_this_machine_has_no_port():
     watch.close()
 
 
+def test_a_beat_says_when_its_clock_was_read_however_long_it_takes():
+    """On a busy machine it takes tens of ms. Clocks are compared by it: 5 ms more look like a clock that was set."""
+
+    def see_slowly():
+        time.sleep(0.05)
+        return ()
+
+    watch = WorkerWatch(FAST, data_address="127.0.0.1", control_address="127.0.0.1", see_full=see_slowly)
+    watch.begin(0, [Told(rank_in(0))], 100.0, node_index=0)
+    beat = watch.turn(100.0)
+    watch.close()
+    assert abs(beat.time_ns / 1e9 - watch.looked_s - (time.time() - time.monotonic())) < 0.02
+
+
 def test_what_is_kept_can_be_read_by_why(watch, tmp_path):
     code = "import time\ndef stuck():\n    time.sleep(60)\nstuck()\n"
     with subprocess.Popen([sys.executable, "-c", code]) as child:

@@ -207,7 +207,8 @@ class TopScreen(Screen[None]):
             title = f"{column.title:>{column.width}}" if column.is_number else column.title
             table.add_column(Text(title), width=column.width + 1)
         for row in rows:
-            table.add_row(*(Text(text, style=COLORS[tone_of(row)]) for text in cells_of(row, columns, self._style)))
+            cells = cells_of(row, columns, self._style)
+            table.add_row(*(Text(f"{text} ", style=COLORS[tone_of(row)]) for text in cells))
         self._shown = rows
         same = [number for number, row in enumerate(rows) if selected and row.of.ranks[:1] == selected.of.ranks[:1]]
         table.move_cursor(row=same[0] if same else at, scroll=False)

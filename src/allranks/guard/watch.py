@@ -70,6 +70,8 @@ class WorkerWatch:
         self._everybody = range(0)
         self._workers: Sequence[WatchedWorker] = ()
         self._next_s = 0.0
+        self.looked_s = 0.0
+        """When the last beat's `time_ns` was read, monotonic. What else is in a beat takes time on a busy machine."""
         data, control = plain_address(data_address), plain_address(control_address)
         more = {
             plain_address(address): network
@@ -142,7 +144,7 @@ class WorkerWatch:
     def beat(self, now_s: float) -> NodeBeat:
         """Return how this node is now, due or not: after a worker's end, its last calls are in it."""
         ranks = tuple(worker.look() for worker in self._workers)
-        time_ns = time.time_ns()
+        self.looked_s, time_ns = time.monotonic(), time.time_ns()
         self.book.note(ranks, generation=self._generation, now_s=now_s, wall_s=time_ns / 1e9)
         self._last.update((rank.rank, rank) for rank in ranks)
         links = self._links(now_s)

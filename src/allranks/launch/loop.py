@@ -31,6 +31,7 @@ from allranks.launch.room import RoomWatch
 from allranks.launch.succession import find_end, find_events, why_not_lead
 from allranks.launch.worker_group import WorkerGroup
 from allranks.launch.workers import Worker, age, reap_orphans, wait_for_writers
+from allranks.model.beat import NodeBeat
 from allranks.model.errors import AllranksError, UsageError
 from allranks.preflight.called import Rendezvous
 from allranks.preflight.datapath import LOOPBACK
@@ -183,7 +184,7 @@ class Loop:
         self._feed(events.Due(now_s=now_s))
         has_workers = self._plan_to_start is None and agent.phase is not AgentPhase.GONE
         if has_workers and (beat := self._watch.turn(now_s)) is not None:
-            self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
+            self._tell_beat(beat)
 
     def _sense(self, now_s: float) -> None:
         """Tell the agent which signals the workers handle, and who saves, where that has changed."""
@@ -237,7 +238,7 @@ class Loop:
                 workers.console.mute("err")
             case events.Sweep():
                 # What they did last, also of those that ended well.
-                self._feed(events.Observed(now_s=time.monotonic(), beat=self._watch.beat(time.monotonic())))
+                self._tell_beat(self._watch.beat(time.monotonic()))
                 # Processes that bring nodes back are descendants of this one, but no workers' left-overs.
                 revivals = self.driver.revivals.pids if self.driver is not None else ()
                 left = workers.sweep(SWEEP_GRACE_S, spared=revivals)
@@ -261,7 +262,7 @@ class Loop:
         pids = {worker.rank: worker.pid for worker in self.workers.still_running}
         self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.
-        self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
+        self._tell_beat(self._watch.beat(now_s))
         for worker in self.workers.processes:
             report = functools.partial(self._report, worker, generation)
             if worker.end is None:
@@ -279,12 +280,16 @@ class Loop:
         self._num_ended += 1
         self._tell_end(events.WorkerEnded, worker.end or worker.reap(), generation)
 
+    def _tell_beat(self, beat: NodeBeat) -> None:
+        """Tell how this node is. The leader compares clocks by it, so the time is that of the beat's own clock."""
+        self._feed(events.Observed(now_s=self._watch.looked_s, beat=beat))
+
     def _tell_end(self, event: type[events.WorkerEnded | events.WorkerFailed], end: WorkerEnd, generation: int) -> None:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
             self.workers.places.look(end, ROOM_S)
             self.rooms.look(ROOM_S)
-            self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
+            self._tell_beat(self._watch.beat(now_s))
         self._feed(event(now_s=now_s, ended=age(end, generation)))
 
     def _step(self, event: events.Event) -> list[Effect]:

@@ -82,7 +82,7 @@ def _load_template() -> Any:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        clock=describe_clock, ranks=fold_ranks, count=count_of, number=show_number, percent=show_percent,
+        clock=show_time, ranks=fold_ranks, count=count_of, number=show_number, percent=show_percent,
         micro=show_micro, when=show_when, code=lambda text: mark_code(text, Markup),
     )  # fmt: skip
     return environment.get_template("page.html.j2")
@@ -165,6 +165,17 @@ def show_micro(seconds: float | None) -> str:
     if seconds is None:
         return ""
     return f"{1e6 * seconds:.0f} us" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"
+
+
+def show_time(seconds: float) -> str:
+    """Return a time that passed: short ones with a decimal place, since `0:00` looks like nothing.
+
+    >>> show_time(0.0), show_time(0.02), show_time(4.24), show_time(72.4)
+    ('0 s', '< 0.1 s', '4.2 s', '1:12')
+    """
+    if seconds >= 9.95:
+        return describe_clock(seconds)
+    return "0 s" if seconds <= 0 else "< 0.1 s" if seconds < 0.05 else f"{seconds:.1f} s"
 
 
 def show_when(time_s: float | None) -> str:

@@ -168,6 +168,10 @@ def _mbit(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if value < 999.5 else f"{value / 1000:.3g}G"
 
 
+def _cores(value: float | None) -> str:
+    return "" if value is None else f"{value:.{1 if value >= 0.95 else 2}f}"
+
+
 def _retransmits(row: RankRow) -> str:
     return f"{100 * row.retransmits / row.segments:.2g} %" if row.segments and row.retransmits else ""
 
@@ -180,7 +184,7 @@ COLUMNS = (
     Column("WHERE", 22, lambda row: row.of.place),
     Column("LATE", 7, lambda row: duration_text(row.of.late_s) if row.of.late_s else "", is_number=True),
     Column("COST", 5, lambda row: _share(row.of.cost_share), is_number=True),
-    Column("CPU", 5, lambda row: "" if row.of.cpu_cores is None else f"{row.of.cpu_cores:.1f}", is_number=True),
+    Column("CPU", 5, lambda row: _cores(row.of.cpu_cores), is_number=True),
     Column("RSS", 9, lambda row: "" if row.of.rss_bytes is None else size_text(row.of.rss_bytes), is_number=True),
     Column("NODE", 14, lambda row: _nodes_cell(row.of)),
     Column("STEP", 9, lambda row: "" if row.of.step is None else f"{row.of.step:,}", is_number=True),
