@@ -140,15 +140,6 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return max(0.0, self.written_s - self.started_s)
 
 
-def read_status(data: bytes) -> JobStatus:
-    """Return what a leader wrote.
-
-    Raises:
-        msgspec.ValidationError, msgspec.DecodeError: it is none.
-    """
-    return msgspec.json.decode(data, type=JobStatus)
-
-
 def write_status(status: JobStatus) -> bytes:
     """Return it as bytes for the file."""
     found: Any = msgspec.json.encode(status)
