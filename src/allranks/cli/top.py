@@ -121,5 +121,5 @@ def look(run: Run) -> TopView | None:
 def describe_missing(run: Run) -> str:
     """Return why a run has no status."""
     if run.verdict is not None:
-        return f"run {run.id} has ended and left no {FILE}; to see what happened: allranks why {run.id}"
+        return f"run {run.id} has ended and left no readable {FILE}; to see what happened: allranks why {run.id}"
     return f"run {run.id} has no {FILE} yet; its leader writes it once the ranks are started"
