@@ -98,13 +98,14 @@ def describe_at(report: JobReport, now_s: float) -> list[str]:
 
 
 def test_a_running_job_says_what_it_does_now_and_where_its_time_goes() -> None:
-    seen = JobStatus(
-        job="12", written_s=1061.0, started_s=1000.0, phase="running", num_ranks=2, num_up=2, step=7, ledger=LEDGER
-    )
+    seen = JobStatus(job="12", written_s=1061.0, started_s=1000.0, phase="running", num_ranks=2, num_up=2, step=7)
     time = "time      goodput 91 % in 1 min; lost: 9.0 % waiting, most for rank 1 on node02"
-    assert describe_at(running(status=seen), 1065.0) == ["now       > 0:01:01 - 2/2 ranks - step 7", time]
-    assert describe_at(running(status=seen), 1000.0)[0].startswith("now       > ")  # the clocks differ
-    old, *rest = describe_at(running(status=seen), 1121.0)
+    assert describe_at(running(status=seen, ledger=LEDGER), 1065.0) == [
+        "now       > 0:01:01 - 2/2 ranks - step 7",
+        time,
+    ]
+    assert describe_at(running(status=seen, ledger=LEDGER), 1000.0)[0].startswith("now       > ")  # the clocks differ
+    old, *rest = describe_at(running(status=seen, ledger=LEDGER), 1121.0)
     assert old.startswith("now       not told for 1m: status.json is of ")
     assert rest == [time]
     stuck = msgspec.structs.replace(seen, stuck=Stuck(op="all_reduce", for_s=9.0, num_waiting=1, ranks=(1,)))
@@ -112,7 +113,7 @@ def test_a_running_job_says_what_it_does_now_and_where_its_time_goes() -> None:
 
 
 def test_of_a_job_that_is_over_only_its_time_is_told() -> None:
-    seen = JobStatus(job="12", written_s=1061.0, started_s=1000.0, phase="over", ledger=LEDGER)
+    seen = JobStatus(job="12", written_s=1061.0, started_s=1000.0, phase="over")
     newer = msgspec.structs.replace(LEDGER, until_s=121.0)
     verdict = Verdict(job="12", attempt=0, exit_code=0)
     assert describe_at(running(status=seen, ledger=newer, verdict=verdict), 1062.0) == [

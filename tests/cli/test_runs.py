@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
+from allranks.model.job_status import JobStatus, write_status
 from allranks.model.ledger import Category, Ledger, LostTime, RestartCost
 from allranks.report.rundir import RunDir
 from conftest import Allranks, allranks_command, clean_env, wait_until
@@ -209,6 +210,11 @@ def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allrank
     slurm.answer("squeue", out="\x1f".join(row) + "\n")
     for name in ("12", OLD):
         (tmp_path / "runs" / name / "goodput.json").write_bytes(msgspec.json.encode(LEDGER))
+    newer = msgspec.structs.replace(
+        LEDGER, until_s=8099.0, seconds={"step": 870.0, "wait": 130.0}
+    )  # its leader is gone
+    status = JobStatus(job=OLD, written_s=9.0, started_s=1.0, phase="running", ledger=newer)
+    (tmp_path / "runs" / OLD / "status.json").write_bytes(write_status(status))
     lines = [line.split() for line in allranks("list").stdout.splitlines()]
     assert lines[1] == ["12", "gpt", "RUNNING", "2", "-", "1", "91", "%", "n[1-2]"]
     assert lines[2][:-1] == [
@@ -226,7 +232,7 @@ def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allrank
         "user-code-error,",
         "ended",
     ]
-    assert lines[3][:-1] == [OLD, "train.py", "COMPLETED", "1", "-", "1", "91", "%", "ended"]
+    assert lines[3][:-1] == [OLD, "train.py", "COMPLETED", "1", "-", "1", "87", "%", "ended"]
     assert len(lines) == 4
     found = json.loads(allranks("list", "--json").stdout)
     assert [(each["id"], each["state"]) for each in found] == [
@@ -234,7 +240,7 @@ def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allrank
     ]  # fmt: skip
     assert found[1]["cause"] == "AR590 user-code-error"
     assert found[1]["run_dir"] == f"runs/{NEW}"
-    assert [each.get("goodput") for each in found] == [None, None, 0.91]
+    assert [each.get("goodput") for each in found] == [None, None, 0.87]
 
 
 def test_list_shows_a_finished_job_with_its_name_in_slurm_and_its_nodes(

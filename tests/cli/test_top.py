@@ -93,7 +93,7 @@ def test_an_unknown_job_and_a_run_that_ended_before_say_so(run_dir: RunDir, tell
     assert tell("top", "--once", "12").err.startswith("error: JOB '12': no such run in runs; expected the id of a job")
     run_dir.write_verdict(Verdict(job=JOB, attempt=0, exit_code=1), node="n1")
     assert tell("top", "--once").err == (
-        f"error: run {JOB} has ended and left no status.json; to see what happened: allranks why {JOB}\n"
+        f"error: run {JOB} has ended and left no readable status.json; to see what happened: allranks why {JOB}\n"
     )
 
 

@@ -154,7 +154,7 @@ def test_what_is_written_down_has_the_ranks_middle_and_the_busiest_nodes() -> No
     assert (traffic.nodes[-1].segments, traffic.nodes[-1].retransmits, traffic.nodes[-1].wait_share) == (1000, 19, 0.79)
     lines = describe_traffic(traffic, at="2026-11-28T13:05:01")
     assert lines[0] == (
-        "70 % of the time is spent waiting for communication, 400 ms a step (at step 29), 2026-11-28T13:05:01"
+        "70 % of the time is spent waiting for communication, and a step takes 400 ms (at step 29), 2026-11-28T13:05:01"
     )
     assert lines[-2] == (
         "node20: ens1f1 621 Mbit/s out, 621 Mbit/s in, 63 % of the time at 98 % of 1 Gbit/s; "

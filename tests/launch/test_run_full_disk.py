@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from allranks.model.job_status import read_status
+from allranks.report.readback import parse_job_status
 from conftest import allranks_command, clean_env, write
 
 SHELL = """
@@ -83,7 +83,7 @@ def test_ranks_that_a_full_disk_ends_are_started_again_once_there_is_room(tmp_pa
     assert "largest there: " in ran.said
     assert "disk/other (" in ran.said
     assert "1 restart; output in disk/runs/" in ran.said
-    status = read_status((tmp_path / "kept/status.json").read_bytes())
+    status = parse_job_status((tmp_path / "kept/status.json").read_bytes())
     assert (status.phase, status.exit_code, status.generation, status.num_restarts) == ("over", 0, 1, 1)
     assert {"verdict", "paused", "restarting"} <= {event.event for event in status.events}
 

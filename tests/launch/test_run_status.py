@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from allranks.model.curve import read_curves
-from allranks.model.job_status import JobStatus, read_status
+from allranks.model.job_status import JobStatus
 from allranks.report.event_table import make_schema
+from allranks.report.readback import parse_job_status
 from allranks.report.rundir import RunDir
 from conftest import Allranks, allranks_command, clean_env, wait_until, write
 
@@ -27,7 +28,7 @@ KINDS: dict[str, Any] = {
 def left_of(tmp_path: Path) -> tuple[JobStatus, list[dict[str, Any]]]:
     run = tmp_path / "runs/latest"
     lines = (run / "attempt_0/events.jsonl").read_text().splitlines()
-    return read_status((run / "status.json").read_bytes()), [json.loads(line) for line in lines]
+    return parse_job_status((run / "status.json").read_bytes()), [json.loads(line) for line in lines]
 
 
 def check_events(events: list[dict[str, Any]]) -> None:
@@ -69,12 +70,12 @@ def test_a_roll_call_says_who_is_missing_and_how_it_ended(tmp_path: Path) -> Non
     with subprocess.Popen(run, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as job:
         path = tmp_path / "runs/a/status.json"
         wait_until(path.exists, "a status")
-        seen = read_status(path.read_bytes())
+        seen = parse_job_status(path.read_bytes())
         said = job.communicate(timeout=60)[0].decode()
     assert (seen.phase, seen.missing, seen.num_nodes, len(seen.nodes)) == ("forming", "node rank 1", 2, 1), said
     assert seen.gives_up_in_s is not None
     assert 0 < seen.gives_up_in_s <= 3
-    last = read_status(path.read_bytes())
+    last = parse_job_status(path.read_bytes())
     assert (last.phase, last.exit_code, last.gives_up_in_s) == ("over", job.returncode, None), said
     assert last.started_s == pytest.approx(seen.started_s, abs=0.1)
 

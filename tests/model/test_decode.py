@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from allranks.model.curve import read_curves
 from allranks.model.foreign import Unreadable, decode_fields, decode_json
 
 
@@ -43,3 +44,8 @@ def test_fields_are_read_each_alone():
     assert decode_fields(b'{"text": [[[]]], "number": 3, "other": [1]}', Note) == Note(number=3)
     with pytest.raises(Unreadable):
         decode_fields(b'["text"]', Note)
+
+
+def test_lines_of_curves_that_are_none_are_left_out():
+    lines = [b'{"step": 1, "time_s": 1, "values": {}}', b'{"step": ' + 100_000 * b"[", b'{"values": {"\xff": 1}}', b""]
+    assert [point.step for point in read_curves(b"\n".join([*lines, lines[0]]))] == [1, 1]

@@ -69,6 +69,8 @@ def test_a_restart_is_told_with_its_cost():
     assert (
         describe_account(shown)[1] == "9 restarts cost at least 1 min 12 s, most 1 min 12 s (AR407 dead-rank on node03)"
     )
+    none = msgspec.structs.replace(RESTART, redo_s=0.04, redo_steps=0)
+    assert account(restarts=(none,))[1].endswith("(AR407 dead-rank on node03): 35 s until the first new step")
     more = RestartCost(generation=1, restart_s=20.0, redo_s=0.0)
     assert account(restarts=(more,))[1] == "1 restart cost 20 s (more nodes): 20 s until the first new step"
 

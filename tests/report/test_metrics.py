@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from allranks.model.job_status import JobStatus, NodeRow
@@ -80,6 +81,15 @@ def test_what_is_not_known_has_no_series() -> None:
         sample.name for sample in make_samples(JobStatus(job="1", written_s=5, started_s=1, phase="", ledger=unseen))
     }
     assert names == {"allranks_last_beat_timestamp_seconds", "allranks_rank_seconds"}
+
+
+def test_ranks_that_have_begun_only_just_are_not_counted_as_unknown() -> None:
+    ranks = (RankLedger(rank=0, node="n1", seconds={"unknown": 1.0, "start": 1.0}),)
+    ledger = Ledger(begun_s=0.0, until_s=1.0, rank_s=2.0, seconds={"unknown": 1.0, "start": 1.0}, ranks=ranks)
+    young = JobStatus(job="1", written_s=60.0, started_s=1.0, phase="running", ledger=ledger)
+    begun, old = msgspec.structs.replace(young, step=1), msgspec.structs.replace(young, written_s=700.0)
+    unknown = "rank_seconds 'n1' 'unknown'"
+    assert [values(status).get(unknown, 0.0) for status in (young, begun, old)] == [0.0, 1.0, 1.0]
 
 
 def test_seconds_of_a_ledger_that_may_lack_ranks_are_not_split_by_node() -> None:

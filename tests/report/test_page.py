@@ -16,13 +16,14 @@ import pytest
 
 from allranks.model.curve import CurvePoint
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
-from allranks.model.job_status import JobStatus, read_status, write_status
+from allranks.model.job_status import JobStatus, write_status
 from allranks.model.ledger import Category, Ledger, LostTime
 from allranks.report.page import render, to_json
 from allranks.report.page_cards import FAILED, parse_roll_call
 from allranks.report.page_charts import draw, split_budget, thin_out
 from allranks.report.page_curves import PageCurve, draw_values
 from allranks.report.page_data import RunOutcome, judge_outcome, read_page
+from allranks.report.readback import parse_job_status
 from allranks.report.rundir import is_own_file
 from conftest import Tell
 from made_run import BEGUN_S, HANG, make_run
@@ -162,7 +163,7 @@ def test_foreign_texts_are_escaped_everywhere(tmp_path: Path) -> None:
     roll_call["cards"]["1"]["facts"]["packages"] = {EVIL: EVIL}
     roll_call["results"][0]["problem"] = EVIL
     (attempt / "roll_call.json").write_text(json.dumps(roll_call))
-    status = read_status((run / "status.json").read_bytes())
+    status = parse_job_status((run / "status.json").read_bytes())
     (run / "status.json").write_bytes(
         write_status(msgspec.structs.replace(status, nodes=tuple(
             msgspec.structs.replace(row, name=EVIL) for row in status.nodes

@@ -99,7 +99,9 @@ def test_a_full_directory_costs_the_files_and_nothing_else(tmp_path: Path) -> No
 
 def test_files_that_make_no_sense_are_none(tmp_path: Path) -> None:
     run_dir = make_run(tmp_path)
-    for text in ("", "[" * 100_000, '{"job": 7}', '{"begun_s": "x"}', "\udcff"):
+    no_text, deep = '{"job": "\udcff", "begun_s": 1, "seconds": {"\udcff": 1}}', '{"x": ' + "[" * 100_000
+    no_date = '{"job": "7", "written_s": 1e12, "started_s": 1, "phase": "", "begun_s": 1, "until_s": 1e12, "rank_s": 1}'
+    for text in ("", "[" * 100_000, '{"job": 7}', '{"begun_s": "x"}', "\udcff", no_text, deep, no_date):
         for name in ("status.json", "goodput.json"):
             (tmp_path / "7" / name).write_text(text, errors="surrogateescape")
         assert run_dir.status_files.read_status() is None

@@ -102,6 +102,10 @@ LINES = {
         replace(TRAINS, phase="forming", generation=1, checkpoint=None),
         "▸ 2:14:07 · 16/16 ranks · restarting · step 1,840/10,000 · restarts 1/3",
     ),
+    "a script without a session after a restart": (
+        replace(HANGS, stuck=None, generation=2, step=40),
+        "▸ 0:21:40 · 8/8 ranks · step 40 since the restart",
+    ),
     "it is paused": (
         replace(HANGS, stuck=None, phase="paused", num_up=0, missing="only 2 of at least 3 nodes", gives_up_in_s=270.0),
         "▸ 0:21:40 · 0/8 ranks · paused: only 2 of at least 3 nodes, at most 4:30 more",

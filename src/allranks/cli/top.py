@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -11,22 +10,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import click
-import msgspec
 
 from allranks.cli import complete
 from allranks.cli.options import json_option, log_dir_option
-from allranks.files.regular import find_regular
 from allranks.model.errors import AllranksError, UsageError
-from allranks.model.job_status import FILE, JobStatus, read_status
+from allranks.model.job_status import FILE
 from allranks.report.machine import to_json
 from allranks.report.remains import last_line_of
 from allranks.report.rundir import LATEST, as_file_name
-from allranks.report.runs import Run, find_run, read_verdict
+from allranks.report.runs import Run, find_run, read_job_status, read_verdict
 from allranks.report.text import Style
 from allranks.report.top_rows import OLD_S, TopView, make_view, render_view
 
-MAX_BYTES = 1 << 20
-"""Of a status; a leader writes at most 64 KB."""
 MAX_LOGS = 24
 """Rows whose last line is read: each costs some requests to a file server."""
 VERB_S = 60.0
@@ -108,7 +103,7 @@ def run_command(command: Sequence[str]) -> str:
 
 def look(run: Run) -> TopView | None:
     """Return the screen of a run, as its files are now; None if it has no status."""
-    status = find_status(run.path)
+    status = read_job_status(run.path)
     if status is None:
         return None
     now_s, attempt = time.time(), run.path / f"attempt_{status.attempt}"
@@ -123,16 +118,8 @@ def look(run: Run) -> TopView | None:
     return make_view(status, now_s=now_s, last_lines=last_lines, exit_code=exit_code)
 
 
-def find_status(run_path: Path) -> JobStatus | None:
-    """Return what the leader wrote last; None if there is none, or it cannot be read."""
-    data = find_regular(run_path / FILE, at_most=MAX_BYTES)
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # a ValidationError is a DecodeError
-        return None if data is None else read_status(data)
-    return None
-
-
 def describe_missing(run: Run) -> str:
     """Return why a run has no status."""
     if run.verdict is not None:
-        return f"run {run.id} has ended and left no {FILE}; to see what happened: allranks why {run.id}"
+        return f"run {run.id} has ended and left no readable {FILE}; to see what happened: allranks why {run.id}"
     return f"run {run.id} has no {FILE} yet; its leader writes it once the ranks are started"

@@ -240,6 +240,8 @@ class WriteStatus(Effect, frozen=True):
     """Write down what the job does now, instead of what was written before; its times are by the leader's clock."""
 
     status: JobStatus
+    ledger: Ledger | None = None
+    """That of the status, with its rows of ranks."""
 
 
 class WriteLedger(Effect, frozen=True):

@@ -31,6 +31,8 @@ MAX_SIZES = 64
 
 Age = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """Seconds; neither NaN nor infinite."""
+Moment = Annotated[float, msgspec.Meta(ge=0, le=4e9)]
+"""Seconds since the epoch, up to the year 2096, so that it is a date for whoever shows it."""
 Word = Annotated[str, msgspec.Meta(max_length=300)]
 """Whatever its characters: who prints it makes them harmless (report.text)."""
 _MOST = 2**62

@@ -12,6 +12,8 @@ from typing import Annotated
 
 import msgspec
 
+from allranks.model.foreign import Unreadable, decode_json
+
 FILE = "curves.jsonl"
 MAX_POINTS = 10_000
 MAX_NAMES = 64
@@ -40,6 +42,6 @@ def read_curves(data: bytes) -> list[CurvePoint]:
     """
     points = []
     for line in data.splitlines():
-        with contextlib.suppress(msgspec.MsgspecError, UnicodeError):
-            points.append(msgspec.json.decode(line, type=CurvePoint))
+        with contextlib.suppress(Unreadable):
+            points.append(decode_json(line, CurvePoint))
     return points

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from allranks.model.beat import Age, Amount, InterfaceSeen, Whole, Word
+from allranks.model.beat import Age, Amount, InterfaceSeen, Moment, Whole, Word
 from allranks.model.ledger import Ledger
 
 FILE = "status.json"
@@ -80,7 +80,7 @@ class Stuck(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class EventSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One of the last events."""
 
-    time_s: Age
+    time_s: Moment
     event: Word
     text: Word = ""
 
@@ -89,9 +89,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One job."""
 
     job: Word
-    written_s: Age
+    written_s: Moment
     """Since the epoch, by the leader's clock: what is older than some seconds is not of now."""
-    started_s: Age
+    started_s: Moment
     phase: Word
     """Of launch.lead.course.Phase: `running`, `stopping`, `forming`, ... `over`."""
     attempt: Amount = 0
@@ -112,7 +112,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     eta_s: Age | None = None
     checkpoint: Whole | None = None
     """Step of the newest complete one."""
-    checkpoint_s: Age | None = None
+    checkpoint_s: Moment | None = None
     """Since the epoch: when it was complete."""
     num_restarts: Amount = 0
     max_restarts: Amount = 0
@@ -138,15 +138,6 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def age_s(self) -> float:
         """How long the job runs, up to when this was written."""
         return max(0.0, self.written_s - self.started_s)
-
-
-def read_status(data: bytes) -> JobStatus:
-    """Return what a leader wrote.
-
-    Raises:
-        msgspec.ValidationError, msgspec.DecodeError: it is none.
-    """
-    return msgspec.json.decode(data, type=JobStatus)
 
 
 def write_status(status: JobStatus) -> bytes:

@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from allranks.model.beat import Age, Amount, Word
+from allranks.model.beat import Age, Amount, Moment, Word
 
 MAX_RANKS = 64
 """Ranks of which a ledger has rows: those that lost most."""
@@ -77,7 +77,7 @@ class RestartCost(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     cause: Word = ""
     """`AR407 dead-rank`."""
     node: Word = ""
-    at_s: Age = 0.0
+    at_s: Moment = 0.0
     """Since the epoch."""
     restart_s: Age = 0.0
     """Wall time from the fault to the first new step."""
@@ -116,9 +116,9 @@ class Chronic(msgspec.Struct, frozen=True, kw_only=True):
 class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The whole account of a job, over all attempts and generations; `seconds` sums to `rank_s`."""
 
-    begun_s: Age
+    begun_s: Moment
     """Since the epoch: when the job could have begun (SLURM's EligibleTime), else when it was started."""
-    until_s: Age
+    until_s: Moment
     rank_s: Age
     """Wall time times ranks, of each generation those that it had."""
     seconds: Mapping[str, Age]

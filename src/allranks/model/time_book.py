@@ -23,6 +23,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from allranks.model.beat import Moment
 from allranks.model.foreign import UNREADABLE, Unreadable
 from allranks.model.pace import PACE_STATES, Amount, PaceState
 
@@ -112,7 +113,7 @@ class RankBook(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class TimeBook(msgspec.Struct, frozen=True, array_like=True):
     """One node, as long as one agent of it lived."""
 
-    begun_s: Annotated[float, Meta(ge=0, le=4e9)]
+    begun_s: Moment
     """Since the epoch: begin of the first column."""
     until_us: Annotated[int, Meta(ge=0, le=1 << 52)]
     """When it was written last, since `begun_s`."""

@@ -16,6 +16,8 @@ from allranks.report.status_line import describe_rate, describe_step
 from allranks.report.text import count_of, describe_time, one_line
 
 MOST_LOSSES = 3
+MIN_REDO_S = 0.05
+"""Lost steps that take less time are not worth a word."""
 MIN_SHARE = 0.005
 """A smaller loss is not worth a word."""
 WORDS = {
@@ -121,7 +123,7 @@ def _describe_restarts(ledger: Ledger, status: JobStatus) -> str:
     if number > 1:
         return f"{head}, most {describe_time(_cost_of(worst))} ({why})"
     again = ""
-    if worst.redo_s:
+    if worst.redo_s is not None and worst.redo_s >= MIN_REDO_S:
         steps = f"{count_of(worst.redo_steps, 'step')} again" if worst.redo_steps else "lost steps again"
         again = f", {steps} in {describe_time(worst.redo_s)}"
     elif worst.redo_s is None:

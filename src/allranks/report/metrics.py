@@ -19,6 +19,8 @@ from allranks.model.safe_text import as_utf8
 MAX_WAITED_FOR = 8
 """Ranks with a series of their own: those that others waited for longest."""
 
+UNTOLD_S = 600.0
+"""Ranks that import and load have booked nothing yet: until the first step, or for so long, that is not `unknown`."""
 SECONDS = "allranks_rank_seconds"
 STEPS = "allranks_steps"
 GOODPUT = "allranks_goodput_ratio"
@@ -72,8 +74,14 @@ def make_samples(status: JobStatus) -> list[Sample]:
     found = found or [Sample(LAST_BEAT, (job, ""), status.written_s)]
     if ledger is not None:
         found += _of_ledger(job, ledger)
+    if status.step is None and status.age_s < UNTOLD_S:
+        found = [sample._replace(value=0.0) if _is_unknown(sample) else sample for sample in found]
     series = {(sample.name, tuple(map(as_utf8, sample.labels))): sample.value for sample in found}
     return [Sample(*key, value) for key, value in series.items()]
+
+
+def _is_unknown(sample: Sample) -> bool:
+    return sample.name == SECONDS and sample.labels[-1] == Category.UNKNOWN
 
 
 def _of_ledger(job: str, ledger: Ledger) -> list[Sample]:

@@ -25,9 +25,7 @@ from allranks.model.curve import FILE as CURVES
 from allranks.model.curve import CurvePoint, read_curves
 from allranks.model.errors import Exit
 from allranks.model.finding import Finding, Severity, Verdict
-from allranks.model.foreign import UNREADABLE, Unreadable, decode_json
-from allranks.model.job_status import FILE as STATUS
-from allranks.model.job_status import JobStatus, NodeRow, read_status
+from allranks.model.job_status import JobStatus, NodeRow
 from allranks.model.ledger import Ledger
 from allranks.report.books import Lanes, lanes, read_books
 from allranks.report.history import Restart
@@ -37,7 +35,7 @@ from allranks.report.page_curves import PageCurve, draw_all
 from allranks.report.page_fault import LastLines, Place, find_nodes, list_files, read_last_lines, read_places
 from allranks.report.readback import MAX_BYTES, MAX_ROLL_CALL_BYTES, parse_settings, read_events
 from allranks.report.rundir import as_file_name
-from allranks.report.runs import Run, read_run, sort_by_number
+from allranks.report.runs import Run, read_job_status, read_ledger, read_run, sort_by_number
 from allranks.report.text import one_line
 
 MAX_EVENTS = 200
@@ -175,8 +173,8 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
     attempts = sort_by_number(path.glob("attempt_*"))
     files = list_files(run.attempt_path) if attempts else {}
     node_of = find_nodes(files)
-    status = _find_status(path / STATUS)
-    ledger = _find(path / "goodput.json", Ledger)
+    status = read_job_status(path)
+    ledger = read_ledger(path)
     roll_call = parse_roll_call(find_regular(run.attempt_path / "roll_call.json", at_most=MAX_ROLL_CALL_BYTES) or b"")
     verdict = run.verdict
     findings = tuple(map(mask_finding, verdict.findings)) if verdict else ()
@@ -234,21 +232,6 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
 def _read_values(attempt: Path) -> list[CurvePoint]:
     """Return the values of `step.log`, as rank 0 has written them."""
     return read_curves(find_regular(attempt / CURVES, at_most=MAX_CURVES_BYTES) or b"")
-
-
-def _find_status(path: Path) -> JobStatus | None:
-    data = find_regular(path, at_most=MAX_BYTES)
-    with contextlib.suppress(*UNREADABLE):
-        return None if data is None else read_status(data)
-    return None
-
-
-def _find(path: Path, kind: type[Ledger]) -> Ledger | None:
-    data = find_regular(path, at_most=MAX_BYTES)
-    with contextlib.suppress(Unreadable):
-        found: Ledger | None = None if data is None else decode_json(data, kind)
-        return found
-    return None
 
 
 def _read_events(path: Path) -> tuple[dict[str, Any], ...]:

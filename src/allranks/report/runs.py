@@ -215,9 +215,14 @@ def read_run(path: Path) -> Run:
 
 
 def read_ledger(path: Path) -> Ledger | None:
-    """Return where the time of a run went; None if its directory does not tell."""
-    data = find_regular(path / GOODPUT, at_most=MAX_STATUS_BYTES)
-    return None if data is None else parse_ledger(data)
+    """Return where the time of a run went; None if its directory does not tell.
+
+    The ledger of a leader that works, or was killed, is up to a minute old; its status has a newer one, without ranks.
+    """
+    data, status = find_regular(path / GOODPUT, at_most=MAX_STATUS_BYTES), read_job_status(path)
+    ledger = None if data is None else parse_ledger(data)
+    newer = None if status is None else status.ledger
+    return newer if ledger is None or (newer is not None and newer.until_s > ledger.until_s) else ledger
 
 
 def read_job_status(path: Path) -> JobStatus | None:

@@ -19,13 +19,12 @@ from typing import Protocol
 import msgspec
 
 from allranks.files.folder import Folder
-from allranks.model.job_status import FILE, JobStatus, read_status, write_status
+from allranks.model.job_status import FILE, JobStatus, write_status
 from allranks.model.ledger import Ledger
 from allranks.report.mask import mask_secrets
+from allranks.report.readback import MAX_STATUS_BYTES, parse_job_status, parse_ledger
 
 GOODPUT = "goodput.json"
-MAX_BYTES = 1 << 20
-"""Of a file that is read: a leader writes at most 64 KB."""
 CLOSE_S = 2.0
 """How long the end of a job waits for a slow file server."""
 
@@ -69,14 +68,14 @@ class StatusFiles:
 
     def read_ledger(self) -> Ledger | None:
         """Return what the last leader of this run, or its last attempt, has written; None: nothing that can be read."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode(self._hold(make=False).read(GOODPUT, at_most=MAX_BYTES), type=Ledger)
+        with contextlib.suppress(OSError):
+            return parse_ledger(self._hold(make=False).read(GOODPUT, at_most=MAX_STATUS_BYTES))
         return None
 
     def read_status(self) -> JobStatus | None:
         """Return the last status that was written; None: there is none that can be read."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return read_status(self._hold(make=False).read(FILE, at_most=MAX_BYTES))
+        with contextlib.suppress(OSError):
+            return parse_job_status(self._hold(make=False).read(FILE, at_most=MAX_STATUS_BYTES))
         return None
 
     def close(self, within_s: float = CLOSE_S) -> None:

@@ -95,10 +95,11 @@ def describe_rate(steps_per_s: float) -> str:
 
 
 def describe_step(status: JobStatus) -> str:
-    """Return `step 1,840/10,000`; empty if no step is known."""
+    """Return `step 1,840/10,000`; without a session `step 40 since the restart`; empty if no step is known."""
     if status.step is None:
         return ""
-    return f"step {status.step:,}" + (f"/{status.total_steps:,}" if status.total_steps else "")
+    since = " since the restart" if status.generation and not status.is_step_of_session else ""
+    return f"step {status.step:,}" + (f"/{status.total_steps:,}" if status.total_steps else since)
 
 
 def _describe_work(status: JobStatus, *, has_bar: bool) -> list[_Part]:

@@ -35,7 +35,7 @@ def describe_traffic(traffic: Traffic, *, at: str = "") -> list[str]:
     head = []
     if traffic.wait_share is not None and traffic.step_s is not None:
         head.append(f"{100 * traffic.wait_share:.0f} % of the time is spent waiting for communication")
-        head.append(f"{1e3 * traffic.step_s:.0f} ms a step (at step {traffic.iteration})")
+        head.append(f"and a step takes {1e3 * traffic.step_s:.0f} ms (at step {traffic.iteration})")
     elif traffic.nodes:
         head.append("it is not known how long ranks wait")
     lines = [", ".join([*head, *([at] if at else [])])] if head else []

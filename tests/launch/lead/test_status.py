@@ -24,11 +24,12 @@ from allranks.launch.lead.step_rate import StepRate
 from allranks.model.beat import CallSeen, GroupSeen, InterfaceSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
-from allranks.model.job_status import EventSeen, JobStatus, NodeRow, RankRow, read_status, write_status
+from allranks.model.job_status import EventSeen, JobStatus, NodeRow, RankRow, write_status
 from allranks.model.ledger import Ledger, RankLedger
 from allranks.model.membership import Member, Membership
 from allranks.model.pace import PACE_STATES, Pace, PaceState
 from allranks.model.past import History, Past
+from allranks.report.readback import parse_job_status
 from allranks.wire.protocol import Beat, Ended, Stopped, WorkerEnd
 
 NOW_S = 1000.0
@@ -346,7 +347,7 @@ def test_a_status_of_1024_ranks_that_all_differ_has_at_most_64_kb() -> None:
     assert len(write_status(status)) > MAX_BYTES
     data = write_status(fit(status))
     assert MAX_BYTES / 2 < len(data) <= MAX_BYTES
-    assert read_status(data).rows[0] == status.rows[0]
+    assert parse_job_status(data).rows[0] == status.rows[0]
 
 
 def test_a_leader_of_1024_ranks_writes_valid_json_below_64_kb() -> None:
@@ -360,7 +361,7 @@ def test_a_leader_of_1024_ranks_writes_valid_json_below_64_kb() -> None:
     status = last(leader.step(Due(now_s=3.0)))
     data = write_status(status)
     assert len(data) < 64 << 10
-    assert read_status(data) == status
+    assert parse_job_status(data) == status
     assert (status.num_ranks, len(status.nodes), status.rows[0].is_culprit) == (1024, 96, True)
 
 

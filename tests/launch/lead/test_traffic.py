@@ -118,7 +118,8 @@ def test_status_shows_the_newest_of_it_and_prints_it_as_json(allranks: Allranks,
             run_dir.add_event(each.event, **each.fields)
     ended = allranks("status", "latest")
     assert (
-        "network   63 % of the time is spent waiting for communication, 398 ms a step (at step 780), " in ended.stdout
+        "network   63 % of the time is spent waiting for communication, and a step takes 398 ms (at step 780), "
+        in ended.stdout
     )
     words = (
         "            node03: ens1f1 760 Mbit/s out, 760 Mbit/s in, 77 % of the time at 98 % of 1 Gbit/s; "

@@ -230,9 +230,7 @@ def _describe_now(report: JobReport, now: datetime, style: Style) -> str:
 
 def _describe_time(report: JobReport) -> str:
     """Return where the time of a job went; empty if its files do not tell."""
-    newer = report.status.ledger if report.status is not None else None
-    told = [ledger for ledger in (report.ledger, newer) if ledger is not None]
-    return describe_goodput(max(told, key=lambda ledger: ledger.until_s)) if told else ""
+    return describe_goodput(report.ledger) if report.ledger is not None else ""
 
 
 def _describe_state(job: JobState, now: datetime) -> str:

@@ -124,11 +124,11 @@ class LeaderDriver:
                 print_findings(findings)
             case events.Record(event=event, fields=fields):
                 self.run_dir.add_event(event, **fields)
-            case events.WriteStatus(status=status):
+            case events.WriteStatus(status=status, ledger=ledger):
                 offset_s = time.time() - time.monotonic()
                 told = on_wall_clock(status, offset_s=offset_s, started_s=self._started_s)
                 self.run_dir.status_files.show(told)
-                self._metrics.offer(told, now_s=time.monotonic())
+                self._metrics.offer(msgspec.structs.replace(told, ledger=ledger), now_s=time.monotonic())
             case events.WriteLedger(ledger=ledger):
                 self.run_dir.status_files.keep(ledger)
             case events.ExpectBack(node=node, name=name) if self._can_revive:

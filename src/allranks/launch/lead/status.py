@@ -137,7 +137,8 @@ class StatusKeeper:
         for record in records:
             self.note(record.event, record.fields, now_s)
         effects: list[Effect] = [*records]
-        effects.append(events.WriteStatus(status=self._make(known, scene, now_s, guard_s, waiting, stuck)))
+        status = self._make(known, scene, now_s, guard_s, waiting, stuck)
+        effects.append(events.WriteStatus(status=status, ledger=self._ledger))
         if is_kept and self._ledger is not None:
             self._ledger_due_s = now_s + LEDGER_S
             effects.append(events.WriteLedger(ledger=self._ledger))
