@@ -227,7 +227,7 @@ class Books:
         ]
         _, saved_s, saved_step = self._saved
         for account in self._accounts.values():
-            account.stop(at_s)
+            account.stop(at_s, has_stood_still=not died_s)
         if told:
             fault.redo_steps = max(0, max(told) - (self._checkpoint or 0))
             redo_s = mean(account.lose(self._checkpoint) for account in self._accounts.values())

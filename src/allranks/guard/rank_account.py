@@ -24,6 +24,8 @@ from allranks.model.pace import PACE_STATES, Pace, PaceState
 
 TAIL_S = 3.0
 """So long may the present state go on behind a word; what is longer is unknown."""
+STANDSTILL_US = 5_000_000
+"""A rank that a fault finds in one step for longer did no work there. One in a backward pass may wait for others."""
 POINT_S, MAX_POINTS = 1.0, 64
 """What is remembered of the way since the last checkpoint: one point a second; of more, every second one goes."""
 
@@ -142,9 +144,16 @@ class Account:
             self.until_s = max(at_s, self.begun_s)
             self.has_ended_well, self.is_dead = is_well, is_dead
 
-    def stop(self, at_s: float) -> None:
-        """A fault has ended its generation; it may have said more meanwhile, which is taken back."""
+    def stop(self, at_s: float, *, has_stood_still: bool = False) -> None:
+        """A fault has ended its generation; it may have said more meanwhile, which is taken back.
+
+        Args:
+            has_stood_still: no rank has died, so one that has been in one step for long has done no work there.
+        """
         self._is_stopped = True
+        pace = self.pace
+        if has_stood_still and pace is not None and pace.state == STEP and pace.state_us > STANDSTILL_US:
+            at_s = min(at_s, self.told_s - pace.state_us / 1e6)
         self.until_s = max(self.begun_s, at_s if self.until_s is None else min(self.until_s, at_s))
 
     def has_not_called(self, group: str, seq: int) -> bool:
