@@ -299,10 +299,10 @@ def test_damaged_files_cost_their_part_only(tmp_path: Path, damage: str) -> None
 def test_numbers_that_nobody_measured_break_no_page(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     ledger = msgspec.json.decode((run / "goodput.json").read_bytes())
-    huge = {"begun_s": 1e14, "until_s": 1e15, "rank_s": 1e-320, "seconds": {"step": 1e15, "wait": 5e-324}}
+    huge = {"begun_s": 1.0, "until_s": 3.9e9, "rank_s": 1e-320, "seconds": {"step": 1e15, "wait": 5e-324}}
     (run / "goodput.json").write_bytes(msgspec.json.encode(ledger | huge))
     status = msgspec.json.decode((run / "status.json").read_bytes())
-    about = {"checkpoint_s": 1e15, "steps_per_s": 1e15, "rates": [1e15, 0.0, 5e-324], "step": 1 << 60}
+    about = {"checkpoint_s": 3.9e9, "steps_per_s": 1e15, "rates": [1e15, 0.0, 5e-324], "step": 1 << 60}
     (run / "status.json").write_bytes(msgspec.json.encode(status | about))
     values = [{"loss": 1e308, "small": 5e-324, "wide": 1e149}, {"loss": -1e308, "small": 0.0, "wide": -1e149}]
     lines = [{"step": step, "time_s": 0.0, "values": told} for step, told in zip((0, 1 << 60), values, strict=True)]
