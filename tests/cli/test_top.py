@@ -100,7 +100,8 @@ def test_an_unknown_job_and_a_run_that_ended_before_say_so(run_dir: RunDir, tell
 def test_without_textual_one_line_says_how_to_install_it(
     run_dir: RunDir, tell: Tell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "textual", None)
+    for name in ("textual", "textual.app"):  # the second one may be there from another test
+        monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.delitem(sys.modules, "allranks.cli.top_app", raising=False)
     monkeypatch.setattr(top, "has_terminal", lambda: True)
     told = tell("top")
