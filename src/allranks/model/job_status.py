@@ -6,7 +6,7 @@ metrics are pure functions of this.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
@@ -142,5 +142,4 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 def write_status(status: JobStatus) -> bytes:
     """Return it as bytes for the file."""
-    found: Any = msgspec.json.encode(status)
-    return bytes(found)
+    return msgspec.json.encode(status)

@@ -151,9 +151,3 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         if not self.is_steps_seen or self.rank_s <= 0:
             return None
         return min(1.0, sum(self.seconds.get(category, 0.0) for category in PRODUCTIVE) / self.rank_s)
-
-    def share(self, *categories: Category) -> float:
-        """Share of these categories in all rank-seconds."""
-        if self.rank_s <= 0:
-            return 0.0
-        return sum(self.seconds.get(category, 0.0) for category in categories) / self.rank_s
