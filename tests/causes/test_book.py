@@ -73,7 +73,7 @@ def test_nothing_is_called_as_something_else_is() -> None:
 
 def test_causes_are_in_the_order_of_their_ids_and_every_file_is_read() -> None:
     assert [cause.id for cause in CAUSES] == sorted(cause.id for cause in CAUSES)
-    files = {path.name for path in TEXT.iterdir()} - {"README.md", "patterns.toml"}
+    files = {path.name for path in TEXT.iterdir()} - {"README.md", "patterns.toml", "marks.toml"}
     assert files - {f"{cause.id}-{cause.name}.md" for cause in CAUSES} == set()
 
 
@@ -342,7 +342,7 @@ They are blue.
 [[sign]]
 match = '(?&color) node (?P<node>[a-z0-9]+)'
 source = "colors 1.0, nodes.c"
-role = "likely"
+said = "kernel"
 hits = ['a blue node node07']
 ```
 """
@@ -353,7 +353,7 @@ def test_a_text_is_read() -> None:
     assert (cause.label, cause.title, cause.sections) == (
         "AR999 too-blue", "Nodes are too blue.", {"What it means": "They are blue."},
     )  # fmt: skip
-    assert [(sign.pattern, sign.role.name) for sign in cause.signs] == [("blue node (?P<node>[a-z0-9]+)", "LIKELY")]
+    assert [(sign.pattern, sign.said.name) for sign in cause.signs] == [("blue node (?P<node>[a-z0-9]+)", "KERNEL")]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,12 @@ def test_a_text_is_read() -> None:
         ('exit = "setup"\n', "", ":1: Object missing required field `exit`"),
         ("AR999", "AR998", ":4: id = 'AR998', expected 'AR999' as in the file's name"),
         ("(?&color)", "(?&colour)", ":18: no part `colour` in patterns.toml"),
-        ('role = "likely"', 'role = "like"', ":20: 'like': expected primary, likely, generic, victim, context"),
+        (
+            'said = "kernel"',
+            'said = "kernle"',
+            ":20: 'kernle': expected self, kernel, scheduler, launcher, observer, inferred",
+        ),
+        ('said = "kernel"', 'fact = "end"', ":20: Invalid enum value 'end'"),
         ('id = "AR999"\n', "", ":1: Object missing required field `id`"),
         ('id = "AR999"', 'name = "too-blue"', ":4: Object contains unknown field `name`"),
         ("[[sign]]", "[[sgin]]", ":17: Object contains unknown field `sgin`"),
@@ -441,6 +446,8 @@ def test_the_site_has_a_page_of_each_cause_with_its_lines() -> None:
     assert [cause.id for cause in CAUSES if cause.label not in pages["README.md"]] == []
     assert "seen in real logs" in pages["AR105-gpu-hardware.md"]
     assert "seen in real logs" not in pages["AR204-mtu-blackhole.md"]
+    assert "it says that a device failed:" in pages["AR105-gpu-hardware.md"]
+    assert "it proves nothing alone:" in pages["AR105-gpu-hardware.md"]
     hits = [(cause, hit) for cause in CAUSES for hit in cause.hits if "\n" not in hit]
     assert [hit for cause, hit in hits if f"    {hit}\n" not in pages[f"{cause.id}-{cause.name}.md"]] == []
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from allranks.causes.book import all_causes
 from allranks.why.blame import conclude
-from allranks.why.clocks import clock_of, estimate_offsets, measure_clocks, read_moments
 from allranks.why.logs.line import read_line
 from allranks.why.logs.log_events import Logs, list_patterns, read_events
 from allranks.why.logs.sources import Source
+from allranks.why.times import clock_of, estimate_offsets, measure_clocks, read_moments
 
 PATTERNS = list_patterns(all_causes())
 START_S = 1_790_000_000.0
@@ -28,6 +28,10 @@ def read(*lines: tuple[str, float, str]) -> Logs:
         stamp = datetime.fromtimestamp(START_S + at_s, UTC).strftime("%Y-%m-%d %H:%M:%S,%f")
         events += read_events(read_line(f"{stamp} {words}".encode(), source, number), PATTERNS)
     return Logs(tuple(sorted(events, key=lambda event: event.line.source.shown)), ())
+
+
+def offsets_s(logs: Logs) -> dict[str, float]:
+    return {clock: offset.seconds for clock, offset in estimate_offsets(logs).items()}
 
 
 def timeout(rank: int, seq: int) -> str:
@@ -80,7 +84,7 @@ CASES: list[tuple[str, list[tuple[str, float, str]], dict[str, float]]] = [
 
 @pytest.mark.parametrize(("lines", "offsets"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_offsets_come_from_what_all_saw_at_once(lines: list[tuple[str, float, str]], offsets: dict[str, float]) -> None:
-    assert estimate_offsets(read(*lines)) == pytest.approx(offsets)
+    assert offsets_s(read(*lines)) == pytest.approx(offsets)
 
 
 def test_times_without_a_year_are_not_compared_with_others() -> None:
@@ -105,7 +109,7 @@ def test_what_came_first_is_asked_by_corrected_clocks() -> None:
         ("n1", 100, "OSError: [Errno 24] Too many open files"),
         ("n2", -3490, "OSError: [Errno 28] No space left on device"),
     )
-    assert estimate_offsets(logs) == {"n2": -3600.0}
+    assert offsets_s(logs) == {"n2": -3600.0}
     assert [each.cause.name for each in conclude(logs)][:2] == ["too-many-open-files", "disk-full"]
 
 

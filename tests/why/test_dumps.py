@@ -22,8 +22,9 @@ from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain
 from allranks.recorder.wait_graph import StandstillKind, find_stops
 from allranks.why.blame import conclude
-from allranks.why.dumps import DumpError, conclude_dumps, find_dumps, is_dump, parse_dump, read_dumps
+from allranks.why.dumps import DumpError, find_dumps, is_dump, parse_dump, read_dumps
 from allranks.why.logs.log_events import Logs
+from allranks.why.stops import read_stops
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
 
@@ -62,7 +63,7 @@ def file_of(entries: list[dict[str, Any]], ranks: str = "[0, 1, 2]", **more: Any
 
 
 def dump(rank: int, *calls: Call, **more: Any) -> Dump:
-    return Dump(rank, calls, **more)
+    return Dump(rank, calls, **{"is_whole": True} | more)
 
 
 def raw(group: str, seq: int, op: str, sizes=(), output_sizes=(), dtypes=(), output_dtypes=(), **more: Any) -> Call:
@@ -132,7 +133,7 @@ STOPS: list[tuple[str, list[Dump], StandstillKind | None, tuple[int, ...], tuple
     (
         "no dump of one",
         [dump(0, call(2), members=WORLD), dump(1, call(2), members=WORLD)],
-        StandstillKind.NO_DUMP, (2,), (0, 1), True,
+        StandstillKind.MISSING, (2,), (0, 1), True,
     ),
     (
         "who waits in another group is no culprit",
@@ -232,7 +233,7 @@ def test_the_users_frame_and_the_group_stand_in_the_message(tmp_path: Path) -> N
         (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(file_of(calls), protocol=2))
     (tmp_path / "rank_0.err").write_text("Watchdog caught collective operation timeout\n")
     problems: list[Any] = []
-    (conclusion,) = conclude_dumps(read_dumps(find_dumps([str(tmp_path)]), problems))
+    conclusion, *_ = conclude(Logs((), ()), read_dumps(find_dumps([str(tmp_path)]), problems))
     assert not problems
     assert conclusion.cause.name == "straggler-rank"
     assert conclusion.confidence is Confidence.CERTAIN
@@ -241,18 +242,25 @@ def test_the_users_frame_and_the_group_stand_in_the_message(tmp_path: Path) -> N
         "rank 1 did not enter collective 2 (all_reduce) of group 0 (default_pg); ranks 0,2 waited in it at "
         "/home/u/train.py:7 in step; the last call of rank 1 was all_reduce [8] Float at /home/u/train.py:7 in step"
     )
-    assert [(line.source.shown, line.number, line.rank) for line in conclusion.evidence] == [
-        ("nccl_trace_rank_1", 1, 1),
-        ("nccl_trace_rank_0", 2, 0),
+    assert [(place.source, place.line) for place in conclusion.evidence] == [
+        ("nccl_trace_rank_1", 1),
+        ("nccl_trace_rank_0", 2),
     ]
 
 
 def test_a_json_dump_says_the_same() -> None:
-    plain = file_of([entry(1, done=True), entry(2)], pg_status={"0": {"last_enqueued_collective": "2"}})
+    plain = file_of([entry(1, done=True), entry(2)])
     from_pickle = parse_dump(pickle.dumps(plain, protocol=2), rank=0)
     assert parse_dump(json.dumps(plain).encode(), rank=0) == from_pickle
-    assert from_pickle.enqueued == {"0": 2}
-    assert from_pickle.members == {"0": (0, 1, 2)}
+    assert (from_pickle.started, from_pickle.members) == ({"0": 2}, {"0": (0, 1, 2)})
+    counted = file_of([], pg_status={"0": {"last_enqueued_collective": "2"}})
+    assert parse_dump(json.dumps(counted).encode(), rank=0).enqueued == {"0": 2}
+
+
+def test_a_time_that_is_none_is_not_known() -> None:
+    entries = [entry(1, time_created_ns=10**400), entry(2, time_created_ns=-1)]
+    read = parse_dump(json.dumps(file_of(entries)).encode(), rank=1)
+    assert [call.created_s for call in read.calls] == [None, None]
 
 
 def test_formats_before_2_are_read() -> None:
@@ -282,7 +290,7 @@ def test_a_snapshot_of_a_running_job_is_undecided() -> None:
     started = 1_700_000_000.0
     data = [pickle.dumps(file_of([entry(2)])), pickle.dumps(file_of([entry(1, done=True)]))]
     dumps = [parse_dump(each, rank=rank, taken_s=started + 1) for rank, each in enumerate(data)]
-    assert [each.confidence for each in conclude_dumps(dumps)] == [Confidence.UNDECIDED]
+    assert next(read_stops(dumps)).confidence is Confidence.UNDECIDED
 
 
 def test_the_answer_of_why_has_what_the_dumps_come_to() -> None:
@@ -291,8 +299,27 @@ def test_the_answer_of_why_has_what_the_dumps_come_to() -> None:
     assert (first.cause.name, first.culprit.ranks, first.victims) == ("straggler-rank", (1,), {0, 2})
 
 
+def test_of_nccl_a_circle_is_proven_by_what_the_gpus_have_started() -> None:
+    """Rank 1 has group 2 on its GPU and group 1 queued behind it, the others the other way round."""
+    groups = {name: {"name": name, "desc": "undefined", "ranks": "[0, 1, 2]"} for name in ("1", "2")}
+    confidences = []
+    for states in ("started", "scheduled"), ("scheduled", "scheduled"):
+        dumps = []
+        for rank in range(3):
+            own = ("2", "1") if rank == 1 else ("1", "2")
+            calls = [entry(3, group=group, state=state) for group, state in zip(own, states, strict=True)]
+            data = pickle.dumps(file_of(calls, pg_config=groups))
+            dumps.append(parse_dump(data, rank=rank, taken_s=1_700_000_600.0))
+        conclusion, *_ = conclude(Logs((), ()), dumps)
+        confidences.append((conclusion.cause.name, conclusion.confidence, conclusion.culprit.ranks))
+    assert confidences == [
+        ("collective-mismatch", Confidence.CERTAIN, (1,)),
+        ("collective-timeout", Confidence.UNDECIDED, ()),
+    ]
+
+
 def test_no_dumps_come_to_nothing() -> None:
-    assert list(conclude_dumps([])) == []
+    assert list(read_stops([])) == []
     assert find_dumps(["-", "4711", "/nowhere"]) == ()
 
 
@@ -372,7 +399,7 @@ def test_a_damaged_dump_is_read_or_refused(at: int, byte: int, end: int) -> None
         found = parse_dump((WHOLE[:at] + bytes([byte]) + WHOLE[at + 1 :])[:end], rank=0)
     except DumpError:
         return
-    list(conclude_dumps([found]))
+    list(read_stops([found]))
 
 
 def test_a_large_file_is_not_read() -> None:
@@ -394,10 +421,13 @@ fault, out, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
 dist.init_process_group("gloo", init_method="file://" + out + "/store", rank=rank, world_size=3,
                         timeout=datetime.timedelta(seconds=60))
 pair = dist.new_group([0, 1], group_desc="pair")
+one, two = dist.new_group([0, 1, 2], group_desc="one"), dist.new_group([0, 1, 2], group_desc="two")
 ones = torch.ones(8)
 dist.all_reduce(ones)
 if rank < 2:
     dist.all_reduce(ones, group=pair)
+for group in one, two:
+    dist.all_reduce(ones, group=group)
 dist.barrier()
 def dump():
     time.sleep(1.5)
@@ -410,7 +440,10 @@ def dump():
     time.sleep(0.3)
     os._exit(0)
 threading.Thread(target=dump).start()
-if fault in ("late", "json") and rank == 1:
+if fault == "cross":
+    for group in (two, one) if rank == 1 else (one, two):
+        dist.all_reduce(ones, group=group)
+if fault == "json" and rank == 1:
     time.sleep(60)
 if fault == "op" and rank == 1:
     dist.all_gather([torch.ones(8) for _ in range(3)], ones)
@@ -427,7 +460,7 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("fault", "cause", "says"),
     [
-        ("late", "straggler-rank", "rank 1 did not enter collective 3 (all_reduce) of group 0 (default_pg)"),
+        ("cross", "collective-mismatch", "rank 1 called the groups in another order than ranks 0,2: "),
         ("json", "straggler-rank", "rank 1 did not enter collective 3 (all_reduce) of group 0 (default_pg)"),
         ("op", "collective-mismatch", "at collective 3 of group 0 (default_pg) rank 1 called all_gather [8] Float"),
         ("chain", "straggler-rank", "rank 1 did not enter"),
@@ -457,7 +490,7 @@ def test_dumps_of_real_ranks_name_the_one_that_is_late_or_elsewhere(
     dumps = read_dumps(find_dumps([str(tmp_path)]), problems)
     assert [each.rank for each in dumps] == [0, 1, 2]
     assert not problems
-    conclusion = next(iter(conclude_dumps(dumps)))
+    conclusion = conclude(Logs((), ()), dumps)[0]
     assert conclusion.cause.name == cause
     assert conclusion.culprit.ranks == (1,)
     assert conclusion.message.startswith(says)

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from allranks.causes.book import all_causes, find_cause
-from allranks.causes.cause import Role
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
-from allranks.why.conclusion import Conclusion
+from allranks.why.conclusion import Conclusion, Culprit
+from allranks.why.facts_of_lines import place_of
 from allranks.why.findings import (
     MAX_TEXT,
     count_first,
@@ -24,7 +24,6 @@ from allranks.why.findings import (
 )
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.sources import Source
-from allranks.why.people import Culprit
 
 
 def line(text: str, number: int = 1, *, path: str = "a.log") -> Line:
@@ -34,11 +33,10 @@ def line(text: str, number: int = 1, *, path: str = "a.log") -> Line:
 def conclusion(cause: str = "dead-rank", **fields: Any) -> Conclusion:
     values: dict[str, Any] = {
         "cause": find_cause(cause),
-        "role": Role.PRIMARY,
         "confidence": Confidence.LIKELY,
         "culprit": Culprit(),
         "message": "it died",
-        "evidence": (line("boom", 7),),
+        "evidence": (place_of(line("boom", 7)),),
     }
     return Conclusion(**values | fields)
 
@@ -46,7 +44,12 @@ def conclusion(cause: str = "dead-rank", **fields: Any) -> Conclusion:
 def test_a_conclusion_becomes_a_finding() -> None:
     culprit = Culprit(("node02", "node10", "node01", "node03"), (4, 5), "eth0", ("GPU 0", "process 12"))
     assert to_finding(
-        conclusion(culprit=culprit, victims=frozenset({3, 1}), ask="dmesg -T", evidence=(line("boom", 7, path="x y"),))
+        conclusion(
+            culprit=culprit,
+            victims=frozenset({3, 1}),
+            ask="dmesg -T",
+            evidence=(place_of(line("boom", 7, path="x y")),),
+        )
     ) == Finding(
         cause="AR407 dead-rank",
         severity=Severity.FAIL,
@@ -108,7 +111,7 @@ def test_secrets_of_a_log_do_not_come_out() -> None:
         conclusion(
             message="ValueError: HF_TOKEN=geheim",
             culprit=Culprit(things=("password=geheim",)),
-            evidence=(line("login failed: api_key=geheim1"),),
+            evidence=(place_of(line("login failed: api_key=geheim1")),),
             ask="https://me:geheim@host",
         )
     )
@@ -125,7 +128,7 @@ def test_a_long_line_is_cut_after_it_is_masked() -> None:
 
 def test_what_several_lines_say_alike_is_shown_once() -> None:
     lines = (line("boom", 7), line("other", 8), line("boom", 9), line("boom", 2, path="b.log"))
-    assert to_finding(conclusion(evidence=lines)).evidence == (
+    assert to_finding(conclusion(evidence=tuple(map(place_of, lines)))).evidence == (
         Evidence(seen="boom", source="a.log:7, a.log:9, b.log:2"),
         Evidence(seen="other", source="a.log:8"),
     )
@@ -152,13 +155,13 @@ def test_no_fix_needs_more_than_the_logs_have() -> None:
 
 def test_the_answer_is_the_first_and_where_that_is_undecided_the_next() -> None:
     sure, open_ = to_finding(conclusion()), to_finding(conclusion(confidence=Confidence.UNDECIDED))
-    assert [count_first(each) for each in ([], [open_], [sure, sure], [open_, sure, sure])] == [0, 1, 1, 2]
+    assert [count_first(found) for found in ([], [open_], [sure, sure], [open_, sure, sure])] == [0, 1, 1, 2]
 
 
 def test_that_nothing_speaks_of_anything_is_no_answer() -> None:
     nothing = to_finding(conclusion("healthy", confidence=Confidence.UNDECIDED))
     well = to_finding(conclusion("healthy", confidence=Confidence.LIKELY))
-    assert [is_answer(each) for each in ([], [nothing], [well], [to_finding(conclusion())])] == [
+    assert [is_answer(found) for found in ([], [nothing], [well], [to_finding(conclusion())])] == [
         False,
         False,
         True,

@@ -67,3 +67,31 @@ def test_what_people_mask_does_not_hide_the_cause(why: Why, line: str, name: str
             text = line.replace("{ip}", masked).replace("{port}", bare)
             found[text] = why(text)[0].cause.name
     assert {text: cause for text, cause in found.items() if cause != name} == {}
+
+
+def test_a_host_that_the_files_of_several_nodes_name_is_no_other_name_of_any(why: Why) -> None:
+    said = "node001:4711:4711 [0] NCCL WARN NCCL_SOCKET_IFNAME set by environment to ib0\n"
+    end = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    found = why(
+        {f"node{node}/rank_{rank}.log": said + end * (rank == 2) for rank, node in enumerate(("007", "008", "341"))}
+    )
+    assert found[0].culprit.nodes == ("node341",)
+
+
+JOINED = "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.\n"
+
+
+def test_who_only_counts_who_joined_is_not_missing_itself(why: Why) -> None:
+    refused = (
+        "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect "
+    )
+    refused += "to (node01, 29500).\n"
+    found = why(f"[rank0]: {refused}[rank0]: {JOINED}[rank3]: {refused}")[0]
+    assert (found.cause.name, found.culprit.ranks) == ("missing-rank", (3,))
+
+
+def test_whoever_wrote_nothing_is_missing_if_those_are_as_many_as_did_not_join(why: Why) -> None:
+    said = "[rank0]: loading\n[rank1]: loading\n{}" + f"[rank0]: {JOINED}"
+    found = why(said.format("[rank2]: loading\n"))[0]
+    assert (found.cause.name, found.culprit.ranks, str(found.confidence)) == ("missing-rank", (3,), "likely")
+    assert why(said.format(""))[0].culprit.ranks == ()

@@ -35,7 +35,7 @@ Why = Callable[[str], list[Conclusion]]
         pytest.param(
             "RuntimeError: CUDA error: unspecified launch failure\n"
             "NVRM: Xid (PCI:0000:01:00): 109, pid=4124, name=python, Ch 00000028, errorString CTX SWITCH TIMEOUT",
-            "cuda-illegal-access",
+            "gpu-hardware",
             "GPU 0000:01:00",
             id="the GPU in the next line",
         ),

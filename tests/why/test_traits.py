@@ -6,12 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from allranks.causes.book import all_causes, find_cause
-from allranks.causes.cause import Cause, Role, Trait
+from allranks.causes.book import all_causes, all_marks, find_cause
+from allranks.causes.cause import Cause, Trait
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.log_events import Logs
-from allranks.why.logs.marks import MARKS
 from allranks.why.readings.tracebacks import read_tracebacks
 from allranks.why.verdicts import leave_out_consequences
 
@@ -29,7 +28,7 @@ def having(trait: Trait) -> list[Cause]:
 
 
 def named(found: list[Conclusion]) -> set[str]:
-    return {conclusion.cause.name for conclusion in found if conclusion.role is not Role.CONTEXT}
+    return {conclusion.cause.name for conclusion in found if conclusion.is_failure}
 
 
 def lines_of(cause: Cause, why: Why) -> Iterator[str]:
@@ -39,19 +38,6 @@ def lines_of(cause: Cause, why: Why) -> Iterator[str]:
 
 def line_of(cause: Cause, why: Why) -> str:
     return next(lines_of(cause, why))
-
-
-@pytest.mark.parametrize("cause", having(Trait.BEFORE_THE_FIRST_STEP), ids=lambda cause: cause.name)
-def test_what_comes_before_the_first_step_is_overcome_by_steps(cause: Cause, why: Why) -> None:
-    assert any(  # some lines of these causes say, besides, that the rank has ended
-        cause.name in named(why(STEPS + line)) and cause.name not in named(why(line + STEPS))
-        for line in lines_of(cause, why)
-    )
-
-
-@pytest.mark.parametrize("cause", having(Trait.AFTER_THE_END), ids=lambda cause: cause.name)
-def test_what_agents_say_after_the_end_is_no_failure(cause: Cause, why: Why) -> None:
-    assert cause.name not in named(why(line_of(cause, why) + DONE))
 
 
 @pytest.mark.parametrize("cause", having(Trait.REPORTED_BY_WATCHERS), ids=lambda cause: cause.name)
@@ -65,8 +51,8 @@ def test_another_line_below_an_exception_explains_it(why: Why, read: Read) -> No
 
 @pytest.mark.parametrize("cause", having(Trait.ENDS_FROM_OUTSIDE), ids=lambda cause: cause.name)
 def test_tasks_that_srun_ends_after_an_end_from_outside_are_no_culprits(cause: Cause, why: Why) -> None:
-    assert "dead-rank" in named(why(KILLED))
-    assert "dead-rank" not in named(why(line_of(cause, why) + KILLED))
+    assert "host-oom-kill" in named(why(KILLED))
+    assert "host-oom-kill" not in named(why(line_of(cause, why) + KILLED))
 
 
 def test_events_are_asked_for_by_trait_and_come_in_their_order(why: Why, read: Read) -> None:
@@ -77,7 +63,7 @@ def test_events_are_asked_for_by_trait_and_come_in_their_order(why: Why, read: R
 
 
 def test_no_mark_is_called_as_a_cause_or_a_trait_is() -> None:
-    assert not {mark.name for mark in MARKS} & {*Trait, *(cause.name for cause in all_causes())}
+    assert not {mark.name for mark in all_marks()} & {*Trait, *(cause.name for cause in all_causes())}
 
 
 @pytest.mark.parametrize(

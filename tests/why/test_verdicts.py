@@ -184,7 +184,7 @@ def test_what_a_run_says_of_itself_is_no_fault(findings: Why) -> None:
 def test_what_fails_after_a_run_that_succeeded_is_the_failure(findings: Why) -> None:
     found = findings(BEGUN + SUCCEEDED + "Traceback (most recent call last):\n" + VICTIM)
     assert found[0].cause == "AR590 user-code-error"
-    found = findings({"a.log": BEGUN + SUCCEEDED, "b.log": "srun: error: Node failure on node07\n"})
+    found = findings({"job.log": BEGUN + SUCCEEDED, "b.log": "srun: error: Node failure on node07\n"})
     assert found[0].cause == "AR012 node-failure"
 
 

@@ -3,9 +3,9 @@
     find_cause("mtu-blackhole").label          # AR204 mtu-blackhole
     select_causes(["AR2"], ["AR213"])          # the network causes except slow-link
 
-A checkout has one text file a cause (`text/AR204-mtu-blackhole.md`), and `text/patterns.toml` with parts that patterns
-share. A wheel has one file in their place, `book.json`, which its build writes with `Book.to_json`: the agents of a
-job open one file on the network file system instead of a hundred.
+A checkout has one text file a cause (`text/AR204-mtu-blackhole.md`), `text/patterns.toml` with parts that patterns
+share, and `text/marks.toml` with lines that show no cause. A wheel has one file in their place, `book.json`, which its
+build writes with `Book.to_json`: the agents of a job open one file on the network file system instead of a hundred.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from allranks.causes.cause import Cause, Family, Role, Sign, Trait
+from allranks.causes.cause import Cause, Family, Sign, Trait
 from allranks.model.errors import Exit, UsageError
+from allranks.model.fact_kind import Said
 
 TEXT = Path(__file__).parent / "text"
 BOOK = Path(__file__).parent / "book.json"
@@ -40,6 +41,9 @@ LINES = "Lines"
 """Heading of the patterns, below a cause's sections."""
 
 
+_Table = TypeVar("_Table")
+
+
 class BookError(UsageError):
     """A text file of the book is wrong: which file and line, what was seen, what was expected."""
 
@@ -52,16 +56,33 @@ class Xid(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What it asks for: program, reset, reset_later, reboot, link, hands or watch, as `text/patterns.toml` explains."""
 
 
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A kind of line that shows no cause by itself, but that the readings of whole logs use."""
+
+    name: str
+    match: str
+    """For the cleaned line."""
+    scan: str = ""
+    """What to search for in many lines at once; empty: the same."""
+
+
 class Book(msgspec.Struct, frozen=True):
     """All that the text files say."""
 
     causes: tuple[Cause, ...]
     """In the order of their ids."""
     xids: Mapping[int, Xid]
+    marks: tuple[Mark, ...] = ()
 
     def to_json(self) -> bytes:
         """Return the whole book in one file, which costs a program on a network file system one open."""
         return msgspec.json.encode(self)
+
+
+class _Marks(msgspec.Struct, forbid_unknown_fields=True):
+    """What `text/marks.toml` holds."""
+
+    mark: tuple[Mark, ...]
 
 
 class _Shared(msgspec.Struct, forbid_unknown_fields=True):
@@ -77,14 +98,18 @@ def read_book(folder: Path = TEXT) -> Book:
     Raises:
         BookError: one of them is wrong.
     """
-    path = folder / "patterns.toml"
+    shared = _read_whole(folder / "patterns.toml", _Shared)
+    marks = _read_whole(folder / "marks.toml", _Marks) if (folder / "marks.toml").exists() else _Marks(())
+    pages = sorted(folder.glob("AR*.md"))
+    return Book(tuple(read_cause(_read(page), page, shared.parts) for page in pages), shared.xids, marks.mark)
+
+
+def _read_whole(path: Path, kind: type[_Table]) -> _Table:
     text = _read(path)
     try:
-        shared = msgspec.convert(_read_toml(text, path), _Shared, strict=False)
+        return msgspec.convert(_read_toml(text, path), kind, strict=False)
     except msgspec.ValidationError as exc:
         raise BookError(f"{path}:{_line_of(str(exc), text)}: {exc}") from exc
-    pages = sorted(folder.glob("AR*.md"))
-    return Book(tuple(read_cause(_read(page), page, shared.parts) for page in pages), shared.xids)
 
 
 def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
@@ -121,7 +146,7 @@ def read_cause(text: str, path: Path, parts: Mapping[str, str]) -> Cause:
             raise msgspec.ValidationError(f"Object contains unknown field `{misplaced[0]}`")
         _read_member(Exit, fields, "exit", "$")
         for index, sign in enumerate(own["signs"]):
-            _read_member(Role, sign, "role", f"$.signs[{index}]")
+            _read_member(Said, sign, "said", f"$.signs[{index}]")
             if "match" in sign:
                 sign["match"] = expand(sign["match"], parts)
         cause = msgspec.convert(fields | own, Cause)
@@ -159,6 +184,11 @@ def all_causes() -> tuple[Cause, ...]:
 def all_xids() -> Mapping[int, Xid]:
     """Return what is known of the NVIDIA driver's Xids, by number."""
     return _book().xids
+
+
+def all_marks() -> tuple[Mark, ...]:
+    """Return the kinds of lines that only the readings of whole logs use."""
+    return _book().marks
 
 
 def find_cause(text: str) -> Cause:

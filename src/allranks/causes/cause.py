@@ -7,13 +7,15 @@ each with real lines that it must match (`hits`) and must not match (`misses`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import Literal
 
 import msgspec
 
 from allranks.model.errors import Exit
+from allranks.model.fact_kind import FactKind, Said
 from allranks.model.finding import Confidence
 from allranks.model.fix import Fix
 
@@ -40,44 +42,38 @@ class Family(StrEnum):
 class Trait(StrEnum):
     """A property of a cause that an engine asks for; each with what it means and who asks."""
 
-    AFTER_THE_END = "after_the_end"
-    """torchrun's agents print it, too, when they are done and the first one has ended with the store (why.overcome)."""
     ALL_OTHERS_REPORT_IT = "all_others_report_it"
     """All ranks but the culprit report it: a rank without a report is the culprit (why.naming)."""
     AT_THE_MEETING = "at_the_meeting"
     """It is about the rendezvous, whose address is the culprit if no rank or node is named (why.naming,
-    why.readings.ends)."""
-    BEFORE_THE_FIRST_STEP = "before_the_first_step"
-    """No rank reaches its first step with it: a step after it shows that it was overcome (why.overcome)."""
+    why.readings, why.fleet.suspects)."""
     BREAKS_WITH_ITS_PEER = "breaks_with_its_peer"
-    """A connection breaks in this way when the rank at its other end has ended (why.verdicts)."""
+    """A connection breaks in this way when the rank at its other end has ended (why.naming, why.verdicts)."""
     CUTS_ITS_NODE_OFF = "cuts_its_node_off"
     """Nothing reaches its node on the data network: failed pair tests with it add no information (preflight.judge)."""
     ENDS_BY_ITSELF = "ends_by_itself"
     """A rank ended, and no reason but its end is known: an unnamed one is the rank that stopped first (why.naming,
     guard.ends)."""
     ENDS_FROM_OUTSIDE = "ends_from_outside"
-    """The scheduler or a person ended the job (why.blame, why.readings.silence, why.verdicts)."""
+    """The scheduler or a person ended the job (why.blame, why.readings, why.verdicts)."""
     ENDS_RANKS = "ends_ranks"
     """An exception of a rank with one of its signs is this cause, and no error of the script: its machine lacks
     something, which may be there the next time (guard.disk)."""
     ERROR_OF_SCRIPT = "error_of_script"
-    """An exception that nothing but the user's script explains (why.blame, why.naming)."""
-    EXPLAINS_A_KILL = "explains_a_kill"
-    """It may be why a process got a SIGKILL that the launcher did not send (why.blame, why.naming)."""
+    """An exception that nothing but the user's script explains (why.naming)."""
     FILLS_A_DIRECTORY = "fills_a_directory"
     """No room is left in a directory: the fix names it, and the command that shows its room (guard.disk)."""
-    FOLLOWS_AN_END_ELSEWHERE = "follows_an_end_elsewhere"
-    """A network card reports it, too, when a process on another node has ended (why.blame)."""
     FOLLOWS_A_DEATH = "follows_a_death"
-    """Other ranks see it after a rank is gone: the store was on its host, collectives no longer end (why.blame)."""
+    """Other ranks see it after a death: the store was there, collectives no longer end (why.facts_of_lines)."""
     HEARS_NO_VERDICT = "hears_no_verdict"
     """The task on its node may run and never receives the verdict: the job step must be ended (launch.job)."""
     JOB_MAY_GO_ON = "job_may_go_on"
-    """The job may continue after it: of two equally certain findings, the other one ended the job (why.blame)."""
+    """The job may continue after it: of two equally certain facts, the other one ended it (why.facts_of_lines)."""
     KEEPS_ITS_NODE_OUT = "keeps_its_node_out"
     """Its node takes no part in the roll call, and no other check has a result there: a check always looks for it
     (launch.check.outcome)."""
+    NAMES_ITS_CULPRIT = "names_its_culprit"
+    """All ranks raise it, and its words name the rank at fault, whoever raises them (guard.ends)."""
     NORMAL_AMONG_RANKS = "normal_among_ranks"
     """Ranks on one machine have it without harm where each of them takes part in the roll call (preflight.entry)."""
     OF_GRANTED_CORES = "of_granted_cores"
@@ -88,44 +84,17 @@ class Trait(StrEnum):
     """Its node and the other nodes may report it, in other words: of two findings about a node the first counts
     (preflight.judge)."""
     ONLY_WAITS = "only_waits"
-    """It reports that a rank waited, and not for whom (why.clocks, why.naming, why.readings.collectives)."""
+    """It reports that a rank waited, and not for whom (why.times, why.naming, why.readings.watchdogs)."""
     OTHERS_WAIT_FOR_IT = "others_wait_for_it"
-    """It tells which rank the others wait for (why.naming, why.people, why.readings.stalls)."""
+    """It tells which rank the others wait for (why.naming, why.people, why.readings)."""
+    PASSES = "passes"
+    """Its processes live: it is over once the job goes on (watch.since)."""
     REPORTED_BY_WATCHERS = "reported_by_watchers"
-    """Launcher, scheduler or kernel report it: such a line below an exception is no reason for it
-    (why.readings.tracebacks)."""
+    """Launcher, scheduler or kernel report it: below an exception it is no reason (why.readings.tracebacks)."""
     SAYS_NOTHING = "says_nothing"
-    """The log has no failure; its end alone does not tell a success from a hang (why.blame, why.findings)."""
+    """The log has no failure; its end alone does not tell a success from a hang (why.findings)."""
     SUCCESS = "success"
-    """The job, or an agent with all its ranks, succeeded (why.blame, why.clocks, why.findings, why.overcome)."""
-
-
-class Role(IntEnum):
-    """What a line is in the story of a failure: the lower, the more it proves."""
-
-    PRIMARY = 1
-    """The fault itself, as who had it or who decided it says: an exception with its reason, Xid, the scheduler."""
-    LIKELY = 2
-    """The usual reading of this line; a primary one is better."""
-    GENERIC = 3
-    """Something failed here, and the line does not say why: an exception of any kind."""
-    VICTIM = 4
-    """What others say because of it: connection closed by peer, a watchdog's timeout, a SIGTERM of the agent."""
-    CONTEXT = 5
-    """Proves nothing alone, and is shown where the same cause is found by other lines: which interface was chosen."""
-
-
-class Blames(StrEnum):
-    """Whom a line means."""
-
-    SPEAKER = "speaker"
-    """Who wrote it (the rank and node of the line), and what its groups name."""
-    NAMED = "named"
-    """Only what its groups name; who wrote it only reports."""
-    PEER = "peer"
-    """The address or rank that it complains about."""
-    NOBODY = "nobody"
-    """The line does not tell."""
+    """The job, or an agent with all its ranks, succeeded (why.times, why.findings, why.verdicts)."""
 
 
 class Symptom(StrEnum):
@@ -151,21 +120,28 @@ class Symptom(StrEnum):
 
 
 class Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    r"""One pattern of lines that show a cause in logs.
+    r"""One pattern of lines that show a cause in logs, and the fact that such a line states.
 
     A pattern is matched twice: by hyperscan over whole files (so no look-around and no back-references, and a literal
     of six bytes or more), then by `re` on the lines that hit, without the launcher's prefix and colors.
 
-    Named groups tell what the line says. These name the culprit, or a part of it:
+    Named groups tell what the line says. These name people, or a part of the culprit:
         rank, ranks     one global rank; several (`4, 5, 6`, `0-3`)
-        node            a host name                     address     an IP address that is itself at fault (127.0.1.1)
+        node            a host name                     address     an IP address, as peers name a process or a machine
+        pid             a process                       local_rank  the local rank
         interface       eth0, veth1a2b                  port        a TCP port
         gpu             index, bus id, UUID, as written hca         mlx5_0, mlx5_0:1
-        pid             a process                       thing       anything else: a path, a link, a variable
+        thing           anything else at fault: a path, a link, a variable, a name that does not resolve
+    Whom they name follows from `fact` and `said`:
+        said "self"     the speaker did or suffered it; people are the speaker's own (an address at fault, 127.0.1.1,
+                        is a thing of it). But in `peer_lost` and `store_gone` people name whom it lost or did not reach
+        said by others  whom they name; the kernel and the scheduler's daemons speak of the machine that they run on,
+                        a launcher of its own child if it gives only a pid or a local rank; an observer of nobody
+                        if it names nobody
     These are facts about it:
-        local_rank      the local rank                  peer        the address or rank that the speaker complains about
+        peer            the address or rank that the speaker complains about
         seq, op, numel  a collective                    group       its process group
-        signal, code    how a process ended             seconds, ms how long
+        signal, code    how a process ended (`ending`)  seconds, ms how long
         present, wanted how many of how many came
     Any other name is a fact, too, and only fills the cause's message.
     """
@@ -178,13 +154,25 @@ class Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """Real lines that it must match, and for which no earlier sign of the cause fires."""
     misses: tuple[str, ...] = ()
     """Real lines that no sign of the cause may match."""
-    role: Role = Role.PRIMARY
-    blames: Blames = Blames.SPEAKER
+    fact: FactKind | None = None
+    """What such a line states; None: it proves nothing alone, and is shown where other lines show the same cause."""
+    said: Said = Said.SELF
+    """Who decided what it states."""
+    signal: int | None = None
+    """By which signal a process ended, where the line says so in other words: `Out of memory: Killed process 4711`."""
     confidence: Confidence = Confidence.CERTAIN
-    """How sure this line alone makes us of the cause."""
+    """How sure this line alone makes us of the cause, if the fact is the first one."""
     where: tuple[Literal["log", "end"], ...] = ("log",)
     """In what it is looked for: `log`, the lines of logs; `end`, what a rank said last (an exception, the end of its
     stderr), which then means that this rank only lost another one."""
+
+    @property
+    def groups(self) -> frozenset[str]:
+        """Names of the pattern's groups."""
+        return frozenset(_GROUP.findall(self.pattern))
+
+
+_GROUP = re.compile(r"\(\?P<([a-z_]+)>")
 
 
 class Cause(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

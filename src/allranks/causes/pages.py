@@ -68,7 +68,8 @@ def _page(cause: Cause, known: str) -> str:
     for sign in cause.signs:
         seen = "; seen in real logs" if re.search(sign.pattern, known, re.MULTILINE) else ""
         where = "source not checked" if sign.source == UNCHECKED else sign.source
-        lines += [f"{where}{seen}:", "", *(f"    {line}" for hit in sign.hits for line in hit.splitlines()), ""]
+        says = f"it says that {sign.fact.words}" if sign.fact else "it proves nothing alone"
+        lines += [f"{where}{seen}; {says}:", "", *(f"    {line}" for hit in sign.hits for line in hit.splitlines()), ""]
     lines += [f"Exit code {_EXITS.get(cause.exit_code, str(int(cause.exit_code)))}.", ""]
     if cause.also:
         names = [_link(other) for other in all_causes() if other.id in cause.also]

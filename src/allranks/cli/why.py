@@ -9,11 +9,10 @@ import shlex
 import signal
 import sys
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 import msgspec
@@ -32,11 +31,14 @@ from allranks.cli.meant import (
     read_here,
 )
 from allranks.cli.options import json_option
-from allranks.cli.progress_line import EVERY_S, SHOW_AFTER_S, ProgressLine
+from allranks.cli.progress_line import ReadProgress
+from allranks.cli.why_fleet import answer_for_fleet, fleet_options
 from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.model.fix import ANYBODY, Reader
-from allranks.report.text import Style, one_line, render_findings, say
+from allranks.report.markdown import MARKDOWN, PLAIN, Markup
+from allranks.report.text import Style, one_line, say
+from allranks.why.chain import Chain
 
 if TYPE_CHECKING:
     from allranks.recorder.calls import Dump
@@ -66,6 +68,8 @@ _GC_THRESHOLDS = (50_000, 20, 50)
     metavar="FILE",
     help="Write the answer as one HTML page, as `allranks report` does for a run; - for standard output.",
 )
+@click.option("--md", "as_markdown", is_flag=True, help="Print Markdown, for an issue or a chat.")
+@fleet_options
 @json_option
 @click.argument("targets", nargs=-1, metavar="[JOB | RUN | DIR | FILE... | -]", shell_complete=complete.jobs_or_paths)
 def why(
@@ -75,7 +79,9 @@ def why(
     since: str | None,
     until: str | None,
     html: Path | None,
+    as_markdown: bool,
     as_json: bool,
+    **fleet: Any,
 ) -> int:
     """Explain a failed job of any launcher from its logs, and name the rank and node that caused it.
 
@@ -87,12 +93,18 @@ def why(
     allranks why                                 the newest run in runs/; allranks list prints the ids of others
     allranks why --timeline --since 30m logs/    events in order, in the last 30 minutes of the logs
     allranks why --html why.html logs/           a page to send to a colleague
+    allranks why --md 4711                       Markdown, for an issue or a chat
+    allranks why --history runs/                 nodes that break jobs, with the commands to drain or exclude them
 
     30m and 2h count back from the last time in the logs. Lines without a time are kept.
 
     Exit codes: 0 no failure found, 1 a failure was found, 2 usage error, 3 no result, or the job is still running,
-    78 SLURM is not available.
+    78 SLURM is not available. With --history: 1 a node stands out, 0 none does.
     """
+    if (code := answer_for_fleet(targets, as_json=as_json, **fleet)) is not None:
+        return code
+    if as_markdown and (as_json or html is not None):
+        raise UsageError("why: --md, --json and --html are three forms of the answer; expected one of them")
     from allranks.why.dumps import read_dumps
     from allranks.why.last import name_code
     from allranks.why.verdicts import take_verdict
@@ -106,7 +118,7 @@ def why(
     first, last = (read_bound(text) if text else None for text in (since, until))
     sources, verdict = take_verdict(find_logs(targets))
     recordings = find_recordings(targets, sources)
-    progress = _Progress(
+    progress = ReadProgress(
         sum(source.size for source in sources), is_packed=any(_is_packed(source) for source in sources)
     )
     problems: list[ReadProblem] = []
@@ -138,18 +150,19 @@ def why(
         write_page(make_page(document, asked=asked, run=find_run_path(targets)), html)
     else:
         style = Style.of(sys.stdout)
+        markup = MARKDOWN if as_markdown else PLAIN
         bounds = [word for flag, text in (("--since", since), ("--until", until)) if text for word in (flag, text)]
-        text = render_answer(answer, style, command=["allranks", "why", "--all", *bounds, *asked])
+        text = render_answer(answer, style, markup=markup, command=["allranks", "why", "--all", *bounds, *asked])
         click.echo(text if style.is_unicode else text.encode("ascii", "backslashreplace").decode())
     return document.exit_code
 
 
-def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: _Progress) -> Logs:
+def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: ReadProgress) -> Logs:
     """Read all sources; Ctrl-C ends the process at once."""
     from allranks.causes.book import all_causes
     from allranks.why.logs.collect import collect
+    from allranks.why.logs.engines import has_hyperscan
     from allranks.why.logs.log_events import list_patterns
-    from allranks.why.logs.match import has_hyperscan
 
     def end(signum: int, frame: object) -> NoReturn:
         progress.clear()
@@ -218,6 +231,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     """How often the ranks of the run were started again, and why; empty for never."""
     running: str | None = None
     """Id of the run, if it is still running: then its logs prove no success."""
+    chain: Chain | None = None
+    """What followed from what, according to the logs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,6 +248,8 @@ class Answer:
     rows: tuple[TimelineRow, ...] | None
     running: str | None = None
     restarts: str = ""
+    chain: Chain | None = None
+    """What followed from what, according to the logs."""
 
     @property
     def exit_code(self) -> int:
@@ -262,6 +279,7 @@ class Answer:
             dropped=self.logs.dropped,
             restarts=self.restarts,
             running=self.running,
+            chain=self.chain,
             timeline=None
             if rows is None
             else tuple(
@@ -293,14 +311,16 @@ def make_answer(
     with_timeline: bool,
 ) -> Answer:
     """Return the findings, or the last lines if there are none; `here` is the reader by what this machine shows."""
-    from allranks.why.blame import conclude
+    from allranks.why.blame import explain
+    from allranks.why.chain import make_chain
     from allranks.why.findings import count_first, fill_job, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.log_reader import find_reader
     from allranks.why.timeline import make_timeline
     from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
-    conclusions = conclude(logs, dumps)
+    explanation = explain(logs, dumps)
+    conclusions = explanation.conclusions
     reader = find_reader(logs, job=job, here=here)
     own = [to_finding(conclusion, reader) for conclusion in conclusions]
     running = unfinished.running
@@ -327,23 +347,25 @@ def make_answer(
         rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
         running=running,
         restarts=restarts,
+        chain=make_chain(explanation.story),
     )
 
 
-def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> str:
+def render_answer(answer: Answer, style: Style, *, command: Sequence[str], markup: Markup = PLAIN) -> str:
     """Return the answer as text.
 
     Args:
         answer: findings, last lines and timeline.
         style: colors and characters that the terminal supports.
         command: the command that prints the other findings.
+        markup: of findings, and of what follows them.
     """
     from allranks.why.timeline import render_timeline, tell_clocks
 
-    blocks = []
+    first, blocks = list[str](), list[str]()
     if answer.running:
-        blocks.append(f"{answer.running} is still RUNNING; to see where its ranks are: allranks stack {answer.running}")
-    blocks += [render_findings(answer.findings, style)] if answer.findings else []
+        first.append(f"{answer.running} is still RUNNING; to see where its ranks are: allranks stack {answer.running}")
+    told = [markup.findings(answer.findings, style)] if answer.findings else []
     if answer.restarts and answer.exit_code != Exit.OK:  # else the finding has them
         blocks.append(f"restarts: {answer.restarts}")
     if answer.last:
@@ -363,7 +385,7 @@ def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> st
         if more := len(answer.problems) - len(shown):
             shown.append(f"{more} more were not fully read; --json lists them")
         blocks.append("\n".join(shown))
-    return "\n\n".join(blocks)
+    return "\n\n".join([*map(markup.block, first), *told, *map(markup.block, blocks)])
 
 
 def _tell_problem(problem: ReadProblem) -> str:
@@ -373,24 +395,3 @@ def _tell_problem(problem: ReadProblem) -> str:
 
 def _is_packed(source: Source) -> bool:
     return source.shown.endswith((".gz", ".zst"))
-
-
-class _Progress:
-    """Progress of reading, if it takes longer than SHOW_AFTER_S."""
-
-    def __init__(self, total: int, *, is_packed: bool, clock: Callable[[], float] = time.monotonic) -> None:
-        self.done = 0
-        self._total = 0 if is_packed else total  # a packed size does not tell the unpacked size
-        self._clock, self._line = clock, ProgressLine()
-        self._next_s = clock() + SHOW_AFTER_S
-        self.clear = self._line.clear
-
-    def add(self, count: int) -> None:
-        self.done += count
-        if not self._line.is_shown or (now := self._clock()) < self._next_s:
-            return
-        self._next_s = now + EVERY_S
-        text = f"allranks: {self.done / 1e9:.1f} GB read"
-        if self.done <= self._total:
-            text = f"allranks: {self.done / 1e9:.1f} of {self._total / 1e9:.1f} GB, {100 * self.done // self._total} %"
-        self._line.write(text)

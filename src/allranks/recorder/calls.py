@@ -1,21 +1,40 @@
-"""What a rank's flight recorder holds: the calls of its process groups, and how far each came. Pure data."""
+"""How far one rank has come in its process groups, from whatever told of it. Pure data.
+
+A flight recorder knows every call, a heartbeat the last ones, a line of a watchdog one number. All are a Dump: what is
+not known stays empty (wait_graph.py).
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from allranks.model.beat import CallSeen, show_call
 
+_SPELLINGS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "alltoall": "all_to_all",
+    "reducescatter": "reduce_scatter",
+    "all_reduce_barrier": "barrier",  # NCCL has no barrier of its own: torch 2.11, ProcessGroupNCCL::barrier
+}
+_VARIANT = re.compile(r"(?:_into)?(?:_(?:tensor|base|single|coalesced))+$")
+"""torch's own names of the same thing, in Python and in the recorder."""
+
 
 class Call(CallSeen, frozen=True, kw_only=True):
-    """One operation of one rank: what a beat tells of it, and what only a dump has."""
+    """One operation of one rank: what a beat tells of it, and what only a dump has.
+
+    An empty `op` and empty `sizes` are not known: they differ from nothing.
+    """
 
     output_sizes: tuple[tuple[int, ...], ...] = ()
     output_dtypes: tuple[str, ...] = ()
     is_p2p: bool = False
     number: int = 0
-    """Of its entry in the dump, from 1."""
+    """Of its entry in the dump, from 1; 0: it was counted, and has no entry."""
 
     @property
     def created_s(self) -> float | None:
@@ -28,21 +47,35 @@ class Call(CallSeen, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Dump:
-    """What one rank's recorder holds, or a beat of it."""
+    """What is known of one rank."""
 
     rank: int
-    calls: tuple[Call, ...]
-    """In their order."""
+    calls: tuple[Call, ...] = ()
+    """In their order. One that is not done is open: the rank waits in it."""
     enqueued: Mapping[str, int] = field(default_factory=dict)
-    """By the name of the group, the last number called; -1 where the backend does not tell. Only asked where the group
-    has no calls: sends and receives count into it."""
+    """By the name of the group, the number of the last collective that it called; -1: not known."""
+    completed: Mapping[str, int] = field(default_factory=dict)
+    """Of the last collective that is done."""
+    started: Mapping[str, int] = field(default_factory=dict)
+    """Of the last collective that its GPU has started; only NCCL's recorder with TORCH_NCCL_ENABLE_TIMING=1 tells."""
     members: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Global ranks of each group in the group's order, where the recorder knows them (Gloo's does not)."""
     descs: Mapping[str, str] = field(default_factory=dict)
-    is_whole: bool = True
-    """No call is missing at its beginning."""
+    is_whole: bool = False
+    """No call is missing: in a group that is not told of, it has called nothing."""
     taken_s: float | None = None
     """When it was taken, by the clock of its node."""
     source: str = ""
     """The file it came from."""
     node: str | None = None
+
+
+@lru_cache(maxsize=1024)
+def canonical(op: str) -> str:
+    """Return one name for the spellings of an operation.
+
+    >>> canonical("_allgather_base"), canonical("ALLREDUCE"), canonical("ReduceScatter")
+    ('all_gather', 'all_reduce', 'reduce_scatter')
+    """
+    plain = _VARIANT.sub("", op.lower().rpartition(":")[2].lstrip("_"))
+    return _SPELLINGS.get(plain, plain)

@@ -1,371 +1,229 @@
-"""From what the logs say to what happened: combines all readings, the culprit's conclusion first. Pure.
+"""From what the logs say to what happened, the culprit first. Pure.
 
-Order of conclusions:
+    lines -> facts (facts_of_lines.py, readings/) -> one fact for each end (unite.py) -> who explains whom
+    (facts/solve.py) -> conclusions, one for each cause
 
-1. the fault itself, reported by the process that had it or made the decision (an exception with its reason, Xid, the
-   scheduler)
-2. lines that usually mean one cause, and what only all ranks together show (which rank is behind or never joined)
-3. the user's own exceptions
-4. weak readings; then reports of victims
-
-Within each, the earliest comes first: by line in one source, by time if all sources have times. Victims alone give at
-most a collective-timeout. Without any report, the job was healthy, or hung without a message.
+What needs no line of an error (readings/silence.py) answers only if nothing failed.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Cause, Role, Trait
+from allranks.causes.cause import Cause, Trait
+from allranks.facts.fact import Fact, FactKind, Place, Said
+from allranks.facts.solve import solve
+from allranks.facts.story import Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Dump
-from allranks.why.clocks import clock_of, estimate_offsets
-from allranks.why.conclusion import Conclusion
-from allranks.why.dumps import conclude_dumps
-from allranks.why.logs.line import Line
-from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.naming import add_awaited, add_nodes, add_script, find_culprit, find_nodes, name_somebody
-from allranks.why.overcome import leave_out_overcome, tell_overcome
-from allranks.why.people import Culprit, People, meet
-from allranks.why.readings.arrivals import conclude_arrivals
-from allranks.why.readings.dials import conclude_dials
-from allranks.why.readings.ends import conclude_ends, find_ended, read_ends
-from allranks.why.readings.extra_batch import conclude_rounds
-from allranks.why.readings.innermost import conclude_innermost
-from allranks.why.readings.opcounts import conclude_opcounts
-from allranks.why.readings.paces import conclude_paces
-from allranks.why.readings.progress import conclude_progress
-from allranks.why.readings.ras import conclude_ras
-from allranks.why.readings.restarts import conclude_restarts
-from allranks.why.readings.saved_stacks import conclude_stacks
-from allranks.why.readings.silence import conclude_silence, goes_on_after
-from allranks.why.readings.stalls import conclude_stalls
-from allranks.why.readings.tracebacks import conclude_tracebacks
-from allranks.why.readings.watchdogs import conclude_collectives
-from allranks.why.resemblance import resembling
+from allranks.why.chain import tell_chain
+from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
+from allranks.why.facts_of_lines import FactReader
+from allranks.why.logs.log_events import Logs
+from allranks.why.naming import name_somebody
+from allranks.why.people import meet
+from allranks.why.readings.arrivals import read_arrivals
+from allranks.why.readings.dials import read_dials
+from allranks.why.readings.ends import read_ends, read_summaries
+from allranks.why.readings.lists import read_opcounts, read_paces, read_ras, read_saved_stacks, read_stalls
+from allranks.why.readings.progress import read_progress, read_restarts, read_steps
+from allranks.why.readings.silence import conclude_silence
+from allranks.why.readings.tracebacks import list_raised
+from allranks.why.readings.watchdogs import read_watchdogs
+from allranks.why.stops import read_stops
+from allranks.why.unite import leave_out_refined, unite
 
-READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
-    conclude_stacks,
-    conclude_arrivals,
-    conclude_collectives,
-    conclude_dials,
-    conclude_tracebacks,
-    conclude_ends,
-    conclude_stalls,
-    conclude_opcounts,
-    conclude_ras,
-    conclude_paces,
-    conclude_restarts,
-    conclude_progress,
-    conclude_innermost,
-    conclude_rounds,
+READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
+    read_saved_stacks,
+    read_arrivals,
+    read_watchdogs,
+    read_dials,
+    list_raised,
+    read_ends,
+    read_stalls,
+    read_opcounts,
+    read_ras,
+    read_paces,
+    read_restarts,
+    read_progress,
+    read_steps,
 )
 """The readings that combine several lines."""
 
-MAX_ANSWERS = 3
-"""Below this number of conclusions, those are added that the same lines may also mean."""
-MAX_ALARMS = 40
-"""Number of lines whose words are compared with the known samples."""
-_ALARM = re.compile(r"(?i)error|fail|fatal|abort|warn|timed? ?out|refused|exception|unable|cannot|invalid|not found")
 MAX_EVIDENCE = 3
-MAX_LOOKED_AT = 500
-"""Number of lines of one cause that are searched for different messages: thousands of ranks say the same."""
+MAX_ALTERNATIVES = 2
 _NUMBERS = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
-_SRUN = "srun: error: "
-_FAILED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Exited with exit code|.{3,30}\(core dumped\))")
-_KILLED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Killed|Terminated)\s*$")
-"""How srun ends the other tasks after one has failed (--kill-on-bad-exit)."""
-_DOUBT = {confidence: doubt for doubt, confidence in enumerate(Confidence)}
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What happened."""
+
+    conclusions: list[Conclusion]
+    """The most probable cause first; each cause once."""
+    story: Story
 
 
 def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
-    """Return what happened, the most probable cause first; each cause once.
-
-    Args:
-        logs: what the lines say.
-        dumps: flight recorder dumps of the ranks, if there are any beside the logs (dumps.py).
-    """
-    logs = leave_out_overcome(logs)
-    people = meet(logs)
-    found = [
-        *conclude_signs(logs, people),
-        *(conclusion for reading in READINGS for conclusion in reading(logs, people)),
-    ]
-    found += conclude_dumps(dumps)
-    nodes = find_nodes(logs)
-    found = add_awaited([add_script(name_somebody(conclusion, logs, people), logs) for conclusion in _merge(found)])
-    found = [add_nodes(conclusion, nodes) for conclusion in found]
-    before = _order(found, estimate_offsets(logs))
-    found = list(_after_an_exception(found, before))
-    found = list(_after_an_end(found))
-    yields = _yield(found)
-    found.sort(
-        key=lambda conclusion: (
-            _bucket(conclusion), -conclusion.weight, conclusion.cause.id in yields, before(conclusion),
-            not conclusion.has_context, conclusion.cause.id,
-        )
-    )  # fmt: skip
-    found = [*conclude_silence(logs, people, found), *found]
-    return [*found, *_alternatives(found, logs)]
+    """Return what happened, the most probable cause first; each cause once."""
+    return explain(logs, dumps).conclusions
 
 
-def _after_an_exception(
-    found: Sequence[Conclusion], before: Callable[[Conclusion], tuple[float, int]]
-) -> Iterator[Conclusion]:
-    """Count a lost store, and a watchdog that does not run, as a victim's report if an exception came before."""
-    own = _errors_of_script(found)
-    for conclusion in found:
-        is_after = any(before(one) < before(conclusion) and one.confidence is Confidence.CERTAIN for one in own)
-        is_loss = Trait.FOLLOWS_A_DEATH in conclusion.cause.traits and conclusion.role is Role.LIKELY
-        yield replace(conclusion, role=Role.VICTIM) if is_after and is_loss else conclusion
+def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
+    """Return what happened, and what followed from what; dumps are those of the flight recorder beside the logs."""
+    reader = FactReader(logs, meet(logs, [end.who for end in read_summaries(logs)]))
+    facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
+    facts = unite(facts)
+    facts += read_stops(dumps, world=reader.people.world) if dumps else ()
+    story = solve([fact for fact in facts if fact.cause or fact.kind not in _NEED_A_CAUSE], world=reader.people.world)
+    found = list(_conclusions(story, facts, reader))
+    if story.outcome is StoryEnd.FINISHED:  # what came before was survived
+        found = [replace(conclusion, is_failure=False) for conclusion in found]
+    if found and (told := tell_chain(story)):
+        found[0] = replace(found[0], notes=(told, *found[0].notes))
+    return Explanation([*conclude_silence(logs, reader.people, found), *found], story)
 
 
-def _after_an_end(found: Sequence[Conclusion]) -> Iterator[Conclusion]:
-    """Count lost RDMA packets as a victim's report if a line reports the end of a process on another node."""
-    ends = [
-        conclusion
-        for conclusion in found
-        if Trait.EXPLAINS_A_KILL in conclusion.cause.traits and conclusion.role <= Role.LIKELY
-    ]
-    reasons = [end for end in ends if end.confidence is not Confidence.UNDECIDED]
-    reasons += [conclusion for conclusion in _errors_of_script(found) if conclusion.confidence is Confidence.CERTAIN]
-    for conclusion in found:
-        is_loss = (
-            Trait.FOLLOWS_AN_END_ELSEWHERE in conclusion.cause.traits and conclusion.confidence is Confidence.LIKELY
-        )
-        is_after = is_loss and any(_is_of_another(reason, conclusion) for reason in reasons)
-        yield replace(conclusion, role=Role.VICTIM) if is_after else conclusion
+_NEED_A_CAUSE = frozenset((FactKind.RAISED, FactKind.SETTING))
 
 
-def _errors_of_script(found: Sequence[Conclusion]) -> list[Conclusion]:
-    return [
-        conclusion
-        for conclusion in found
-        if Trait.ERROR_OF_SCRIPT in conclusion.cause.traits and conclusion.role <= Role.GENERIC
-    ]
-
-
-def _is_of_another(end: Conclusion, loss: Conclusion) -> bool:
-    """Whether ranks or nodes ended that did not report the loss themselves; RDMA goes to other nodes."""
-    ranks, nodes = set(end.culprit.ranks), set(end.culprit.nodes)
-    if ranks and loss.victims:
-        return not ranks <= loss.victims
-    reporters = {line.node for line in loss.evidence if line.node}
-    return not (nodes and reporters and nodes <= reporters)
-
-
-def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusion]:
-    """Return further candidates: causes with similar words, and causes that the same lines may mean."""
-    first = found[0] if found else None
-    if first is None or _is_settled(first):
-        return
-    known = {conclusion.cause.id for conclusion in found}
-    same = "this could cause the same lines"
-    others = [(find_cause(other), same, first.evidence) for other in first.cause.also]
-    if not _is_proven(first) and not _says_nothing(first):
-        said = [*first.evidence, *(_alarms(logs) or _last_words(logs))]
-        likes = resembling([line.text for line in said])
-        alike = [(cause, "no proof, but this line uses the same words", (said[at],)) for cause, at in likes]
-        # Reports of victims resemble reports of other victims.
-        is_usual = first.role is Role.VICTIM or Trait.SUCCESS in first.cause.traits
-        others = [*others, *alike] if is_usual else [*alike, *others]
-        if goes_on_after(first.evidence[-1], logs):
-            others = [(find_cause("healthy"), "the job continued after these lines", first.evidence), *others]
-    for cause, why, evidence in others:
-        if cause.id in known or len(known) >= MAX_ANSWERS:
+def _conclusions(story: Story, facts: Sequence[Fact], reader: FactReader) -> Iterator[Conclusion]:
+    """Return the roots of a story, the culprit's first, then what they explain, then warnings; each cause once."""
+    roots = [root for root in story.roots if root.fact.cause]
+    shown: dict[str, list[Root]] = {}
+    for root in roots:
+        if root.part is not RootPart.WARNING:
+            shown.setdefault(root.fact.cause, []).append(root)
+    also = [root for root in roots if root.part is RootPart.ALSO]
+    for index, same in enumerate(shown.values()):
+        yield _of_roots(same, story, facts, reader, others=also if index == 0 else ())
+    if not shown and any(root.fact.kind is FactKind.LAUNCHER_KILL for root in story.culprits):
+        yield _of_launcher(story, facts, reader, shown)
+    consequences: dict[str, list[Fact]] = {}
+    earlier: dict[str, list[Fact]] = {}
+    of_roots = {fact for root in roots for fact in root.facts}
+    for fact in facts:
+        is_told = fact.said is not Said.INFERRED and fact.kind not in _WELL
+        if is_told and fact.cause and fact.cause not in shown and fact not in of_roots:
+            (consequences if fact.attempt >= story.attempt else earlier).setdefault(fact.cause, []).append(fact)
+    for same_facts in consequences.values():
+        yield _of_consequences(same_facts)
+    for root in roots:
+        if root.fact.kind in _WELL:
             continue
-        known.add(cause.id)
-        yield Conclusion(
-            cause=cause,
-            role=Role.CONTEXT,
-            confidence=Confidence.UNDECIDED,
-            culprit=first.culprit,
-            message=f"{why}: {_within_a_sentence(cause.title)}",
-            evidence=evidence,
-            victims=first.victims,
-        )
+        if root.part is RootPart.WARNING and root.fact.cause not in shown and root.fact.cause not in consequences:
+            shown[root.fact.cause] = [root]
+            yield replace(_of_roots([root], story, facts, reader, others=()), is_failure=False)
+    for name, same_facts in earlier.items():  # the job was started again after it
+        if name not in shown and name not in consequences:
+            yield replace(_of_consequences(same_facts), is_failure=False)
 
 
-def _within_a_sentence(title: str) -> str:
-    return (title if title[1:2].isupper() else title[:1].lower() + title[1:]).rstrip(".")
+_FAULTS = frozenset((FactKind.RAISED, FactKind.LINK_FAULT, FactKind.DEVICE_FAULT, FactKind.PEER_LOST))
+_WELL = frozenset((FactKind.FINISHED, FactKind.RECOVERED, FactKind.STEP))
 
 
-def _is_proven(first: Conclusion) -> bool:
-    """Whether the fault itself is reported, with certainty."""
-    return first.role is Role.PRIMARY and first.confidence is Confidence.CERTAIN
-
-
-def _says_nothing(first: Conclusion) -> bool:
-    """Whether nothing reports a failure: the job was healthy, or it hangs."""
-    return Trait.SAYS_NOTHING in first.cause.traits and first.confidence is not Confidence.UNDECIDED
-
-
-def _is_settled(first: Conclusion) -> bool:
-    """Whether other causes need not be considered."""
-    return _says_nothing(first) and first.confidence is Confidence.CERTAIN
-
-
-def _alarms(logs: Logs) -> list[Line]:
-    """Return the messages of exceptions, and from the ends of logs the lines that sound like a failure."""
-    said = [event.line for event in logs.of("exception")][:MAX_ALARMS]
-    return said + [line for line in _last_words(logs) if _ALARM.search(line.text)][:MAX_ALARMS]
-
-
-def _last_words(logs: Logs) -> list[Line]:
-    return [line for tail in logs.tails[:MAX_ALARMS] for line in tail.lines]
-
-
-def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return one conclusion for each cause that a line shows."""
-    by_cause: defaultdict[Cause, list[LogEvent]] = defaultdict(list)
-    for event in logs.events:
-        if event.cause is not None:
-            by_cause[event.cause].append(event)
-    is_overcome = tell_overcome(logs)
-    cancels = _first_lines(logs.of(Trait.ENDS_FROM_OUTSIDE))
-    failures = _first_lines(
-        other for other in logs.events if _SRUN in other.line.text and _FAILED.search(other.line.text)
+def _of_launcher(story: Story, facts: Sequence[Fact], reader: FactReader, shown: dict[str, list[Root]]) -> Conclusion:
+    """Return that a launcher ended its workers, and nobody says why; or that it was told to end itself."""
+    for root in story.roots:
+        if root.fact.cause and Trait.ENDS_FROM_OUTSIDE in find_cause(root.fact.cause).traits:
+            shown[root.fact.cause] = [root]
+            told = _of_roots([root], story, facts, reader, others=())
+            return replace(told, culprit=Culprit(), is_failure=False)
+    return Conclusion(
+        cause=find_cause("dead-rank"),
+        confidence=Confidence.UNDECIDED,
+        culprit=Culprit(),
+        message="a launcher ended its workers; these logs do not say which process had failed, or why",
+        evidence=_unlike([fact for root in story.culprits for fact in root.facts]),
     )
-    ends = {end.pid: end.culprit() for end in read_ends(logs) if end.pid is not None}
-    ended = find_ended(logs)
-    for cause, events in by_cause.items():
-        proofs = [event for event in events if event.sign and event.sign.role is not Role.CONTEXT]
-        proofs = [event for event in proofs if not _is_aftermath(event, cancels, failures) and not is_overcome(event)]
-        if Trait.EXPLAINS_A_KILL in cause.traits:
-            proofs = [event for event in proofs if event.number("pid") not in ended]
-        if not proofs:
-            continue
-        context = [event for event in events if event.sign and event.sign.role is Role.CONTEXT]
-        best = min(proofs, key=_strength)
-        same = [event for event in proofs if _strength(event) == _strength(best)]
-        culprit = find_culprit(same, context, people, ends)
-        if not culprit:  # a weaker line may know more
-            culprit = find_culprit(sorted(proofs, key=_strength)[len(same) :], context, people, ends)
-        assert best.sign is not None
-        if cause.is_outcome and best.sign.role is Role.VICTIM:
-            culprit = Culprit()  # who waited, according to its own lines
-        yield Conclusion(
-            cause=cause,
-            role=best.sign.role,
-            confidence=best.sign.confidence,
-            culprit=culprit,
-            message=_tell(cause, best),
-            evidence=_unlike([*same, *context]),
-            victims=frozenset(
-                rank for event in proofs if (rank := event.line.rank) is not None and rank not in culprit.ranks
-            ),
-            has_context=bool(context),
-            weight=-1 if Trait.JOB_MAY_GO_ON in cause.traits else 0,
-        )
 
 
-def _first_lines(events: Iterable[LogEvent]) -> dict[str, int]:
-    first: dict[str, int] = {}
-    for event in events:
-        first.setdefault(event.line.source.shown, event.line.number)
-    return first
+def _of_consequences(same: Sequence[Fact]) -> Conclusion:
+    best = min(same, key=lambda fact: fact.confidence.doubt)
+    return Conclusion(
+        cause=find_cause(best.cause),
+        confidence=best.confidence,
+        culprit=Culprit(),
+        message=best.told,
+        evidence=_unlike(same),
+        victims=_victims(same),
+        is_consequence=True,
+    )
 
 
-def _unlike(events: Sequence[LogEvent]) -> tuple[Line, ...]:
+def _of_roots(
+    same: Sequence[Root], story: Story, facts: Sequence[Fact], reader: FactReader, *, others: Sequence[Root]
+) -> Conclusion:
+    """Return the conclusion about the roots of one cause, the first one first; `others` broke by themselves, too."""
+    first = same[0]
+    cause = find_cause(first.fact.cause)
+    own = [fact for root in same if root.part is first.part for fact in root.facts]
+    if first.fact.said is Said.INFERRED:  # one inference about several processes
+        own += [fact for fact in facts if fact.places == first.fact.places and fact.told == first.fact.told]
+        own = list(dict.fromkeys(own))
+    culprit = Culprit()
+    for root in same:
+        if root.part is first.part:
+            culprit |= _culprit_of(root)
+    for fact in own if first.fact.said is Said.INFERRED else ():
+        culprit |= describe(fact.who) | Culprit(things=fact.things)
+    effects = [edge.effect for edge in story.edges if edge.cause in own]
+    for fact in effects if not culprit else ():  # what the same fault did elsewhere may tell whose it is
+        if fact.cause == cause.name and {fact.kind, first.fact.kind} <= _FAULTS:
+            culprit |= describe(fact.peer if fact.kind is FactKind.PEER_LOST else fact.who) | Culprit(
+                things=fact.things
+            )
+    is_node = first.fact.kind is FactKind.MISSING and reader.people.are_all_of_node(culprit.ranks)
+    victims = (_victims(facts) | frozenset(story.victims)) - frozenset(culprit.ranks)
+    conclusion = Conclusion(
+        cause=cause,
+        confidence=Confidence.UNDECIDED if is_node else first.confidence,  # perhaps the node is gone
+        culprit=culprit,
+        message=first.fact.told or cause.told or cause.title,
+        evidence=_unlike(own),
+        victims=victims,
+        ask=first.fact.ask,
+        notes=tuple(_notes(first, cause, others)),
+    )
+    return name_somebody(conclusion, own, effects, reader.logs, reader.people)
+
+
+def _culprit_of(root: Root) -> Culprit:
+    """Return whom a root names, with the things that its facts name."""
+    culprit = Culprit()
+    for who in root.blamed:
+        culprit |= describe(who, with_process=root.fact.kind is FactKind.ENDED)
+    for fact in root.facts:
+        if not root.blamed and is_suffered(fact) and fact.peer:
+            culprit |= describe(fact.peer)
+        culprit |= Culprit(interface=fact.interface, things=fact.things)
+    return culprit
+
+
+def _notes(first: Root, cause: Cause, others: Sequence[Root]) -> Iterator[str]:
+    for root in others:
+        if root is not first:
+            yield f"also by itself: {_culprit_of(root).words() or 'a process'}, {root.fact.told}"
+    if first.confidence is not Confidence.CERTAIN and set(first.alternatives) - {cause.id, cause.name}:
+        labels = (find_cause(name).label for name in first.alternatives)
+        names = [label for label in dict.fromkeys(labels) if label != cause.label][:MAX_ALTERNATIVES]
+        yield f"these lines may also mean {' or '.join(names)}"
+
+
+def _victims(facts: Iterable[Fact]) -> frozenset[int]:
+    return frozenset(fact.who.rank for fact in facts if is_suffered(fact) and fact.who.rank is not None)
+
+
+def _unlike(facts: Sequence[Fact]) -> tuple[Place, ...]:
     """Return the first line, and those of the others that say something different."""
-    lines: dict[str, Line] = {}
-    for event in events[:MAX_LOOKED_AT]:
-        lines.setdefault(_NUMBERS.sub("", event.line.text), event.line)
-    return tuple(lines.values())[:MAX_EVIDENCE]
-
-
-def _is_aftermath(event: LogEvent, cancels: Mapping[str, int], failures: Mapping[str, int]) -> bool:
-    """Whether srun only reports tasks that srun itself, or the scheduler, was ending.
-
-    Args:
-        cancels: the first line of each source about an end from outside.
-        failures: the first line of each source in which srun reports a task that ended by itself.
-    """
-    source, number = event.line.source.shown, event.line.number
-    if _SRUN not in event.line.text:
-        return False
-    has_failed = _KILLED.search(event.line.text) is not None and number > failures.get(source, number)
-    return has_failed or number > cancels.get(source, number)
-
-
-def _strength(event: LogEvent) -> tuple[int, int]:
-    assert event.sign is not None
-    return event.sign.role, _DOUBT[event.sign.confidence]
-
-
-def _bucket(conclusion: Conclusion) -> int:
-    """Return the class of the list above to which it belongs."""
-    is_weak = conclusion.confidence is Confidence.UNDECIDED
-    return {
-        Role.PRIMARY: 1 if is_weak else 0,
-        Role.LIKELY: 4 if is_weak else 2,
-        Role.GENERIC: 3 if conclusion.confidence is Confidence.CERTAIN else 4,
-        Role.VICTIM: 6 if is_weak else 5,
-        Role.CONTEXT: 7,
-    }[conclusion.role]
-
-
-def _yield(found: Sequence[Conclusion]) -> frozenset[str]:
-    """Return causes without proof whose lines may come from another cause that has lines of its own."""
-    weak = {conclusion.cause.id for conclusion in found if conclusion.confidence is Confidence.UNDECIDED}
-    also = {
-        conclusion.cause.id: weak.intersection(conclusion.cause.also)
-        for conclusion in found
-        if conclusion.cause.id in weak
-    }
-    return frozenset(one for one, others in also.items() if any(one not in also[other] for other in others))
-
-
-def _merge(found: Iterable[Conclusion]) -> list[Conclusion]:
-    """Merge the conclusions of one cause: the strongest says how; all of the same strength say who."""
-    best: dict[str, Conclusion] = {}
-    for conclusion in found:
-        other = best.get(conclusion.cause.id)
-        if other is None:
-            best[conclusion.cause.id] = conclusion
-            continue
-        first, second = sorted((other, conclusion), key=lambda one: (_bucket(one), -one.weight))
-        culprit = first.culprit or second.culprit
-        if _bucket(first) == _bucket(second) and first.weight == second.weight:
-            culprit = first.culprit | second.culprit
-        best[conclusion.cause.id] = replace(
-            first, culprit=culprit, victims=(first.victims | second.victims) - frozenset(culprit.ranks)
-        )
-    return list(best.values())
-
-
-def _order(found: Sequence[Conclusion], offsets: Mapping[str, float]) -> Callable[[Conclusion], tuple[float, int]]:
-    """Return the key by which the first event is found.
-
-    Args:
-        offsets: seconds to subtract from the times of each clock (clocks.py).
-    """
-    lines = [conclusion.first for conclusion in found]
-    sources = {line.source.shown: index for index, line in enumerate(lines)}
-    if len(sources) <= 1:
-        return lambda conclusion: (0.0, conclusion.first.number)
-    if all(line.time is not None for line in lines) and len({(line.has_year, line.has_date) for line in lines}) == 1:
-        return lambda conclusion: (
-            (conclusion.first.time or 0.0) - offsets.get(clock_of(conclusion.first), 0.0),
-            conclusion.first.number,
-        )
-    return lambda conclusion: (float(sources[conclusion.first.source.shown]), conclusion.first.number)
-
-
-class _Values(dict[str, object]):
-    """The value from a line; if it is missing, a word that fits the sentence."""
-
-    def __missing__(self, key: str) -> str:
-        return {"node": "that node", "interface": "that interface", "rank": "that rank"}.get(key, "it")
-
-
-def _tell(cause: Cause, event: LogEvent) -> str:
-    text = cause.told or cause.title.rstrip(".")
-    try:
-        return text.format_map(_Values(event.values))
-    except (KeyError, IndexError, ValueError):
-        return text
+    places: dict[str, Place] = {}
+    for fact in facts:
+        for place in fact.places:
+            places.setdefault(_NUMBERS.sub("", place.text), place)
+        if len(places) >= MAX_EVIDENCE:
+            break
+    return tuple(places.values())[:MAX_EVIDENCE]

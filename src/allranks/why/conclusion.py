@@ -1,13 +1,65 @@
-"""The conclusion of one reading of the logs, before all conclusions are combined."""
+"""What `allranks why` concludes: one cause, its culprit, and the lines that show it. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from allranks.causes.cause import Cause, Role
+from allranks.causes.cause import Cause
+from allranks.facts.fact import Fact, FactKind, Place, Who
 from allranks.model.finding import Confidence
-from allranks.why.logs.line import Line
-from allranks.why.people import Culprit
+
+_SUFFERED = frozenset((FactKind.WAITED, FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.LAUNCHER_KILL))
+"""Facts of which `who` is a victim."""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The culprit of a conclusion, as far as the logs say."""
+
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    interface: str | None = None
+    things: tuple[str, ...] = ()
+    """Any other culprit, in words: `GPU 0000:10:1c`, `address 127.0.1.1`, `local rank 3`, `process 4711`."""
+
+    def __or__(self, other: Culprit) -> Culprit:
+        return Culprit(
+            nodes=tuple(dict.fromkeys(self.nodes + other.nodes)),
+            ranks=tuple(sorted({*self.ranks, *other.ranks})),
+            interface=self.interface or other.interface,
+            things=tuple(dict.fromkeys(self.things + other.things)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.ranks or self.interface or self.things)
+
+    def words(self) -> str:
+        """Return all of it in one line, each rank separately: `node03 rank 1 rank 2 GPU 0`."""
+        ranks = [f"rank {rank}" for rank in self.ranks]
+        return " ".join([*self.nodes, *filter(None, [self.interface]), *ranks, *self.things])
+
+
+def is_suffered(fact: Fact) -> bool:
+    """Whether it happened to its `who` because of another one."""
+    return fact.kind in _SUFFERED
+
+
+def describe(who: Who, *, with_process: bool = False) -> Culprit:
+    """Return a process as a culprit.
+
+    Args:
+        who: the process or machine.
+        with_process: also name its pid if its rank is known.
+    """
+    things = []
+    if who.rank is None and who.local_rank is not None:
+        things.append(f"local rank {who.local_rank}")
+    if who.pid and (with_process or (who.rank is None and who.local_rank is None)):
+        things.append(f"process {who.pid}")
+    if who.address:
+        things.append(f"address {who.address}")
+    nodes = dict.fromkeys(name for name in (who.node, who.pod) if name)
+    return Culprit(nodes=tuple(nodes), ranks=() if who.rank is None else (who.rank,), things=tuple(things))
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,22 +67,17 @@ class Conclusion:
     """One cause, and the evidence for it."""
 
     cause: Cause
-    role: Role
-    """How much the strongest line proves."""
     confidence: Confidence
     culprit: Culprit
     message: str
-    evidence: tuple[Line, ...]
-    """The lines that prove it, the earliest first."""
+    evidence: tuple[Place, ...]
+    """The lines that show it, the earliest first."""
     victims: frozenset[int] = frozenset()
     ask: str = ""
     """What would give more evidence: what to run, where to look."""
-    has_context: bool = False
-    """Lines that support it but prove nothing alone: of two conclusions with the same first line, it comes first."""
-    weight: int = 0
-    """Of two conclusions with the same role, the one with the higher weight comes first, before the earlier one."""
-
-    @property
-    def first(self) -> Line:
-        """The line that gives its time and place in the order."""
-        return self.evidence[0]
+    is_failure: bool = True
+    """Whether a line reports it; otherwise it is a guess, or the absence of failures."""
+    is_consequence: bool = False
+    """Whether another conclusion explains it."""
+    notes: tuple[str, ...] = ()
+    """What else is known: who else broke by itself, between whom it is undecided, what followed."""

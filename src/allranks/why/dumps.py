@@ -1,8 +1,7 @@
-"""Flight recorder dumps beside the logs: finds them, reads them without executing anything, and draws conclusions.
+"""Flight recorder dumps beside the logs: finds them, and reads them without executing anything.
 
     problems: list[ReadProblem] = []
     dumps = read_dumps(find_dumps(["logs/"]), problems)
-    conclude_dumps(dumps)
 
 torch writes them as pickles (TORCH_FR_DUMP_TEMP_FILE, before 2.9 TORCH_NCCL_DEBUG_INFO_TEMP_FILE: nccl_trace_rank_3,
 comm_lib_trace_rank_3), its worker server also as JSON. A pickle is a program; unpickle.py runs only what builds plain
@@ -15,37 +14,28 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
-from allranks.model.finding import Confidence
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain
-from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
-from allranks.why.conclusion import Conclusion
-from allranks.why.logs.line import MAX_TEXT, Line, strip_control
+from allranks.why.logs.line import strip_control
 from allranks.why.logs.log_path import MAX_RANK, read_path
 from allranks.why.logs.read import ReadProblem
-from allranks.why.logs.sources import SNIFF_BYTES, Source, natural_key
-from allranks.why.people import Culprit
+from allranks.why.logs.sources import NO_LOGS_BELOW, SNIFF_BYTES, Source, natural_key
 
 MAX_BYTES = 32 << 20
 """Limit of one dump: 2,000 calls are 0.4 MB, 20,000 with the C++ stacks about 10 MB."""
 KEEP_CALLS = 100_000
 """Limit of calls that are kept of all dumps together, the newest of each: about 100 MB."""
-LEAST_WAIT_S = 5.0
-"""A shorter wait may be in a running job: a recorder can be dumped at any time."""
 
 _NAMED = re.compile(r"\d+(?:\.(?:json|pickle|pkl|bin|dump|txt))?")
 """End of a dump's name: the user chooses the prefix, and the rank is appended."""
 _KEYS = re.compile(rb"collective_seq_id|profiling_name|nccl_version|comm_lib_version|pg_config|pg_status")
-_CODE = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
 
 
 class DumpError(ValueError):
@@ -76,7 +66,7 @@ def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
 
 def _walk(top: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(top):
-        folders[:] = sorted((name for name in folders if name[0] != "." and name not in _CODE), key=natural_key)
+        folders[:] = sorted((name for name in folders if name[0] != "." and name not in NO_LOGS_BELOW), key=natural_key)
         for name in sorted(names, key=natural_key):
             if name[0] != "." and re.search(rf"{_NAMED.pattern}$", name):
                 yield Path(folder) / name
@@ -124,6 +114,7 @@ class _Entry(msgspec.Struct):
     state: str | None = None
     retired: bool | None = None
     time_created_ns: int | None = None
+    time_discovered_started_ns: int | None = None
     frames: list[_Frame] | None = None
 
 
@@ -135,6 +126,7 @@ class _Config(msgspec.Struct):
 
 class _Status(msgspec.Struct):
     last_enqueued_collective: int = -1
+    last_started_collective: int = -1
 
 
 class _File(msgspec.Struct):
@@ -215,12 +207,15 @@ def parse_dump(
     names.setdefault("0", "0")  # the default group is each process's first; other numbers are local to the process
     members = {name: ranks for name, config in file.pg_config.items() if rank in (ranks := _ranks(config.ranks))}
     descs |= {name: config.desc for name, config in file.pg_config.items() if name in members}
+    statuses = {names[uid]: status for uid, status in file.pg_status.items() if uid in names}
+    calls = tuple(_call(entry, number) for number, entry in _newest(file.entries, keep))
+    described = {call.group for call in calls if not call.is_p2p}
     return Dump(
         rank=rank,
-        calls=tuple(_call(entry, number) for number, entry in _newest(file.entries, keep)),
-        enqueued={
-            names[uid]: status.last_enqueued_collective for uid, status in file.pg_status.items() if uid in names
-        },
+        calls=calls,
+        # Sends and receives count into it: only asked where the group has no calls.
+        enqueued={name: told.last_enqueued_collective for name, told in statuses.items() if name not in described},
+        started=_started(file.entries, statuses),
         members=members,
         descs=descs,
         is_whole=not file.entries or file.entries[0].record_id == 0,
@@ -228,6 +223,19 @@ def parse_dump(
         source=source,
         node=node,
     )
+
+
+def _started(entries: Sequence[_Entry], statuses: Mapping[str, _Status]) -> dict[str, int]:
+    """Return the last collective that the GPU has started, by group; nothing where the recorder does not time calls."""
+    found = {name: told.last_started_collective for name, told in statuses.items() if told.last_started_collective >= 0}
+    if not found and not any(entry.state == "started" or entry.time_discovered_started_ns for entry in entries):
+        return {}
+    for entry in entries:
+        if not entry.is_p2p and not entry.profiling_name.startswith("gloo:"):
+            has_started = entry.state in ("started", "completed") or bool(entry.time_discovered_started_ns)
+            name, seq = _group_of(entry)[0], _seq_of(entry, is_p2p=False)
+            found[name] = max(found.get(name, 0), seq if has_started else 0)
+    return found
 
 
 @lru_cache(maxsize=4096)
@@ -246,6 +254,8 @@ def _group_of(entry: _Entry) -> tuple[str, str]:
 _MAX_NAME = 200
 """Maximum number of characters of a name or path."""
 _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3|^<|(?:^|[/\\])torch[/\\]")
+_MAX_NS = 1 << 63
+"""JSON and pickles have any number of digits, and few such numbers are a float of seconds."""
 _PAIR = re.compile(r"(send|recv)\w* (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
@@ -253,22 +263,27 @@ def _call(entry: _Entry, number: int) -> Call:
     _, _, op = entry.profiling_name[:_MAX_NAME].rpartition(":")
     pair = _PAIR.match(op)
     is_p2p = entry.is_p2p if entry.is_p2p is not None else pair is not None
-    seqs = (entry.p2p_seq_id if is_p2p else entry.collective_seq_id, entry.seq_id)
     return Call(
         group=_group_of(entry)[0],
-        seq=next((seq for seq in seqs if seq is not None), 0),
+        seq=_seq_of(entry, is_p2p=is_p2p),
         op=strip_control(op),
         sizes=tuple(map(tuple, entry.input_sizes or ())),
         output_sizes=tuple(map(tuple, entry.output_sizes or ())),
         dtypes=tuple(entry.input_dtypes or ()),
         output_dtypes=tuple(entry.output_dtypes or ()),
         is_done=_is_done(entry),
+        blocks=entry.profiling_name.startswith("gloo:"),
         peer=int(pair[3]) if pair else None,
         is_p2p=is_p2p,
         place=_place(entry.frames or ()),
-        created_ns=entry.time_created_ns or 0,
+        created_ns=created_ns if 0 < (created_ns := entry.time_created_ns or 0) < _MAX_NS else 0,
         number=number,
     )
+
+
+def _seq_of(entry: _Entry, *, is_p2p: bool) -> int:
+    seqs = (entry.p2p_seq_id if is_p2p else entry.collective_seq_id, entry.seq_id)
+    return next((seq for seq in seqs if seq is not None), 0)
 
 
 def _is_done(entry: _Entry) -> bool:
@@ -303,82 +318,3 @@ def _newest(entries: Sequence[_Entry], keep: int) -> list[tuple[int, _Entry]]:
         if not _is_done(entry[1]):
             first_open.setdefault(name, entry)
     return sorted(dict([*first_open.values(), *last.values(), *numbered[-keep:]]).items())
-
-
-# --- What they come to ------------------------------------------------------------------------------------------------
-
-_CAUSES = {
-    StandstillKind.MISMATCH: ("collective-mismatch", Role.PRIMARY),
-    StandstillKind.MISSING: ("straggler-rank", Role.LIKELY),
-    StandstillKind.NO_DUMP: ("straggler-rank", Role.LIKELY),
-    StandstillKind.CIRCLE: ("collective-mismatch", Role.LIKELY),
-    StandstillKind.ALL_THERE: ("collective-timeout", Role.VICTIM),
-    StandstillKind.BEHIND: ("straggler-rank", Role.LIKELY),
-}
-_ASKS = {
-    StandstillKind.MISSING: "the log of {ranks}, and their stacks while the job hangs: allranks stack JOB",
-    StandstillKind.NO_DUMP: "the log of {ranks}, and the end of its process: dmesg, sacct",
-    StandstillKind.ALL_THERE: "set NCCL_DEBUG=INFO, and check the links and GPUs of these ranks: allranks check",
-    StandstillKind.BEHIND: "flight recorder dumps taken while the job hangs",
-}
-
-
-def conclude_dumps(dumps: Sequence[Dump]) -> Iterator[Conclusion]:
-    """Return the conclusions from the recorders of all ranks.
-
-    Args:
-        dumps: at most one per rank.
-    """
-    if not dumps:
-        return
-    by_rank = {dump.rank: dump for dump in dumps}
-    for stop in find_stops(dumps):
-        name, role = _CAUSES[stop.kind]
-        is_short = (
-            stop.waited_s is not None and stop.waited_s < LEAST_WAIT_S and stop.kind is not StandstillKind.MISMATCH
-        )
-        if is_short and stop.kind is StandstillKind.ALL_THERE:
-            continue
-        yield Conclusion(
-            cause=find_cause(name),
-            role=role,
-            confidence=_confidence(stop, is_short=is_short),
-            culprit=Culprit(ranks=stop.ranks),
-            message=stop.message,
-            evidence=tuple(_line(by_rank[rank], call) for rank, call in stop.calls) or (_no_calls(dumps[0]),),
-            victims=frozenset(stop.victims),
-            ask=_ASKS.get(stop.kind, "").format(ranks=", ".join(f"rank {rank}" for rank in stop.ranks[:4])),
-            weight=2,
-        )
-
-
-def _confidence(stop: Standstill, *, is_short: bool) -> Confidence:
-    if not stop.is_decided or is_short:
-        return Confidence.UNDECIDED
-    return Confidence.LIKELY if stop.kind is StandstillKind.NO_DUMP else Confidence.CERTAIN
-
-
-def _line(dump: Dump, call: Call) -> Line:
-    """Render one call as a line of the dump's file."""
-    state = "done" if call.is_done else "not done"
-    text = f"{'p2p' if call.is_p2p else 'collective'} {call.seq} of group {call.group}: {call}, {state}"
-    return _as_line(dump, call.number, text + (f", at {call.place}" if call.place else ""), call.created_s)
-
-
-def _no_calls(dump: Dump) -> Line:
-    return _as_line(dump, 1, f"the flight recorder dump of rank {dump.rank}", dump.taken_s)
-
-
-def _as_line(dump: Dump, number: int, text: str, time_s: float | None) -> Line:
-    return Line(
-        source=Source(dump.source, Path(dump.source), dump.node, dump.rank, None, None, 0),
-        number=number,
-        text=strip_control(text)[:MAX_TEXT],
-        node=dump.node,
-        rank=dump.rank,
-        local_rank=None,
-        pid=None,
-        time=time_s,
-        has_year=True,
-        has_date=True,
-    )

@@ -93,10 +93,7 @@ def _blames_hardware(conclusion: Conclusion) -> bool:
 
 
 def _has_words(text: str, token: str) -> bool:
-    plain = re.sub(r"[\[\]=_]", " ", text.lower())
-    plain = re.sub(r"\brank(\d)", r"rank \1", plain)
-    words = re.sub(r"[\[\]=_]", " ", token.lower())
-    words = re.sub(r"\brank(\d)", r"rank \1", words)
+    plain, words = (re.sub(r"\brank(\d)", r"rank \1", re.sub(r"[\[\]=_]", " ", said.lower())) for said in (text, token))
     return re.search(rf"(?<![\w.]){re.escape(words)}(?![\w])", plain) is not None
 
 

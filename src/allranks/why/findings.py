@@ -14,14 +14,14 @@ from collections.abc import Sequence
 import msgspec
 
 from allranks.causes.cause import Cause, Trait
+from allranks.facts.fact import Place
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.fix import ANYBODY, Reader
 from allranks.model.hostlist import fold_hosts
 from allranks.report.mask import mask_secrets
-from allranks.why.conclusion import Conclusion
+from allranks.why.conclusion import Conclusion, Culprit
 from allranks.why.logs.line import Line
 from allranks.why.logs.sources import natural_key
-from allranks.why.people import Culprit
 
 _RECORDED = re.compile(r'\{"message": (?:\{"message": )?"(?P<said>(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-f]{4})+)')
 """How error.json of torch begins (torch 2.13, elastic/multiprocessing/errors); a line may be cut anywhere."""
@@ -38,7 +38,8 @@ def to_finding(conclusion: Conclusion, reader: Reader = ANYBODY) -> Finding:
     cause, culprit = conclusion.cause, conclusion.culprit
     is_certain = conclusion.confidence is Confidence.CERTAIN
     # A job that hangs without a message might have continued.
-    failed = Severity.WARN if Trait.SAYS_NOTHING in cause.traits else Severity.FAIL
+    is_doubtful = Trait.SAYS_NOTHING in cause.traits or not conclusion.is_failure or conclusion.is_consequence
+    failed = Severity.WARN if is_doubtful else Severity.FAIL
     return Finding(
         cause=cause.label,
         severity=Severity.NOTE if Trait.SUCCESS in cause.traits else failed,
@@ -51,6 +52,7 @@ def to_finding(conclusion: Conclusion, reader: Reader = ANYBODY) -> Finding:
         evidence=tell_evidence(conclusion.evidence),
         fix=tell_fix(cause, culprit, reader),
         ask=None if is_certain else _shown(conclusion.ask) or None,
+        notes=tuple(map(_shown, conclusion.notes)),
         victims=tuple(sorted(conclusion.victims)),
     )
 
@@ -71,9 +73,10 @@ def is_answer(findings: Sequence[Finding]) -> bool:
 
 
 def count_first(findings: Sequence[Finding]) -> int:
-    """Return how many of them are the answer: the first, or the first two if that is undecided."""
-    is_open = bool(findings) and findings[0].confidence is Confidence.UNDECIDED
-    return min(len(findings), 2 if is_open else 1)
+    """Return how many of them are the answer: the first, or the first two failures if that is undecided."""
+    is_open = len(findings) > 1 and Confidence.UNDECIDED is findings[0].confidence
+    is_other = is_open and (findings[1].severity is Severity.FAIL or findings[0].severity is not Severity.FAIL)
+    return min(len(findings), 2 if is_other else 1)
 
 
 def tell_nodes(nodes: Sequence[str], *, is_undecided: bool = False) -> str | None:
@@ -84,11 +87,11 @@ def tell_nodes(nodes: Sequence[str], *, is_undecided: bool = False) -> str | Non
     return fold_hosts(names) or None
 
 
-def tell_evidence(lines: Sequence[Line]) -> tuple[Evidence, ...]:
+def tell_evidence(lines: Sequence[Place]) -> tuple[Evidence, ...]:
     """Return lines as evidence; equal messages once, with all places."""
     places: dict[str, list[str]] = {}
     for line in lines:
-        places.setdefault(show_line(line), []).append(tell_place(line))
+        places.setdefault(_show(line.text), []).append(f"{line.source}:{line.line}")
     return tuple(Evidence(seen=seen, source=", ".join(dict.fromkeys(where))) for seen, where in places.items())
 
 
@@ -99,7 +102,10 @@ def tell_place(line: Line) -> str:
 
 def show_line(line: Line) -> str:
     """Return a line for output: secrets masked, then cut; of an error file of torchelastic, its message."""
-    text = line.text
+    return _show(line.text)
+
+
+def _show(text: str) -> str:
     if recorded := _RECORDED.match(text):
         text = json.loads(f'"{recorded["said"]}"', strict=False)
     return _shown(text.expandtabs(2).strip())

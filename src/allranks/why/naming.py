@@ -1,172 +1,241 @@
-"""Which rank or node is meant: by the lines of a cause, by lines near them, or by elimination. Pure.
+"""Who is meant, if the facts of a cause name nobody? Pure.
 
-From the most to the least certain: what the lines name; torchrun's summary of failures; who passed an error on
-(mp.spawn, Ray); what was named just before; who stopped first; the rendezvous address; the only writer in the log.
+From the most to the least certain: whose end it explains; what was named just before; the rendezvous address; words in
+the lines themselves; the only writer in the log:
+
+    RuntimeError: ... [177/train (pid 28936)] ... No space left on device      -> process 28936
+    XID 79(GPU has fallen off the bus) detected on PCI:0000:ae:00              -> GPU 0000:ae:00
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 
-from allranks.causes.cause import Blames, Cause, Role, Trait
-from allranks.why.conclusion import Conclusion
-from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.overheard import overhear
-from allranks.why.people import FEW, Culprit, People, blame, missing_of, named
-from allranks.why.readings.ends import find_first, read_ends
+from allranks.causes.cause import Family, Trait
+from allranks.facts.fact import Fact, FactKind, Same, Who
+from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
+from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
+from allranks.why.people import FEW, SCOPE_LINES, People, missing_of, named
 from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
 
-MAX_LINES = 400
-"""Number of lines of one cause that are searched for names."""
-
-SCOPE_LINES = 4
-"""Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
-
 _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\s*$)")
 """In the formats of argparse and of torchrun's summary."""
-
+_OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
+_OTHERS_SIGNALS = frozenset((6, 15))
+"""Another process's failure ends a process by them: SIGABRT, SIGTERM."""
+_LINKS = frozenset((Family.NETWORK, Family.FABRIC))
+MAX_BESIDE = 8
 MAX_THINGS = 6
 """Maximum number of named addresses, ports, processes."""
 
 
-def find_nodes(logs: Logs) -> dict[int, str]:
-    """Return the nodes of ranks, from lines that know both."""
-    nodes = {
-        event.line.rank: event.line.node for event in logs.events if event.line.rank is not None and event.line.node
-    }
-    nodes |= {end.rank: end.node for end in read_ends(logs) if end.rank is not None and end.node}
-    return nodes
-
-
-def add_nodes(conclusion: Conclusion, nodes: Mapping[int, str]) -> Conclusion:
-    """Return the conclusion with the nodes of the ranks that it blames, if it names none."""
+def name_somebody(
+    conclusion: Conclusion, facts: Sequence[Fact], explained: Sequence[Fact], logs: Logs, people: People
+) -> Conclusion:
+    """Return the conclusion with a culprit, if its own facts name none or only a part: what they explain may."""
     culprit = conclusion.culprit
-    if culprit.nodes or not culprit.ranks or len(culprit.ranks) > MAX_THINGS:
-        return conclusion
-    named = Culprit(nodes=tuple(dict.fromkeys(nodes[rank] for rank in culprit.ranks if rank in nodes)))
-    return replace(conclusion, culprit=named | culprit)
+    if not culprit.ranks and not all(map(is_suffered, facts)):
+        own = [fact for fact in explained if fact.who.rank is not None and _may_be_its(fact, facts)]
+        if own and any(fact.kind in _OWN for fact in facts):
+            first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
+            if first.is_first_observed or len({fact.who.rank for fact in own}) == 1:
+                own_pids = {f"process {fact.who.pid}" for fact in facts if fact.who.rank is None}  # of its child
+                culprit = replace(culprit, things=tuple(thing for thing in culprit.things if thing not in own_pids))
+                culprit |= describe(first.who, with_process=True)
+    if not culprit and facts and all(map(is_suffered, facts)):  # it names its peer elsewhere
+        for fact in explained:
+            if is_suffered(fact) and fact.who == facts[0].who:
+                culprit |= describe(fact.peer) | Culprit(things=fact.things)
+    culprit |= _named_beside(conclusion, culprit, logs, people)
+    if not culprit:
+        culprit = _someone(conclusion, facts, logs, people)
+    culprit = _add_place(conclusion, culprit, logs)
+    nodes = tuple(
+        dict.fromkeys(node for rank in culprit.ranks[:MAX_THINGS] if (node := people.know(Who(rank=rank)).node))
+    )
+    if nodes and not culprit.nodes and len(culprit.ranks) <= MAX_THINGS:
+        culprit = Culprit(nodes=nodes) | culprit
+    return replace(conclusion, culprit=culprit)
 
 
-def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclusion:
-    """Return the conclusion with a culprit, if its own lines name none or only a part."""
-    if Trait.ERROR_OF_SCRIPT in conclusion.cause.traits and not conclusion.culprit.ranks:
-        first = find_first(logs)
-        if first is not None and first.code is not None and first.code > 0 and first.culprit():
-            return replace(conclusion, culprit=first.culprit() | conclusion.culprit)
-        if announced := _announced(conclusion, people):
-            return replace(conclusion, culprit=announced | conclusion.culprit)
-    if Trait.EXPLAINS_A_KILL in conclusion.cause.traits and not conclusion.culprit:
-        first = find_first(logs)
-        if first is not None and first.is_killed and first.culprit():
-            return replace(conclusion, culprit=first.culprit())
-    if not conclusion.culprit.things and (before := _named_before(conclusion, logs)):
-        conclusion = replace(conclusion, culprit=conclusion.culprit | before)
-    return conclusion if conclusion.culprit else replace(conclusion, culprit=someone(conclusion, logs, people))
+def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:
+    """Whether what a cause explains may tell whose it is: what it raised, how it ended, that it did not come.
+
+    Nobody is known, or a process of its machine, or one with its local rank.
+    """
+    if effect.kind not in {FactKind.RAISED, FactKind.ENDED, FactKind.MISSING} or effect.signal in _OTHERS_SIGNALS:
+        return False
+    for fact in facts:
+        machine = fact.who.compare_machines(effect.who)
+        is_seat = fact.who.local_rank is not None and fact.who.local_rank == effect.who.local_rank
+        if fact.who and machine is not Same.YES and not (is_seat and machine is Same.UNKNOWN):
+            return False
+    return True
 
 
-def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
-    """Return the conclusion with the script's name, if the user's code failed and no frame names its file.
+def _add_place(conclusion: Conclusion, culprit: Culprit, logs: Logs) -> Culprit:
+    """Add the script's name, if the user's code failed and no frame names its file; the place of a wrong call.
 
-    For a call with wrong arguments and no named culprit, add the call's place in the user's files. The message of a
-    cut traceback is taken from a debugger's line above the frames, or from CUDA's.
+    The message of a cut traceback is taken from a debugger's line above the frames, or from CUDA's.
     """
     traits = conclusion.cause.traits
-    if Trait.OF_ONE_CALL in traits and not conclusion.culprit:
-        own = [
-            traceback
-            for traceback in read_tracebacks(logs)
-            if traceback.line in conclusion.evidence or not traceback.kind
-        ]
+    if Trait.OF_ONE_CALL in traits and not culprit:
+        lines = [event.line for event in logs.of(conclusion.cause.name)]
+        places = {line.at for line in lines}
+        own = [traceback for traceback in read_tracebacks(logs) if traceback.line.at in places or not traceback.kind]
         frames = [traceback.user_frame for traceback in own]
-        places = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
-        return replace(conclusion, culprit=Culprit(things=tuple(places[:1])))
-    if Trait.ERROR_OF_SCRIPT not in traits or any(".py" in thing for thing in conclusion.culprit.things):
-        return conclusion
-    lines = [*conclusion.evidence, *(line for tail in logs.tails[:FEW] for line in tail.lines)]
-    script = next((found["script"] for line in lines if (found := _SCRIPT.search(line.text))), None)
-    if script is None:
-        return conclusion
-    return replace(conclusion, culprit=conclusion.culprit | Culprit(things=(script,)))
+        where = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
+        return Culprit(things=tuple(where[:1]))
+    if Trait.ERROR_OF_SCRIPT not in traits or any(".py" in thing for thing in culprit.things):
+        return culprit
+    texts = [place.text for place in conclusion.evidence]
+    texts += [line.text for tail in logs.tails[:FEW] for line in tail.lines]
+    script = next((found["script"] for text in texts if (found := _SCRIPT.search(text))), None)
+    return culprit | Culprit(things=(script,)) if script else culprit
 
 
-def add_awaited(found: Sequence[Conclusion]) -> list[Conclusion]:
-    """Return the conclusions with the rank that others waited for, if one lacks its name and another has it."""
-    awaited = [one.culprit for one in found if Trait.OTHERS_WAIT_FOR_IT in one.cause.traits and one.culprit]
-    nameless = [one for one in found if Trait.ONLY_WAITS in one.cause.traits and not one.culprit]
-    return [replace(one, culprit=awaited[0]) if awaited and one in nameless else one for one in found]
+def _named_beside(conclusion: Conclusion, culprit: Culprit, logs: Logs, people: People) -> Culprit:
+    """Return what lines name that support this cause and prove nothing themselves: an interface, a file, a node.
+
+    A file is that of the last such line before the first line of the cause.
+    """
+    beside = [event for event in logs.of(conclusion.cause.name) if event.sign is not None and event.states is None]
+    first = conclusion.evidence[0]
+    own = [event for event in beside if event.line.source.shown == first.source]
+    before = [event for event in own if event.line.number <= first.line]
+    near = [event for event in before if before[-1].line.number - event.line.number <= SCOPE_LINES]
+    found = Culprit()
+    for event in near or beside[:MAX_BESIDE]:
+        whos, things = named(event)
+        is_node = bool(before) and len(whos) == 1 and whos[0].is_node
+        if event not in before[-1:] and (is_node or set(event.values) <= {"thing"}):  # the one that was read last
+            continue
+        found |= Culprit(interface=event.values.get("interface"), things=() if culprit.things else things)
+        for who in () if culprit.ranks or culprit.nodes else whos:
+            found |= describe(who)
+    speakers = {people.speaker(event.line) for event in beside}
+    if not culprit and not found and len(speakers) == 1:
+        return describe(who) if (who := speakers.pop()).rank is not None else found
+    return found
 
 
-def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
-    """Return what the last context line before it names, such as a file, if its own lines blame nobody."""
-    line = conclusion.first
-    near = [
-        event
-        for event in logs.of(conclusion.cause.name)
-        if event.sign is not None
-        and (event.sign.role, event.sign.blames) == (Role.CONTEXT, Blames.NOBODY)
-        and event.line.source == line.source
-        and event.line.number <= line.number
-    ]
-    return named(near[-1]) if near else Culprit()
-
-
-def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
+def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: People) -> Culprit:
     """Return the possible culprit if no line of a cause names one: its reporter, or a name near it."""
     traits = conclusion.cause.traits
     if Trait.ALL_OTHERS_REPORT_IT in traits:
         return Culprit(ranks=missing_of(conclusion.victims, people.world))
     if Trait.ENDS_BY_ITSELF in traits and (laggard := find_laggard(logs, people)):
-        return laggard.culprit
-    if announced := _announced(conclusion, people):
-        return announced
-    first = find_first(logs)
-    is_own = conclusion.role is Role.PRIMARY and Trait.AT_THE_MEETING not in traits
-    if is_own and first is not None and first.code is not None and first.code > 0 and not first.is_killed:
-        return first.culprit()
+        return describe(laggard.who) if laggard.who else Culprit(things=(laggard.name,))
     if people.endpoint and Trait.AT_THE_MEETING in traits:
         return Culprit(things=(people.endpoint,))
-    if conclusion.role is Role.VICTIM or _is_nobodys(conclusion.cause):
-        return Culprit()
+    if conclusion.cause.family in _LINKS and Trait.BREAKS_WITH_ITS_PEER not in traits:
+        for fact in facts:  # one end of the link is known
+            if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
+                return describe(fact.speaker)
+    lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []
+    if not facts or all(map(is_suffered, facts)) or all(f.kind is FactKind.SCHEDULER_END for f in facts):
+        return _pod(lines) if facts and facts[0].kind is FactKind.SCHEDULER_END else Culprit()
+    is_plain = all(fact.kind is FactKind.ENDED and fact.signal is None for fact in facts)
+    if is_plain and len(list(logs.of("launcher-kills"))) > 1:
+        return Culprit()  # of several, such a launcher names the last one
     ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.name) if "ran_on" in event.values}
     nodes = people.nodes if len(people.nodes) <= 2 else ()
     if len(ran_on) == 1 and not nodes:
         nodes = tuple(ran_on)
-    return Culprit(nodes=nodes) | overhear(conclusion, logs)
+    return Culprit(nodes=nodes) | _overhear(conclusion, logs)
 
 
-def _announced(conclusion: Conclusion, people: People) -> Culprit:
-    """Return who wrote these lines, according to mp.spawn, Ray or torchrun's summary."""
-    line = conclusion.first
-    near = [
-        (number, who) for source, number, who in people.scopes if source == line.source.shown and number <= line.number
-    ]
-    return reduce(or_, (who for number, who in near if near[-1][0] - number <= SCOPE_LINES), Culprit())
+# --- Names in passing -------------------------------------------------------------------------------------------------
+
+_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal)")
+"""But not the process that the launcher ends: that one still ran."""
+_RANK = re.compile(r"\b(?:global_|global )?[Rr](?:ank|ANK)(?: ?[=:] ?| )([0-9]{1,6})\b(?![.:/][0-9])")
+_LOCAL_RANK = re.compile(r"\blocal_rank(?: ?[=:] ?| )([0-9]{1,4})\b")
+_PLACES = (
+    re.compile(r"\b(?:ip|IP)(?: address)?(?: ?[=:] ?| )([0-9]{1,3}(?:\.[0-9]{1,3}){3})\b"),
+    re.compile(r"\b(?:[Nn]ode (?:id|ID)|client ID)(?: ?[=:] ?| )([0-9a-f]{16,64})\b"),
+)
+_NODE = re.compile(r"\b(?:on (?:node|host)|hostname|host ?name ?[=:]|host ?[=:]) ?['\"]?([A-Za-z][\w-]*[0-9][\w.-]*)")
+_PODS = (
+    re.compile(r"\bpod/([a-z0-9][a-z0-9.-]*[a-z0-9])\b"),  # kubectl get events
+    re.compile(r"^([a-z0-9][a-z0-9.-]*) +[0-9]+/[0-9]+ +(?:OOMKilled|Evicted|Error|CrashLoopBackOff|NodeLost)\b"),
+    re.compile(r"^Name: {2,}([a-z0-9][a-z0-9.-]*)$"),  # kubectl describe
+)
+_GPUS = (
+    re.compile(r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9])?)\b"),
+    re.compile(r"\b(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b"),
+    re.compile(r"\b(?:GPU|gpu|cuda:|device(?: ordinal)?(?=[ =:]))[ #=:_]{0,2}([0-9]{1,2})\b(?![.:][0-9])"),
+)
+_GOES_ON_LINES = 2
+_FOR_ALL = ":log_dist]"
+"""DeepSpeed's function also for what rank 0 reports for the others."""
 
 
-def find_culprit(
-    same: Sequence[LogEvent], context: Sequence[LogEvent], people: People, ends: dict[int, Culprit]
-) -> Culprit:
-    """Return what these lines name; of many different names, the most frequent ones."""
-    culprits = [blame(event, people) | _ended(event, ends) for event in same[:MAX_LINES]]
-    culprits += [blame(event, people) for event in context[:8]]
-    counts = Counter(thing for culprit in culprits for thing in culprit.things)
-    most = max(counts.values(), default=0)
-    usual = [thing for thing, count in counts.most_common(MAX_THINGS) if 3 * count >= most]
-    culprit = reduce(or_, culprits, Culprit())
-    return replace(culprit, things=tuple(thing for thing in culprit.things if thing in usual))
+def _overhear(conclusion: Conclusion, logs: Logs) -> Culprit:
+    """Return what the lines of a conclusion name in passing; else the only rank, process or GPU in the log."""
+    # The user's exceptions name devices for other reasons.
+    is_gpu = conclusion.cause.family is Family.GPU
+    found = Culprit()
+    for place in conclusion.evidence:
+        found |= _words(place.text, is_gpu=is_gpu)
+    if found or len(logs.tails) > FEW:
+        return found
+    lines = [line for tail in logs.tails for line in tail.lines]
+    return _after(conclusion, lines, is_gpu=is_gpu) or _only(lines, is_gpu=is_gpu)
 
 
-def _ended(event: LogEvent, ends: dict[int, Culprit]) -> Culprit:
-    pid = event.number("pid")
-    return Culprit() if pid is None else ends.get(pid, Culprit())
+def _after(conclusion: Conclusion, lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
+    """Return what is named if a sentence continues on the next line: a terminal or its writer cut it."""
+    first = conclusion.evidence[0]
+    found = Culprit()
+    for line in lines:
+        if line.source.shown == first.source and first.line < line.number <= first.line + _GOES_ON_LINES:
+            found |= Culprit(things=_words(line.text, is_gpu=is_gpu).things)
+    return found
 
 
-def _is_nobodys(cause: Cause) -> bool:
-    """Whether none of its signs names anybody."""
-    return all(sign.blames is Blames.NOBODY for sign in cause.signs)
+def _words(text: str, *, is_gpu: bool) -> Culprit:
+    things = [f"process {pid}" for pid in _PROCESS.findall(text)]
+    things += [f"address {word}" for pattern in _PLACES for word in pattern.findall(text)]
+    if is_gpu:
+        things += _gpus(text)
+    return Culprit(nodes=tuple(_NODE.findall(text)), things=tuple(dict.fromkeys(things)))
+
+
+def _gpus(text: str) -> Iterator[str]:
+    for pattern in _GPUS:
+        for word in pattern.findall(text):
+            yield word if word.startswith("GPU-") else f"GPU {word}"
+
+
+def _only(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
+    """Return the only writer; empty if there are several, or if it writes for all ranks."""
+    lines = [line for line in lines if _FOR_ALL not in line.text]
+    found = Culprit()
+    ranks = {line.rank for line in lines if line.rank is not None}
+    if len(ranks) == 1:
+        found |= Culprit(ranks=tuple(ranks))
+    local_ranks = {line.local_rank for line in lines if line.local_rank is not None}
+    if not ranks and not local_ranks:
+        said = {int(word) for line in lines for word in _RANK.findall(line.text)}
+        found |= Culprit(ranks=tuple(said) if len(said) == 1 else ())
+        local_ranks = {int(word) for line in lines for word in _LOCAL_RANK.findall(line.text)}
+    if not ranks and len(local_ranks) == 1:
+        found |= Culprit(things=(f"local rank {local_ranks.pop()}",))
+    gpus = {word for line in lines for word in _gpus(line.text)} if is_gpu else set()
+    if len(gpus) == 1:
+        found |= Culprit(things=tuple(gpus))
+    pids = {pid for line in lines for pid in (*map(int, _PROCESS.findall(line.text)), line.pid) if pid}
+    if not found and len(pids) == 1:
+        found |= Culprit(things=(f"process {pids.pop()}",))
+    return found | _pod(lines)
+
+
+def _pod(lines: Sequence[Line]) -> Culprit:
+    """Return the only pod of which a listing says that it failed."""
+    pods = {word for line in lines for pattern in _PODS for word in pattern.findall(line.text)}
+    return Culprit(nodes=tuple(pods) if len(pods) == 1 else ())

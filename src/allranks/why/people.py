@@ -1,188 +1,283 @@
-"""Who is who in the logs: addresses and nodes, processes and ranks, and the number of ranks. Pure."""
+"""Who is who in the logs: ranks, processes, nodes and addresses that mean the same, and the number of ranks. Pure.
+
+    people = meet(logs)
+    people.know(Who(pid=3981, node="gpu-b10"))     Who(rank=5, node="gpu-b10", local_rank=5, pid=3981)
+
+Several lines name one process in different ways: the launcher by pid and local rank, its summary by rank and pid, srun
+by task and node, NCCL by node and pid, a peer by address. What any of them tells is known of all.
+"""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 
-import msgspec
+from msgspec.structs import replace
 
-from allranks.causes.cause import CULPRIT_GROUPS, Blames, Trait
+from allranks.causes.cause import Trait
+from allranks.facts.fact import NOBODY, Who
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 
 MAX_RANKS = 1 << 20
 FEW = 4
 """Number of sources whose ends are searched for names."""
+_NAMES_PROCESSES = frozenset(("launched", "launched-rank", "agent-failed", "scope"))
+SCOPE_LINES = 4
+"""Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
+_PATH_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Culprit:
-    """The culprit of a conclusion, as far as the logs say."""
-
-    nodes: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    interface: str | None = None
-    things: tuple[str, ...] = ()
-    """Any other culprit, in words: `GPU 0000:10:1c`, `address 127.0.1.1`, `local rank 3`, `process 4711`."""
-
-    def __or__(self, other: Culprit) -> Culprit:
-        return Culprit(
-            nodes=tuple(dict.fromkeys(self.nodes + other.nodes)),
-            ranks=tuple(sorted({*self.ranks, *other.ranks})),
-            interface=self.interface or other.interface,
-            things=tuple(dict.fromkeys(self.things + other.things)),
-        )
-
-    def __bool__(self) -> bool:
-        return bool(self.nodes or self.ranks or self.interface or self.things)
-
-    def words(self) -> str:
-        """Return all of it in one line, each rank separately: `node03 rank 1 rank 2 GPU 0`."""
-        ranks = [f"rank {rank}" for rank in self.ranks]
-        return " ".join([*self.nodes, *filter(None, [self.interface]), *ranks, *self.things])
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass
 class People:
-    """The job's ranks and nodes, from the logs."""
+    """The job's ranks, processes and nodes, from the logs."""
 
-    world: int | None
+    world: int | None = None
     """World size, if a line says it."""
-    node_of_address: dict[str, str]
-    rank_of_process: dict[tuple[str, int], int]
-    """(node, pid) -> rank."""
+    are_tasks_agents: bool = False
+    """Whether srun started agents of several ranks each: the number of a task is no rank then."""
+    files: int = 0
+    """One more than the highest rank with a file of its own."""
+    node_of_address: dict[str, str] = field(default_factory=dict)
     nodes: tuple[str, ...] = ()
-    """All ranks that wrote something."""
+    """All nodes that wrote something."""
     endpoint: str | None = None
     """The rendezvous address, as written: `node01:29500`."""
-    scopes: tuple[tuple[str, int, Culprit], ...] = ()
-    """(source, line, who): from that line on, another process's error follows, announced by mp.spawn or Ray."""
+    scopes: dict[str, list[tuple[Line, Who, bool]]] = field(default_factory=dict)
+    """By source: from that line on, another process's error follows, announced by mp.spawn or Ray. True: it called."""
+    node_of_file: dict[str, str] = field(default_factory=dict)
+    """Of files that are named after a node which lines name."""
+    aliases: dict[str, str] = field(default_factory=dict)
+    """A node's name in paths -> its name in the lines of those files."""
+    found: dict[tuple[object, ...], Who] = field(default_factory=dict)
+    """What is known of a process, by each of its handles."""
+    _known: dict[Who, Who] = field(default_factory=dict, repr=False)
+    """What is known of those that were asked for, when all people are known."""
+    _speakers: dict[tuple[object, ...], Who] = field(default_factory=dict, repr=False)
+    """Writers that were found: each reading asks for those of its lines."""
 
-    def know(self, line: Line) -> Line:
-        """Return the line with the rank of its process, if only other lines tell it."""
-        if line.rank is not None or line.node is None or line.pid is None:
-            return line
-        rank = self.rank_of_process.get((line.node, line.pid))
-        return line if rank is None else msgspec.structs.replace(line, rank=rank)
+    @property
+    def size(self) -> int | None:
+        """Number of ranks; if no line says it, as many as have a file of their own, which may not be all."""
+        return self.world if self.world is not None else self.files or None
+
+    def know(self, who: Who) -> Who:
+        """Return a process with all that is known of it."""
+        if (found := self._known.get(who)) is None:
+            found = self._known[who] = self._know(who)
+        return found
+
+    def _know(self, who: Who) -> Who:
+        if not who:
+            return who
+        if who.node in self.aliases:
+            who = replace(who, node=self.aliases[who.node])
+        own = self.found.get(("pid", who.node, who.pid)) if who.node and who.pid else None
+        if own is not None and own.rank is not None:  # who.rank may be srun's task
+            who = replace(who, rank=own.rank)
+        known = next((self.found[handle] for handle in _handles(who) if handle in self.found), None)
+        node = who.node or (self.node_of_address.get(who.address) if who.address else None)
+        who = replace(who, node=node) if node != who.node else who
+        return who if known is None or self._differ(who, known) else who | known
+
+    def _differ(self, who: Who, known: Who) -> bool:
+        """Whether two descriptions contradict each other; pods may be named as their hosts are."""
+        is_host = who.pod in self.nodes and known.node is not None
+        return _differ(who, known) or (is_host and who.pod != known.node)
+
+    def speaker(self, line: Line) -> Who:
+        """Return the writer of a line."""
+        key = (line.source.shown, line.rank, line.node, line.local_rank, line.pid, line.is_of_pod)
+        if (found := self._speakers.get(key)) is None:
+            found = self._speakers[key] = self._know(
+                Who(
+                    rank=None if line.is_of_task and self.are_tasks_agents else line.rank,
+                    node=None if line.is_of_pod else self.node_of(line),
+                    local_rank=line.local_rank,
+                    pid=line.pid,
+                    pod=line.node if line.is_of_pod else None,
+                )
+            )
+        return found
+
+    def node_of(self, line: Line) -> str | None:
+        """Return the node on which a line was written; if nothing else tells, a file may have a node's name."""
+        return line.node or self.node_of_file.get(line.source.shown)
+
+    def are_all_of_node(self, ranks: Sequence[int]) -> bool:
+        """Whether these are the ranks of one node, all of them; of a node without a word, as many as others have."""
+        node_of = {number: who.node for (word, number, *_), who in self.found.items() if word == "rank" and who.node}
+        sizes = Counter(node_of.values())
+        nodes = {node_of[rank] for rank in ranks if rank in node_of}
+        if len(ranks) < 2 or len(nodes) > 1:
+            return False
+        return all(sizes[node] == len(ranks) for node in nodes or sizes) and bool(sizes)
+
+    def announced(self, line: Line, *, is_caller: bool = True) -> Who:
+        """Return whose error a line belongs to, according to mp.spawn, Ray or another parent.
+
+        Args:
+            line: the line.
+            is_caller: it may be the process that called the one which failed; if not, Ray's lines about a dead actor
+                may also stand below.
+        """
+        scopes = [
+            (above.number, part, is_call)
+            for above, part, is_call in self.scopes.get(line.source.shown, ())
+            if None in {above.node, line.node} or above.node == line.node  # one file may have the lines of many pods
+        ]
+        if not is_caller:  # of Ray's: a parent names its child by local rank
+            scopes = [scope for scope in scopes if not scope[2] and scope[1].local_rank is None]
+        last = max((number for number, _, _ in scopes if number <= line.number), default=None)
+        who = NOBODY
+        for number, part, _ in scopes:
+            is_above = last is not None and last - SCOPE_LINES <= number <= last
+            if is_above or (not is_caller and 0 < number - line.number <= 2 * SCOPE_LINES):
+                who |= part
+        return who
 
 
-def meet(logs: Logs) -> People:
-    """Collect ranks, nodes and addresses."""
-    addresses: dict[str, str] = {}
-    processes: dict[tuple[str, int], int] = {}
+def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
+    """Collect ranks, nodes and addresses; `ends` are processes as launchers name them when they end."""
+    people = People()
     worlds: defaultdict[int, int] = defaultdict(int)
     nodes: dict[str, None] = {}
-    scopes: list[tuple[str, int, Culprit]] = []
-    endpoint = None
+    named = list(ends)
+    by_prefix: dict[int, Line] = {}
+    hosts: defaultdict[str, set[str]] = defaultdict(set)
     for event in logs.events:
         line = event.line
+        if line.source.node is not None:
+            if event.kind == "failure-host":
+                hosts[line.source.node].add(event.values["node"])
+            elif line.node is not None and line.node != line.source.node:
+                hosts[line.source.node].add(line.node)
         if line.node:
             nodes[line.node] = None
-        if event.kind == "endpoint" and endpoint is None:
-            endpoint = event.values["endpoint"].rstrip(".,:")
-        if event.kind == "scope":
-            scopes.append((line.source.shown, line.number, _scope(event)))
-        if event.kind == "bootstrap" and line.node:
-            addresses[event.values["address"]] = line.node
-        if event.kind == "comm" and line.node and line.pid is not None and (rank := event.number("rank")) is not None:
-            processes.setdefault((line.node, line.pid), rank)
+        if line.is_of_task and event.kind in {"failure-host", "scope"}:
+            people.are_tasks_agents = True
+        if event.kind == "failure-host":
+            nodes[event.values["node"]] = None
+        if line.rank is not None and line.node and not line.is_of_pod:
+            by_prefix.setdefault(line.rank, line)
+        if event.cause is not None:
+            if Trait.OTHERS_WAIT_FOR_IT in event.traits and (wanted := event.number("wanted")):
+                worlds[wanted] += 1
+            continue
+        if event.kind == "endpoint" and people.endpoint is None:
+            people.endpoint = event.values["endpoint"].rstrip(".,:")
+        elif event.kind == "scope" and "(exitcode: " not in line.text:  # below that, others go on
+            scope = Who(
+                local_rank=event.number("local_rank"), pid=event.number("pid"), address=event.values.get("address")
+            )
+            people.scopes.setdefault(line.source.shown, []).append((line, scope, "RayTaskError(" in line.text))
+        elif event.kind == "bootstrap" and line.node:
+            people.node_of_address[event.values["address"]] = line.node
+        elif event.kind == "comm" and line.node and line.pid is not None:
+            named.append(Who(rank=event.number("rank"), node=line.node, pid=line.pid))
+        if event.kind in _NAMES_PROCESSES and "pid" in event.values:
+            named.append(event.who | Who(node=line.node))
         if event.kind in {"comm", "world"} and (world := event.number("world")):
             worlds[world] += 1
-    for event in logs.of(Trait.OTHERS_WAIT_FOR_IT):
-        if wanted := event.number("wanted"):
-            worlds[wanted] += 1
     if not nodes and len(logs.tails) <= FEW:  # a fragment: lines without events may tell where it ran
         nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node))
     largest = max(worlds, default=None)  # groups within the job are smaller
-    return People(
-        largest if largest and largest <= MAX_RANKS else None,
-        addresses,
-        processes,
-        tuple(nodes),
-        endpoint,
-        tuple(scopes),
-    )
+    people.world = largest if largest and largest <= MAX_RANKS else None
+    claims = Counter(name for names in hosts.values() for name in names)  # a name in many files is nobody's
+    people.aliases = {
+        node: name for node, names in hosts.items() if len(names) == 1 for name in names if claims[name] == 1
+    }
+    prefixes = [line for line in by_prefix.values() if not (line.is_of_task and people.are_tasks_agents)]
+    named = [*(Who(rank=line.rank, node=line.node) for line in prefixes), *named]
+    named = [replace(who, node=people.aliases[who.node]) if who.node in people.aliases else who for who in named]
+    people.nodes = tuple(dict.fromkeys(people.aliases.get(node, node) for node in nodes))
+    people.node_of_file = {
+        tail.source.shown: word
+        for tail in logs.tails
+        if tail.source.node is None
+        for word in _PATH_WORD.findall(tail.source.shown)
+        if word in nodes
+    }
+    people.files = max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0)
+    people.found = _index(named)
+    return people
 
 
-def _scope(event: LogEvent) -> Culprit:
-    things = []
-    if local_rank := event.values.get("local_rank"):
-        things.append(f"local rank {local_rank}")
-    if pid := event.values.get("pid"):
-        things.append(f"process {pid}")
-    if address := event.values.get("address"):
-        things.append(f"address {address}")
-    return Culprit(things=tuple(things))
-
-
-def blame(event: LogEvent, people: People) -> Culprit:
-    """Return the culprit that the event's line means, according to its sign."""
-    assert event.sign is not None
-    who = event.sign.blames
-    found = Culprit()
-    if who is Blames.SPEAKER:
-        found = speaker(people.know(event.line))
-    if who is Blames.PEER and (peer := event.values.get("peer")):
-        found = name_peer(peer, people)
-    if who is Blames.NOBODY:
-        return Culprit()
-    return named(event) | found
-
-
-def speaker(line: Line) -> Culprit:
-    """Return the writer of a line; the local rank only if the rank is unknown, the process only if both are unknown."""
-    things = []
-    if line.rank is None and line.local_rank is not None:
-        things.append(f"local rank {line.local_rank}")
-    if line.rank is None and line.local_rank is None and line.pid:
-        things.append(f"process {line.pid}")
-    return Culprit(
-        nodes=(line.node,) if line.node else (),
-        ranks=() if line.rank is None else (line.rank,),
-        things=tuple(things),
-    )
-
-
-def name_peer(peer: str, people: People) -> Culprit:
-    """Return the node and rank of an address or a rank; the address itself is named, too."""
-    host = peer.strip("[]<>")
-    if host.isdecimal():
-        return Culprit(ranks=(int(host),))
-    node = people.node_of_address.get(host)
-    return Culprit(nodes=(node,) if node else (), things=(f"address {host}",))
-
-
-_WORDS = {"gpu": "GPU", "hca": "HCA", "pid": "process", "port": "port", "address": "address"}
-
-
-def named(event: LogEvent) -> Culprit:
-    """Return the culprit that a line names."""
-    found = Culprit()
-    groups = CULPRIT_GROUPS & event.values.keys()
-    if _is_garbage(event.values.get("address")):
-        groups -= {"address", "port"}
-    for group in sorted(groups):
-        text = event.values[group].strip()
-        if group in {"rank", "ranks"}:
-            found |= Culprit(ranks=parse_ranks(text))
-        elif group == "node":
-            found |= Culprit(nodes=(text.rstrip(".,"),))
-        elif group == "interface":
-            found |= Culprit(interface=text)
-        else:
-            found |= Culprit(things=(f"{_WORDS[group]} {text}" if group in _WORDS else text,))
-    if "local_rank" in event.values and not found.ranks and event.line.rank is None:
-        found |= Culprit(things=(f"local rank {event.values['local_rank']}",))
+def _index(named: Sequence[Who]) -> dict[tuple[object, ...], Who]:
+    """Unite what names the same process."""
+    nodes: defaultdict[int | None, set[str | None]] = defaultdict(set)
+    for who in named:
+        nodes[who.pid].add(who.node)
+    found: dict[tuple[object, ...], Who] = {}
+    for who in [*named, *named]:  # twice: what a later line tells of a process is known of an earlier one
+        is_lone = who.node is None or len(nodes[who.pid] - {None}) <= 1
+        handles = [handle for handle in _handles(who) if is_lone or handle[:2] != ("pid", None)]
+        for handle in handles:
+            if (known := found.get(handle)) is not None and not _differ(who, known):
+                who |= known
+        found |= dict.fromkeys(handles, who)
     return found
 
 
-def _is_garbage(address: str | None) -> bool:
+def _handles(who: Who) -> Iterator[tuple[object, ...]]:
+    """Yield what a process is found by, the surest first."""
+    if who.rank is not None:
+        yield "rank", who.rank
+    if who.pid is not None:
+        yield from dict.fromkeys((("pid", who.node, who.pid), ("pid", None, who.pid)))
+    if who.node is not None and who.local_rank is not None:
+        yield "local rank", who.node, who.local_rank
+
+
+def _differ(first: Who, second: Who) -> bool:
+    """Whether two descriptions contradict each other; a process that was started again has another pid."""
+    pairs = ((first.rank, second.rank), (first.node, second.node), (first.local_rank, second.local_rank))
+    return any(mine != its and None not in {mine, its} for mine, its in pairs)
+
+
+# --- What a line names ----------------------------------------------------------------------------------------------
+
+_WORDS = {"gpu": "GPU", "hca": "HCA", "port": "port", "address": "address", "thing": ""}
+
+
+def named(event: LogEvent) -> tuple[list[Who], tuple[str, ...]]:
+    """Return the processes or machines that a line names, and what else it names, in words."""
+    values = event.values
+    is_garbage = "address" in values and _is_garbage(values["address"])
+    things = []
+    for group, word in _WORDS.items():
+        if group in values and not (is_garbage and group in {"address", "port"}):
+            things.append(f"{word} {values[group].strip()}".strip())
+    ranks = [rank for group in ("rank", "ranks") if group in values for rank in parse_ranks(values[group])]
+    whos = [replace(event.who, rank=rank) for rank in (*ranks,) or (None,)]
+    return list(filter(None, whos)), tuple(things)
+
+
+def own_rank(event: LogEvent) -> int | None:
+    """Return the global rank that a line gives as its writer's; a subgroup numbers its ranks from 0."""
+    group = event.values.get("group", "0")
+    return event.number("rank") if group == "0" or "default_pg" in event.line.text else None
+
+
+def peer_of(event: LogEvent, people: People) -> Who:
+    """Return the peer that a line complains about."""
+    peer = event.values.get("peer", "").strip("[]<>")
+    if not peer:
+        return NOBODY
+    if peer.isdecimal():
+        return people.know(Who(rank=int(peer))) if len(peer) < 8 else NOBODY
+    if peer in people.nodes:
+        return Who(node=peer)
+    return people.know(Who(address=peer))
+
+
+def _is_garbage(address: str) -> bool:
     """Whether torch 2.13 printed this for a socket that it had closed: uninitialized memory, read as an address."""
     try:
-        found = ip_address((address or "").partition("%")[0])
+        found = ip_address(address.partition("%")[0])
     except ValueError:
         return False
     return found.is_reserved or (found.version == 4 and str(found).endswith(".0.0"))
@@ -194,18 +289,21 @@ def parse_ranks(text: str, *, limit: int = 4096) -> tuple[int, ...]:
     >>> parse_ranks("[0-2],5")
     (0, 1, 2, 5)
     """
-    found: list[int] = []
+    return tuple(dict.fromkeys(_parse(text, limit)))
+
+
+def _parse(text: str, limit: int) -> Iterator[int]:
     for part in text.replace("[", " ").replace("]", " ").replace(",", " ").replace("and", " ").split():
         first, dash, last = part.partition("-")
         if first.isdecimal() and (not dash or last.isdecimal()) and len(first) < 8 and len(last) < 8:
             end = int(last) if dash else int(first)
-            found += range(int(first), min(end, int(first) + limit) + 1)
-    return tuple(dict.fromkeys(found))
+            yield from range(int(first), min(end, int(first) + limit) + 1)
 
 
-def missing_of(present: Sequence[int] | frozenset[int] | set[int], world: int | None) -> tuple[int, ...]:
+def missing_of(present: Iterable[int], world: int | None) -> tuple[int, ...]:
     """Return the missing ranks; without a world size, those below the largest known rank."""
-    if not present:
+    there = frozenset(present)
+    if not there:
         return ()
-    end = world if world is not None else max(present) + 1
-    return tuple(rank for rank in range(min(end, MAX_RANKS)) if rank not in present)
+    end = world if world is not None else max(there) + 1
+    return tuple(rank for rank in range(min(end, MAX_RANKS)) if rank not in there)

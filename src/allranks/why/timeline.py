@@ -4,7 +4,7 @@
       14:03:11  ranks 0-2,4-7  AR490 collective-timeout: Watchdog caught ... (7 lines) [rank_0.err:91]
 
 Lines of one source are in their order. Lines of different sources are ordered by time if they have comparable times,
-corrected by the offsets of clocks (clocks.py). A line without a time happened no earlier than the line before it in its
+corrected by the offsets of clocks (times.py). A line without a time happened no earlier than the line before it in its
 source. Sources without any comparable time come last.
 """
 
@@ -12,32 +12,31 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
 
-from allranks.causes.cause import Role
+from allranks.facts.fact import NEVER_SAID, FactKind, When
 from allranks.report.text import fold_ranks, one_line
-from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.conclusion import Conclusion
 from allranks.why.findings import show_line, tell_nodes, tell_place
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.times import DATELESS, Times, estimate_offsets
 
 MAX_ROWS = 60
 MAX_CLOCKS = 4
 _DAY_S = 86400.0
 _MARKS_SHOWN = frozenset(("exception", "failure-code", "closing", "task-end"))
 """Marks that are events of the job; the others are parts of them."""
+_NOT_SHOWN = frozenset((None, FactKind.FINISHED, FactKind.STEP, FactKind.RECOVERED))
+"""Lines that report no failure."""
 _MAX_TEXT = 110
 
 _HEADERS = re.compile(r"^(?:\[[^\]]{0,120}\]:? *)+(?=.)")
 """[E325 14:03:11.48 ProcessGroupNCCL.cpp:616] [Rank 0]"""
 _NUMBERS = re.compile(r"(?:0x)?[0-9][0-9a-fA-F]*")
-
-_Kind = tuple[bool, bool]
-"""(has_year, has_date): only times of the same kind can be compared."""
 
 
 @dataclass(slots=True)
@@ -76,15 +75,14 @@ def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Time
         conclusion: whose culprit and evidence are marked.
     """
     rows: dict[tuple[object, ...], TimelineRow] = {}
-    kind = _usual_kind(logs)
-    for event, time_s in _in_order(_choose(logs, conclusion), kind, estimate_offsets(logs)):
+    for event, when in _in_order(_choose(logs, conclusion), Times(logs)):
         is_culprit = conclusion is not None and _is_of(event.line, conclusion)
-        key = (is_culprit, time_s is None, *_sameness(event))
+        key = (is_culprit, when.clock, *_sameness(event))
         row = rows.get(key)
         if row is None:
             row = rows[key] = TimelineRow(
-                time_s=time_s,
-                has_date=kind is not None and kind[1],
+                time_s=when.earliest_s,
+                has_date=when.clock != DATELESS,
                 text=_text(event),
                 cause=event.cause.label if event.cause else None,
                 place=tell_place(event.line),
@@ -119,16 +117,13 @@ def tell_times(rows: Iterable[TimelineRow]) -> list[str]:
 
 def tell_clocks(logs: Logs) -> list[str]:
     """Return a line for each clock that is off: its times were corrected."""
-    offsets = sorted(estimate_offsets(logs).items(), key=lambda item: (-abs(item[1]), item[0]))
+    offsets = sorted((-abs(off.seconds), clock, off.seconds > 0) for clock, off in estimate_offsets(logs).items())
     lines = [
-        one_line(f"the clock of {clock} is {abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}: corrected above")
-        for clock, off_s in offsets[:MAX_CLOCKS]
+        one_line(f"the clock of {clock} is {-minus_s:.1f} s {'ahead' if is_ahead else 'behind'}: corrected above")
+        for minus_s, clock, is_ahead in offsets[:MAX_CLOCKS]
     ]
-    return (
-        [*lines, f"the clocks of {len(offsets) - MAX_CLOCKS} more are corrected, too"]
-        if len(offsets) > MAX_CLOCKS
-        else lines
-    )
+    left_out = len(offsets) - MAX_CLOCKS
+    return [*lines, f"the clocks of {left_out} more are corrected, too"] if left_out > 0 else lines
 
 
 def _time(row: TimelineRow, start_s: float, *, has_days: bool) -> str:
@@ -142,66 +137,50 @@ def _time(row: TimelineRow, start_s: float, *, has_days: bool) -> str:
 def _choose(logs: Logs, conclusion: Conclusion | None) -> Iterable[LogEvent]:
     """Return the events to show: for each line the most informative one, as the conclusion reads it."""
     wanted = conclusion.cause if conclusion else None
-    evidence = {_key(line) for line in conclusion.evidence} if conclusion else set()
+    evidence = {place.at for place in conclusion.evidence} if conclusion else set()
 
-    def rank(event: LogEvent) -> tuple[bool, int]:
-        return event.cause is not wanted or wanted is None, event.sign.role if event.sign else len(Role) + 1
+    def rank(event: LogEvent) -> tuple[bool, bool, bool]:
+        return event.cause is not wanted or wanted is None, event.states is None, event.is_loss
 
     best: dict[tuple[str, int], LogEvent] = {}
     for event in logs.events:
-        key = _key(event.line)
+        key = event.line.at
         if event.cause is None:
             is_shown = event.kind in _MARKS_SHOWN
         else:
-            is_shown = key in evidence or (event.sign is not None and event.sign.role is not Role.CONTEXT)
+            is_shown = key in evidence or event.states not in _NOT_SHOWN
         if is_shown and (key not in best or rank(event) < rank(best[key])):
             best[key] = event
     return best.values()
 
 
-def _key(line: Line) -> tuple[str, int]:
-    return line.source.shown, line.number
-
-
-def _in_order(
-    chosen: Iterable[LogEvent], kind: _Kind | None, offsets: Mapping[str, float]
-) -> Iterator[tuple[LogEvent, float | None]]:
-    """Yield events in order, each with the earliest time of this kind at which it can have happened."""
-
-    def true_time(line: Line) -> float | None:
-        if line.time is None or (line.has_year, line.has_date) != kind:
-            return None
-        return line.time - offsets.get(clock_of(line), 0.0)
-
-    by_source: defaultdict[str, list[LogEvent]] = defaultdict(list)
+def _in_order(chosen: Iterable[LogEvent], times: Times) -> Iterator[tuple[LogEvent, When]]:
+    """Yield events in order, each with when it can have happened: on the most usual clock, or at an unknown time."""
+    by_source: defaultdict[str, list[tuple[LogEvent, When]]] = defaultdict(list)
     for event in chosen:
-        by_source[event.line.source.shown].append(event)
-    timed: list[tuple[float, int, int, LogEvent]] = []
+        by_source[event.line.source.shown].append((event, times.of(event.line)))
+    clocks = Counter(when.clock for own in by_source.values() for _, when in own if when.clock)
+    usual = clocks.most_common(1)[0][0] if clocks else ""
+    timed: list[tuple[float, LogEvent]] = []
     untimed: list[LogEvent] = []
-    for index, events in enumerate(by_source.values()):
-        times = [true_time(event.line) for event in events]
-        first = next((time for time in times if time is not None), None)
-        if first is None:
-            untimed += events
-            continue
-        now = first
-        for place, (event, time) in enumerate(zip(events, times, strict=True)):
-            now = max(now, time) if time is not None else now
-            timed.append((now, index, place, event))
-    timed.sort(key=lambda entry: entry[:3])
-    yield from ((event, time) for time, _, _, event in timed)
-    yield from ((event, None) for event in untimed)
-
-
-def _usual_kind(logs: Logs) -> _Kind | None:
-    """Return the kind of time that most lines have."""
-    kinds = Counter((event.line.has_year, event.line.has_date) for event in logs.events if event.line.time is not None)
-    return kinds.most_common(1)[0][0] if kinds else None
+    for own in by_source.values():
+        now_s: float | None = None
+        for event, when in own:
+            at_s = when.latest_s if when.earliest_s is None else when.earliest_s
+            if at_s is not None and when.clock == usual:
+                now_s = at_s if now_s is None else max(now_s, at_s)
+            if now_s is None:
+                untimed.append(event)
+            else:
+                timed.append((now_s, event))
+    timed.sort(key=lambda entry: entry[0])
+    yield from ((event, When(at_s, at_s, usual)) for at_s, event in timed)
+    yield from ((event, NEVER_SAID) for event in untimed)
 
 
 def _is_of(line: Line, conclusion: Conclusion) -> bool:
     culprit = conclusion.culprit
-    if any(_key(line) == _key(evidence) for evidence in conclusion.evidence):
+    if any(line.at == place.at for place in conclusion.evidence):
         return True
     if culprit.ranks:
         return line.rank in culprit.ranks
@@ -214,7 +193,7 @@ def _sameness(event: LogEvent) -> tuple[object, ...]:
     if event.sign is None:
         return event.kind, words
     collective = (event.values.get("seq"), event.values.get("op"))
-    if event.sign.role is Role.VICTIM:  # of one collective, in any wording
+    if event.is_loss:  # of one collective, in any wording
         words = "" if any(collective) else event.sign.pattern
     return event.kind, words, *collective
 

@@ -22,7 +22,6 @@ from allranks.why.logs.log_events import Logs
 from allranks.why.logs.log_path import read_path
 from allranks.why.logs.printed import Printed
 from allranks.why.logs.sources import VERDICT, Source
-from allranks.why.overcome import find_ends
 
 _LOOK = (
     "on {node}: dmesg -T | grep -i 'killed process' shows whether memory ran out, last -x whether the machine went "
@@ -77,6 +76,18 @@ def read_printed_verdict(logs: Logs) -> Verdict | None:
     return Verdict(
         job="", attempt=0, exit_code=int(Exit.USER_CODE if has_failed else Exit.UNKNOWN), findings=tuple(findings)
     )
+
+
+def find_ends(logs: Logs) -> dict[str, tuple[int, bool]]:
+    """Return, for each source with lines of `allranks run`, the last of them that begins or ends a run.
+
+    True: with it, a run succeeded.
+    """
+    ends: dict[str, tuple[int, bool]] = {}
+    for event in logs.of("begun", Trait.SUCCESS):
+        if event.kind == "begun" or event.line.text.startswith("allranks: "):
+            ends[event.line.source.shown] = (event.line.number, event.kind != "begun")
+    return ends
 
 
 def _quote(printed: Printed) -> Finding:

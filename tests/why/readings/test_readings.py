@@ -125,7 +125,13 @@ CASES = [
         id="Horovod: ready for something else",
     ),
     pytest.param(
-        "\n".join([*(call(pid, "AllReduce", 9984) for pid in (100, 101, 103)), call(102, "AllGather", 592)]),
+        "\n".join(
+            [
+                *(call(pid, "AllReduce", 9984) for pid in (100, 101, 103)),
+                call(102, "AllGather", 592),
+                call(104, "AllReduce", 9984, number="28b"),  # its list may be cut
+            ]
+        ),
         "collective-mismatch",
         "node1 local rank 2 process 102",
         id="NCCL: another call at the same number",
@@ -254,7 +260,7 @@ def test_words_of_a_failure_that_no_sign_knows_are_not_well(why: Why, log: str, 
     first = why(log)[0]
     assert (first.cause.name, first.culprit.words()) == (cause, culprit)
     assert first.confidence is Confidence.UNDECIDED
-    assert first.evidence[0].number == log.count("\n") + 1
+    assert first.evidence[0].line == log.count("\n") + 1
 
 
 @pytest.mark.parametrize(
@@ -296,28 +302,11 @@ def test_who_interrupts_a_job_that_says_nothing_lost_patience(why: Why) -> None:
     assert (first.cause.name, first.confidence) == ("silent-hang", Confidence.LIKELY)
 
 
-def test_what_the_same_lines_may_come_of_stands_behind(why: Why) -> None:
+def test_what_else_the_same_lines_may_come_of_is_noted(why: Why) -> None:
     lost = "RuntimeError: [gloo/transport/tcp/pair.cc:575] Connection closed by peer [10.0.0.4]:16062"
-    found = why(lost)
-    assert [each.cause.name for each in found][:2] == ["peer-connection-lost", "dead-rank"]
-    assert all(each.confidence is Confidence.UNDECIDED for each in found[1:])
+    assert "AR407 dead-rank" in " ".join(why(lost)[0].notes)
     certain = why("RuntimeError: CUDA error: invalid device ordinal")
-    assert [each.cause.name for each in certain] == ["invalid-device", "gpu-binding"]
-    assert len(why("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")) == 1
-
-
-def test_where_no_sign_knows_the_words_those_that_use_them_are_guessed(why: Why) -> None:
-    found = why("terminate called: could not read the GID of mlx5_0 for RoCE, ibv_query failed with Invalid argument")
-    assert (found[0].cause.name, found[0].confidence) == ("user-code-error", Confidence.UNDECIDED)
-    assert "ib-config" in [each.cause.name for each in found[1:3]]
-
-
-def test_nothing_said_at_all_is_healthy_or_a_hang_or_what_the_command_tells(why: Why) -> None:
-    found = why(
-        "srun --ntasks-per-node=4 --gpus-per-node=4 --gpu-bind=closest python train.py\nCUDA_VISIBLE_DEVICES=0,1"
-    )
-    assert [each.cause.name for each in found] == ["healthy", "silent-hang", "gpu-binding"]
-    assert [each.cause.name for each in why("hello")] == ["healthy", "silent-hang"]
+    assert ([each.cause.name for each in certain], certain[0].notes) == (["invalid-device"], ())
 
 
 def test_where_in_nccl_an_error_passed_is_a_complaint_with_and_without_the_function(why: Why) -> None:
@@ -476,7 +465,7 @@ def test_a_few_in_another_collective_than_most_are_named(why: Why) -> None:
     said += "OpType={}, NumelIn=768, NumelOut=768, Timeout(ms)=1800000) ran for 1800885 milliseconds before timing out."
     places = ((1, 791, "ALLREDUCE"), (3, 786, "ALLGATHER"), (0, 786, "ALLGATHER"))
     first = why("\n".join(said.format(*place) for place in places))[0]
-    assert (first.cause.name, first.culprit.ranks) == ("collective-mismatch", (1,))
+    assert (first.cause.name, first.culprit.ranks, first.victims) == ("collective-mismatch", (1,), {0, 3})
 
 
 SUMMARY = """\
@@ -496,12 +485,8 @@ Root Cause (first observed failure):
 
 
 def test_whom_the_agent_kills_after_its_patience_is_no_culprit(why: Why) -> None:
-    first = why(SUMMARY.format(later="13:03:29"))[0]
-    assert (first.cause.name, first.culprit.ranks) == ("user-code-error", (1,))
-
-
-def test_whom_somebody_kills_at_once_is_one(why: Why) -> None:
-    assert why(SUMMARY.format(later="13:02:59"))[0].cause.name == "host-oom-kill"
+    found = why(SUMMARY.format(later="13:03:29"))
+    assert [(one.cause.name, one.culprit.ranks) for one in found] == [("user-code-error", (1,))]
 
 
 def test_who_does_not_heed_the_agent_is_no_culprit(why: Why) -> None:
@@ -509,7 +494,7 @@ def test_who_does_not_heed_the_agent_is_no_culprit(why: Why) -> None:
         "W0907 13:03:29.1 91 api.py:920] Unable to shutdown process 14689 via Signals.SIGTERM, forcefully exiting via "
     )
     found = why(unable + "Signals.SIGKILL\n" + SUMMARY.format(later="13:02:59"))
-    assert found[0].culprit.ranks == (1,)
+    assert [(one.cause.name, one.culprit.ranks) for one in found] == [("user-code-error", (1,))]
 
 
 def test_a_log_in_which_only_metrics_are_asked_for_hangs(why: Why) -> None:

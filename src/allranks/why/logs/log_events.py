@@ -16,12 +16,16 @@ from functools import cache, cached_property
 
 import msgspec
 
+from allranks.causes.book import all_marks
 from allranks.causes.cause import Cause, Sign, Trait
+from allranks.facts.fact import Who
+from allranks.model.fact_kind import FactKind
+from allranks.model.finding import Confidence
 from allranks.why.logs.line import Line
-from allranks.why.logs.marks import MARKS, Mark
 from allranks.why.logs.printed import HEAD, KIND, Printed, scan_pattern
 from allranks.why.logs.sources import Source
 
+_LOSSES = frozenset((FactKind.WAITED, FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.ENDED, FactKind.LAUNCHER_KILL))
 MAX_DIGITS = 18
 """Longest text that is parsed as a number."""
 
@@ -38,13 +42,31 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
     sign: Sign | None = None
 
     @property
+    def states(self) -> FactKind | None:
+        """Which fact its line states; None: none, or it shows no cause."""
+        return None if self.sign is None else self.sign.fact
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether its line only tells what somebody suffered, or how a process ended."""
+        return self.states in _LOSSES
+
+    @property
+    def who(self) -> Who:
+        """The process or machine that its groups name."""
+        node = self.values["node"].strip().rstrip(".,") if "node" in self.values else None
+        return Who(self.number("rank"), node, self.number("local_rank"), self.number("pid"))
+
+    @property
     def traits(self) -> frozenset[Trait]:
         """What its cause is; empty for a mark."""
         return frozenset() if self.cause is None else self.cause.traits
 
     def number(self, group: str) -> int | None:
         """Return a group as a number; None if it is missing or not a number."""
-        text = self.values.get(group, "")
+        text = self.values.get(group)
+        if not text:
+            return None
         digits = text.removeprefix("-")
         return int(text) if digits.isdecimal() and digits.isascii() and len(digits) <= MAX_DIGITS else None
 
@@ -111,7 +133,11 @@ def list_patterns(causes: Iterable[Cause]) -> tuple[Pattern, ...]:
         for sign in cause.signs
         if "log" in sign.where
     ]
-    return (*signs, *(_pattern(mark) for mark in MARKS), Pattern(scan_pattern(causes), HEAD, KIND))
+    return (
+        *signs,
+        *(Pattern(mark.scan or mark.match, mark.match, mark.name) for mark in all_marks()),
+        Pattern(scan_pattern(causes), HEAD, KIND),
+    )
 
 
 def read_events(line: Line, patterns: Sequence[Pattern]) -> list[LogEvent]:
@@ -130,11 +156,10 @@ def read_events(line: Line, patterns: Sequence[Pattern]) -> list[LogEvent]:
 
 
 def _strength(event: LogEvent) -> tuple[int, int]:
-    return (event.sign.role if event.sign else 0, -len(event.values))
-
-
-def _pattern(mark: Mark) -> Pattern:
-    return Pattern(mark.scan, mark.pattern, mark.name)
+    """Return how little a line proves by this sign: a sure fact first, a sign without a fact last."""
+    sign = event.sign
+    doubt = 0 if sign is None else len(Confidence) if sign.fact is None else sign.confidence.doubt
+    return doubt, -len(event.values)
 
 
 @cache

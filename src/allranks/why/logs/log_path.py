@@ -35,6 +35,12 @@ _TASK = re.compile(r"\d{2,}(?:_\d+)?_(\d{1,6})_log\.(?:out|err)(?:\.gz|\.zst)?")
 _NODE = re.compile(rf"(?<![a-z0-9-])(?:{HOST}|node_\d{{1,6}})(?![a-z0-9]|-\d)", re.IGNORECASE)
 _ADDRESS = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?!\d)")
 _JOB = re.compile(r"^(?:slurm[a-z]*[-_.])?(?:\d+[-_.])*", re.IGNORECASE)
+_KERNEL = re.compile(
+    r"^(?P<before>[A-Za-z][\w-]*\d[\w-]*)[._](?:dmesg|kern|messages|syslog)\b"
+    r"|^(?:dmesg|kern|messages|syslog)[._-](?P<after>[A-Za-z][\w-]*\d[\w-]*)",
+    re.IGNORECASE,
+)
+"""A file of the kernel's messages is named after its node, whatever that is called."""
 _PARENTS = 3
 """Number of directories above a file that may name its rank; those further up belong to something else."""
 
@@ -49,13 +55,16 @@ def read_path(path: str) -> tuple[str | None, int | None, int | None, int | None
             local_rank = int(match[2])
         else:
             node = match[2]
-    for part in [name, *reversed(folders[-_PARENTS:])]:
+    parents = _PARENTS + (local_rank is not None)  # torchrun: DIR/RUN/attempt_0/3/stderr.log
+    for part in [name, *reversed(folders[-parents:])]:
         if local_rank is None and (match := _LOCAL_RANK.search(part)):
             local_rank = int(match[1])
         if rank is None:
             rank = _rank_of(part)
         if node is None and (match := _ADDRESS.search(part) or _NODE.search(_JOB.sub("", part, count=1))):
             node = match[0]
+    if node is None and (match := _KERNEL.match(name)):
+        node = match["before"] or match["after"]
     return node, rank if rank is None or rank <= MAX_RANK else None, local_rank, attempt
 
 

@@ -1,4 +1,4 @@
-"""Which lines of a log may match which patterns? One pass of hyperscan, or of `re` where it is missing, over a chunk.
+"""Which lines of a log may match which patterns? An engine's matches in a chunk (`engines.py`) become lines.
 
     matcher = Matcher([r"fallen off the bus", r"NVRM: Xid .{3,60}: (?P<code>[0-9]+),"])
     for chunk in read_chunks(source):
@@ -9,41 +9,30 @@ If `re` finds a pattern in a segment (the text between newlines and carriage ret
 Further patterns may be reported, so the caller verifies the few reported lines with `re`. Bytes count, not characters:
 `.{0,80}` ends after 80 bytes of UTF-8.
 
-Floods: once a pattern has hit `FLOOD` lines since the last reset, only one hit per block is kept. Blocks halve a chunk:
-its first half, half of the rest, and so on down to `LAST_BLOCK`. So each source still gives its first hit, and the
-samples are denser near its end. All other patterns are reported as before, and the matcher need not know where a source
-ends. Memory stays bounded by one chunk.
+Floods: once a pattern has hit `FLOOD` lines since the last reset, only one of its hits per block is kept. Blocks halve
+a chunk: its first half, half of the rest, and so on down to `LAST_BLOCK`. So each source still gives its first hit, and
+the samples are denser near its end. All other patterns are reported as before, and the matcher need not know where a
+source ends. Memory stays bounded by one chunk.
 """
 
 from __future__ import annotations
 
-from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
-from allranks.why.logs.engine import ID_BITS, Engine
-from allranks.why.logs.plain import PlainEngine
+from allranks.why.logs.engines import ID_BITS, Engine, HyperscanEngine, PlainEngine, has_hyperscan
 from allranks.why.logs.read import COUNT_BYTES, Chunk
-
-try:
-    from allranks.why.logs.hyper import HyperscanEngine
-except ImportError:  # no wheel for this machine; or, on a musl system, a library that it needs is missing
-    HyperscanEngine = None  # type: ignore[assignment,misc]
 
 FLOOD = 50_000
 """Lines that one pattern may hit before it is only sampled: some 0.5 s of what is done for a hit, and more lines than
 4,096 ranks have to say about one failure."""
 LAST_BLOCK = 1024
 """Bytes in the last block of a chunk, if floods are sampled: a few lines."""
+_ID = (1 << ID_BITS) - 1
 REACH = 2000
 """Bytes before and after the end of a match that belong to its hit, in a segment that is longer: less than a line of
 `line.py` holds."""
-
-
-def has_hyperscan() -> bool:
-    """Whether the fast engine is there. Without it the answer is the same, and takes longer."""
-    return HyperscanEngine is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +45,8 @@ class Hit:
     """The segment, at most `REACH` bytes before and after the match; a longer one gives a hit for each such part."""
     patterns: tuple[int, ...]
     """Indexes of the matcher's patterns, ascending."""
+    begin: int = field(default=0, compare=False)
+    """Where the segment begins in its chunk."""
 
 
 class Matcher:
@@ -63,12 +54,12 @@ class Matcher:
 
     Args:
         patterns: regular expressions of `re`, but without look-around and back-references.
-        engine: what compiles and finds them; by default hyperscan, or `re` where hyperscan is missing.
+        engine: what finds them; by default hyperscan, or `re` where hyperscan is missing.
     Raises:
         ValueError: hyperscan rejects a pattern; the message says which one and why.
     """
 
-    def __init__(self, patterns: Sequence[str], engine: Callable[[Sequence[str]], Engine] | None = None) -> None:
+    def __init__(self, patterns: Sequence[str], engine: type[Engine] | None = None) -> None:
         assert len(patterns) < 1 << ID_BITS
         self._engine = (engine or (HyperscanEngine if has_hyperscan() else PlainEngine))(patterns)
         self._counts: Counter[int] = Counter()
@@ -77,12 +68,7 @@ class Matcher:
     def forget(self) -> None:
         """Reset: no pattern has hit anything yet."""
         self._counts.clear()
-        self._sample(frozenset())
-
-    @property
-    def flooding(self) -> frozenset[int]:
-        """Indexes of the patterns of which only samples are kept now."""
-        return self._flooding
+        self._flooding = frozenset()
 
     def scan(self, chunk: Chunk) -> list[Hit]:
         """Return the segments that hit, in the order of lines, each once."""
@@ -90,37 +76,21 @@ class Matcher:
         if hits:
             for hit in hits:
                 self._counts.update(hit.patterns)
-            flooding = frozenset(pattern for pattern, count in self._counts.items() if count >= FLOOD)
-            self._sample(flooding)
+            self._flooding = frozenset(pattern for pattern, count in self._counts.items() if count >= FLOOD)
         return hits
 
-    def _sample(self, flooding: frozenset[int]) -> None:
-        """From now on, keep only samples of the hits of these patterns."""
-        if flooding != self._flooding:
-            self._flooding = flooding
-            self._engine.sample(flooding)
-
-    def _find_ends(self, text: bytes) -> array[int]:
-        """Return end << ID_BITS | pattern for all matches, unordered."""
-        ends = array("Q")
+    def _find_ends(self, text: bytes) -> Iterator[int]:
+        """Yield end << ID_BITS | pattern for all matches; of a pattern that floods, one in each block."""
         if not self._flooding:
-            self._engine.find(text, 0, ends)
-            return ends
-        for begin, end in _blocks(text):
-            self._engine.find(text[begin:end], begin, ends)
-        return ends
-
-
-def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
-    """Split in half, and the rest in half again, at line ends, so that no match is cut."""
-    begin = 0
-    while len(text) - begin > LAST_BLOCK:
-        end = text.find(b"\n", (begin + len(text)) // 2) + 1
-        if not end or end == len(text):
-            break
-        yield begin, end
-        begin = end
-    yield begin, len(text)
+            yield from self._engine.find(text)
+            return
+        begin = 0
+        while begin < len(text):  # blocks end with a line, so that no match is cut
+            is_last = len(text) - begin <= LAST_BLOCK
+            end = len(text) if is_last else text.find(b"\n", (begin + len(text)) // 2) + 1 or len(text)
+            for found in self._engine.find(text[begin:end], self._flooding):
+                yield found + (begin << ID_BITS)
+            begin = end
 
 
 def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
@@ -140,9 +110,9 @@ def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
             until = stop = state  # end of the line, if the match ends with its line
         patterns = set()
         while index < len(ends) and (ends[index] >> ID_BITS) - 1 <= max(last, until):
-            patterns.add(ends[index] & (1 << ID_BITS) - 1)
+            patterns.add(ends[index] & _ID)
             index += 1
         # Hits are close together: usually a few lines are counted.
         number = chunk.number_at(begin) if begin - at > COUNT_BYTES else number + data.count(b"\n", at, begin)
         at = begin
-        yield Hit(number, data[begin:stop], tuple(sorted(patterns)))
+        yield Hit(number, data[begin:stop], tuple(sorted(patterns)), begin)

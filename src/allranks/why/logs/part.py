@@ -6,17 +6,21 @@ lines only the end.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
+from allranks.causes.book import all_marks
 from allranks.why.logs.line import Line, read_line, segments
 from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_events
-from allranks.why.logs.match import Matcher
+from allranks.why.logs.match import Hit, Matcher
+from allranks.why.logs.pasted import MAX_WRAPPED_BYTES, unwrap
 from allranks.why.logs.printed import KIND, Printed, PrintedReports
+from allranks.why.logs.quoted import QuotedCode, is_code
 from allranks.why.logs.read import Chunk, ReadError, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
-from allranks.why.logs.unwrap import MAX_BYTES, unwrap
 
 KEEP_FIRST = 4000
 KEEP_LAST = 400
@@ -57,24 +61,32 @@ def read_part(
         kept = _Kept(KEEP_FIRST, KEEP_LAST if len(events) < part.keep_events else 0)
         end = _End(source, part.tail_bytes)
         reports = PrintedReports()
+        quoted = QuotedCode()
+        small = b""
         try:
             for chunk in read_chunks(source, problems=problems):
                 on_progress(len(chunk.data))
+                small = chunk.data if not chunk.offset and len(chunk.data) <= MAX_WRAPPED_BYTES else b""
                 end.add(chunk)
                 reports.add(chunk)
+                quoted.begin()
                 for hit in matcher.scan(chunk):
                     line = read_line(hit.raw, source, hit.number)
                     end.know(hit.raw, line)
-                    for event in read_events(line, [patterns[index] for index in hit.patterns]):
+                    for event in _read_evidence(line, hit, chunk, patterns, quoted):
                         if event.kind == KIND:
-                            reports.begin(line, hit.raw, chunk)
+                            reports.begin(line, hit.begin, chunk)
                         else:
                             kept.add(event)
         except ReadError as exc:
             problems.append(ReadProblem(source, str(exc)))
-        if (small := end.whole()) is not None:
-            for event in _unwrapped(small, source, patterns, matcher):
-                kept.improve(event)
+        if (joined := unwrap(small)) != small:  # they only add: lines may have one length by chance
+            chunk, quoted = Chunk(joined, 1, 0), QuotedCode()
+            for hit in matcher.scan(chunk):
+                line = read_line(hit.raw, source, hit.number)
+                for event in _read_evidence(line, hit, chunk, patterns, quoted):
+                    if event.kind != KIND:
+                        kept.improve(event)
         own = reports.finish()
         printed += own
         events += [event for event in kept.in_order() if not any(mark.covers(event.line) for mark in own)]
@@ -83,17 +95,31 @@ def read_part(
     return Logs(tuple(events), tuple(tails), dropped, tuple(printed)), problems
 
 
-def _unwrapped(data: bytes, source: Source, patterns: Sequence[Pattern], matcher: Matcher) -> list[LogEvent]:
-    """Return the events of a small log after joining lines that a terminal cut."""
-    found = unwrap(data)
-    if found is None:
+def _read_evidence(
+    line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], quoted: QuotedCode
+) -> list[LogEvent]:
+    """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing."""
+    events = read_events(line, [patterns[index] for index in hit.patterns])
+    if not events:
+        return events
+    if 'File "' in line.text and any(event.kind == "frame" for event in events):
+        quoted.note(line, hit)
+        events = [event for event in events if event.sign is None]  # the words of a path show no cause
+        if (raised := quoted.end(line, hit, chunk)) and not _exception().search(raised[0].text):
+            return [*events, LogEvent("exception", *raised)]
+    elif "Traceback (" in line.text:
+        quoted.open(line)
+    elif quoted.covers(line, hit, chunk):
         return []
-    joined, numbers = found
-    events = []
-    for hit in matcher.scan(Chunk(b"\n".join(joined), 1, 0)):
-        line = read_line(hit.raw, source, numbers[hit.number - 1])
-        events += read_events(line, [patterns[index] for index in hit.patterns])
-    return [event for event in events if event.kind != KIND]
+    elif events[0].sign is not None and is_code(line.text):  # signs stand before marks
+        return [event for event in events if event.sign is None]
+    return events
+
+
+@cache
+def _exception() -> re.Pattern[str]:
+    """Return the mark of an exception, without which one is known by its traceback only."""
+    return re.compile(next(mark.match for mark in all_marks() if mark.name == "exception"))
 
 
 class _Kept:
@@ -106,6 +132,7 @@ class _Kept:
         self._latest: dict[str, deque[tuple[int, LogEvent]]] = {}
         self._count = 0
         self._joined: set[str] = set()
+        """Kinds that only joined lines show."""
         self.dropped = 0
 
     def add(self, event: LogEvent) -> None:
@@ -119,8 +146,8 @@ class _Kept:
         latest.append((self._count, event))
 
     def improve(self, joined: LogEvent) -> None:
-        """Take the events of a joined line: all if none of their kind is known, else the more complete ones."""
-        if joined.kind not in self._joined and joined.kind not in self._counts:
+        """Take an event of a joined line, if none of its kind is known, or if it is more complete than its line's."""
+        if joined.kind not in self._counts:
             self._joined.add(joined.kind)
         if joined.kind in self._joined:
             self.add(joined)
@@ -145,31 +172,20 @@ class _End:
         self._data = b""
         self._first_line = 1
         self._is_whole = True
-        self._start: bytes | None = b""
         self._known: deque[tuple[bytes, Line]] = deque(maxlen=_KNOWN)
-
-    def whole(self) -> bytes | None:
-        """Return all of it, if it is short."""
-        return self._start
 
     def know(self, raw: bytes, line: Line) -> None:
         """Keep a parsed line: most lines that matter are near the end."""
         self._known.append((raw, line))
 
     def add(self, chunk: Chunk) -> None:
-        if self._start is not None:
-            is_short = len(self._start) + len(chunk.data) <= MAX_BYTES
-            self._start = self._start + chunk.data if is_short else None
-        cut = len(chunk.data) - self._size
-        if cut >= 0 or not self._data:
-            self._is_whole &= cut <= 0 and not self._data
-            self._data, self._first_line = chunk.data[max(0, cut) :], chunk.number_at(max(0, cut))
-            return
-        self._data += chunk.data
-        cut = max(0, len(self._data) - self._size)
-        self._is_whole &= cut == 0
-        self._first_line += self._data.count(b"\n", 0, cut)
-        self._data = self._data[cut:]
+        before = b"" if len(chunk.data) >= self._size else self._data
+        data = before + chunk.data
+        cut = max(0, len(data) - self._size)
+        self._is_whole &= cut == 0 and before == self._data
+        last_line = chunk.first_line + chunk.num_newlines
+        self._data = data[cut:]
+        self._first_line = last_line - self._data.count(b"\n")
 
     def tail(self) -> Tail:
         known = {(line.number, raw): line for raw, line in self._known}

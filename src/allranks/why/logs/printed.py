@@ -33,6 +33,8 @@ KIND = "printed"
 
 _SEVERITY = {"✗": Severity.FAIL, "x": Severity.FAIL, "⚠": Severity.WARN, "!": Severity.WARN}
 _STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:\d\d):? "
+_TIME = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d[.,\d]*|\d{13}(?=\t)")
+"""What differs in the prefixes of two lines of one writer."""
 _END = r"(?: {3,}(?P<confidence>certain|likely|undecided)(?: between .{1,200})?)"
 HEAD = (
     rf"^(?:{_STAMP})?(?P<mark>[✗⚠x!]) (?P<cause>(?P<id>AR\d{{3}}) [a-z0-9-]+)(?:   (?P<who>\S.{{0,400}}?))??"
@@ -75,22 +77,16 @@ class PrintedReports:
 
     def __init__(self) -> None:
         self._open: list[tuple[Line, bytearray]] = []
-        self._searched = 0
 
     def add(self, chunk: Chunk) -> None:
         """Continue the findings that the last chunk began."""
-        self._searched = 0
         for _, text in self._open:
             if (left := MAX_BYTES - len(text)) > 0:
                 text += chunk.data[:left]
 
-    def begin(self, line: Line, raw: bytes, chunk: Chunk) -> None:
-        """Note a first line, which is in this chunk."""
-        at = chunk.data.find(raw, self._searched)
-        while at >= 0 and chunk.number_at(at) < line.number:
-            at = chunk.data.find(raw, at + len(raw))
-        at = chunk.data.rfind(b"\n", 0, max(at, 0)) + 1
-        self._searched = at + len(raw)
+    def begin(self, line: Line, place: int, chunk: Chunk) -> None:
+        """Note a first line, which is at this place of the chunk."""
+        at = chunk.data.rfind(b"\n", 0, place) + 1
         self._open.append((line, bytearray(chunk.data[at : at + MAX_BYTES])))
         del self._open[:-MAX_KEPT]
 
@@ -127,8 +123,8 @@ def _prefix(first: str, text: str) -> re.Pattern[str]:
     before = parts[-1].partition(text)[0] if parts else ""
     if stamp := re.match(_STAMP, text):
         before += stamp[0]
-    fixed = map(re.escape, re.split(_STAMP, before))
-    return re.compile(_STAMP.join(fixed))
+    fixed = map(re.escape, _TIME.split(before))
+    return re.compile(f"(?:{_TIME.pattern})".join(fixed))
 
 
 def _read_body(prefix: re.Pattern[str], following: Iterable[str]) -> tuple[list[str], int]:

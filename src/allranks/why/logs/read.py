@@ -3,7 +3,8 @@
     for chunk in read_chunks(source):
         chunk.data, chunk.first_line, chunk.offset
 
-Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes.
+Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes,
+logs of JSON objects (`records.py`), what was pasted (`pasted.py`).
 Memory is a few chunks, for any size; zstd's window may add 128 MiB. Of a damaged or truncated file, the readable part
 is read, and `problems` gets a line about the rest.
 """
@@ -16,13 +17,16 @@ import io
 import itertools
 import select
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import Any, Self
 
 import zstandard
 
 from allranks.model.errors import AllranksError
+from allranks.why.logs.pasted import find_margin
+from allranks.why.logs.records import find_json
 from allranks.why.logs.sources import GZIP_MAGIC, UTF16_MARKS, ZSTD_MAGIC, Source
 
 CHUNK_BYTES = 4 << 20
@@ -33,8 +37,6 @@ _SAMPLE_BYTES = 1 << 10
 _SHORT_LINE_BYTES = 32
 _BLOCK_BYTES = 1 << 18
 """Bytes that are read and unpacked at a time."""
-_ZSTD_FEED_BYTES = 1 << 8
-"""Compressed bytes fed at a time: 8 MiB of zeros are the largest result."""
 _ZSTD_WINDOW_BYTES = 1 << 27
 _GZIP = 31
 """zlib: a gzip header, and the largest window."""
@@ -61,7 +63,8 @@ class Chunk:
     """Whole lines of a source; part of one if it is longer than a chunk."""
 
     data: bytes
-    """At most CHUNK_BYTES. The second part of a cut line begins with the last OVERLAP_BYTES before the cut."""
+    """At most CHUNK_BYTES, before the JSON of its lines is decoded. The second part of a cut line begins with the last
+    OVERLAP_BYTES before the cut."""
     first_line: int
     """Number of its first line, from 1. Only a newline ends a line."""
     offset: int
@@ -109,79 +112,106 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
 
     try:
         with io.FileIO(0, closefd=False) if source.path is None else io.FileIO(source.path) as file:
-            yield from _cut(*_open_stream(file, note, size=source.size))
+            yield from _to_text(_cut(_open_stream(file, note, source.size)))
     except IsADirectoryError as exc:
         raise ReadError(source, "cannot list this directory") from exc
     except OSError as exc:
         raise ReadError(source, f"cannot be read: {exc.strerror or exc}") from exc
 
 
-def _cut(head: bytes, fill: _Fill) -> Iterator[Chunk]:
-    """Split a head, and what `fill` writes into a buffer after it, into chunks."""
-    following = bytearray(1)
-    if not fill(memoryview(following)):  # most logs: the head is the whole log
-        if head:
-            yield Chunk(head, 1, 0)
-        return
-    buffer = bytearray(CHUNK_BYTES)
-    kept = len(head) + 1
-    buffer[:kept] = head + following
-    overlap = offset = 0
+def _to_text(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """Decode the lines of a log as its first chunk shows: JSON objects, a margin."""
+    for first in chunks:
+        decode = find_json(first.data) or find_margin(first.data)
+        for chunk in itertools.chain((first,), chunks):
+            yield Chunk(decode(chunk.data), chunk.first_line, chunk.offset) if decode else chunk
+
+
+def _cut(stream: _Stream) -> Iterator[Chunk]:
+    """Split a stream into chunks."""
+    parts: list[bytes] = []
+    size = overlap = offset = 0
     line = 1
     is_more = True
     while is_more:
-        size = kept
-        while is_more and size < CHUNK_BYTES:
-            with memoryview(buffer) as view, view[size:] as rest:
-                count = fill(rest)
-            size += count
-            is_more = bool(count)
+        while size < CHUNK_BYTES and (block := stream.read(CHUNK_BYTES - size)):
+            parts.append(block)
+            size += len(block)
+        is_more = size == CHUNK_BYTES
         if size == overlap:  # nothing except the overlap
             return
-        end, overlap = size, 0
+        if b"\n" not in parts[-1]:
+            parts = [b"".join(parts)]
+        last = parts.pop()
+        end, overlap = len(last), 0
         if is_more:
-            end = buffer.rfind(b"\n", 0, size) + 1
+            end = last.rfind(b"\n") + 1
             if not end:
                 end, overlap = size, OVERLAP_BYTES
-        with memoryview(buffer) as view:
-            chunk = Chunk(bytes(view[:end]), line, offset)
+        whole = last if end == len(last) else memoryview(last)[:end]
+        chunk = Chunk(b"".join([*parts, whole]), line, offset)
         yield chunk
         line += chunk.num_newlines
-        offset += end - overlap
-        kept = size - end + overlap
-        buffer[:kept] = buffer[size - kept : size]
+        offset += len(chunk.data) - overlap
+        parts = [last[end - overlap :]]
+        size = len(parts[0])
 
 
 # --- Compression ---------------------------------------------------------------------------------------------------
 
-_Fill = Callable[[memoryview], int]
-"""Writes the next bytes into a buffer and returns their number; 0 at the end."""
-_Note = Callable[[str], None]
+_Unpacker = Any  # a decompressobj of zlib or zstandard
+_PACKINGS: tuple[tuple[bytes, str, Callable[[], _Unpacker], int], ...] = (
+    (GZIP_MAGIC, "gzip", lambda: zlib.decompressobj(_GZIP), 1 << 14),
+    (ZSTD_MAGIC, "zstd", zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES).decompressobj, 1 << 8),
+)
+"""First bytes, name, what unpacks, and how many bytes it gets at a time: 16 MiB of zeros are the largest result."""
 
 
-def _open_stream(file: io.FileIO, note: _Note, *, size: int) -> tuple[bytes, _Fill]:
-    """Return the text of a file, unpacked and in UTF-8: a head shorter than a chunk, and a function for the rest.
+class _Stream:
+    """Bytes that can be looked at before they are read."""
+
+    def __init__(self, read: Callable[[int], bytes], size: int = 0) -> None:
+        self._read = read
+        """Returns the next bytes, about so many; none at the end."""
+        self._first = min(size, CHUNK_BYTES) or _BLOCK_BYTES
+        """A small log is read at once, into no more memory than it needs."""
+        self._head = b""
+
+    @classmethod
+    def of(cls, blocks: Iterator[bytes]) -> Self:
+        """Return the stream of these blocks."""
+        return cls(lambda _: next(filter(None, blocks), b""))
+
+    def peek(self) -> bytes:
+        """Return the first bytes, enough to tell what they are."""
+        while len(self._head) < len(ZSTD_MAGIC) and (more := self._read(self._first)):
+            self._head += more
+        return self._head
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, at most so many; none at the end."""
+        block = self._head or self._read(min(size, _BLOCK_BYTES))
+        self._head = block[size:]
+        return block[:size]
+
+
+def _open_stream(file: io.FileIO, note: Callable[[str], None], size: int) -> _Stream:
+    """Return the text of a file, unpacked and in UTF-8.
 
     Args:
         file: the open file.
         note: called with a text about the part that cannot be read.
-        size: its size on disk; 0 if it is not seekable. The head of a small log is the whole log: an intermediate
-            buffer would take five times as long as reading.
+        size: its size on disk; 0 if unknown.
     """
-    head = b""
-    while len(head) < len(ZSTD_MAGIC) and (more := _read(file, len(ZSTD_MAGIC) - len(head))):
-        head += more
-    blocks = _read_blocks(file, head)
-    if head.startswith(GZIP_MAGIC):
-        blocks = _unpack_gzip(blocks, note)
-    elif head.startswith(ZSTD_MAGIC):
-        blocks = _unpack_zstd(blocks, note)
-    elif not head.startswith(UTF16_MARKS):
-        if size:
-            file.seek(0)
-            head = _read(file, min(size, CHUNK_BYTES - 1))
-        return head, lambda view: _read_into(file, view)
-    return b"", _join(_to_utf8(block for block in blocks if block))
+    stream = _Stream(partial(_read, file), size)
+    for magic, name, new, feed in _PACKINGS:
+        if stream.peek().startswith(magic):
+            stream = _Stream.of(_unpack(stream, name, new, feed, note))
+            break
+    if stream.peek().startswith(UTF16_MARKS):
+        blocks = iter(partial(stream.read, _BLOCK_BYTES), b"")
+        stream = _Stream.of(text.encode() for text in codecs.iterdecode(blocks, "utf-16", errors="replace"))
+    return stream
 
 
 def _read(file: io.FileIO, size: int) -> bytes:
@@ -190,99 +220,29 @@ def _read(file: io.FileIO, size: int) -> bytes:
     return data
 
 
-def _read_into(file: io.FileIO, view: memoryview) -> int:
-    while (count := file.readinto(view)) is None:
-        select.select([file], [], [])
-    return count
-
-
-def _read_blocks(file: io.FileIO, head: bytes) -> Iterator[bytes]:
-    yield head
-    while block := _read(file, _BLOCK_BYTES):
-        yield block
-
-
-def _join(blocks: Iterable[bytes]) -> _Fill:
-    """Copy blocks, none of them empty, into buffers of any size."""
-    left = iter(blocks)
-    rest = memoryview(b"")
-
-    def fill(view: memoryview) -> int:
-        nonlocal rest
-        rest = rest or memoryview(next(left, b""))
-        count = min(len(rest), len(view))
-        view[:count] = rest[:count]
-        rest = rest[count:]
-        return count
-
-    return fill
-
-
-def _to_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Pass text on unchanged, and convert UTF-16 with a byte order mark to UTF-8."""
-    first = next(blocks, b"")
-    while len(first) < len(UTF16_MARKS[0]) and (more := next(blocks, b"")):
-        first += more
-    if not first.startswith(UTF16_MARKS):
-        yield from filter(None, (first,))
-        yield from blocks
-        return
-    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
-    for block in itertools.chain((first,), blocks):
-        if text := decoder.decode(block):
-            yield text.encode()
-    if text := decoder.decode(b"", final=True):
-        yield text.encode()
-
-
-def _unpack_gzip(blocks: Iterator[bytes], note: _Note) -> Iterator[bytes]:
-    inflate = zlib.decompressobj(_GZIP)
-    is_open = True  # within a member: files may be concatenated
-    for block in blocks:
-        while block:
-            if not is_open:
-                block = block.lstrip(b"\0")  # tapes and some file systems pad
-                if not block:
-                    break
-                inflate, is_open = zlib.decompressobj(_GZIP), True
-            before = inflate.copy()
-            try:
-                yield inflate.decompress(block, _BLOCK_BYTES)
-            except zlib.error as exc:
-                yield _unpack_until_error(before, block)
-                note(f"its gzip data is damaged, the rest was not read: {exc}")
-                return
-            is_open = not inflate.eof
-            block = inflate.unconsumed_tail if is_open else inflate.unused_data
+def _unpack(
+    stream: _Stream, name: str, new: Callable[[], _Unpacker], feed: int, note: Callable[[str], None]
+) -> Iterator[bytes]:
+    unpacker, is_open = new(), True  # within a member, or frame: files may be concatenated
+    while block := stream.read(_BLOCK_BYTES):
+        for begin in range(0, len(block), feed):
+            piece = block[begin : begin + feed]
+            while piece:
+                if not is_open:
+                    piece = piece.lstrip(b"\0")  # tapes and some file systems pad
+                    if not piece:
+                        break
+                    unpacker, is_open = new(), True
+                before: _Unpacker = unpacker.copy() if name == "gzip" else None
+                try:
+                    yield unpacker.decompress(piece)
+                except (zlib.error, zstandard.ZstdError) as exc:
+                    with contextlib.suppress(zlib.error):  # zlib returns nothing from a failed call
+                        for at in range(len(piece) if before else 0):
+                            yield before.decompress(piece[at : at + 1])
+                    note(f"its {name} data is damaged, the rest was not read: {exc}")
+                    return
+                is_open = not unpacker.eof
+                piece = unpacker.unused_data
     if is_open:
-        yield inflate.flush()
-        note("its gzip data ends too early: it was truncated, or is still being written")
-
-
-def _unpack_until_error(inflate: zlib._Decompress, block: bytes) -> bytes:
-    """Return the bytes lost in an error: zlib returns nothing from a failed call."""
-    found = bytearray()
-    with contextlib.suppress(zlib.error):
-        for i in range(len(block)):
-            found += inflate.decompress(block[i : i + 1])
-    return bytes(found)
-
-
-def _unpack_zstd(blocks: Iterator[bytes], note: _Note) -> Iterator[bytes]:
-    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
-    frame, is_open = decompressor.decompressobj(), True
-    for block in blocks:
-        begin = 0
-        while begin < len(block):
-            if not is_open:
-                frame, is_open = decompressor.decompressobj(), True
-            piece = block[begin : begin + _ZSTD_FEED_BYTES]
-            try:
-                yield frame.decompress(piece)
-            except zstandard.ZstdError as exc:
-                note(f"its zstd data is damaged, the rest was not read: {exc}")
-                return
-            is_open = not frame.eof
-            begin += len(piece) - len(frame.unused_data)
-    if is_open:
-        note("its zstd data ends too early: it was truncated, or is still being written")
+        note(f"its {name} data ends too early: it was truncated, or is still being written")

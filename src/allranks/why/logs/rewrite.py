@@ -1,13 +1,13 @@
 """An expression of `re`, rewritten so that it can be searched for in many lines at once. Pure.
 
 to_hyperscan(r"error:\\s(?P<what>.+)")     # error:[ \\t\\x0b\\f](?P<what>[^\\r\\n])
-list_literals(r"error: (?:one|two)!")      # {"error: "}
+find_literal(r"error: (?:one|two)!")       # "error: "
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 LITERAL = 6
 """Length of a literal that is rare enough to search for alone; all signs have one."""
@@ -17,16 +17,23 @@ def to_hyperscan(pattern: str) -> str:
     """Rewrite an expression of `re` so that hyperscan finds in many lines at once what `re` finds in one.
 
     No class matches a newline or a carriage return, which also ends a line: hyperscan knows only the newline, and
-    replacing the others costs a third of the matching time. Python's own notations are translated to PCRE. Two changes
-    may find more: a repetition at the end is shortened (hyperscan calls back for every possible end of a match, so
-    `error: (.+)` would call for each character), and an unbounded beginning is dropped if a literal follows
+    replacing the others costs a third of the matching time. Python's own notations are translated to PCRE. Three
+    changes may find more. The beginning of a line (`^`) is dropped, since a prefix may stand before it. A repetition at
+    the end is shortened, and an optional group there is dropped (hyperscan calls back for every possible end of a
+    match, so `error: (.+)` would call for each character). An unbounded beginning is dropped if a literal follows
     (`: +[0-9]+ Bus error` would run on every byte, and two such patterns halve the total rate).
 
     >>> print(to_hyperscan(r"error:\\s(?P<what>[^;]+)"))
     error:[ \\t\\x0b\\f](?P<what>[^\\r\\n;])
     """
-    parts = [_rewrite(part) for part in _PART.findall(pattern)]
+    parts = [rewritten for part in _PART.findall(pattern) if (rewritten := _rewrite(part))]
     parts = parts[_unbounded_beginning(parts) :]
+    while len(parts) > 1 and parts[-2] == ")" and _QUANTIFIER.fullmatch(parts[-1]) and not _least(parts[-1]):
+        place, depth = len(parts) - 2, 1
+        while depth:
+            place -= 1
+            depth += (parts[place] == ")") - (parts[place] == "(")
+        del parts[place:]
     closing = 0
     while len(parts) > closing + 1:
         if parts[-1 - closing] == ")":
@@ -43,15 +50,15 @@ def to_hyperscan(pattern: str) -> str:
 
 
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\}|\{,[0-9]*\})[?+]?")
-_PART = re.compile(rf"(?s)\\.|\[\^?\]?(?:\\.|[^]\\])*\]|{_QUANTIFIER.pattern}|.")
-_BEGIN, _END = r"(?:^|\r)", r"(?:\r|$)"
+_PART = re.compile(rf"(?s)\\x[0-9a-fA-F]{{2}}|\\.|\[\^?\]?(?:\\.|[^]\\])*\]|{_QUANTIFIER.pattern}|.")
+_END = r"(?:\r|$)"
 _IN_PCRE = {
     ".": r"[^\r\n]",
     r"\s": r"[ \t\x0b\f]",
     r"\D": r"[^\d\r\n]",
     r"\W": r"[^\w\r\n]",
-    "^": _BEGIN,
-    r"\A": _BEGIN,
+    "^": "",  # a prefix may stand before what `re` finds at the beginning
+    r"\A": "",
     "$": _END,
     r"\Z": _END,
     r"\v": r"\x0b",
@@ -74,22 +81,33 @@ def _rewrite(part: str) -> str:
 
 def _unbounded_beginning(parts: Sequence[str]) -> int:
     """Return the number of parts before the first literal, if they may match any length; else 0."""
+    start = next((place for place, text in _literals(parts) if len(text) >= LITERAL), 0)
+    is_unbounded = any(part[0] in "*+" or re.match(r"\{[0-9]+,\}", part) for part in parts[:start])
+    return start if is_unbounded else 0
+
+
+def find_literal(expression: str) -> str:
+    """Return a text that every match contains, the longest outside of groups; empty if there is none."""
+    return max((text for _, text in _literals(_PART.findall(expression))), key=len, default="")
+
+
+def _literals(parts: Sequence[str]) -> list[tuple[int, str]]:
+    """Return the texts outside of groups, each after the number of parts before it; none if not all are in a match."""
     if re.match(r"\(\?[a-zA-Z]+\)", "".join(parts)):  # flags, which apply to all of it
-        return 0
-    depth = run = start = 0
-    for index, part in enumerate(parts):
+        return []
+    depth = 0
+    found: list[tuple[int, str]] = []
+    is_open = False
+    for place, (part, following) in enumerate(zip(parts, [*parts[1:], ""], strict=True)):
         depth += (part == "(") - (part == ")")
         if depth == 0 and part == "|":
-            return 0
-        is_last = index + 1 == len(parts)
-        is_repeated = not is_last and _QUANTIFIER.fullmatch(parts[index + 1])
-        is_plain = re.fullmatch(r"[^\\()|.^$*+?]|\\[^A-Za-z0-9]", part)
-        run = run + 1 if depth == 0 and is_plain and not is_repeated else 0
-        if run == LITERAL and not start:
-            start = index + 1 - LITERAL
-            if not any(before[0] in "*+" or re.match(r"\{[0-9]+,\}", before) for before in parts[:start]):
-                return 0
-    return start
+            return []
+        is_plain = re.fullmatch(r"[^\\()|.^$*+?]|\\[^A-Za-z0-9]", part) and not _QUANTIFIER.fullmatch(following)
+        if depth == 0 and is_plain:
+            place, text = found.pop() if is_open else (place, "")
+            found.append((place, text + part[-1]))
+        is_open = depth == 0 and bool(is_plain)
+    return found
 
 
 def _is_class(part: str) -> bool:
@@ -101,65 +119,3 @@ def _least(quantifier: str) -> int:
     if quantifier[0] == "{":
         return int(re.split("[{,}]", quantifier)[1] or 0)
     return int(quantifier[0] == "+")
-
-
-def list_literals(expression: str) -> frozenset[str]:
-    """Return texts, in lower case, of which every match contains at least one; none if nothing is certain.
-
-    Of the possible answers, the one whose shortest text is longest.
-
-    >>> sorted(list_literals(r"\\d+ (?:Bus error|(?i:SegFault)\\b)[^\\r\\n]{0,9}"))
-    ['bus error', 'segfault']
-    """
-    parts = [part for part in _GROUP_OR_PART.findall(expression) if not _FLAGS.fullmatch(part)]
-    return _literals(iter([*parts, ")"])) or frozenset()
-
-
-_FLAGS = re.compile(r"\(\?[a-zA-Z]+\)")
-_GROUP_OR_PART = re.compile(
-    rf"(?s){_FLAGS.pattern}|\((?:\?(?:P<\w+>|[a-zA-Z]*:))?|\\x[0-9a-fA-F]{{2}}|{_PART.pattern[4:]}"
-)
-
-
-def _literals(parts: Iterator[str]) -> frozenset[str] | None:
-    """Read up to the closing bracket of a group; None: it may match without any text of our choice."""
-    branches: list[frozenset[str] | None] = []
-    found: list[frozenset[str]] = []
-    """What each match of this branch contains: one text of each of these sets."""
-    run = ""
-    last: frozenset[str] | None = None
-    """What the group just read contains, until it is known how often it is repeated."""
-    for part in parts:
-        is_quantifier = _QUANTIFIER.fullmatch(part) is not None
-        if last is not None and not (is_quantifier and _least(part) == 0):
-            found.append(last)
-        last = None
-        if is_quantifier and run and _least(part) == 0:
-            run = run[:-1]
-        if not is_quantifier and (text := _text_of(part)):
-            run += text
-            continue
-        if run:
-            found.append(frozenset([run]))
-            run = ""
-        if part.startswith("("):
-            last = _literals(parts)
-        if part in {"|", ")"}:
-            branches.append(max(found, key=_worth, default=None))
-            found = []
-        if part == ")":
-            break
-    if any(branch is None for branch in branches):
-        return None
-    return frozenset().union(*(branch for branch in branches if branch is not None))
-
-
-def _text_of(part: str) -> str:
-    """Return the character that a part matches, in lower case; empty if it may match several, or none."""
-    if re.fullmatch(r"\\[^A-Za-z0-9]", part):
-        return part[1]
-    return part.lower() if len(part) == 1 and part not in r"^$.|()" else ""
-
-
-def _worth(literals: frozenset[str]) -> tuple[int, int]:
-    return min(map(len, literals)), -len(literals)

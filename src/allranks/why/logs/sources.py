@@ -46,7 +46,7 @@ VERDICT = "verdict.json"
 """The one file of a run's own that is found: why/verdicts.py takes it out again."""
 _OWN_FILES = frozenset(("secret", "leader.json", "roll_call.json", "env.json"))
 """No logs, wherever they are: the names of files with addresses, keys and settings of the agents (report/rundir.py)."""
-_CODE = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
+NO_LOGS_BELOW = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%PDF")
 
@@ -182,7 +182,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, int]]:
             except OSError:  # a link to nowhere, or removed since
                 continue
             if stat.S_ISDIR(mode.st_mode):
-                if entry.name not in _CODE:
+                if entry.name not in NO_LOGS_BELOW:
                     folders.append((entry.is_symlink(), path))
             elif stat.S_ISREG(mode.st_mode) and _is_named_like_a_log(path) and is_log(path):
                 yield path, mode.st_size

@@ -33,6 +33,8 @@ _DATES = [
         (6, r"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) "),  # vLLM: 07-25
     )
 ]
+_DATE_REACH = max(width for width, _ in _DATES) + 1
+"""Number of characters that decide it: what stands before a date counts, too."""
 _YEAR_AFTER = re.compile(r" (?:[A-Z]{3,4} )?(\d{4})\b")
 _YEARLESS = 1972
 _MAX_CLOCKS = 3
@@ -55,12 +57,15 @@ def find_time(head: str, start: int) -> tuple[float | None, bool, bool]:
         at = clock.start()
         of_day = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
         of_day_s = of_day + float(f"0.{fraction}") if fraction else float(of_day)
-        before = _find_date(head, at)
-        if before is None:
+        found = _find_date(head[max(0, at - _DATE_REACH) : at])
+        if found is None:
             if best[0] is None and at >= start and not head[start:at].strip(" [("):
                 best = (of_day_s, False, False)
             continue
-        year, month, day = _date_of(before, head, clock.end())
+        year, month, day = found
+        if year is None:
+            after = _YEAR_AFTER.match(head, clock.end())
+            year = int(after[1]) if after else 0
         if (first := _day_number(year or _YEARLESS, month, day)) is None:
             continue
         time_s = first * 86400 + of_day_s - (_offset_s(zone) if zone else 0)
@@ -81,21 +86,20 @@ def _find_clocks(head: str) -> Iterator[re.Match[str]]:
         at = head.find(":", clock.end() if clock else at + 1)
 
 
-def _find_date(head: str, at: int) -> re.Match[str] | None:
-    """Return the date directly before a time of day."""
+@lru_cache(maxsize=4096)
+def _find_date(before: str) -> tuple[int | None, int, int] | None:
+    """Return year (0: there is none; None: it may follow the time), month and day directly before a time of day.
+
+    Cached: most lines of a log have the same date.
+    """
+    at = len(before)
     for width, pattern in _DATES:
-        if at >= width and (match := pattern.fullmatch(head, at - width, at)):
-            return match
+        if at >= width and (match := pattern.fullmatch(before, at - width, at)):
+            parts = match.groupdict()
+            if name := parts.get("name"):
+                return None, _MONTHS[name], int(parts["day"])
+            return int(parts.get("year") or 0), int(parts["month"]), int(parts["day"])
     return None
-
-
-def _date_of(found: re.Match[str], head: str, end: int) -> tuple[int, int, int]:
-    """Year (0 where there is none), month and day."""
-    parts = found.groupdict()
-    if name := parts.get("name"):
-        year = _YEAR_AFTER.match(head, end)
-        return int(year[1]) if year else 0, _MONTHS[name], int(parts["day"])
-    return int(parts.get("year") or 0), int(parts["month"]), int(parts["day"])
 
 
 @lru_cache(maxsize=1024)

@@ -1,30 +1,33 @@
 """Which ranks joined the group, and which did not? Pure.
 
-Each waiting rank reports its own wait; the missing rank reports nothing.
+Each waiting rank reports its own wait; the missing rank reports nothing, or that it could not connect.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
+from allranks.causes.cause import Trait
+from allranks.facts.fact import Fact, FactKind, Who
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
-from allranks.why.conclusion import Conclusion
+from allranks.why.facts_of_lines import FactReader
+from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.people import MAX_RANKS, Culprit, People, missing_of
+from allranks.why.people import MAX_RANKS, missing_of
 
 FEW_RANKS = 16
 """Up to this number, ranks are listed one by one."""
 
 
-def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
+def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     """Return the ranks missing at the store's barrier, and the ranks that were started twice."""
-    reports = logs.of("missing-rank")
-    waiting = [event for event in reports if event.number("rank") is not None and event.number("wanted")]
-    yield from _alone(logs)
+    logs = reader.logs
+    reports = [event for event in logs.of("missing-rank") if event.number("wanted")]
+    waiting = [event for event in reports if event.number("rank") is not None]
+    yield from _absent(reader, [event for event in reports if event not in waiting])
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
     if barrier:
         wanted = max(event.number("wanted") or 0 for event in barrier)
@@ -34,35 +37,27 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
         present = max(event.number("present") or 0 for event in barrier)
         missing = missing_of(here, wanted) if wanted <= MAX_RANKS else ()
         if missing and len(missing) <= max(wanted - present, 1):
-            yield Conclusion(
-                cause=find_cause("missing-rank"),
-                role=Role.LIKELY,
-                confidence=Confidence.LIKELY,
-                culprit=Culprit(ranks=missing),
-                message=f"{fold_ranks(missing)} never called init_process_group; {present} of {wanted} ranks did",
-                evidence=(barrier[0].line, barrier[-1].line),
-                victims=frozenset(here),
+            yield from _missing(
+                reader,
+                (barrier[0].line, barrier[-1].line),
+                f"{fold_ranks(missing)} never called init_process_group; {present} of {wanted} ranks did",
+                ranks=missing,
                 ask=f"the log of {fold_ranks(missing)}, and their stacks while the job hangs: allranks stack JOB",
-                weight=1,
             )
     many = [event for event in waiting if (event.number("present") or 0) > (event.number("wanted") or 0)]
     if many and any("multiprocessing/spawn.py" in frame.values["file"] for frame in logs.of("frame")):
         has_srun = next(logs.of("srun"), None) is not None
-        yield Conclusion(
-            cause=find_cause("spawn-inside-srun" if has_srun else "slurm-env"),
-            role=Role.PRIMARY,
-            confidence=Confidence.LIKELY,
-            culprit=Culprit(
-                ranks=tuple(sorted({event.number("rank") or 0 for event in many})),
-                things=("mp.spawn inside srun",) if has_srun else (),
-            ),
-            message=f"{many[0].values['present']} processes joined a group of {many[0].values['wanted']}: "
-            "several tasks each spawned all ranks",
-            evidence=tuple(event.line for event in many[:2]),
-            weight=2,
+        yield from reader.infer(
+            FactKind.RAISED,
+            "spawn-inside-srun" if has_srun else "slurm-env",
+            [event.line for event in many[:2]],
+            f"{many[0].values['present']} processes joined a group of {many[0].values['wanted']}: several tasks each "
+            "spawned all ranks",
+            ranks=sorted({event.number("rank") or 0 for event in many}),
+            things=("mp.spawn inside srun",) if has_srun else (),
         )
     if next(logs.of("all-came"), None) is None:
-        yield from _twice(read_members(logs))
+        yield from _twice(reader, read_members(logs))
 
 
 def read_members(logs: Logs) -> list[LogEvent]:
@@ -70,26 +65,49 @@ def read_members(logs: Logs) -> list[LogEvent]:
     return [event for event in logs.of("slurm-env") if "rank" in event.values and "wanted" in event.values]
 
 
-def _alone(logs: Logs) -> Iterator[Conclusion]:
-    """Conclude that all ranks but 0 are missing, if only the store's host, rank 0, has joined."""
-    for event in logs.of("missing-rank"):
-        wanted = event.number("wanted") or 0
-        if event.number("present") == 1 and "clients joined" in event.line.text and 1 < wanted <= FEW_RANKS:
-            others = tuple(range(1, wanted))
-            yield Conclusion(
-                cause=find_cause("missing-rank"),
-                role=Role.LIKELY,
-                confidence=Confidence.LIKELY,
-                culprit=Culprit(ranks=others),
-                message=f"{fold_ranks(others)} did not reach the store of rank 0",
-                evidence=(event.line,),
-                ask=f"the log of {fold_ranks(others)}",
-                weight=1,
-            )
-            return
+def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
+    """Who is absent where the store's host only counts who came: who says that it could not connect.
+
+    Without such a line: whoever wrote no line at all, if those are as many; all but the store's host, if only it came.
+    """
+    for event in counts[:1]:
+        present, wanted = event.number("present") or 0, event.number("wanted") or 0
+        joined, speaker = f"{present} of {wanted} ranks joined", reader.people.speaker
+        told = [other for other in reader.logs.of(Trait.AT_THE_MEETING) if _is_sure(other)]
+        outside = {speaker(other.line): other.line for other in told if other.line != event.line}
+        outside.pop(speaker(event.line), None)
+        named = [who for who in outside if who.rank is not None or who.local_rank is not None]
+        lines = [other.line for other in reader.logs.events]
+        lines += [line for tail in reader.logs.tails for line in tail.lines]
+        heard = {rank for line in lines if (rank := speaker(line).rank) is not None}
+        silent = missing_of(heard, min(wanted, MAX_RANKS))
+        if 0 < len(named) <= wanted - present:
+            more = [outside[who] for who in named[:2]]
+            told_by = f"{_tell(named)} could not connect to the store; {joined}"
+            yield from _missing(reader, (event.line, *more), told_by, who=named)
+        elif 0 < len(silent) == wanted - present:
+            told_by = f"{fold_ranks(silent)} wrote nothing; {joined}"
+            yield from _missing(reader, (event.line,), told_by, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
+        elif present == 1 and "clients joined" in event.line.text and 1 < wanted <= FEW_RANKS:
+            others = fold_ranks(range(1, wanted))
+            told_by = f"{others} did not reach the store of rank 0"
+            yield from _missing(reader, (event.line,), told_by, ranks=range(1, wanted), ask=f"the log of {others}")
 
 
-def _twice(members: Sequence[LogEvent]) -> Iterator[Conclusion]:
+def _missing(reader: FactReader, lines: Sequence[Line], told: str, **about: Any) -> Iterator[Fact]:
+    return reader.infer(FactKind.MISSING, "missing-rank", lines, told, **about)
+
+
+def _is_sure(event: LogEvent) -> bool:
+    return event.sign is not None and event.sign.fact is not None and event.sign.confidence is not Confidence.UNDECIDED
+
+
+def _tell(named: Sequence[Who]) -> str:
+    ranks = [who.rank for who in named if who.rank is not None]
+    return fold_ranks(ranks) if len(ranks) == len(named) else f"{len(named)} processes"
+
+
+def _twice(reader: FactReader, members: Sequence[LogEvent]) -> Iterator[Fact]:
     """Return ranks that reported their start several times while others did not, or that never did."""
     counts = Counter(event.number("rank") for event in members)
     wanted = max((event.number("wanted") or 0 for event in members), default=0)
@@ -97,24 +115,18 @@ def _twice(members: Sequence[LogEvent]) -> Iterator[Conclusion]:
     missing = missing_of({rank for rank in counts if rank is not None}, min(wanted, MAX_RANKS))
     if not missing or len(counts) < 2:
         return
+    lines = [event.line for event in members[:2]]
     if not twice:
-        yield Conclusion(
-            cause=find_cause("missing-rank"),
-            role=Role.LIKELY,
+        yield from _missing(
+            reader,
+            lines,
+            f"{fold_ranks(missing)} did not report their start; {len(counts)} of {wanted} ranks did",
+            ranks=missing,
             confidence=Confidence.UNDECIDED,
-            culprit=Culprit(ranks=missing),
-            message=f"{fold_ranks(missing)} did not report their start; {len(counts)} of {wanted} ranks did",
-            evidence=tuple(event.line for event in members[:2]),
             ask="check that they were started: srun with one task per rank; the logs of the other nodes",
         )
         return
-    yield Conclusion(
-        cause=find_cause("slurm-env"),
-        role=Role.LIKELY,
-        confidence=Confidence.LIKELY,
-        culprit=Culprit(ranks=tuple(twice) + missing),
-        message=f"{fold_ranks(twice)} started {max(counts.values())} times and {fold_ranks(missing)} not at all: "
-        "the tasks have wrong ranks",
-        evidence=tuple(event.line for event in members[:2]),
-        weight=1,
+    told = f"{fold_ranks(twice)} started {max(counts.values())} times and {fold_ranks(missing)} not at all: "
+    yield from reader.infer(
+        FactKind.RAISED, "slurm-env", lines, told + "the tasks have wrong ranks", ranks=(*twice, *missing)
     )

@@ -7,110 +7,81 @@ reports the first peer that it cannot reach. So ranks that had to connect and re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Address, ip_address
 
-from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
+from allranks.facts.fact import Fact, FactKind
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
-from allranks.why.conclusion import Conclusion
-from allranks.why.logs.line import Line
-from allranks.why.logs.log_events import Logs
-from allranks.why.people import Culprit, People
+from allranks.why.facts_of_lines import FactReader
+from allranks.why.logs.log_events import LogEvent, Logs
 
 MAX_WORLD = 4096
 """Maximum number of ranks in a Gloo group: pairs are counted."""
+_Pairs = set[frozenset[int]]
+_Told = tuple[str, list[int], str, str, Confidence]
+"""A cause, its culprits, the message, the address that is at fault, and how sure that is."""
 
 
-@dataclass(slots=True)
-class Dials:
-    """Reports of ranks about connections that failed."""
-
-    world: int = 0
-    lines: dict[int, Line] = field(default_factory=dict)
-    """By rank, its first report."""
-    locals: dict[int, str] = field(default_factory=dict)
-    """The address from which it connected."""
-    remotes: dict[int, str] = field(default_factory=dict)
-    """The address that did not answer."""
-    errors: dict[int, str] = field(default_factory=dict)
-
-
-def conclude_dials(logs: Logs, people: People) -> Iterator[Conclusion]:
+def read_dials(reader: FactReader) -> Iterator[Fact]:
     """Return the culprits of failed connections."""
-    dials = _read(logs)
-    if not dials.remotes or not 2 <= dials.world <= MAX_WORLD:
+    reports: dict[int, LogEvent] = {}  # of each rank the first
+    for event in reader.logs.of("dial"):
+        if (rank := event.number("dialler")) is not None:
+            reports.setdefault(rank, event)
+    world = max((max(event.number("world") or 0, rank + 1) for rank, event in reports.items()), default=0)
+    if not 2 <= world <= MAX_WORLD:
         return
-    address = Counter(dials.remotes.values()).most_common(1)[0][0]
-    plan = _plan(dials, address)
+    remotes = {rank: event.values["remote"] for rank, event in reports.items()}
+    address = Counter(remotes.values()).most_common(1)[0][0]
+    plan = _plan({rank: event.values["local"] for rank, event in reports.items()}, remotes, address, world)
     owners = {own: rank for rank, own in plan.items()}
-    silent = [rank for rank in range(dials.world) if rank not in dials.remotes]
-    if address not in owners:
-        if len(silent) == 1:
-            yield _conclude(
-                dials,
-                "wrong-nic",
-                silent,
-                f"{fold_ranks(silent)} announced {address}, which {fold_ranks(dials.remotes)} cannot reach",
-                address,
-            )
-        return
-    failed = {frozenset((rank, owners[remote])) for rank, remote in dials.remotes.items() if remote in owners}
-    passed = _passed(dials, plan, owners, hurt=_hurt(logs))
-    yield from _judge(dials, failed, passed, plan)
+    silent = [rank for rank in range(world) if rank not in reports]
+    told: list[_Told] = []
+    if address in owners:
+        failed = {frozenset((rank, owners[remote])) for rank, remote in remotes.items() if remote in owners}
+        unknown = _hurt(reader.logs) | reports.keys()
+        ends = {rank: owners.get(remotes.get(rank, ""), 0 if rank in unknown else world) for rank in plan}
+        errors = [error.strip() for event in reports.values() if (error := event.values.get("error"))]
+        told = [_judge(failed, _passed(plan, ends), plan, [*reports], silent, errors[0] if errors else "no answer")]
+    elif len(silent) == 1:
+        message = f"{fold_ranks(silent)} announced {address}, which {fold_ranks(reports)} cannot reach"
+        told = [("wrong-nic", silent, message, address, Confidence.LIKELY)]
+    for cause, ranks, message, at_fault, confidence in told:
+        yield from reader.infer(
+            FactKind.LINK_FAULT,
+            cause,
+            [event.line for event in reports.values()],
+            message,
+            ranks=ranks,
+            confidence=confidence,
+            things=(f"address {at_fault}",) if at_fault else (),
+            ask="run allranks check on the same nodes: it tests every pair and names the link",
+        )
 
 
 def _judge(
-    dials: Dials, failed: set[frozenset[int]], passed: set[frozenset[int]], plan: Mapping[int, str]
-) -> Iterator[Conclusion]:
+    failed: _Pairs, passed: _Pairs, plan: Mapping[int, str], dialers: list[int], silent: list[int], error: str
+) -> _Told:
     """Blame the one rank in all failed and no passed connections; else the groups that cannot reach each other."""
-    at_all = frozenset.intersection(*failed)
-    culprits = sorted(rank for rank in at_all if not any(rank in pair for pair in passed))
-    error = next(iter(dials.errors.values()), "no answer")
+    at_all = sorted(frozenset.intersection(*failed))
+    culprits = [rank for rank in at_all if not any(rank in pair for pair in passed)]
+    others = {rank for pair in failed for rank in pair}
     if len(culprits) == 1:
         is_down = "No route to host" in error or "unreachable" in error
-        others = sorted({rank for pair in failed for rank in pair} - set(culprits))
-        yield _conclude(
-            dials,
-            "link-down" if is_down else "firewall-port",
-            culprits,
-            f"{fold_ranks(others)} and {fold_ranks(culprits)} do not reach each other: {error}",
-            plan[culprits[0]],
-        )
-    elif len(failed) == 1 and culprits:
-        pair = sorted(next(iter(failed)))
-        message = f"{fold_ranks(pair)} do not reach each other: {error}; no other pair shows which of them is at fault"
-        yield _conclude(dials, "firewall-port", pair, message, plan[pair[0]], confidence=Confidence.UNDECIDED)
-    elif len(failed) == 1:
-        pair = sorted(at_all)
-        message = f"{fold_ranks(pair)} do not reach each other, but both reach others: {error} on the link between them"
-        yield _conclude(dials, "partition", pair, message, "")
-    elif failed:
-        diallers = sorted(dials.remotes)
-        others = [rank for rank in range(dials.world) if rank not in dials.remotes]
-        targets = {rank for pair in failed for rank in pair} - set(diallers)
+        message = f"{fold_ranks(others - {*culprits})} and {fold_ranks(culprits)} do not reach each other: {error}"
+        return "link-down" if is_down else "firewall-port", culprits, message, plan[culprits[0]], Confidence.LIKELY
+    if len(failed) == 1 and culprits:
         message = (
-            f"{fold_ranks(diallers)} do not reach {fold_ranks(targets)}: {error}; "
-            f"the network is partitioned between {fold_ranks(others)} and {fold_ranks(diallers)}"
+            f"{fold_ranks(at_all)} do not reach each other: {error}; no other pair shows which of them is at fault"
         )
-        yield _conclude(dials, "partition", diallers, message, "")
-
-
-def _read(logs: Logs) -> Dials:
-    dials = Dials()
-    for event in logs.of("dial"):
-        rank = event.number("dialler")
-        if rank is None or rank in dials.remotes:
-            continue
-        dials.world = max(dials.world, event.number("world") or 0, rank + 1)
-        dials.lines[rank] = event.line
-        dials.locals[rank] = event.values["local"]
-        dials.remotes[rank] = event.values["remote"]
-        if error := event.values.get("error"):
-            dials.errors[rank] = error.strip()
-    return dials
+        return "firewall-port", at_all, message, plan[at_all[0]], Confidence.UNDECIDED
+    if len(failed) == 1:
+        message = f"{fold_ranks(at_all)} do not reach each other, but both reach others: {error} on the link between "
+        return "partition", at_all, message + "them", "", Confidence.LIKELY
+    message = f"{fold_ranks(dialers)} do not reach {fold_ranks(others - {*dialers})}: {error}; "
+    message += f"the network is partitioned between {fold_ranks(silent)} and {fold_ranks(dialers)}"
+    return "partition", sorted(dialers), message, "", Confidence.LIKELY
 
 
 def _hurt(logs: Logs) -> frozenset[int]:
@@ -118,60 +89,30 @@ def _hurt(logs: Logs) -> frozenset[int]:
     return frozenset(
         event.line.rank
         for event in logs.events
-        if event.line.rank is not None and (event.kind == "exception" or (event.sign and event.sign.role < Role.VICTIM))
+        if event.line.rank is not None
+        and (event.kind == "exception" or (event.states is not None and not event.is_loss))
     )
 
 
-def _passed(
-    dials: Dials, plan: Mapping[int, str], owners: Mapping[str, int], *, hurt: frozenset[int]
-) -> set[frozenset[int]]:
-    """Return the pairs that were connected: a rank connects in the order of ranks, and stops at the first failure."""
-    passed = set()
-    for rank, own in plan.items():
-        end = owners.get(dials.remotes.get(rank, ""), None if rank in hurt or rank in dials.remotes else dials.world)
-        if end is None:
-            continue
-        for peer, address in plan.items():
-            if peer < end and peer != rank and int(ip_address(own)) > int(ip_address(address)):
-                passed.add(frozenset((rank, peer)))
-    return passed
+def _passed(plan: Mapping[int, str], ends: Mapping[int, int]) -> _Pairs:
+    """Return the pairs that were connected: a rank connects in the order of ranks up to its end, the first failure."""
+    numbers = {rank: int(ip_address(own)) for rank, own in plan.items()}
+    return {
+        frozenset((rank, peer)) for rank in plan for peer in plan if peer < ends[rank] and numbers[rank] > numbers[peer]
+    }
 
 
-def _conclude(
-    dials: Dials,
-    cause: str,
-    ranks: Sequence[int],
-    message: str,
-    address: str,
-    *,
-    confidence: Confidence = Confidence.LIKELY,
-) -> Conclusion:
-    return Conclusion(
-        cause=find_cause(cause),
-        role=Role.PRIMARY,
-        confidence=confidence,
-        culprit=Culprit(ranks=tuple(ranks), things=(f"address {address}",) if address else ()),
-        message=message,
-        evidence=tuple(dials.lines.values())[:3],
-        victims=frozenset(dials.remotes) - frozenset(ranks),
-        ask="run allranks check on the same nodes: it tests every pair and names the link",
-        weight=1,
-    )
-
-
-def _plan(dials: Dials, address: str) -> dict[int, str]:
+def _plan(own: Mapping[int, str], remotes: Mapping[int, str], address: str, world: int) -> dict[int, str]:
     """Return the address of each rank: from the reports, and if these increase with the rank, of the others, too."""
     # On docker0, all nodes have the same address.
-    known = {rank: own for rank, own in dials.locals.items() if own != address and _is_v4(own)}
-    if len(known) == 1 and len(set(dials.remotes.values())) == 1 and _is_v4(address):
-        (rank, own), *_ = known.items()
-        first = int(IPv4Address(own)) - rank
-        if first <= int(IPv4Address(address)) < first + dials.world:  # else the guess does not fit
-            return {member: str(IPv4Address(first + member)) for member in range(dials.world)}
-    firsts = {int(IPv4Address(own)) - rank for rank, own in known.items()}
-    if len(known) >= 2 and len(firsts) == 1:
-        return {rank: str(IPv4Address(firsts.copy().pop() + rank)) for rank in range(dials.world)}
-    return known
+    known = {rank: local for rank, local in own.items() if local != address and _is_v4(local)}
+    firsts = {int(IPv4Address(local)) - rank for rank, local in known.items()}
+    if len(firsts) != 1 or (len(known) == 1 and (len(set(remotes.values())) > 1 or not _is_v4(address))):
+        return known
+    first = firsts.pop()
+    if len(known) == 1 and not first <= int(IPv4Address(address)) < first + world:  # the guess does not fit
+        return known
+    return {member: str(IPv4Address(first + member)) for member in range(world)}
 
 
 def _is_v4(address: str) -> bool:

@@ -1,25 +1,27 @@
-"""How did processes end, according to their parents: torchrun's summary, its agent's SIGTERMs, SLURM? Pure."""
+"""How did processes end, according to their parents: torchrun's agent and summary, other launchers, SLURM? Pure.
+
+Who a launcher ended is no culprit: LAUNCHER_KILL. Which worker it saw first is `is_first_observed`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from typing import Any
 
-from allranks.causes.book import find_cause
-from allranks.causes.cause import Role, Trait
+from allranks.causes.cause import Trait
+from allranks.facts.fact import NOBODY, Fact, FactKind, Said, Who
 from allranks.model.finding import Confidence
-from allranks.why.conclusion import Conclusion
+from allranks.why.facts_of_lines import FactReader, HowEnded, read_ending
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.people import Culprit, People
+from allranks.why.people import named
 
-MAX_SIGNAL = 64
-"""Linux's highest signal; a larger code is the program's own: exit(-1) is 255."""
 MAX_GAP = 64
 """Largest distance of the pids of one agent's workers: they are started one after the other."""
 PATIENCE_S = 20.0
 """A SIGKILL this long after the first failure is the agent's own: it waits 30 s for workers that ignore its SIGTERM."""
+_OWN_WORDS = "the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank"
 
 
 @dataclass(slots=True)
@@ -27,32 +29,16 @@ class SummaryEntry:
     """One worker of torchrun's summary."""
 
     line: Line
-    rank: int | None = None
-    local_rank: int | None = None
-    node: str | None = None
+    when: Line | None = None
+    """The line with the time of its end."""
+    who: Who = NOBODY
     code: int | None = None
-    pid: int | None = None
+    signal: int | None = None
     is_first: bool = False
     """torchrun saw it before the others of its node."""
-    when: str = ""
-    """In torchrun's format: 2024-09-09_09:36:56."""
-
-    @property
-    def is_killed(self) -> bool:
-        """Whether a signal ended it, in the notation of torchrun (-9) or of shells (137)."""
-        return self.code is not None and (self.code < 0 or 128 < self.code <= 128 + MAX_SIGNAL)
-
-    def culprit(self) -> Culprit:
-        """Return the rank, as a culprit."""
-        things = [] if self.pid is None else [f"process {self.pid}"]
-        if self.rank is None and self.local_rank is not None:
-            things.insert(0, f"local rank {self.local_rank}")
-        return Culprit(
-            (self.node,) if self.node else (), () if self.rank is None else (self.rank,), None, tuple(things)
-        )
 
 
-def read_ends(logs: Logs) -> list[SummaryEntry]:
+def read_summaries(logs: Logs) -> list[SummaryEntry]:
     """Return the workers of torchrun's summaries, in their order."""
     ends: list[SummaryEntry] = []
     current: SummaryEntry | None = None
@@ -62,134 +48,162 @@ def read_ends(logs: Logs) -> list[SummaryEntry]:
             is_first = True
             continue
         if event.kind == "failure-time" or current is None or current.line.source != event.line.source:
-            current = SummaryEntry(event.line, is_first=is_first, when=event.values.get("when", ""))
+            current = SummaryEntry(event.line, event.line if event.kind == "failure-time" else None, is_first=is_first)
             is_first = False
             ends.append(current)
-        if event.kind == "failure-host":
-            current.node = event.values["node"]
-        elif event.kind == "failure-rank":
-            current.rank, current.local_rank = event.number("rank"), event.number("local_rank")
-        elif event.kind == "failure-code":
-            current.code, current.pid = event.number("code"), event.number("pid")
+        current.who |= event.who
+        if event.kind == "failure-code":
+            current.signal, current.code = read_ending(None, event.values)
             current.line = event.line
-    return [end for end in ends if end.code is not None]
+    return [end for end in ends if end.code is not None or end.signal is not None]
 
 
-def find_ended(logs: Logs) -> frozenset[int]:
-    """Return the processes that torchrun's agent killed after another one had failed: they are not culprits."""
-    pids = {pid for event in logs.of("killed-by-agent") if (pid := event.number("pid")) is not None}
+def read_ends(reader: FactReader) -> Iterator[Fact]:
+    """Return the ends of processes, and who was ended by a launcher."""
+    summaries = read_summaries(reader.logs)
+    yield from _of_summaries(reader, summaries)
+    with_summary = {end.line.source.shown for end in summaries}
+    firsts: set[str] = set()
+    for event in reader.logs.of("agent-failed"):
+        source = event.line.source.shown
+        who = event.who | Who(event.line.rank, reader.people.node_of(event.line))
+        is_first = source not in with_summary | firsts
+        yield _ended(reader, event.line, who, _how(event), is_kill=False, is_first_observed=is_first)
+        firsts.add(source)
+    if not summaries and not firsts:
+        yield from _of_launchers(reader)
+        yield from _not_ended(reader)
+    has_agents = bool(summaries or firsts) or next(reader.logs.of("closing", "killed-by-agent"), None) is not None
+    yield from _of_tasks(reader, has_agents=has_agents)
+    for event in reader.logs.of("killed-by-agent", "closing"):
+        how = HowEnded(9) if event.kind == "killed-by-agent" else read_ending(None, event.values)
+        who = Who(node=reader.people.node_of(event.line), pid=event.number("pid"))
+        yield _ended(reader, event.line, who, how, is_kill=True)
+    yield from _store_gone(reader)
+
+
+def _of_summaries(reader: FactReader, summaries: list[SummaryEntry]) -> Iterator[Fact]:
+    """A summary has its first failure last; one summary per node."""
+    first_of: dict[int, SummaryEntry] = {}
     node: list[SummaryEntry] = []
-    for end in read_ends(logs):  # one summary per node, with its first failure last
+    for end in summaries:
         node.append(end)
-        if not end.is_first:
-            continue
-        if not end.is_killed:
-            pids |= {other.pid for other in node if other.pid is not None and _lag_s(end, other) >= PATIENCE_S}
-        node = []
-    return frozenset(pids)
+        if end.is_first:
+            first_of |= {id(other): end for other in node}
+            node = []
+    for end in summaries:
+        first = first_of.get(id(end), end)
+        is_late = end.signal == 9 and first.signal is None and _lag_s(first, end) >= PATIENCE_S
+        when = reader.times.of(end.when or end.line)
+        how = HowEnded(end.signal, end.code)
+        yield _ended(reader, end.line, end.who, how, is_kill=is_late, is_first_observed=end.is_first, when=when)
 
 
 def _lag_s(first: SummaryEntry, other: SummaryEntry) -> float:
-    try:
-        ended, began = (datetime.strptime(end.when, "%Y-%m-%d_%H:%M:%S") for end in (other, first))
-    except ValueError:
-        return 0.0
-    return (ended - began).total_seconds()
+    began, ended = (end.when.time if end.when is not None else None for end in (first, other))
+    return 0.0 if began is None or ended is None else ended - began
 
 
-def find_first(logs: Logs) -> SummaryEntry | None:
-    """Return the worker that ended first, according to torchrun's summary or its agent."""
-    ends = read_ends(logs)
-    if ends:
-        return next((end for end in ends if end.is_first), ends[0])
-    for event in logs.of("agent-failed"):
-        line = event.line
-        local_rank, code, pid = event.number("local_rank"), event.number("code"), event.number("pid")
-        rank = line.rank if "rank" not in event.values else event.number("rank")
-        return SummaryEntry(
-            line, rank, local_rank, event.values.get("node") or line.node, 1 if code is None else code, pid
-        )
-    return _told_by_launcher(logs)
-
-
-def _told_by_launcher(logs: Logs) -> SummaryEntry | None:
-    """Return the worker that failed first according to another launcher; each has its own format."""
-    killed = {event.number("pid") for event in logs.of("launcher-kills")}
-    named: LogEvent | None = None
-    for event in logs.of("launcher-names", "launcher-failed"):
-        if event.kind == "launcher-names":
-            named = event
-            continue
-        line, code = event.line, event.number("code")
-        if code == 0:
-            continue
-        who = named if named is not None and named.line.source == line.source else event
-        rank = who.number("rank") if "rank" in who.values else event.number("ranks")
-        pid = event.number("pid") if "pid" in event.values or len(killed) != 1 else killed.pop()
-        return SummaryEntry(
-            line,
-            line.rank if rank is None else rank,
-            who.number("local_rank"),
-            who.values.get("node") or line.node,
-            1 if code is None else code,
-            pid,
-        )
-    return None
-
-
-def conclude_ends(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return conclusions from the ends of processes, if nothing says why they ended."""
-    first = find_first(logs)
-    if first is not None and first.code is not None and not first.is_killed:
-        yield Conclusion(
-            cause=find_cause("user-code-error"),
-            role=Role.VICTIM,
-            confidence=Confidence.UNDECIDED,
-            culprit=first.culprit(),
-            message=f"a worker ended with exit code {first.code}, but these logs do not have its own output",
-            evidence=(first.line,),
-            ask="the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank",
-            weight=1,
-        )
-    if first is None:
-        yield from _not_ended(logs)
-    yield from _store_gone(logs)
-
-
-def _store_gone(logs: Logs) -> Iterator[Conclusion]:
-    """An agent with running workers had reached the store before: the store is gone, not unreachable."""
-    refused = [event for event in logs.of(Trait.AT_THE_MEETING) if "RendezvousConnectionError: " in event.line.text]
-    if not refused or next(logs.of("agent-runs"), None) is None:
-        return
-    yield Conclusion(
-        cause=find_cause("store-lost"),
-        role=Role.LIKELY,
-        confidence=Confidence.LIKELY,
-        culprit=Culprit(),
-        message="the agent lost the rendezvous store while its workers ran: the store's host or its agent ended",
-        evidence=(refused[0].line,),
-        ask="the log of the agent on the host that --rdzv-endpoint names",
-        weight=1,
+def _ended(
+    reader: FactReader, line: Line, who: Who, how: HowEnded, *, said: Said = Said.LAUNCHER, is_kill: bool, **about: Any
+) -> Fact:
+    """Return an end; if its launcher did not bring it about, with what is told if nothing else tells more."""
+    about |= {"who": reader.people.know(who), "said": said, "signal": how.signal, "code": how.code}
+    if is_kill:
+        return reader.state(FactKind.LAUNCHER_KILL, line, **about)
+    words = f"exit code {how.code}" if how.signal is None else f"signal {how.signal}"
+    return reader.state(
+        FactKind.ENDED,
+        line,
+        cause="user-code-error" if how.signal is None else "dead-rank",
+        is_generic=True,
+        told=f"a worker ended with {words}, but these logs do not have its own output",
+        confidence=Confidence.UNDECIDED,
+        ask=_OWN_WORDS,
+        **about,
     )
 
 
-def _not_ended(logs: Logs) -> Iterator[Conclusion]:
+def _how(event: LogEvent) -> HowEnded:
+    """Return how a process ended that a launcher says to have failed."""
+    how = read_ending(None, event.values)
+    return how if any(part is not None for part in how) else HowEnded(code=1)
+
+
+def _of_launchers(reader: FactReader) -> Iterator[Fact]:
+    """The worker that failed first according to another launcher; each has its own format."""
+    killed = {event.number("pid") for event in reader.logs.of("launcher-kills")}
+    named: LogEvent | None = None
+    is_first = True
+    for event in reader.logs.of("launcher-names", "launcher-failed"):
+        if event.kind == "launcher-names":
+            named = event
+            continue
+        if event.number("code") == 0:
+            continue
+        line = event.line
+        told = named if named is not None and named.line.source == line.source else event
+        rank = told.number("rank")
+        rank = event.number("ranks") if rank is None and line.rank is None else rank
+        pid = event.number("pid") if "pid" in event.values or len(killed) != 1 else next(iter(killed))
+        node = told.values.get("node") or reader.people.node_of(line)
+        who = Who(line.rank if rank is None else rank, node, told.number("local_rank"), pid)
+        yield _ended(reader, line, who, _how(event), is_kill=False, is_first_observed=is_first)
+        is_first = False
+
+
+def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
+    """The tasks of srun, which are the ranks unless each starts several.
+
+    After a task failed, or the scheduler ended the job, srun kills the others, and says so in the same words.
+    """
+    ended: dict[str, int] = {}
+    for event in reader.logs.of(Trait.ENDS_FROM_OUTSIDE):
+        ended.setdefault(event.line.source.shown, event.line.number)
+    for event in reader.logs.of("task-end"):
+        line = event.line
+        how = signal, code = read_ending(None, event.values)
+        if code == 0 or (code is None and signal is None):
+            continue
+        is_after = line.number > ended.get(line.source.shown, line.number)
+        is_agents = has_agents and signal is None  # the task is an agent, which ends with its workers
+        is_kill = is_agents or (signal in {9, 15} and event.values.get("signal") != "Out Of Memory" and is_after)
+        if not is_after:
+            ended.setdefault(line.source.shown, line.number)
+        node = event.values["node"]
+        whos = [Who(node=node)] if has_agents else named(event)[0]
+        for who in whos:
+            yield _ended(reader, line, who, how, said=Said.SCHEDULER, is_kill=is_kill)
+
+
+def _not_ended(reader: FactReader) -> Iterator[Fact]:
     """The agent ends all workers except the one that has already ended."""
-    closed = [event for event in logs.of("closing") if event.values["signal"] == "SIGTERM"]
+    closed = [event for event in reader.logs.of("closing") if event.values["signal"] == "SIGTERM"]
     pids = sorted({int(event.values["pid"]) for event in closed})
     if len(pids) < 2 or pids[-1] - pids[0] > MAX_GAP:
         return
     gone = [pid for pid in range(pids[0], pids[-1]) if pid not in pids]
     if not gone or len(gone) >= len(pids):
         return
-    things = [word for pid in gone for word in (f"local rank {pid - pids[0]}", f"process {pid}")]
-    yield Conclusion(
-        cause=find_cause("dead-rank"),
-        role=Role.VICTIM,
-        confidence=Confidence.LIKELY,
-        culprit=Culprit(things=tuple(things)),
-        message=f"the agent ended all workers except process {', '.join(map(str, gone))}, which had already ended",
-        evidence=(closed[0].line,),
+    yield from reader.infer(
+        FactKind.ENDED,
+        "dead-rank",
+        (closed[0].line,),
+        f"the agent ended all workers except process {', '.join(map(str, gone))}, which had already ended",
+        who=[Who(node=closed[0].line.node, local_rank=pid - pids[0], pid=pid) for pid in gone],
         ask="the .err file of that worker, dmesg -T of its node",
-        weight=2,
+    )
+
+
+def _store_gone(reader: FactReader) -> Iterator[Fact]:
+    """An agent with running workers had reached the store before: the store is gone, not unreachable."""
+    refused = [e for e in reader.logs.of(Trait.AT_THE_MEETING) if "RendezvousConnectionError: " in e.line.text]
+    if not refused or next(reader.logs.of("agent-runs"), None) is None:
+        return
+    yield from reader.infer(
+        FactKind.STORE_GONE,
+        "store-lost",
+        (refused[0].line,),
+        "the agent lost the rendezvous store while its workers ran: the store's host or its agent ended",
+        ask="the log of the agent on the host that --rdzv-endpoint names",
     )

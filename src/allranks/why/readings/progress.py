@@ -1,25 +1,31 @@
-"""How far did each rank get? The others wait for the rank whose steps, or lines, end first. Pure."""
+"""How far did each rank get? What came before its last step was survived; others wait for who stopped first. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from allranks.causes.book import find_cause
-from allranks.causes.cause import Role
-from allranks.model.finding import Confidence
-from allranks.report.text import fold_ranks
-from allranks.why.conclusion import Conclusion
+from allranks.causes.cause import Trait
+from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Who
+from allranks.why.facts_of_lines import RESTART, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
-from allranks.why.people import Culprit, People
+from allranks.why.people import People
 
 STOPPED_S = 30.0
 """A rank's last line must be this much older than all others': writers buffer some seconds."""
+SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=|error: \*\*\* (?:JOB|STEP) \d")
+"""Its steps are no training steps."""
+_TRAINS = re.compile(
+    r"(?i)\d(?:it/s|s/it)|\bloss\b['\":=\s]{1,4}-?\d|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d"
+)
+_TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
+"""One of these is in each of them: to look for words takes a fifth of the time."""
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
+_WELL = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
 _LEAST = 3
 """Minimum number of ranks with steps: of two, one is always behind."""
 
@@ -28,83 +34,121 @@ _LEAST = 3
 class Laggard:
     """The rank that stopped before the others."""
 
-    culprit: Culprit
+    who: Who
+    name: str
     message: str
     line: Line
 
 
+def is_step(text: str) -> bool:
+    """Whether a line reports a step of the training."""
+    words = text.lower()
+    return any(word in words for word in _TRAINS_WORDS) and _TRAINS.search(text) is not None
+
+
+def read_steps(reader: FactReader) -> Iterator[Fact]:
+    """Return the last step of each rank in each file."""
+    errors = {event.line.at for event in reader.logs.events if event.kind == "exception" or event.states not in _WELL}
+    for tail in reader.logs.tails:
+        last: dict[object, Line] = {}
+        for line in reversed(tail.lines):
+            who = (line.rank, line.local_rank, line.node)
+            is_error = line.at in errors
+            if who not in last and not is_error and is_step(line.text) and not SLURM.search(line.text):
+                last[who] = line
+        for line in last.values():
+            yield reader.state(FactKind.STEP, line)
+
+
 def find_laggard(logs: Logs, people: People) -> Laggard | None:
-    """Return the one rank, or device, that stopped before all others; None if there is none."""
-    lines = [people.know(line) for tail in logs.tails for line in tail.lines]
-    by_rank: defaultdict[str, list[Line]] = defaultdict(list)
-    for line in lines:
-        if line.rank is not None:
-            by_rank[f"rank {line.rank}"].append(line)
+    """Return the one rank, or device, that stopped before all others; None if there is none.
+
+    Its last step is lower than that of all others. Else its last line is older, unless that line is an error: then it
+    did not stop.
+    """
+    lines = [(people.speaker(line).rank, line) for tail in logs.tails for line in tail.lines]
+    by_rank: defaultdict[int | str, list[Line]] = defaultdict(list)
+    for rank, line in lines:
+        if rank is not None:
+            by_rank[rank].append(line)
     if len(by_rank) < _LEAST:
         by_rank.clear()
-        for line in lines:
+        for _, line in lines:
             if device := _DEVICE.search(line.text):
                 by_rank[device[1]].append(line)
-    errors = {(event.line.source.shown, event.line.number) for event in logs.events if event.cause}
-    return _behind(by_rank) or _silent(by_rank, errors)
+    steps: dict[int | str, tuple[float, Line]] = {}
+    times: dict[int | str, tuple[float, Line]] = {}
+    for who, own in by_rank.items():
+        for said in own:
+            for match in _STEP.finditer(said.text) if _may_tell_step(said.text) else ():
+                steps[who] = int(match[1]), said
+            if said.time is not None and said.time >= times.get(who, (said.time, said))[0]:
+                times[who] = said.time, said
+    who, gap, lowest = _find_lowest(steps)
+    if lowest is not None and gap > 0:
+        step = int(steps[who][0])
+        return _tell(who, f"stopped at step {step}; all others reached at least {step + int(gap)}", lowest)
+    who, gap, lowest = _find_lowest(times)
+    are_comparable = len({(last.has_year, last.has_date) for _, last in times.values()}) == 1
+    if lowest is None or not are_comparable or gap < STOPPED_S:
+        return None
+    is_error = any(event.line.at == lowest.at for event in logs.events if event.cause)
+    return None if is_error else _tell(who, f"went silent {gap:.0f} s before all others", lowest)
 
 
-def conclude_progress(logs: Logs, people: People) -> Iterator[Conclusion]:
+def _find_lowest(told: Mapping[int | str, tuple[float, Line]]) -> tuple[int | str, float, Line | None]:
+    """Return who has the lowest number, how far it is from the next one, and its line; no line of too few."""
+    if len(told) < _LEAST:
+        return "", 0.0, None
+    (who, (lowest, line)), (_, (following, _)), *_ = sorted(told.items(), key=lambda item: item[1][0])
+    return who, following - lowest, line
+
+
+def _tell(who: int | str, what: str, line: Line) -> Laggard:
+    name = f"rank {who}" if isinstance(who, int) else who
+    return Laggard(Who(rank=who) if isinstance(who, int) else NOBODY, name, f"{name} {what}", line)
+
+
+def read_progress(reader: FactReader) -> Iterator[Fact]:
     """Return the rank that stopped first, if others timed out or lost a connection."""
-    if next((event for event in logs.events if event.sign and event.sign.role is Role.VICTIM), None) is None:
+    if not any(event.is_loss for event in reader.logs.events):
         return
-    laggard = find_laggard(logs, people)
+    if any(reader.logs.of(Trait.OTHERS_WAIT_FOR_IT)):  # they never began together
+        return
+    laggard = find_laggard(reader.logs, reader.people)
     if laggard is not None:
-        yield Conclusion(
-            cause=find_cause("straggler-rank"),
-            role=Role.LIKELY,
-            confidence=Confidence.LIKELY,
-            culprit=laggard.culprit,
-            message=laggard.message,
-            evidence=(laggard.line,),
-            ask=f"the stack of {laggard.culprit.words()} while it hangs: allranks stack JOB",
+        yield from reader.behind(
+            (laggard.line,),
+            laggard.message,
+            who=[laggard.who],
+            when=NEVER_SAID,  # by other clocks than those of the others
+            things=() if laggard.who else (laggard.name,),
+            ask=f"the stack of {laggard.name} while it hangs: allranks stack JOB",
         )
 
 
-def _behind(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
-    """The rank whose last step is lower than that of all others."""
-    steps: dict[str, tuple[int, Line]] = {}
-    for who, lines in by_rank.items():
-        said = [(int(match[1]), line) for line in lines for match in _STEP.finditer(line.text)]
-        if said:
-            steps[who] = said[-1]
-    if len(steps) < _LEAST:
-        return None
-    (who, (step, line)), (_, (following, _)), *_ = sorted(steps.items(), key=lambda item: item[1][0])
-    if step >= following:
-        return None
-    return Laggard(_name(who), f"{_tell(who)} stopped at step {step}; all others reached at least {following}", line)
+def read_restarts(reader: FactReader) -> Iterator[Fact]:
+    """Return that the workers started from the beginning after a restart, if a log has both lines in this order.
 
-
-def _silent(by_rank: Mapping[str, list[Line]], errors: Collection[tuple[str, int]]) -> Laggard | None:
-    """The rank whose last line is older than that of all others, unless that line is an error: then it did not stop.
-
-    Args:
-        by_rank: the lines of each rank.
-        errors: file and number of lines that report an error.
+    Neither line alone proves it: torchrun also restarts workers that resume, and the first start finds no checkpoint.
     """
-    last = {
-        who: max((line for line in lines if line.time is not None), key=lambda line: line.time or 0.0)
-        for who, lines in by_rank.items()
-        if any(line.time is not None for line in lines)
-    }
-    if len(last) < _LEAST or len({(line.has_year, line.has_date) for line in last.values()}) > 1:
-        return None
-    (who, line), (_, following), *_ = sorted(last.items(), key=lambda item: item[1].time or 0.0)
-    gap_s = (following.time or 0.0) - (line.time or 0.0)
-    if gap_s < STOPPED_S or (line.source.shown, line.number) in errors:
-        return None
-    return Laggard(_name(who), f"{_tell(who)} went silent {gap_s:.0f} s before all others", line)
+    restarts: dict[str, Line] = {}
+    for event in reader.logs.of("elastic-no-resume"):
+        source = event.line.source.shown
+        if RESTART.search(event.line.text):
+            restarts.setdefault(source, event.line)
+        elif event.states is None and source in restarts:
+            yield from reader.infer(
+                FactKind.RAISED,
+                "elastic-no-resume",
+                (event.line, restarts[source]),
+                "the workers were restarted, but found no checkpoint to resume from",
+                ask="which checkpoint the script loads at its start, and from where",
+            )
+            return
 
 
-def _name(who: str) -> Culprit:
-    return Culprit(ranks=(int(who.split()[1]),)) if who.startswith("rank ") else Culprit(things=(who,))
-
-
-def _tell(who: str) -> str:
-    return fold_ranks([int(who.split()[1])]) if who.startswith("rank ") else who
+def _may_tell_step(text: str) -> bool:
+    """Whether a word of a step is in it: the search takes five times as long."""
+    words = text.lower()
+    return "step" in words or "iter" in words or "batch" in words

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from allranks.causes.book import find_cause
-from allranks.causes.cause import Role, Trait
+from allranks.causes.cause import Trait
+from allranks.facts.fact import Fact, FactKind
 from allranks.model.finding import Confidence
 from allranks.model.raised import is_wrapper
-from allranks.why.conclusion import Conclusion
+from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.people import Culprit, People, speaker
 
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
@@ -36,6 +36,8 @@ _CONSEQUENCES = frozenset((
     "TimeoutExpired", "WorkerCrashedError",
 ))  # fmt: skip
 """Exceptions that are consequences, or no errors."""
+_BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
+"""Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
 _GOES_ON = frozenset(("_run_finalizers",))
 """Functions that print an exception and continue: those of multiprocessing, for cleanup at exit."""
 _PARTS = frozenset(("traceback", "frame", "exception", "chained", "ignored"))
@@ -95,7 +97,7 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
         elif event.kind == "ignored":
             ignored[who] = False
         elif event.kind == "chained":
-            chains[who] = True
+            chains[who] = event.line.text.startswith("During handling")
         elif event.kind == "frame":
             frames.setdefault(who, []).append(event)
         elif event.kind == "exception":
@@ -104,10 +106,12 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
             if ignored.get(who) or (own and own[0].values.get("function") in _GOES_ON):
                 chains.pop(who, None)
                 continue
-            if chains.pop(who, False) and found:
-                # Python prints the first exception first: it is the reason, whatever the last one says.
+            if (is_handled := chains.pop(who, None)) is not None and found:
+                # Python prints the first exception first: it is the reason, unless the script handles it.
                 last = found[-1]
-                if last.is_explained or not is_explained:
+                if is_handled and last.kind in _BRANCHES and not last.is_explained and own:
+                    found.pop()
+                elif last.is_explained or not is_explained:
                     continue
             kind = event.values["type"].rpartition(".")[2]
             one = Traceback(kind, event.values.get("text", ""), tuple(own), event.line, is_explained)
@@ -125,42 +129,47 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
     return found
 
 
-def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return the conclusion from exceptions of the user's code: the first one, and the other ranks with the same."""
+def list_raised(reader: FactReader) -> Iterator[Fact]:
+    """Return the exceptions of the user's code: the first one of each process.
+
+    Exceptions with a frame in the user's files come first: a logger may print a library's. A launcher's own exception
+    is no error of the user, and one without its message says nothing.
+    """
     own = [
         traceback
-        for traceback in read_tracebacks(logs)
-        if not traceback.is_explained and traceback.kind not in _CONSEQUENCES
+        for traceback in read_tracebacks(reader.logs)
+        if not traceback.is_explained
+        and traceback.kind not in _CONSEQUENCES
+        and not traceback.is_launchers
+        and (traceback.kind or traceback.user_frame)
     ]
-    if not own:
-        return
-    # Exceptions with a frame in the user's files come first: a logger may print a library's.
-    # A launcher's own exception is no error of the user, and one without its message says nothing.
-    own = [traceback for traceback in own if not traceback.is_launchers and (traceback.kind or traceback.user_frame)]
-    if not own:
-        return
-    own.sort(key=lambda traceback: not traceback.kind)
-    first = next((traceback for traceback in own if traceback.user_frame and traceback.kind), None) or own[0]
-    same = [traceback for traceback in own if (traceback.kind, traceback.text) == (first.kind, first.text)]
-    culprit = speaker(people.know(first.line))
-    frame = first.user_frame or (first.frames[-1] if first.frames else None)
-    where = ""
-    if frame is not None:
-        where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}"
-        culprit |= Culprit(things=(where,))
-    text = f"{first.kind}: {first.text}" if first.text else first.kind or "an exception; the log does not have its text"
-    ranks = {rank for traceback in same if (rank := people.know(traceback.line).rank) is not None}
-    many = f" (the same on {len(ranks)} ranks)" if len(ranks) > 1 else ""
-    yield Conclusion(
-        cause=find_cause("user-code-error"),
-        role=Role.GENERIC,
-        confidence=(
-            Confidence.UNDECIDED if not first.kind else Confidence.CERTAIN if first.user_frame else Confidence.LIKELY
-        ),
-        culprit=culprit,
-        message=(f"{where}: " if where else "") + text[:300] + many,
-        evidence=(first.line, *([frame.line] if frame else [])),
-    )
+    own.sort(key=lambda traceback: (not traceback.kind, traceback.user_frame is None))
+    cause = find_cause("user-code-error")
+    seen: set[object] = set()
+    for traceback in own:
+        line = traceback.line
+        who = (line.source.shown, line.rank, line.local_rank, line.node)
+        if who in seen or (seen and not traceback.kind):
+            continue
+        seen.add(who)
+        frame = traceback.user_frame or (traceback.frames[-1] if traceback.frames else None)
+        where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
+        text = f"{traceback.kind}: {traceback.text}" if traceback.text else traceback.kind
+        text = text or "an exception; the log does not have its text"
+        confidence = Confidence.CERTAIN if traceback.user_frame else Confidence.LIKELY
+        speaker = reader.speaker_of(line)
+        yield reader.state(
+            FactKind.RAISED,
+            line,
+            more=[frame.line] if frame else [],
+            who=speaker,
+            cause=cause.name,
+            confidence=confidence if traceback.kind else Confidence.UNDECIDED,
+            alternatives=cause.also,
+            told=(f"{where}: " if where else "") + text[:300],
+            is_generic=True,
+            things=(where,) if where else (),
+        )
 
 
 def _explained_lines(logs: Logs, sources: Collection[str]) -> dict[str, list[tuple[int, bool, Line]]]:
@@ -168,12 +177,12 @@ def _explained_lines(logs: Logs, sources: Collection[str]) -> dict[str, list[tup
     lines: dict[str, list[tuple[int, bool, Line]]] = {}
     for event in logs.events:
         source = event.line.source.shown
-        if event.sign is None or source not in sources or Trait.REPORTED_BY_WATCHERS in event.traits:
+        if event.sign is None or source not in sources:
             continue
-        if event.sign.role in {Role.CONTEXT, Role.GENERIC}:
+        if event.states is None:
             continue
         # A line with a logger's own header is not part of an exception's message.
-        goes_on = event.sign.role < Role.GENERIC and event.line.time is None
+        goes_on = not event.is_loss and event.line.time is None and Trait.REPORTED_BY_WATCHERS not in event.traits
         lines.setdefault(source, []).append((event.line.number, goes_on, event.line))
     return lines
 

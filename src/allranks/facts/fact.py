@@ -1,0 +1,160 @@
+"""A fact: who did or suffered what, when, and who says so. Plain data, for dead jobs and running ones.
+
+    Fact(FactKind.ENDED, Who(rank=72, node="gpu-b17"), said=Said.LAUNCHER, signal=9, cause="dead-rank", ...)
+
+The engine (solve.py) reads kinds, people, times and who said it; the cause is a label that it hands on. A line states
+the fact that its sign in the book of causes names (`fact = "peer_lost"`); readings of whole logs state others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import msgspec
+
+from allranks.model.fact_kind import FactKind as FactKind
+from allranks.model.fact_kind import Said as Said
+from allranks.model.finding import Confidence
+
+
+class Same(Enum):
+    """Whether two descriptions mean one process."""
+
+    YES = "yes"
+    NO = "no"
+    UNKNOWN = "unknown"
+
+
+class Who(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
+    """A process, or a machine where neither rank, local rank nor pid is known; as far as a line tells."""
+
+    rank: int | None = None
+    node: str | None = None
+    local_rank: int | None = None
+    pid: int | None = None
+    address: str | None = None
+    """Of its data interface, as peers name it."""
+    pod: str | None = None
+
+    def __bool__(self) -> bool:
+        return any(piece is not None for piece in msgspec.structs.astuple(self))
+
+    def __or__(self, other: Who) -> Who:
+        """Return this description with what the other one knows and this one does not."""
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Who(*(mine if mine is not None else its for mine, its in pairs))
+
+    @property
+    def is_node(self) -> bool:
+        """Whether it means a whole machine."""
+        return self.rank is None and self.local_rank is None and self.pid is None and bool(self)
+
+    def compare(self, other: Who) -> Same:
+        """Whether both are one process (or one machine). What only one of them knows tells nothing."""
+        if self.rank is not None and other.rank is not None:
+            return Same.YES if self.rank == other.rank else Same.NO
+        machine = self.compare_machines(other)
+        if machine is Same.NO:
+            return Same.NO
+        if self.pid is not None and other.pid is not None:
+            if self.pid != other.pid:
+                return Same.NO
+            if machine is Same.YES:
+                return Same.YES
+        if self.local_rank is not None and other.local_rank is not None:
+            if self.local_rank != other.local_rank:  # wherever they are
+                return Same.NO
+            if machine is Same.YES:
+                return Same.YES
+        return Same.YES if self.is_node and other.is_node and machine is Same.YES else Same.UNKNOWN
+
+    def compare_machines(self, other: Who) -> Same:
+        """Whether both are on one machine."""
+        for mine, its in ((self.node, other.node), (self.pod, other.pod), (self.address, other.address)):
+            if mine is not None and its is not None:
+                return Same.YES if mine == its else Same.NO
+        return Same.UNKNOWN
+
+
+NOBODY = Who()
+
+
+@dataclass(frozen=True, slots=True)
+class When:
+    """An interval on a clock, in seconds; two intervals of one clock that do not overlap have an order."""
+
+    earliest_s: float | None = None
+    latest_s: float | None = None
+    clock: str = ""
+    """Times of different clocks cannot be compared; empty: nothing is known."""
+
+    def is_before(self, other: When) -> bool:
+        """Whether it certainly ended before the other began."""
+        if not self.clock or self.clock != other.clock or self.latest_s is None or other.earliest_s is None:
+            return False
+        return self.latest_s < other.earliest_s
+
+
+NEVER_SAID = When()
+CALENDAR = "time"
+"""Name of the clock of times with a date and a year."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The line that states a fact."""
+
+    source: str
+    """Its file as shown to the user, or a name of what else told it."""
+    line: int
+    """From 1; 0: no line."""
+    text: str
+
+    @property
+    def at(self) -> tuple[str, int]:
+        """Where it stands, as a key."""
+        return self.source, self.line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One fact. Equal ends that several lines tell are united before solving (identity)."""
+
+    kind: FactKind
+    who: Who = NOBODY
+    when: When = NEVER_SAID
+    said: Said = Said.SELF
+    places: tuple[Place, ...] = ()
+    """The lines that state it, the first one first."""
+    cause: str = ""
+    """Name of the cause, a label: `host-oom-kill`."""
+    confidence: Confidence = Confidence.CERTAIN
+    """How sure its lines make us of the cause, if it is the first."""
+    attempt: int = 0
+    """Start of the job that it belongs to, from 0."""
+    speaker: Who = NOBODY
+    """Who wrote the line; of what others report, not `who`."""
+    peer: Who = NOBODY
+    group: str | None = None
+    seq: int | None = None
+    op: str | None = None
+    numel: int | None = None
+    signal: int | None = None
+    """That ended it; also where a line gives it as an exit code (-9, 137)."""
+    code: int | None = None
+    alternatives: tuple[str, ...] = ()
+    """Other causes that these lines may mean, by name."""
+    is_fatal: bool = False
+    """Its process certainly failed by it, however unsure its cause is: an exception that nobody caught."""
+    is_generic: bool = False
+    """It only says that something failed here, as any exception does; a line that says what failed is better."""
+    is_first_observed: bool = False
+    """Its launcher says that it saw this one first."""
+    told: str = ""
+    """The message for people."""
+    ask: str = ""
+    """What would tell more: what to run, where to look."""
+    things: tuple[str, ...] = ()
+    """What else is at fault, in words: `GPU 0000:10:1c`, `port 29500`, a path."""
+    interface: str | None = None

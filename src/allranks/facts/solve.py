@@ -1,0 +1,233 @@
+"""Who broke a job? Walks from how it ended back to what nothing explains. Pure; reads kinds of facts, never causes.
+
+    story = solve(facts, world=8)
+    story.roots[0]          what broke first, who is to be named, and how sure that is
+
+One attempt at a time, the last one that tells of an end first. In an attempt:
+
+1. What a process survived is a warning (survived.py).
+2. A process explains itself: what it raised explains its exit code, its first wait what it reports later (own.py).
+3. Between processes, an edge is named (the loss names that peer, the wait is in that group) or possible. Named ones
+   come first. Nothing is explained by what certainly came later.
+4. Facts that nothing explains are roots (elect.py).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterator, Sequence
+from signal import SIGABRT, SIGKILL
+
+from allranks.facts.elect import tell
+from allranks.facts.fact import Fact, FactKind, Said, Who
+from allranks.facts.item import FEW, Item, Pool, Rule, Sort, directness, make_items
+from allranks.facts.own import date, explain_process
+from allranks.facts.rules import (
+    by_another_clock,
+    ends_others,
+    is_failure_before,
+    is_likely,
+    is_reason,
+    is_same_told,
+    may_be_its_own,
+    may_crash_it,
+    may_end_it,
+    may_prevent,
+    named_before,
+    not_after,
+    not_later,
+    sooner,
+    strikes,
+)
+from allranks.facts.story import Story, StoryEnd
+from allranks.facts.survived import find_survived
+from allranks.model.finding import Confidence
+
+_ANY = "any group"
+
+
+def solve(facts: Sequence[Fact], *, world: int | None = None) -> Story:
+    """Return what happened in the last attempt that tells of an end.
+
+    Args:
+        facts: of all attempts, in any order, after identity: one process is described by one `Who`.
+        world: number of ranks, if known.
+    """
+    by_attempt: defaultdict[int, list[Fact]] = defaultdict(list)
+    for fact in dict.fromkeys(facts):
+        by_attempt[fact.attempt].append(fact)
+    story = Story(StoryEnd.NOTHING_KNOWN)
+    for attempt in sorted(by_attempt, reverse=True):
+        told = _solve_attempt(by_attempt[attempt], world)
+        if told.outcome is not StoryEnd.NOTHING_KNOWN:
+            return told
+        story = story if story.roots else told
+    return story
+
+
+def _solve_attempt(facts: Sequence[Fact], world: int | None) -> Story:
+    items = make_items(facts)
+    survived = find_survived(items)
+    alive = [item for item in items if item not in survived]
+    by_process: defaultdict[Hashable, list[Item]] = defaultdict(list)
+    for item in alive:
+        by_process[item.process].append(item)
+    for own in by_process.values():
+        explain_process(own)
+    _Between(alive, by_process).explain()
+    return tell(alive, [item for item in items if item in survived], world)
+
+
+class _Between:
+    """Explains facts by those of other processes, the most direct sort of reasons first."""
+
+    def __init__(self, items: Sequence[Item], by_process: dict[Hashable, list[Item]]) -> None:
+        self._items = items
+        self._by_process = by_process
+        self._on_machine: defaultdict[str | None, list[Item]] = defaultdict(list)
+        for item in sorted(items, key=directness):
+            if item.sort in {Sort.BREAK, Sort.END, Sort.HINT}:
+                for machine in {item.who.node, item.who.pod, item.who.address} - {None}:
+                    self._on_machine[machine].append(item)
+        self._in_group: defaultdict[str | None, list[Item]] = defaultdict(list)
+        for item in self._of(Sort.ABSENT, Sort.BREAK):
+            if item.kind is FactKind.MISSING or item.fact.group is not None:
+                self._in_group[item.fact.group].append(item)
+            if item.fact.group is not None:
+                self._in_group[_ANY].append(item)
+
+    def explain(self) -> None:
+        """Explain all facts that others explain."""
+        self._breaks()
+        self._ends()
+        broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
+        hints = Pool(self._of(Sort.HINT))
+        scheduled = Pool(item for item in self._open(Sort.BREAK) if _is_schedulers(item))
+        weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real)
+        for item in self._open(Sort.ABSENT):
+            if not self._by_machine(item, FactKind.NODE_LOST, FactKind.LINK_FAULT):
+                self._possibly(item, (broken, not_later), (hints, may_prevent))
+        absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
+        for item in self._of(Sort.LOSS, Sort.WAIT, Sort.GONE, Sort.ORDER):
+            if any(cause.sort is Sort.BREAK for cause in item.causes):
+                continue
+            if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
+                continue
+            links = () if item.sort is Sort.ORDER else (FactKind.LINK_FAULT,)
+            if self._by_machine(item, FactKind.NODE_LOST, *links):
+                continue
+            is_own = item.sort in {Sort.LOSS, Sort.WAIT}
+            is_explained = self._possibly(
+                item, (broken, not_later), (absent, not_later), (weak, is_likely), (hints, may_prevent),
+                (losses, sooner if item.sort is Sort.LOSS else not_later), (waits, sooner if is_own else not_later),
+            )  # fmt: skip
+            if (
+                not is_explained
+                and item.sort in {Sort.LOSS, Sort.GONE}
+                and (other := broken.find(item, by_another_clock))
+            ):
+                other.explain(item, is_named=False)
+                other.is_doubted = True
+
+    def _of(self, *sorts: Sort) -> list[Item]:
+        return [item for item in self._items if item.sort in sorts]
+
+    def _open(self, *sorts: Sort) -> list[Item]:
+        return [item for item in self._of(*sorts) if not item.causes]
+
+    def _possibly(self, effect: Item, *pools: tuple[Pool, Rule]) -> bool:
+        for pool, rule in pools:
+            if (reason := pool.find(effect, rule)) is not None:
+                reason.explain(effect, is_named=False)
+                return True
+        return False
+
+    def _breaks(self) -> None:
+        """Explain what looks like a break of its own: by its GPU, by the scheduler, or by who knows better."""
+        breaks = self._open(Sort.BREAK)
+        scheduled = Pool(item for item in breaks if _is_schedulers(item))
+        own = Pool(item for item in breaks if item.kind is not FactKind.SCHEDULER_END and item.is_real)
+        told = Pool(item for item in breaks if item.kind in {FactKind.RAISED, FactKind.ENDED, FactKind.NODE_LOST}
+                    and item.is_real and item.fact.said is not Said.INFERRED
+                    and item.fact.confidence is not Confidence.UNDECIDED)  # fmt: skip
+        suffered = Pool(self._of(Sort.LOSS, Sort.WAIT))
+        for item in breaks:
+            if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
+                self._possibly(item, (own, sooner), (suffered, is_failure_before))
+            elif self._by_machine(item, FactKind.DEVICE_FAULT) or self._possibly(item, (scheduled, sooner)):
+                continue
+            elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
+                self._possibly(item, (suffered, may_crash_it))
+            elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
+                self._possibly(item, (told, not_later))
+            elif not item.who:
+                self._possibly(item, (own, is_same_told))
+
+    def _ends(self) -> None:
+        """Explain ends without a reason: exit codes, SIGABRT, SIGKILL that nobody claims."""
+        ends = self._open(Sort.END)
+        broken = Pool(item for item in self._open(Sort.BREAK) if item.is_real)
+        words = Pool(item for item in self._open(Sort.BREAK) if not item.is_weak)
+        lost = Pool(self._of(Sort.LOSS, Sort.WAIT, Sort.GONE))
+        scheduled = Pool(item for item in self._of(Sort.BREAK) if _is_schedulers(item))
+        weak = Pool(item for item in self._open(Sort.BREAK) if item.is_weak and not item.is_doubted)
+        first = Pool(ends)
+        for item in ends:
+            links = (FactKind.LINK_FAULT,) if item.fact.signal == SIGABRT else ()  # what it lost, it told elsewhere
+            if self._by_machine(item, FactKind.NODE_LOST, FactKind.DEVICE_FAULT, FactKind.ENDED, *links):
+                continue
+            own = words.find(item, may_be_its_own) or weak.find(item, may_be_its_own)
+            if own is not None:
+                own.explain(item, is_named=False)
+                date(own, item)
+                if not own.who or (own.who.is_node and item.is_first):  # it names no process, but its end is known
+                    own.blamed = (*own.blamed, item.who)
+                continue
+            self._possibly(item, (scheduled, not_after), (broken, ends_others), (first, ends_others),
+                           (lost, may_end_it))  # fmt: skip
+
+    def _by_machine(self, effect: Item, *kinds: FactKind) -> bool:
+        """Explain it by what happened to its machine, or by the link of the peer that it names."""
+        machines = [effect.who.node, effect.who.pod, effect.who.address]
+        if FactKind.LINK_FAULT in kinds:
+            machines += [effect.fact.peer.node, effect.fact.peer.pod, effect.fact.peer.address]
+        for machine in machines:
+            for reason in self._on_machine.get(machine, ())[: 4 * FEW]:
+                if reason.kind in kinds and not_later(reason, effect) and strikes(reason, effect):
+                    reason.explain(effect, is_named=True)
+                    if reason.kind is FactKind.ENDED:
+                        reason.blamed = (*reason.blamed, effect.who)
+                    return True
+        return False
+
+    def _by_peer(self, effect: Item) -> bool:
+        """Explain it by the end of a peer that it names, or that its process names elsewhere."""
+        told = (effect, *self._by_process[effect.process]) if effect.sort in {Sort.LOSS, Sort.WAIT} else (effect,)
+        for peer in dict.fromkeys(item.fact.peer for item in told if item.fact.peer):
+            for reason in self._of_peer(peer):
+                if reason.is_other(effect) and named_before(reason, effect):
+                    reason.explain(effect, is_named=True)
+                    return True
+        return False
+
+    def _of_peer(self, peer: Who) -> Iterator[Item]:
+        own = self._by_process.get(("rank", peer.rank), [])
+        yield from sorted((item for item in own if is_reason(item)), key=directness)
+        machines = dict.fromkeys((peer.node, peer.pod, peer.address, *(item.who.node for item in own)))
+        for machine in machines if peer.is_node else ():
+            yield from (item for item in self._on_machine.get(machine, ())[: 4 * FEW] if is_reason(item))
+
+    def _by_group(self, effect: Item) -> bool:
+        """Explain a wait by who is missing in its group, or called something else there."""
+        if effect.sort is not Sort.WAIT:
+            return False
+        groups = (effect.fact.group, None) if effect.fact.group is not None else (None, _ANY)
+        reasons = [item for group in groups for item in self._in_group.get(group, ())[: 4 * FEW]]
+        for reason in [item for item in reasons if item.is_other(effect) and not_later(item, effect)][:FEW]:
+            reason.explain(effect, is_named=True)
+        return bool(effect.causes)
+
+
+def _is_schedulers(item: Item) -> bool:
+    """Whether the scheduler ended the job of its own accord; what it says less surely may follow from an exit code."""
+    return item.kind is FactKind.SCHEDULER_END and item.is_real

@@ -1,0 +1,297 @@
+"""From lines to facts: each line that matches a sign of the book states the fact that the sign names. Pure.
+
+    lines = FactReader(logs, people)
+    facts = [*lines.read(), *...]
+
+The readings (readings/) use the same reader for what several lines together state: it knows who wrote a line, when, and
+in which start of the job.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
+
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Cause, Sign, Trait
+from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Place, Said, When, Who
+from allranks.model.finding import Confidence
+from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.people import People, named, own_rank, peer_of
+from allranks.why.times import Times
+
+RESTART = re.compile(r"(?:\d+/\d+ attempts left; +)?will restart worker group|restart_count=[1-9]\d*")
+"""How torchrun's agent tells that it starts its workers again."""
+_GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
+"""An error whose own line says that its process goes on."""
+MAX_ALIKE = 8
+"""Number of facts of one sign that are kept of one writer in one file."""
+_SUFFERED = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE))
+_COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED))
+MAX_INFERRED = 64
+"""Number of processes of one inference that get a fact of their own."""
+
+
+def place_of(line: Line) -> Place:
+    """Return the place of a line."""
+    return Place(line.source.shown, line.number, line.text)
+
+
+class FactReader:
+    """Makes facts from lines."""
+
+    def __init__(self, logs: Logs, people: People) -> None:
+        self.logs, self.people = logs, people
+        self.times = Times(logs)
+        self._exceptions = {event.line.at for event in logs.of("exception")}
+        self._begun: defaultdict[str, list[int]] = defaultdict(list)
+        self._starts: list[When] = []
+        """The earliest that is known of each further start of the job."""
+        left: dict[str, str] = {}
+        begun: set[str] = set()
+        for event in logs.of("begun", "elastic-no-resume"):
+            source = event.line.source.shown
+            again = RESTART.search(event.line.text)
+            is_first = event.kind == "begun" and source not in begun
+            begun.add(source)
+            if not is_first and (event.kind == "begun" or (again and left.get(source) != again[0])):
+                self._begun[source].append(event.line.number)  # each node's agent tells it
+                self._note_start(event.line)
+            if again:
+                left[source] = again[0]
+
+    def state(self, kind: FactKind, line: Line, *, more: Iterable[Line] = (), **about: Any) -> Fact:
+        """Return a fact that a line states, and `more` of them; its writer is `who`, unless `about` has another."""
+        speaker = self.people.speaker(line)
+        about.setdefault("who", speaker)
+        about.setdefault("when", self.times.of(line))
+        return Fact(
+            kind=kind,
+            speaker=speaker,
+            places=tuple(map(place_of, (line, *more))),
+            attempt=self.attempt_of(line),
+            **about,
+        )
+
+    def infer(
+        self,
+        kind: FactKind,
+        cause: str,
+        lines: Sequence[Line],
+        told: str,
+        *,
+        ranks: Iterable[int] = (),
+        who: Iterable[Who] = (),
+        confidence: Confidence = Confidence.LIKELY,
+        said: Said = Said.INFERRED,
+        **about: Any,
+    ) -> Iterator[Fact]:
+        """Return what follows from several lines, the most telling one first; it was before them.
+
+        A fact for each process that it is about, by rank or by what else is known of it; `told` is the message, `about`
+        has other fields.
+        """
+        about.setdefault("when", self.before(lines))
+        about.setdefault("alternatives", () if confidence is Confidence.CERTAIN else find_cause(cause).also)
+        all_of_them = [*(Who(rank=rank) for rank in ranks), *who] or [NOBODY]
+        for one in all_of_them[:MAX_INFERRED]:
+            yield self.state(
+                kind,
+                lines[0],
+                more=lines[1:],
+                who=self.people.know(one),
+                cause=cause,
+                told=told,
+                confidence=confidence,
+                said=said,
+                **about,
+            )
+
+    def behind(
+        self, lines: Sequence[Line], told: str, *, kind: FactKind = FactKind.MISSING, **about: Any
+    ) -> Iterator[Fact]:
+        """Return who kept the others waiting, as infer does."""
+        return self.infer(kind, "straggler-rank", lines, told, **about)
+
+    def before(self, lines: Iterable[Line]) -> When:
+        """Return when something was that these lines show: before the first of them."""
+        whens = [when for line in lines if (when := self.times.of(line)).clock and when.latest_s is not None]
+        clocks = {when.clock for when in whens}
+        if len(clocks) != 1:
+            return NEVER_SAID
+        return When(None, min(when.latest_s or 0.0 for when in whens), clocks.pop())
+
+    def _note_start(self, line: Line) -> None:
+        attempt, when = len(self._begun[line.source.shown]) - 1, self.times.of(line)
+        if attempt == len(self._starts):
+            self._starts.append(when)
+        elif attempt < len(self._starts) and when.is_before(self._starts[attempt]):
+            self._starts[attempt] = when
+
+    def attempt_of(self, line: Line) -> int:
+        """Return in which start of the job a line was written; where its file tells of none, the last that may be."""
+        if line.source.attempt is not None:
+            return line.source.attempt
+        if self._starts and line.source.shown not in self._begun:
+            when = self.times.of(line)
+            return sum(not when.is_before(start) for start in self._starts)
+        return bisect_right(self._begun.get(line.source.shown, ()), line.number)
+
+    def read(self) -> Iterator[Fact]:
+        """Return the facts of all lines that match a sign; of equal ones of one writer, the first (and the last)."""
+        alike: defaultdict[tuple[object, ...], list[LogEvent]] = defaultdict(list)
+        for event in self.logs.events:
+            if event.sign is None or event.cause is None:
+                continue
+            line = event.line
+            key = (event.cause.id, event.sign.pattern, line.source.shown, line.rank, line.local_rank, line.node)
+            same = alike[key]
+            equal = [other for other in same if other.values == event.values]
+            if len(equal) > 1:  # of what comes and goes, the last one tells how it stands
+                same.remove(equal[1])
+            if equal[1:] or (len(same) < MAX_ALIKE and (not equal or event.sign.fact in _COMES_AND_GOES)):
+                same.append(event)
+        supported = {event.cause.name for event in self.logs.events if event.cause and event.states is None}
+        by_line: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
+        for events in alike.values():
+            for event in events:
+                for fact in self._facts(event):
+                    by_line[event.line.at, event.sign.pattern if event.sign else ""].append(fact)
+        for facts in by_line.values():  # of what the same words may mean, what other lines point to
+            cause = next((fact.cause for fact in facts if fact.cause in supported), facts[0].cause)
+            yield from (fact for fact in facts if fact.cause == cause)
+
+    def _facts(self, event: LogEvent) -> Iterator[Fact]:
+        assert event.sign is not None
+        assert event.cause is not None
+        kind, said = event.sign.fact, event.sign.said
+        if kind is None or kind is FactKind.ENQUEUED:  # numbers are read together (readings/watchdogs.py)
+            return
+        confidence = event.sign.confidence
+        is_raised = event.line.at in self._exceptions
+        if is_raised and kind is FactKind.SETTING:  # the words of a warning, and it gave up because of it
+            kind, said = FactKind.RAISED, Said.SELF
+        elif Trait.JOB_MAY_GO_ON in event.traits and confidence is not Confidence.CERTAIN:
+            confidence = Confidence.UNDECIDED
+        if Trait.FOLLOWS_A_DEATH in event.traits and kind is FactKind.STORE_GONE:  # why its host ended, it does not say
+            confidence = Confidence.UNDECIDED
+        goes_on = kind is FactKind.RAISED and _GOES_ON.search(event.line.text) is not None
+        if goes_on:
+            confidence = Confidence.UNDECIDED
+        peer = peer_of(event, self.people)
+        names, things = named(event)
+        if said is Said.SELF and "rank" in event.values and own_rank(event) is None:
+            names = [who for name in names if (who := replace(name, rank=None))]
+        ending = read_ending(event.sign, event.values)
+        about: dict[str, Any] = {
+            "said": said,
+            "cause": event.cause.name,
+            "confidence": confidence,
+            "peer": peer,
+            "group": event.values.get("group"),
+            "seq": event.number("seq"),
+            "op": event.values.get("op"),
+            "numel": event.number("numel"),
+            "code": ending.code,
+            "signal": ending.signal,
+            "alternatives": () if event.sign.confidence is Confidence.CERTAIN else event.cause.also,
+            "told": tell(event.cause, event.values),
+            "things": things,
+            "interface": event.values.get("interface"),
+            "is_fatal": kind is FactKind.RAISED and not goes_on and is_raised,
+        }
+        if kind in _SUFFERED:  # whom it names is whom its writer lost
+            about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
+            names, about["said"] = [], Said.SELF
+        if kind is FactKind.NODE_LOST and said is Said.SCHEDULER:  # it notices some minutes later
+            when = self.times.of(event.line)
+            about["when"] = When(None, when.latest_s, when.clock)
+        for who in self._who(event.line, about["said"], names):
+            yield self.state(kind, event.line, who=who, **about)
+
+    def speaker_of(self, line: Line) -> Who:
+        """Return the writer of a line of a worker; if the line does not tell, whom its parent announced before it."""
+        speaker = self.people.speaker(line)
+        if speaker.rank is None and speaker.local_rank is None and (announced := self.people.announced(line)):
+            return self.people.know(announced)
+        return speaker
+
+    def _who(self, line: Line, said: Said, names: Sequence[Who]) -> list[Who]:
+        """Return whom a line is about: what it names, which its writer completes if it speaks of itself."""
+        if said is Said.SELF:
+            speaker = self.speaker_of(line)
+        else:  # kernels and launchers speak of processes on their own node
+            is_there = said in {Said.KERNEL, Said.LAUNCHER}
+            node = self.people.node_of(line)
+            speaker = Who(node=node) if is_there and node and not line.is_of_pod else NOBODY
+            if not names and is_there and (dead := self.people.announced(line, is_caller=False)):
+                return [self.people.know(dead)]
+        return [self.people.know(_completed(who, speaker)) for who in names] or [speaker]
+
+
+def _completed(who: Who, speaker: Who) -> Who:
+    """Return what a line names, with its writer's node and, if no other process is named, its writer."""
+    if who.rank is not None and speaker.rank is not None and who.rank != speaker.rank:
+        return who
+    return who | speaker
+
+
+class _Values(dict[str, object]):
+    """The value from a line; if it is missing, a word that fits the sentence."""
+
+    def __missing__(self, key: str) -> str:
+        return {"node": "that node", "interface": "that interface", "rank": "that rank"}.get(key, "it")
+
+
+def tell(cause: Cause, values: Mapping[str, str]) -> str:
+    """Return the message of a cause with the values of a line."""
+    text = cause.told or cause.title.rstrip(".")
+    if "{" not in text:
+        return text
+    try:
+        return text.format_map(_Values(values))
+    except (KeyError, IndexError, ValueError):
+        return text
+
+
+# --- How a process ended ----------------------------------------------------------------------------------------------
+
+_OF_A_SHELL = 128
+"""A shell adds the signal's number to it for the exit code; the status of wait() has it for a core dump."""
+_WORDS = {
+    "Illegal instruction": 4, "Trace/breakpoint trap": 5, "Aborted": 6, "Bus error": 7, "Floating point exception": 8,
+    "Killed": 9, "Out Of Memory": 9, "Segmentation fault": 11, "Terminated": 15,
+}  # fmt: skip
+"""glibc's strsignal, and SLURM's."""
+
+
+class HowEnded(NamedTuple):
+    """How a process ended, as far as a line says so."""
+
+    signal: int | None = None
+    code: int | None = None
+    """Its exit code where no signal ended it."""
+
+
+def read_ending(sign: Sign | None, values: Mapping[str, str]) -> HowEnded:
+    """Return how a process ended, by what the groups of a sign, or of a mark (None), say."""
+    number = _read_signal(values["signal"]) if values.get("signal") else (sign.signal if sign else None)
+    if number is not None or not values.get("code"):
+        return HowEnded(number)
+    code = int(values["code"])
+    ended_by = -code if code < 0 else code - _OF_A_SHELL
+    return HowEnded(ended_by) if 0 < ended_by < signal.NSIG else HowEnded(code=code)
+
+
+def _read_signal(text: str) -> int | None:
+    """Return the number of `9`, `SIGKILL`, `KILL` or `Killed`; 139 is 11 with a core dump; None if it is none."""
+    if text.isdecimal():
+        return int(text) % _OF_A_SHELL
+    return _WORDS.get(text, getattr(signal, f"SIG{text.removeprefix('SIG')}", None))

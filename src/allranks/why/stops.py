@@ -1,0 +1,109 @@
+"""From standstills to facts: who kept the others waiting, as the table of progress infers it (recorder/). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import replace
+
+from allranks.causes.book import find_cause
+from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Place, Said, When, Who
+from allranks.model.finding import Confidence
+from allranks.recorder.calls import Call, Dump
+from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
+
+LEAST_WAIT_S = 5.0
+"""A shorter wait may be in a running job: a recorder can be dumped at any time."""
+MAX_PLACES = 3
+_CAUSES = {
+    StandstillKind.MISMATCH: ("collective-mismatch", FactKind.RAISED),
+    StandstillKind.CIRCLE: ("collective-mismatch", FactKind.RAISED),
+    StandstillKind.ALL_THERE: ("collective-timeout", FactKind.WAITED),
+}
+_BEHIND = ("straggler-rank", FactKind.MISSING)
+_ASKS = {
+    StandstillKind.MISSING: "the log of {ranks}, and their stacks while the job hangs: allranks stack JOB",
+    StandstillKind.ALL_THERE: "set NCCL_DEBUG=INFO, and check the links and GPUs of these ranks: allranks check",
+    StandstillKind.BEHIND: "flight recorder dumps taken while the job hangs",
+}
+
+
+def read_stops(
+    dumps: Sequence[Dump],
+    *,
+    world: int | None = None,
+    places: Mapping[int, Place] | None = None,
+    when: When = NEVER_SAID,
+    attempt: int = 0,
+) -> Iterator[Fact]:
+    """Return the facts that follow from what is known of all ranks.
+
+    Args:
+        dumps: at most one per rank.
+        world: number of ranks, if known.
+        places: by rank, the line that told of it; None: the dumps are files.
+        when: before when it happened.
+        attempt: start of the job.
+    """
+    by_rank = {dump.rank: dump for dump in dumps}
+    for stop in find_stops(dumps, world):
+        is_few = world is not None and len(stop.ranks) <= len(stop.victims)
+        is_guess = stop.kind is not StandstillKind.MISMATCH and not stop.is_decided and not is_few
+        if places is not None and (is_guess or not stop.ranks):  # the ranks' own lines say that they waited
+            continue
+        is_short = (
+            stop.waited_s is not None and stop.waited_s < LEAST_WAIT_S and stop.kind is not StandstillKind.MISMATCH
+        )
+        if is_short and stop.kind is StandstillKind.ALL_THERE:
+            continue
+        if places is None:
+            seen = tuple(_place(by_rank[rank], call) for rank, call in stop.calls if call.number)
+            seen = seen or (Place(dumps[0].source, 1, f"the flight recorder dump of rank {dumps[0].rank}"),)
+        else:
+            ranks = [*stop.ranks[:2], *(rank for rank, _ in stop.calls), *stop.victims[:2]]
+            seen = tuple(places[rank] for rank in dict.fromkeys(ranks) if rank in places)
+        for fact in _facts(stop, seen[:MAX_PLACES], is_short=is_short, known=by_rank.keys(), has_dumps=places is None):
+            yield replace(fact, when=when, attempt=attempt)
+
+
+def _facts(
+    stop: Standstill, places: tuple[Place, ...], *, is_short: bool, known: Set[int], has_dumps: bool
+) -> Iterator[Fact]:
+    cause, kind = _CAUSES.get(stop.kind, _BEHIND)
+    for who in [Who(rank=rank) for rank in stop.ranks] or [NOBODY]:
+        yield Fact(
+            kind=kind,
+            who=who,
+            said=Said.INFERRED,
+            places=places,
+            cause=cause,
+            confidence=Confidence.UNDECIDED if is_short else stop.confidence,
+            group=stop.group,
+            seq=stop.seq,
+            alternatives=() if stop.confidence is Confidence.CERTAIN else find_cause(cause).also,
+            told=stop.message,
+            ask=_ask(stop, known),
+        )
+    for rank in stop.victims if has_dumps else ():  # else the ranks' own lines say that they waited
+        yield Fact(
+            kind=FactKind.WAITED,
+            who=Who(rank=rank),
+            said=Said.INFERRED,
+            places=places[-1:],
+            group=stop.group,
+            seq=stop.seq,
+        )
+
+
+def _ask(stop: Standstill, known: Set[int]) -> str:
+    """Return what would tell more: of a rank that told nothing, how its process ended."""
+    ask = _ASKS.get(stop.kind, "")
+    if stop.kind is StandstillKind.MISSING and known.isdisjoint(stop.ranks):
+        ask = "the log of {ranks}, and the end of its process: dmesg, sacct"
+    return ask.format(ranks=", ".join(f"rank {rank}" for rank in stop.ranks[:4]))
+
+
+def _place(dump: Dump, call: Call) -> Place:
+    """Render one call as a line of the dump's file."""
+    state = "done" if call.is_done else "not done"
+    text = f"{'p2p' if call.is_p2p else 'collective'} {call.seq} of group {call.group}: {call}, {state}"
+    return Place(dump.source, call.number, text + (f", at {call.place}" if call.place else ""))

@@ -1,0 +1,180 @@
+"""One end that several lines tell is one fact: the launcher's line, its summary, the kernel's, srun's. Pure.
+
+unite([ended(pid=3981, code=1), ended(rank=5, pid=3981, code=1, is_first_observed=True)])      one fact, two places
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from signal import SIGKILL
+
+from allranks.causes.book import find_cause
+from allranks.facts.fact import Fact, FactKind, Said, Same, When, Who
+from allranks.model.finding import Confidence
+
+EXACT_S = 2.0
+"""A time of a line is at most as wide: a second, and what clocks differ by."""
+_ENDS = frozenset((FactKind.ENDED, FactKind.LAUNCHER_KILL))
+_NAMELESS = frozenset((FactKind.ENDED, FactKind.MISSING))
+"""Of these, who is meant may stand in another line."""
+_REFINES = frozenset((FactKind.RAISED, FactKind.MISSING, FactKind.LINK_FAULT))
+_ERRORS = frozenset((FactKind.RAISED, FactKind.LINK_FAULT))
+
+
+def unite(facts: Iterable[Fact]) -> list[Fact]:
+    """Return the facts, those about one end of one process as one."""
+    others: list[Fact] = []
+    by_line: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
+    for fact in facts:
+        if fact.kind in _ENDS and fact.said is not Said.INFERRED and fact.places:
+            by_line[fact.attempt, fact.places[0].source, fact.places[0].line].append(fact)
+        else:
+            others.append(fact)
+    ends = [fact for same in by_line.values() for fact in _of_one_line(same)]
+    by_process: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
+    for fact in ends:
+        by_process[_key(fact)].append(fact)
+    return _give_names([*others, *(_join(same) for same in by_process.values())])
+
+
+def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
+    """Return the facts without those that a reading of several lines tells more exactly.
+
+    That is an error on one of its lines, or near them a count of missing ranks whom it names. What fails on the way to
+    another process is told, where the readings show whose way is at fault. A line that says why something
+    failed tells of no end without a reason: `Command 'ssh node-0 ...' returned non-zero exit status 255`.
+    """
+    reasons = {place.at for fact in facts if _is_reason(fact) for place in fact.places}
+    facts = [fact for fact in facts if not (_is_bare_end(fact) and any(place.at in reasons for place in fact.places))]
+    inferred = [fact for fact in facts if fact.said is Said.INFERRED and fact.kind in _REFINES]
+    errors = [fact for fact in inferred if fact.kind is not FactKind.MISSING]
+    lines = {place.at for fact in errors for place in fact.places}
+    sources = {place.source for fact in inferred if fact.kind is FactKind.MISSING and fact.who for place in fact.places}
+    ways = [fact for fact in inferred if fact.kind is FactKind.LINK_FAULT]
+    things = {thing for fact in ways for thing in fact.things}
+    kept = []
+    for fact in facts:
+        is_there = any(place.at in lines for place in fact.places)
+        is_unsure = fact.said is not Said.INFERRED and fact.confidence is not Confidence.CERTAIN
+        is_on_way = bool(fact.peer) or is_there or not things.isdisjoint(fact.things)
+        is_near = not fact.who and bool(fact.places) and fact.places[0].source in sources
+        is_on_known_way = bool(ways) and is_unsure and is_on_way and fact.kind in _ERRORS
+        is_told = (fact.kind is FactKind.RAISED and is_there) or (fact.kind is FactKind.MISSING and is_near)
+        if fact.said is Said.INFERRED or not (is_told or is_on_known_way):
+            kept.append(fact)
+    return kept
+
+
+def _is_reason(fact: Fact) -> bool:
+    return fact.kind is FactKind.RAISED and not fact.is_generic and fact.confidence is not Confidence.UNDECIDED
+
+
+def _is_bare_end(fact: Fact) -> bool:
+    """Whether it says that some process ended, and neither which one nor why."""
+    return fact.kind is FactKind.ENDED and fact.is_generic and not fact.who
+
+
+def _give_names(ends: Sequence[Fact]) -> list[Fact]:
+    """Unite an end of which a line does not say whose it is with those that name a process and may mean the same.
+
+    slurmstepd only counts the processes that the kernel killed; srun, a launcher or Ray says which those were.
+    """
+    of_processes = [fact for fact in ends if fact.kind in _ENDS and fact.cause and _is_of_process(fact)]
+    nameless = [fact for fact in ends if fact.kind in _NAMELESS and fact.cause and not _is_of_process(fact)]
+    nameless = [fact for fact in nameless if fact.said is not Said.SELF]  # of the unknown writer of a file
+    told: dict[int, Fact] = {}
+    united: set[int] = set()
+    for fact in nameless:
+        same = [end for end in of_processes if end.attempt == fact.attempt and _may_mean(end, fact)]
+        exact = [end for end in same if end.cause == fact.cause]
+        if exact or len(same) == 1:
+            united.add(id(fact))
+            told |= {id(end): fact for end in exact or same}
+    return [
+        _join([told[id(fact)], fact], fact.who) if id(fact) in told else fact for fact in ends if id(fact) not in united
+    ]
+
+
+def _may_mean(end: Fact, other: Fact) -> bool:
+    """Whether the end of a process may be the one that another line tells of without a name."""
+    if end.who.compare_machines(other.who) is Same.NO:
+        return False
+    is_kill = end.signal in {None, SIGKILL} and end.code is None and other.signal in {None, SIGKILL}
+    return end.cause == other.cause or (is_kill and other.cause in map(_name_of, end.alternatives))
+
+
+def _name_of(label: str) -> str:
+    return find_cause(label).name
+
+
+def _is_of_process(fact: Fact) -> bool:
+    return fact.who.rank is not None or fact.who.pid is not None or fact.who.local_rank is not None
+
+
+def _of_one_line(same: Sequence[Fact]) -> list[Fact]:
+    """Return the ends of one line: one for each process, with all that the line means."""
+    whos = list(dict.fromkeys(fact.who for fact in sorted(same, key=lambda fact: fact.who.rank is None)))
+    whos = [who for at, who in enumerate(whos) if who.pid is None or who.pid not in {one.pid for one in whos[:at]}]
+    known = [who for who in whos if who.rank is not None or who.pid is not None] or whos[:1]
+    if len(known) > 1 and len({(who.rank, who.pid) for who in known}) > 1:
+        pids = {who.pid for who in known} - {None}
+        vague = [fact for fact in same if fact.who not in known and fact.who.pid not in pids]
+        return [
+            _join([*(fact for fact in same if fact.who == who or (who.pid and fact.who.pid == who.pid)), *vague], who)
+            for who in known
+        ]
+    return [_join(same, known[0])]
+
+
+def _key(fact: Fact) -> tuple[object, ...]:
+    """Return what two facts about one end have in common; what names no process stays alone."""
+    who = fact.who
+    if who.rank is not None:
+        return fact.attempt, "rank", who.rank, fact.signal
+    if _is_of_process(fact):
+        return fact.attempt, who.node, who.pid, who.local_rank, fact.signal
+    return fact.places[0].source, fact.places[0].line
+
+
+def _join(same: Sequence[Fact], who: Who | None = None) -> Fact:
+    """Return one fact of several about one end: the strongest says what it means."""
+    if len(same) == 1 and who is None:
+        return same[0]
+    kind = FactKind.LAUNCHER_KILL if any(fact.kind is FactKind.LAUNCHER_KILL for fact in same) else FactKind.ENDED
+    best = min(same, key=lambda fact: (not fact.cause, fact.confidence.doubt))
+    whole = reduce(or_, (fact.who for fact in same), who or best.who)
+    labels = dict.fromkeys(
+        label for fact in same for label in ((fact.cause,) if fact is not best else ()) if label != best.cause
+    )
+    places = dict.fromkeys(place for fact in [best, *same] for place in fact.places)
+    if kind is FactKind.LAUNCHER_KILL and best.kind is FactKind.ENDED:  # whose end it was says nothing of its own
+        best = next(fact for fact in same if fact.kind is kind)
+        labels = {}
+    whens = [fact.when for fact in same if fact.when.clock]
+    return replace(
+        best,
+        kind=kind,
+        who=whole,
+        when=min(whens, key=_began, default=best.when),  # a report comes after the end
+        said=min(fact.said for fact in same),
+        places=tuple(places),
+        code=next((fact.code for fact in same if fact.code is not None), None),
+        signal=next((fact.signal for fact in same if fact.signal is not None), None),
+        is_first_observed=any(fact.is_first_observed for fact in same),
+        alternatives=tuple(label for label in dict.fromkeys([*labels, *best.alternatives]) if label),
+        things=tuple(
+            thing
+            for thing in dict.fromkeys(thing for fact in same for thing in fact.things)
+            if whole.rank is None or not thing.startswith("task")
+        ),
+    )
+
+
+def _began(when: When) -> tuple[bool, float]:
+    """Prefer a time over an interval between the times of other lines; of two times the earlier."""
+    is_vague = when.earliest_s is None or when.latest_s is None or when.latest_s - when.earliest_s > EXACT_S
+    return is_vague, when.earliest_s or 0.0

@@ -1,0 +1,21 @@
+"""Does `why` answer to each log of probes/ what probes.toml says? Whole logs, as real jobs write them."""
+
+from __future__ import annotations
+
+import pytest
+from tests.why.asking import PROBES, ask, list_wrong, read_table
+
+from allranks.why.logs.log_events import Pattern
+from allranks.why.logs.match import Matcher
+
+CASES = read_table("probes.toml")
+
+
+def test_each_log_has_its_answer_in_the_table() -> None:
+    assert {path.name for path in PROBES.iterdir()} == CASES.keys()
+
+
+@pytest.mark.parametrize("probe", CASES)
+def test_the_answer_is_the_one_in_the_table(probe: str, patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
+    told = ask([PROBES / probe], patterns, matcher)
+    assert list_wrong(told, CASES[probe]) == [], f"{told.verdict}, beside it {told.beside}: {CASES[probe]['why']}"
