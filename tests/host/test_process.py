@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.host.process import is_below, read_environment, read_process, read_usage
+from allranks.host.process import is_below, read_environment, read_process, read_usage, read_wait_status
 from allranks.model.beat import ProcessState
 
 
@@ -138,3 +138,26 @@ def test_the_environment_of_a_forked_worker_is_read_up_to_its_possible_size(make
         child.stdout.readline()
         assert read_environment(child.pid)["RANK"] == ("0" if "truncate" in make else "3")
         child.kill()
+
+
+@pytest.mark.parametrize(
+    ("text", "status"), [("raise SystemExit(3)", 3 << 8), ("import os; os.kill(os.getpid(), 9)", 9)]
+)
+def test_how_a_process_ended_is_told_by_the_zombie_and_then_by_its_pidfd(text, status):
+    with subprocess.Popen([sys.executable, "-c", text]) as child:
+        pidfd = os.pidfd_open(child.pid)
+        assert read_process(child.pid).wait_status is None or read_process(child.pid).state is ProcessState.GONE
+        wait_for(child.pid, ProcessState.GONE)
+        assert read_process(child.pid).wait_status == status
+        assert read_wait_status(pidfd) is None  # not before it was reaped
+    assert read_process(child.pid).wait_status is None
+    assert read_wait_status(pidfd) in (status, None)  # None: before Linux 6.15
+    os.close(pidfd)
+
+
+def test_the_status_of_another_users_zombie_is_not_believed(tmp_path, monkeypatch):
+    """The kernel tells those who may not know that it ended with 0."""
+    proc(tmp_path, 42, "Z").joinpath("stat").write_text(f"42 (python) Z {' '.join(['0'] * 49)}\n")
+    assert read_process(42, root=tmp_path).wait_status == 0
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    assert read_process(42, root=tmp_path).wait_status is None

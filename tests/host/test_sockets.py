@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
 from pathlib import Path
@@ -79,8 +80,8 @@ def test_a_line_of_proc_is_read():
     assert seen == connection(acked_bytes=None, retransmits=3, inode=71234)
 
 
-@pytest.mark.parametrize("line", ["", "sl local_address", PROC_LINE.replace(" 01 ", " 0A ", 1), "1: a:b c:d 01 x y z"])
-def test_a_listening_socket_or_nonsense_is_none(line):
+@pytest.mark.parametrize("line", ["", "sl local_address", PROC_LINE.replace(" 01 ", " 06 ", 1), "1: a:b c:d 01 x y z"])
+def test_a_socket_in_another_state_or_nonsense_is_none(line):
     assert parse_proc_line(line) is None
 
 
@@ -103,12 +104,27 @@ def test_the_kernel_and_proc_know_the_same_connection():
         with other:
             one.send(b"x" * 1000)
             key = (*one.getsockname(), *one.getpeername())
-            asked = {each.key: each for each in ask_kernel(socket.AF_INET)}
-            read = {each.key: each for each in read_proc()}
+            asked = {connection.key: connection for connection in ask_kernel()}
+            read = {connection.key: connection for connection in read_proc()}
             assert asked[key].acked_bytes is not None
             assert asked[key].mss > 500
             assert not asked[key].is_pending
             assert key in read
+            reverse = (*key[2:], *key[:2])
+            assert (asked[reverse].unread_bytes, asked[reverse].received_bytes) == (1000, 1000)
+            assert (read[reverse].unread_bytes, read[reverse].received_bytes) == (1000, None)
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_socket_that_listens_tells_how_many_connections_it_has_not_accepted(family):
+    with socket.create_server(("", 0), family=family, backlog=7) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection(listener.getsockname()[:2]), socket.create_connection(listener.getsockname()[:2]):
+            for answer in (ask_kernel(with_listening=True), read_proc(with_listening=True)):
+                (own,) = [one for one in answer if one.is_listening and one.own_port == port]
+                assert (own.unread_bytes, own.unacked_bytes, own.inode) == (2, 0, os.fstat(listener.fileno()).st_ino)
+            for answer in (ask_kernel(), read_proc()):
+                assert not any(one.is_listening for one in answer)
 
 
 def test_a_recorded_answer_is_read():

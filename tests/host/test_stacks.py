@@ -1,4 +1,4 @@
-"""Real processes of this machine that claim to be of a job, and trees of /proc for what cannot be made here."""
+"""Stacks of real processes of this machine that claim to be of a job."""
 
 from __future__ import annotations
 
@@ -7,21 +7,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from allranks.host.stacks import (
-    Frame,
-    NodeStacks,
-    Process,
-    ProcessRole,
-    WantedStacks,
-    explain_refusal,
-    find_processes,
-    look,
-)
+from allranks.host.job_processes import WantedStacks
+from allranks.host.py_spy import explain_refusal
+from allranks.host.stacks import Frame, NodeStacks, Process, look
+from allranks.model.node_look import ProcessRole
 from conftest import wait_until
 
 JOB = f"9{os.getpid():06}"
@@ -112,14 +106,6 @@ def test_a_python_below_a_rank_is_its_child(start: Start) -> None:
     assert found.processes[0].world_size == 8
 
 
-def test_the_rank_of_a_dead_process_s_parent_is_known(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    tree.add(10, {"SLURM_JOB_ID": "7", "RANK": "1"})
-    tree.add(11, {}, parent=10, state="Z")
-    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
-    assert [(each.pid, each.role, each.rank) for each in found] == [(10, "worker", 1), (11, "child", 1)]
-
-
 def test_chosen_processes_need_no_job(start: Start) -> None:
     pid = start("nap").pid
     found = wait_until(lambda: look(WantedStacks(pids=(pid, 2**22 + 1)), node="here").processes, "the process")
@@ -167,100 +153,6 @@ def test_a_py_spy_that_does_not_come_back_costs_its_deadline(problem_with: Calla
 def test_an_answer_of_py_spy_that_is_cut_off_is_said(problem_with: Callable[[str], str]) -> None:
     problem = problem_with("""printf '[{"pid": 1, "thr'""")
     assert problem.startswith("py-spy: its answer is cut off (Input data was truncated")
-
-
-class Tree:
-    """A made-up /proc."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def add(
-        self, pid: int, env: Mapping[str, str], *, parent: int = 1, command: str = "python x.py", state: str = "S"
-    ) -> None:
-        directory = self.root / "proc" / str(pid)
-        directory.mkdir(parents=True)
-        (directory / "stat").write_text(f"{pid} (python3.11) {state} {parent} " + "0 " * 20)
-        (directory / "environ").write_text("".join(f"{name}={value}\0" for name, value in env.items()))
-        (directory / "cmdline").write_text(command.replace(" ", "\0") + "\0")
-        (directory / "exe").symlink_to("/usr/bin/python3.11")
-
-
-JOB_7 = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}
-
-
-@pytest.mark.parametrize(
-    ("env", "job", "rank"),
-    [
-        ({"SLURM_JOB_ID": "7", "RANK": "5"}, "7", 5),
-        (JOB_7, "7", 2),
-        ({**JOB_7, "RANK": "5"}, "7", 5),
-        ({**JOB_7, "OMPI_COMM_WORLD_RANK": "3"}, "7", 3),
-        ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "7", None),  # a batch script's own
-        ({**JOB_7, "SLURM_STEP_ID": "4294967291"}, "7", None),
-        ({**JOB_7, "SLURM_STEP_ID": "-5"}, "7", None),  # a batch script of 26.05
-        ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "3", "SLURM_ARRAY_TASK_ID": "1", "RANK": "0"}, "3_1", 0),
-        ({"SLURM_JOB_ID": "4", "SLURM_JOB_ID_HET_GROUP_1": "5", "RANK": "0"}, "5", 0),
-        ({"SLURM_JOB_ID": "7", "RANK": "five"}, "7", None),
-    ],
-)
-def test_the_environment_says_job_and_rank(tmp_path: Path, env: dict[str, str], job: str, rank: int | None) -> None:
-    Tree(tmp_path).add(10, env)
-    found, _ = find_processes(WantedStacks(job=job), root=tmp_path)
-    assert [each.rank for each in found] == [rank]
-    assert find_processes(WantedStacks(job="77"), root=tmp_path) == ([], [])
-
-
-@pytest.mark.parametrize(
-    "command", ["/venv/bin/python /venv/bin/torchrun x.py", "python -m torch.distributed.run x.py"]
-)
-def test_torchrun_is_a_launcher_before_and_after_it_has_started_workers(tmp_path: Path, command: str) -> None:
-    tree = Tree(tmp_path)
-    tree.add(10, JOB_7, command=command)
-    before, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
-    tree.add(11, {**JOB_7, "RANK": "4"}, parent=10)
-    tree.add(12, {**JOB_7, "RANK": "4"}, parent=11)
-    after, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
-    assert [(each.role, each.rank) for each in before] == [("launcher", None)]
-    assert [(each.role, each.rank) for each in after] == [("worker", 4), ("child", 4), ("launcher", None)]
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "/venv/bin/python /venv/bin/allranks run train.py",
-        "/venv/bin/python -m allranks stack --here 7",
-        "/venv/bin/python -c from\xa0multiprocessing.resource_tracker\xa0import\xa0main;main(5)",
-        "/venv/bin/python -B -c import\xa0sys;\xa0from\xa0multiprocessing.forkserver\xa0import\xa0main;\xa0main(3,",
-    ],
-)
-def test_our_own_processes_and_python_s_helpers_are_left_out(tmp_path: Path, command: str) -> None:
-    Tree(tmp_path).add(10, JOB_7, command=command)
-    assert find_processes(WantedStacks(job="7"), root=tmp_path) == ([], [])
-
-
-def test_what_a_fork_server_starts_is_a_child_of_the_rank_and_the_server_is_left_out(tmp_path: Path) -> None:
-    """Python 3.14 starts processes by it: they are forked, so that they have the server's command line."""
-    tree, server = Tree(tmp_path), "python -c from\xa0multiprocessing.forkserver\xa0import\xa0main;\xa0main(3,"
-    tree.add(10, {**JOB_7, "RANK": "4"})
-    tree.add(11, {**JOB_7, "RANK": "4"}, parent=10, command=server)
-    tree.add(12, {**JOB_7, "RANK": "4"}, parent=11, command=server)
-    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
-    assert [(each.pid, each.role, each.rank) for each in found] == [(10, "worker", 4), (12, "child", 4)]
-
-
-def test_a_process_whose_environment_is_closed_is_found_by_its_cgroup(tmp_path: Path) -> None:
-    Tree(tmp_path).add(10, {})
-    (tmp_path / "proc/10/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
-    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
-    assert [each.pid for each in found] == [10]
-
-
-def test_every_process_with_a_rank_is_found_without_a_job(tmp_path: Path) -> None:
-    tree = Tree(tmp_path)
-    tree.add(10, {"RANK": "0", "WORLD_SIZE": "2"})
-    tree.add(11, {"HOME": "/root"})
-    assert [each.pid for each in find_processes(WantedStacks(), root=tmp_path)[0]] == [10]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from allranks.cli import complete
-from allranks.cli.options import log_dir_option, timeout_option
+from allranks.cli.options import log_dir_option, read_pids, timeout_option
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.rundir import LATEST
 
@@ -19,7 +19,7 @@ SILENCE_S = 20.0
 @click.command("stack")
 @click.option("--all-threads", is_flag=True, help="Show all threads, not only the main ones.")
 @click.option(
-    "--local", is_flag=True, help="Examine this machine only; without JOB, every process with RANK in its environment."
+    "--local", is_flag=True, help="Examine this machine only; without JOB, ranks of every job, whoever started them."
 )
 @click.option("--pid", "are_pids", is_flag=True, help="Take the arguments as process ids of this machine.")
 @timeout_option(
@@ -50,14 +50,15 @@ def stack(
     allranks stack 1234                          a SLURM job, whoever started it
     allranks stack 1234_5 --all-threads
     allranks stack                               the newest run in runs/, on this machine
-    allranks stack --local                       ranks that torchrun or allranks run started on this machine
+    allranks stack --local                       ranks on this machine: of torchrun, mp.spawn, Ray ...
     allranks stack --pid 4711 4712
 
     It reads the processes from outside (py-spy) without stopping them.
     """
+    from allranks.host.job_processes import WantedStacks
     from allranks.host.node import name_of
     from allranks.host.slurm_command import NoSlurmError
-    from allranks.host.stacks import WantedStacks, look
+    from allranks.host.stacks import look
     from allranks.launch.batch.follow import find_job
     from allranks.launch.look.stack_groups import StackReport, fold, render_stacks, split_jobs, stacks_to_json
     from allranks.report.runs import find_run, is_job_of_slurm
@@ -73,14 +74,8 @@ def stack(
         send(node, "stacks", look(WantedStacks(job=targets[0]), node=node))
         os._exit(Exit.OK)  # a thread may still wait for a file system that hangs
     if are_pids:
-        pids = tuple(int(text) for text in targets if text.isascii() and text.isdigit())
-        if len(pids) < len(targets):
-            raise UsageError(f"stack --pid {' '.join(targets)}: expected process ids, for example --pid 4711 4712")
-        document = look(WantedStacks(pids=pids), node=node)
-        reports = [StackReport(job="", documents=[document])]
-        gone = sorted(set(pids) - {process.pid for process in document.processes})
-        if gone:
-            say(f"no such process on this machine: {', '.join(map(str, gone))}")
+        pids = read_pids("stack", targets)
+        reports = [StackReport(job="", documents=[look(WantedStacks(pids=pids), node=node)])]
     else:
         run = find_run(targets[0], log_dir) if targets and not is_job_of_slurm(targets[0]) else None
         if run is None and targets and not local:

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from allranks.host import stacks
+from allranks.host.job_processes import WantedStacks
 from allranks.host.threads import start_thread
 from allranks.model.safe_text import as_one_line
 
@@ -32,7 +33,7 @@ class Glance:
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):
-            self.found.extend(stacks.look(stacks.WantedStacks(pids=self.pids), node="").processes)
+            self.found.extend(stacks.look(WantedStacks(pids=self.pids), node="").processes)
 
     @property
     def place(self) -> str:

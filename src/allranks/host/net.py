@@ -239,7 +239,7 @@ def listens(address: str, port: int, *, within_s: float) -> bool | None:
         socket.create_connection((address, port), timeout=within_s).close()
     except ConnectionRefusedError:
         return False
-    except OSError:
+    except (OSError, UnicodeError):
         return None
     return True
 

@@ -8,8 +8,10 @@ Tests feed it a tree in place of /proc.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +34,9 @@ STANDBY, FORKED_ENVIRONMENT = "ALLRANKS_STANDBY", "allranks-environment"
 """The variable of a process that forks workers, and the name of the file that has a worker's (join/standby.py)."""
 MAX_ENVIRONMENT = 8 << 20
 """Bytes; execve(2) takes a quarter of the stack, usually 2 MB."""
+_PIDFD_INFO = struct.Struct("=QQ11Ii")
+"""struct pidfd_info as far as Linux 6.13 had it: mask, cgroup, eleven ids, exit_code. Source: linux/pidfd.h."""
+_PIDFD_GET_INFO, _PIDFD_INFO_EXIT = 0xC000FF0B | _PIDFD_INFO.size << 16, 1 << 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,10 @@ class ProcessSeen:
     """Resident memory; 0: not known."""
     num_switches: int = 0
     """How often its main thread went to sleep: a process that still moves changes it."""
+    start_ticks: int = 0
+    """Since the boot: tells it from a later process with the same pid."""
+    wait_status: int | None = None
+    """How it ended, as waitpid(2) says; None: it has not, it was reaped already, or the kernel does not tell us."""
 
 
 def read_process(pid: int, *, root: Path = Path("/")) -> ProcessSeen:
@@ -56,14 +65,15 @@ def read_process(pid: int, *, root: Path = Path("/")) -> ProcessSeen:
         pid: as this process's own namespace counts.
         root: where /proc is; tests feed a tree.
     """
-    head, _, rest = _read(root / f"proc/{pid}/stat").rpartition(")")
+    head, _, rest = read_file(root / f"proc/{pid}/stat").rpartition(")")
     fields = rest.split()
     if not head or len(fields) < 13:
         return ProcessSeen(pid, ProcessState.GONE)
     state = _STATES.get(fields[0], ProcessState.GONE)
+    is_told = fields[0] == "Z" and len(fields) > 49 and _is_ours(root / f"proc/{pid}")
     if state in (ProcessState.SLEEPING, ProcessState.RUNNING) and _is_frozen(pid, root):
         state = ProcessState.STOPPED
-    switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", _read(root / f"proc/{pid}/status"), re.MULTILINE)
+    switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", read_file(root / f"proc/{pid}/status"), re.MULTILINE)
     return ProcessSeen(
         pid=pid,
         state=state,
@@ -71,17 +81,42 @@ def read_process(pid: int, *, root: Path = Path("/")) -> ProcessSeen:
         cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         rss_bytes=int(fields[21]) * _PAGE if len(fields) > 21 else 0,
         num_switches=int(switches[1]) if switches else 0,
+        start_ticks=int(fields[19]) if len(fields) > 19 else 0,
+        wait_status=int(fields[49]) if is_told else None,
     )
+
+
+def read_wait_status(pidfd: int) -> int | None:
+    """Return how a process ended that its parent has reaped already; None: it was not reaped, or Linux is before 6.15.
+
+    Args:
+        pidfd: of the process, opened while it lived.
+    """
+    asked = bytearray(_PIDFD_INFO.pack(_PIDFD_INFO_EXIT, *[0] * 13))
+    try:
+        fcntl.ioctl(pidfd, _PIDFD_GET_INFO, asked)
+    except OSError:
+        return None
+    mask, *_, status = _PIDFD_INFO.unpack(asked)
+    return int(status) if mask & _PIDFD_INFO_EXIT else None
+
+
+def _is_ours(own: Path) -> bool:
+    """Whether the kernel tells us how this process ended: to others it says 0, as if all were well."""
+    try:
+        return os.geteuid() in (0, own.stat().st_uid)
+    except OSError:
+        return False
 
 
 def read_boot_id(*, root: Path = Path("/")) -> str:
     """Return the name that the kernel gave this boot of the machine; empty where it gives none."""
-    return _read(root / "proc/sys/kernel/random/boot_id").strip()
+    return read_file(root / "proc/sys/kernel/random/boot_id").strip()
 
 
 def read_start_ticks(pid: int, *, root: Path = Path("/")) -> int | None:
     """Return when a process began, in ticks since the boot; None if it is not there. Source: proc(5), starttime."""
-    fields = _read(root / f"proc/{pid}/stat").rpartition(")")[2].split()
+    fields = read_file(root / f"proc/{pid}/stat").rpartition(")")[2].split()
     return int(fields[19]) if len(fields) > 19 else None
 
 
@@ -94,19 +129,19 @@ def identify(pid: int, *, run_dir: Path, root: Path = Path("/")) -> LiveProcess 
         root: where /proc is; tests feed a tree.
     """
     own = root / f"proc/{pid}"
-    fields = _read(own / "stat").rpartition(")")[2].split()
+    fields = read_file(own / "stat").rpartition(")")[2].split()
     try:
         owner = own.stat().st_uid
         start_ticks = int(fields[19])
     except (OSError, IndexError, ValueError):
         return None
-    boot = re.search(r"^btime (\d+)$", _read(root / "proc/stat"), re.MULTILINE)
+    boot = re.search(r"^btime (\d+)$", read_file(root / "proc/stat"), re.MULTILINE)
     return LiveProcess(
         start_ticks=start_ticks,
         start_s=(int(boot[1]) if boot else 0) + start_ticks / os.sysconf("SC_CLK_TCK"),
         boot_id=read_boot_id(root=root),
         owner=owner,
-        command=tuple(_read(own / "cmdline").rstrip("\0").split("\0")),
+        command=tuple(read_file(own / "cmdline").rstrip("\0").split("\0")),
         is_dead=fields[0] in "ZX",
         has_file_of_run=_has_open(own, os.path.realpath(run_dir)),
     )
@@ -142,21 +177,21 @@ def read_usage(pid: int, *, root: Path = Path("/")) -> Usage:
     reads_terminal, left = False, [pid]
     while left:
         own = root / f"proc/{left.pop()}"
-        fields = _read(own / "stat").rpartition(")")[2].split()
+        fields = read_file(own / "stat").rpartition(")")[2].split()
         cpu_ticks += sum(map(int, fields[11:15]))
-        counts = dict(re.findall(r"^(\w+): (\d+)$", _read(own / "io"), re.MULTILINE))
+        counts = dict(re.findall(r"^(\w+): (\d+)$", read_file(own / "io"), re.MULTILINE))
         read_bytes += int(counts.get("rchar", 0)) + int(counts.get("read_bytes", 0))
         written_bytes += int(counts.get("wchar", 0))
         reads_terminal |= _reads_terminal(own)
         with contextlib.suppress(OSError):
             for thread in (own / "task").iterdir():
-                left += map(int, _read(thread / "children").split())
+                left += map(int, read_file(thread / "children").split())
     return Usage(cpu_ticks / os.sysconf("SC_CLK_TCK"), read_bytes, written_bytes, reads_terminal)
 
 
 def _reads_terminal(own: Path) -> bool:
     """Whether the main thread of a process is in read(0, ...), and that is a terminal."""
-    if not _READS_STDIN.match(_read(own / "syscall")):
+    if not _READS_STDIN.match(read_file(own / "syscall")):
         return False
     try:
         return (own / "fd/0").readlink().as_posix().startswith(("/dev/pts/", "/dev/tty", "/dev/console"))
@@ -170,7 +205,7 @@ def read_environment(pid: int, *, root: Path = Path("/")) -> dict[str, str]:
     A worker that a standby forked shows the standby's in /proc, and keeps its own in a memory file; a child that it
     forked has that file, too.
     """
-    env = _parse(_read(root / f"proc/{pid}/environ"))
+    env = _parse(read_file(root / f"proc/{pid}/environ"))
     with contextlib.suppress(OSError):
         for file in (root / f"proc/{pid}/fd").iterdir() if STANDBY in env else ():
             with contextlib.suppress(OSError):  # closed meanwhile
@@ -197,16 +232,17 @@ def is_below(pid: int, ancestor: int, *, root: Path = Path("/")) -> bool:
 
 def _is_frozen(pid: int, root: Path) -> bool:
     """A frozen cgroup leaves its processes in S or R for the eye (version 2), or in D (version 1)."""
-    return any("frozen 1" in _read(path / "cgroup.events") for path in _cgroups(pid, root))
+    return any("frozen 1" in read_file(path / "cgroup.events") for path in _cgroups(pid, root))
 
 
 def _cgroups(pid: int, root: Path) -> Iterator[Path]:
-    found = re.search(r"^0::/(.*)$", _read(root / f"proc/{pid}/cgroup"), re.MULTILINE)
+    found = re.search(r"^0::/(.*)$", read_file(root / f"proc/{pid}/cgroup"), re.MULTILINE)
     if found and found[1] and ".." not in found[1]:
         yield root / "sys/fs/cgroup" / found[1]
 
 
-def _read(path: Path) -> str:
+def read_file(path: Path) -> str:
+    """Return the text of a file of /proc or /sys; empty if it cannot be read."""
     try:
         return path.read_text(errors="replace")
     except OSError:

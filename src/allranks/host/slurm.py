@@ -68,6 +68,8 @@ class JobState:
     signal: int | None = None
     restarts: int = 0
     excluded_nodes: str = ""
+    comment: str = ""
+    """Free text of the user, or of programs such as `allranks why --epilog`."""
     is_batch: bool = False
     """Whether it has a batch script: nothing else can be put back into the queue."""
     may_requeue: bool = False
@@ -326,6 +328,7 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
                     "exit": fields.get("ExitCode", ""),
                     "restarts": fields.get("Restarts", ""),
                     "excluded_nodes": fields.get("ExcNodeList", ""),
+                    "comment": fields.get("Comment", ""),
                     "is_batch": fields.get("BatchFlag", ""),
                     "may_requeue": fields.get("Requeue", ""),
                     "preempted_at": fields.get("PreemptTime", ""),

@@ -17,6 +17,7 @@ Measured with SLURM 22.05 in the lab:
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -151,6 +152,25 @@ def change_waiting(job_id: str, **values: str) -> None:
             answer = run_slurm(*command, deadline_s=ASK_S)
     if answer.returncode != 0:
         raise refusal_of("scontrol", words_of(answer))
+
+
+def set_comment_in_accounting(number: str, comment: str) -> None:
+    """Set the comment of a job that has ended, as sacct shows it.
+
+    `scontrol update` refuses every change of such a job, also while it is COMPLETING, and from an epilog, and by root
+    (seen with 22.05; `_update_job` in src/slurmctld/job_mgr.c of 26.11). sacctmgr changes what slurmdbd keeps of it.
+
+    Args:
+        number: SLURM_JOB_ID; a task of an array has its own.
+        comment: one line; quotes and backslashes are left out: slurmdbd puts it between quotes into SQL.
+    Raises:
+        SetupError: there is no accounting, or it does not know the job.
+    """
+    said = re.sub(r"""["'`\\]""", "", comment)
+    command = ["--immediate", "modify", "job", "where", f"jobid={number}", "set", f"comment={said}"]
+    answer = run_slurm("sacctmgr", *command, deadline_s=ASK_S)
+    if answer.returncode != 0 or "othing modified" in answer.stdout:
+        raise refusal_of("sacctmgr", words_of(answer))
 
 
 def _ask_end_s(job_id: str) -> float | None:

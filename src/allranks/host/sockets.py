@@ -23,7 +23,8 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
 NETLINK_SOCK_DIAG = 4
-SOCK_DIAG_BY_FAMILY = 20
+SOCK_DIAG_BY_FAMILY, _TCPDIAG_GETSOCK = 20, 18
+"""The older question asks for both families of addresses at once: the kernel searches its table only once."""
 ANSWER_S = 0.5
 """The kernel answers at once; this is for a machine that does not."""
 _NLMSG_ERROR, _NLMSG_DONE = 2, 3
@@ -31,8 +32,10 @@ _NLM_F_REQUEST_DUMP = 0x301
 _INET_DIAG_INFO = 2
 _STATES = {1: "ESTABLISHED", 4: "FIN_WAIT1", 8: "CLOSE_WAIT", 9: "LAST_ACK"}
 """In which bytes can be on their way (linux/tcp_states.h)."""
+_LISTEN = 10
 _HEADER = struct.Struct("=IHHII")
-_REQUEST = struct.Struct("=BBBxI48x")
+_REQUEST = struct.Struct("=3xB48xI4x")
+"""struct inet_diag_req: the parts of attributes and states that are wanted."""
 _MESSAGE = struct.Struct("=BBBB2s2s16s16sI8sIIIII")
 _ATTRIBUTE = struct.Struct("=HH")
 _SND_WND = 228
@@ -48,6 +51,7 @@ class TcpConnection:
     own_address: str
     own_port: int
     peer_address: str
+    """Empty: it listens."""
     peer_port: int
     unacked_bytes: int
     """Written to the socket and not acknowledged."""
@@ -65,6 +69,15 @@ class TcpConnection:
     retransmitted: int = 0
     delivery_bytes_s: int = 0
     """How fast the other kernel acknowledged lately, as in host.tcpinfo; 0: not known."""
+    unread_bytes: int = 0
+    """Arrived, and not read by the process; of one that listens: connections that the process has not accepted."""
+    received_bytes: int | None = None
+    """Since the connection began; None as of `acked_bytes`."""
+
+    @property
+    def is_listening(self) -> bool:
+        """Whether it waits for connections."""
+        return not self.peer_address
 
     @property
     def is_held(self) -> bool:
@@ -136,21 +149,25 @@ class SocketWatch:
     def _read(self) -> list[TcpConnection]:
         if self._uses_netlink:
             try:
-                return [connection for family in (socket.AF_INET, socket.AF_INET6) for connection in ask_kernel(family)]
+                return ask_kernel()
             except OSError:
                 self._uses_netlink = False
         return read_proc(root=self._root)
 
 
-def ask_kernel(family: int) -> list[TcpConnection]:
-    """Return the connections of one address family in which bytes can be on their way.
+def ask_kernel(*, with_listening: bool = False) -> list[TcpConnection]:
+    """Return the connections in which bytes can be on their way, and, if asked for, sockets that listen.
 
+    A question costs 1 ms, however few connections there are: the kernel searches its whole table.
+
+    Args:
+        with_listening: also sockets that listen.
     Raises:
         OSError: this kernel does not answer such questions, or not to us.
     """
-    states = sum(1 << state for state in _STATES)
-    request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), states)
-    head = _HEADER.pack(_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0)
+    states = sum(1 << state for state in (*_STATES, *([_LISTEN] if with_listening else [])))
+    request = _REQUEST.pack(1 << (_INET_DIAG_INFO - 1), states)
+    head = _HEADER.pack(_HEADER.size + len(request), _TCPDIAG_GETSOCK, _NLM_F_REQUEST_DUMP, 1, 0)
     with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as sock:
         sock.settimeout(ANSWER_S)
         sock.sendto(head + request, (0, 0))
@@ -181,15 +198,17 @@ def parse_answer(data: bytes, found: list[TcpConnection]) -> bool:
         if kind == _NLMSG_ERROR:
             number = -struct.unpack_from("=i", body.ljust(4, b"\0"))[0]
             raise OSError(number, "netlink refused to list connections")
-        if kind == SOCK_DIAG_BY_FAMILY and len(body) >= _MESSAGE.size:
+        if kind in (SOCK_DIAG_BY_FAMILY, _TCPDIAG_GETSOCK) and len(body) >= _MESSAGE.size:
             found.append(_parse_message(body))
         at += (length + 3) & ~3
     return False
 
 
 def _parse_message(body: bytes) -> TcpConnection:
-    family, _, timer, retransmits, own_port, peer_port, own, peer, *_ = _MESSAGE.unpack_from(body)
-    unacked_bytes, inode = _MESSAGE.unpack_from(body)[12], _MESSAGE.unpack_from(body)[14]
+    family, state, timer, retransmits, own_port, peer_port, own, peer, *_, unread, written, _, inode = (
+        _MESSAGE.unpack_from(body)
+    )
+    unacked_bytes = 0 if state == _LISTEN else written  # of one that listens: how many may wait to be accepted
     info = next((value for kind, value in _attributes(body[_MESSAGE.size :]) if kind == _INET_DIAG_INFO), b"")
     window = struct.unpack_from("=I", info, _SND_WND)[0] if len(info) >= _SND_WND + 4 else 0
     is_told = bool(info)
@@ -199,7 +218,7 @@ def _parse_message(body: bytes) -> TcpConnection:
     return TcpConnection(
         own_address=_address(family, own),
         own_port=int.from_bytes(own_port, "big"),
-        peer_address=_address(family, peer),
+        peer_address="" if state == _LISTEN else _address(family, peer),
         peer_port=int.from_bytes(peer_port, "big"),
         unacked_bytes=unacked_bytes,
         is_pending=is_sent or (unacked_bytes > 0 and window >= mss > 0),
@@ -210,6 +229,8 @@ def _parse_message(body: bytes) -> TcpConnection:
         segments=struct.unpack_from("=I", info, 136)[0],
         retransmitted=struct.unpack_from("=I", info, 100)[0],
         delivery_bytes_s=struct.unpack_from("=Q", info, 160)[0],
+        unread_bytes=unread,
+        received_bytes=struct.unpack_from("=Q", info, 128)[0] if is_told else None,
     )
 
 
@@ -231,41 +252,48 @@ def _address(family: int, raw: bytes) -> str:
     return str(address.ipv4_mapped or address)
 
 
-def read_proc(*, root: Path = Path("/")) -> list[TcpConnection]:
-    """Return the same from /proc/net/tcp and tcp6, which know of no acknowledged bytes."""
+def read_proc(*, root: Path = Path("/"), of: str = "", with_listening: bool = False) -> list[TcpConnection]:
+    """Return the same from /proc/net/tcp and tcp6, which know of no acknowledged or received bytes.
+
+    Args:
+        root: where /proc is; tests feed a tree.
+        of: pid of a process whose network namespace is meant; empty: ours.
+        with_listening: also sockets that listen.
+    """
     found = []
     for name in ("tcp", "tcp6"):
         try:
-            lines = (root / "proc/net" / name).read_text().splitlines()[1:]
+            lines = (root / "proc" / of / "net" / name).read_text().splitlines()[1:]
         except OSError:
             continue
         found += [connection for line in lines if (connection := parse_proc_line(line)) is not None]
-    return found
+    return [connection for connection in found if with_listening or not connection.is_listening]
 
 
 def parse_proc_line(line: str) -> TcpConnection | None:
-    """Read one line of /proc/net/tcp; None: it is in no state in which bytes can be on their way."""
+    """Read one line of /proc/net/tcp; None: bytes cannot be on their way, and nobody listens."""
     words = line.split()
     try:
         state = int(words[3], 16)
-        waiting, timer = int(words[4].partition(":")[0], 16), int(words[5].partition(":")[0], 16)
+        (waiting, unread), timer = (int(word, 16) for word in words[4].split(":")), int(words[5].partition(":")[0], 16)
         (own, own_end), (peer, peer_end) = (word.split(":") for word in words[1:3])
         own_port, peer_port = int(own_end, 16), int(peer_end, 16)
         retransmits, inode = int(words[6], 16), int(words[9])
         addresses = _proc_address(own), _proc_address(peer)
     except (IndexError, ValueError, struct.error):
         return None
-    if state not in _STATES:
+    if state != _LISTEN and state not in _STATES:
         return None
     return TcpConnection(
         own_address=addresses[0],
         own_port=own_port,
-        peer_address=addresses[1],
+        peer_address="" if state == _LISTEN else addresses[1],
         peer_port=peer_port,
-        unacked_bytes=waiting,
+        unacked_bytes=0 if state == _LISTEN else waiting,
         is_pending=timer == _RETRANSMITTING,
         retransmits=retransmits if timer == _RETRANSMITTING else 0,
         inode=inode,
+        unread_bytes=unread,
     )
 
 

@@ -23,8 +23,9 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from allranks.host.stacks import Frame, NodeStacks, Process, ProcessRole, Thread, is_library
+from allranks.host.stacks import Frame, NodeStacks, Process, Thread, is_library
 from allranks.model.hostlist import fold_hosts
+from allranks.model.node_look import ProcessRole
 from allranks.report.mask import mask_fields, mask_secrets
 from allranks.report.text import Style, cell, count_of, fold_ranks
 
@@ -38,9 +39,12 @@ SHOWN_LIBRARY_FRAMES = 2
 _COLLECTIVES = (
     r"all_reduce|all_gather\w*|all_to_all\w*|barrier|monitored_barrier|broadcast\w*|reduce|reduce_scatter\w*|gather\w*"
     r"|scatter\w*|send\w*|recv\w*|batch_isend_irecv|init_process_group|new_group|destroy_process_group|init_device_mesh"
+    r"|wait_tensor"
 )
 _OPERATIONS = (
-    (r"/torch/distributed/distributed_c10d\.py$|/allranks/join/", rf"({_COLLECTIVES})", "{}"),
+    (r"/torch/distributed/(distributed_c10d|_functional_collectives)\.py$|/allranks/join/", rf"({_COLLECTIVES})", "{}"),
+    (r"/torch/nn/parallel/distributed\.py$", r"_sync_(module_)?buffers", "broadcast_buffers"),
+    (r"/torch/distributed/utils\.py$", r"_verify_param_shape\w+|_sync_module_states", "broadcast_parameters"),
     (r"/allranks/join/", r"init_process_group_with_names", "init_process_group"),
     (r"/torch/distributed/device_mesh\.py$", r"(init_device_mesh)", "{}"),
     (r"/torch/distributed/checkpoint/", r"(save|load|async_save)", "checkpoint {}"),
@@ -72,8 +76,8 @@ _IN_SOURCE = (
     (r"\binput\(", "input"),
 )
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
-# Calls that end only when other ranks make them, too.
 _WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
+_NO_RANKS = ProcessRole.LAUNCHER, ProcessRole.STORE
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead", "D": "waits in the kernel"}
 
 
@@ -100,6 +104,8 @@ class StackGroup(msgspec.Struct, kw_only=True):
     """The innermost frame of the user's code."""
     problem: str
     frames: tuple[Frame, ...]  # innermost first, of the first member
+    store: str = ""
+    """Address and port of the job's store, if a launcher or a process of its own serves it."""
 
 
 class StackReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -143,7 +149,7 @@ def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[
                 group = _group_of(process, thread)
                 own = [(frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame)]
                 place = tuple(own or [frame.function for frame in group.frames])
-                key = (group.role, group.thread, group.state, group.problem, group.operation, place)
+                key = (group.role, group.thread, group.state, group.problem, group.operation, place, group.store)
                 group = groups.setdefault(key, group)
                 group.pids.append((document.node, process.pid))
                 group.cpu_percent.append(round(100 * process.cpu))
@@ -213,6 +219,7 @@ def _group_of(process: Process, thread: Thread) -> StackGroup:
         enclosing=name_enclosing(frames),
         place=next((frame for frame in frames if _is_user(frame)), None),
         frames=frames,
+        store=process.store if process.role in _NO_RANKS else "",
     )
 
 
@@ -222,6 +229,11 @@ def name_operation(frames: Sequence[Frame]) -> str:
     if not inner and frames:
         return next((label for pattern, label in _IN_SOURCE if re.search(pattern, frames[0].text)), "")
     return _look_up(inner, _OPERATIONS) or _look_up(inner, _PLAIN_WAITS)
+
+
+def waits_for_others(operation: str) -> bool:
+    """Tell whether a call, as `name_operation` names it, ends only when other ranks make it, too."""
+    return _WAITS_FOR_OTHERS.match(operation) is not None
 
 
 def name_enclosing(frames: Sequence[Frame]) -> str:
@@ -249,7 +261,7 @@ def _is_user(frame: Frame) -> bool:
 
 
 def _order(group: StackGroup) -> tuple[object, ...]:
-    is_ordinary = (not group.state, not group.problem, _WAITS_FOR_OTHERS.match(group.operation) is not None)
+    is_ordinary = (not group.state, not group.problem, waits_for_others(group.operation))
     return (
         list(ProcessRole).index(group.role),
         bool(group.thread),
@@ -267,7 +279,7 @@ def _render_group(group: StackGroup, style: Style) -> str:
     cpu = f"{low}" if low == high else f"{low}-{high}"
     colour = "31;1" if group.state or group.problem else "2" if group.role is not ProcessRole.WORKER else "1"
     lines = [style.paint(headline, colour) + style.paint(f"   {cpu} % CPU", "2")]
-    if group.role is not ProcessRole.LAUNCHER or group.state:
+    if group.role not in _NO_RANKS or group.state:
         lines += [f"  {line}" for line in _render_frames(group.frames, style)]
     return "\n".join(lines)
 
@@ -276,6 +288,9 @@ def _who(group: StackGroup) -> str:
     ranks, num_processes = fold_ranks(group.ranks), len(group.pids)
     if group.role is ProcessRole.LAUNCHER:
         who = "launcher" if num_processes == 1 else f"{num_processes} launchers"
+        who += f" with the store {cell(group.store)}" if group.store else ""
+    elif group.role is ProcessRole.STORE:
+        who = f"owner of the store {cell(group.store)}"
     elif group.role is ProcessRole.CHILD:
         who = count_of(num_processes, "child process") + (f" of {ranks}" if ranks else "")
     elif not ranks:

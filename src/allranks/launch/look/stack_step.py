@@ -90,21 +90,27 @@ def find_parts(job: str, known: Sequence[JobState]) -> list[JobState]:
     return running
 
 
-def srun_command(part: JobState) -> list[str]:
-    """Return the command that starts one probe on every node of a job, or of a component."""
+def srun_command(part: JobState, verb: Sequence[str] = ("stack", "--here"), *, is_leased: bool = False) -> list[str]:
+    """Return the command that starts one probe on every node of a job, or of a component.
+
+    Args:
+        verb: of the probe; it gets the job's id behind it.
+        is_leased: as `step_command` says.
+    """
     leader, _, group = part.id.partition("+")
     job_id, num_nodes = leader if group else part.number, len(expand_hosts(part.nodes))
     return step_command(
         num_nodes,
         f"--jobid={job_id}",
         *([f"--het-group={group}"] if group else []),
-        "--job-name=allranks-stack",
+        f"--job-name=allranks-{verb[0]}",
         "--overlap",  # beside steps that hold all resources
         "--gres=none",  # else it gets the job's GPUs; --gpus=0 is refused if SLURM knows no GPUs
         "--mem=0",
         "--propagate=NONE",
         "--chdir=/",  # this directory may not exist there
-        verb=("stack", "--here", job_id),
+        verb=(*verb, job_id),
+        is_leased=is_leased,
     )
 
 

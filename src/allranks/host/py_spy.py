@@ -1,0 +1,124 @@
+"""Asks py-spy for the Python stacks of a process, from outside and without stopping it.
+
+    ask_py_spy(4711, deadline_s=time.monotonic() + 4).threads[0].frames[0].name
+
+`--nonblocking`: an ordinary dump would pause the process, and fails on a stopped one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+
+from allranks.host.process import read_file
+from allranks.model.foreign import Unreadable, decode_json
+
+DUMP_S = 4.0
+"""For one process; a dump takes 0.03 s, and longer only where the kernel does not hand the memory out."""
+ATTEMPTS = 3
+"""Of reading a process that is changing its stack at the same time."""
+
+
+class ToldLocal(msgspec.Struct):
+    """A variable, as Python prints it."""
+
+    name: str
+    repr: str | None = None
+
+
+class ToldFrame(msgspec.Struct):
+    """A call on a stack as py-spy writes it."""
+
+    name: str
+    filename: str
+    line: int
+    locals: list[ToldLocal] | None = None
+
+
+class ToldThread(msgspec.Struct):
+    """A thread as py-spy writes it, innermost frame first."""
+
+    frames: list[ToldFrame]
+    thread_name: str | None = None
+    os_thread_id: int | None = None
+
+
+class PySpyDump(msgspec.Struct, frozen=True):
+    """What py-spy said of a process."""
+
+    threads: tuple[ToldThread, ...] = ()
+    problem: str = ""
+    """Why there are none."""
+
+
+def ask_py_spy(pid: int, *, deadline_s: float, with_locals: bool = False, root: Path = Path("/")) -> PySpyDump:
+    """Return the threads of one process, or why there are none.
+
+    Args:
+        deadline_s: of the monotonic clock; no dump may take longer than DUMP_S.
+        with_locals: the variables of each frame come along.
+    """
+    py_spy = _find_py_spy()
+    if py_spy is None:
+        return PySpyDump(problem=f"py-spy is not installed for {sys.executable}: pip install py-spy")
+    command = [py_spy, "dump", "--json", "--nonblocking", *["--locals"] * with_locals, "--pid", str(pid)]
+    words = ""
+    for _ in range(ATTEMPTS):
+        limit_s = min(DUMP_S, deadline_s - time.monotonic())
+        if limit_s <= 0:
+            return PySpyDump(problem="not read: the time for all processes of this node was used up")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+            try:
+                out, err = child.communicate(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                child.kill()
+                return PySpyDump(problem=f"py-spy did not finish within {limit_s:.0f} s")
+        words = err.decode(errors="replace")
+        if child.returncode == 0:
+            try:
+                return PySpyDump(tuple(decode_json(out, list[ToldThread])))
+            except Unreadable as exc:  # what it looked at, or itself, was killed meanwhile
+                words = f"its answer is cut off ({exc})"
+        if not (root / f"proc/{pid}").exists():
+            return PySpyDump(problem="has ended in the meantime")
+        if "ermission" in words or "not permitted" in words:
+            return PySpyDump(problem=explain_refusal(read_file(root / "proc/sys/kernel/yama/ptrace_scope").strip()))
+    if _namespace(root, pid) != _namespace(root, os.getpid()):
+        return PySpyDump(problem=f"runs in a container that py-spy cannot read: {_shorten(words)}")
+    return PySpyDump(problem=f"py-spy: {_shorten(words)}")
+
+
+def explain_refusal(ptrace_scope: str) -> str:
+    """Say why the kernel does not let this user read a process, and what cures it; empty scope: no Yama here."""
+    if ptrace_scope in ("", "0"):
+        return "cannot be read: it belongs to another user, or changed its user; run this as its owner or as root"
+    if ptrace_scope == "3":
+        return "cannot be read: kernel.yama.ptrace_scope is 3 on this node; the admin can lower it only with a reboot"
+    return (
+        f"cannot be read: kernel.yama.ptrace_scope is {ptrace_scope} on this node; "
+        "as root: sysctl -w kernel.yama.ptrace_scope=0"
+    )
+
+
+def _find_py_spy() -> str | None:
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+def _namespace(root: Path, pid: int) -> str:
+    try:
+        return str((root / f"proc/{pid}/ns/mnt").readlink())
+    except OSError:
+        return ""
+
+
+def _shorten(words: str) -> str:
+    """What py-spy said, without its own back trace."""
+    lines = [line.strip() for line in words.partition("Stack backtrace")[0].splitlines() if line.strip()]
+    return "; ".join(line for line in lines if line != "Caused by:")[:200] or "it failed without a message"

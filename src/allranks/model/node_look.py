@@ -1,0 +1,140 @@
+"""What one look at a node's part of a running job shows, from outside its processes. Frozen data.
+
+    probe on each node --NodeLook, some times a second--> watch.since (since when) --> watch.judge (verdict, states)
+
+Whoever started the job: nothing here was told by a worker. Of a program's variables only whole numbers whose names say
+that they count (`step`, `epoch`, `batch`) are kept, never a text. Times are seconds of the node's monotonic clock, and
+only differences of one node's times mean anything.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+
+import msgspec
+
+from allranks.model.beat import Age, Amount, ProcessState, Whole, Word
+
+MAX_SOCKETS, MAX_COUNTERS, MAX_PROCESSES = 4096, 8, 4096
+STEPS = ("step", "iter", "batch", "idx", "epoch")
+"""Parts of a counter's name, the best one to tell a person first."""
+
+
+class ProcessRole(StrEnum):
+    """What a process is in its job."""
+
+    WORKER = "worker"
+    """A rank."""
+    CHILD = "child"
+    """Of a rank: a DataLoader worker, a compiler."""
+    LAUNCHER = "launcher"
+    """What started ranks: torchrun, deepspeed, a script with mp.spawn, Ray's raylet."""
+    STORE = "store"
+    """It owns the port of the job's store, and is neither a rank nor a launcher."""
+
+
+class EndSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How a process ended; neither code nor signal: nobody could tell any more."""
+
+    at_s: Age
+    """When it was noticed."""
+    code: Whole | None = None
+    signal: Whole | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether anybody could tell how it ended."""
+        return self.code is not None or self.signal is not None
+
+
+class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One TCP socket of a process of the job. The other end has the same addresses the other way round.
+
+    A part of `host.sockets.TcpConnection`, by the same names.
+    """
+
+    own_address: Word
+    own_port: Amount
+    peer_address: Word = ""
+    """Empty: it listens."""
+    peer_port: Amount = 0
+    unread_bytes: Amount = 0
+    """Arrived and not read by the process; of one that listens: connections that were not accepted."""
+    unacked_bytes: Amount = 0
+    """Written and not acknowledged by the other kernel."""
+    acked_bytes: Amount | None = None
+    """Acknowledged and received since it began; None: this kernel, or this way of asking, does not say."""
+    received_bytes: Amount | None = None
+    retransmits: Amount = 0
+    """Timeouts in a row, without an acknowledgement."""
+
+
+class StackSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the main thread of a process was."""
+
+    at_s: Age
+    operation: Word = ""
+    """The known call that the user's innermost line is in, as `launch.look.stack_groups` names it: `all_reduce`."""
+    place: Word = ""
+    """The innermost line of the user's code: `data.py:9 in __getitem__`; empty: none of it is on the stack."""
+    is_collective: bool = False
+    """It waits in a call that ends only when other ranks make it, too."""
+    counters: Annotated[tuple[tuple[Word, Whole], ...], msgspec.Meta(max_length=MAX_COUNTERS)] = ()
+    """Whole numbers of the user's frames that count, innermost frame first: `("step", 150)`."""
+
+    @property
+    def counter(self) -> tuple[str, int] | None:
+        """The one that tells a person best how far its rank is; of equals, the innermost one."""
+        found = [counter for part in STEPS for counter in self.counters if part in counter[0].lower()]
+        return next(iter([*found, *self.counters]), None)
+
+    @property
+    def where(self) -> str:
+        """`in all_reduce at train.py:40`, `at data.py:9 in load`."""
+        parts = [f"in {self.operation}"] * bool(self.operation) + [f"at {self.place}"] * bool(self.place)
+        return " ".join(parts) or "at an unknown place"
+
+
+class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One process of the job."""
+
+    pid: Amount
+    role: ProcessRole
+    start_ticks: Amount = 0
+    """Since the boot: tells it from a later process with the same pid."""
+    rank: Whole | None = None
+    local_rank: Whole | None = None
+    world_size: Whole | None = None
+    parent: Amount = 0
+    state: ProcessState = ProcessState.RUNNING
+    cpu_s: Age = 0.0
+    """Processor time so far, all threads."""
+    num_switches: Amount = 0
+    """How often its main thread went to sleep; a process that still moves changes it."""
+    rss_bytes: Amount = 0
+    end: EndSeen | None = None
+    """It has ended; it is told so for the rest of the watch."""
+    sockets: Annotated[tuple[SocketSeen, ...], msgspec.Meta(max_length=MAX_SOCKETS)] = ()
+    stack: StackSeen | None = None
+    """The last one that was read; None: none was."""
+    problem: Word = ""
+    """Why no stack is read: another user's, `ptrace_scope`, no Python frames."""
+    gpu_percent: Amount | None = None
+    """Use of its GPU, by NVML; None: not known."""
+    nccl_ops: Amount | None = None
+    """Collectives that it has started, by NCCL's RAS; None: not known."""
+
+
+class NodeLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One look at one node."""
+
+    node: Word
+    job: Word = ""
+    at_s: Age
+    """When it was taken."""
+    processes: Annotated[tuple[ProcessLook, ...], msgspec.Meta(max_length=MAX_PROCESSES)] = ()
+    store: tuple[Word, Amount] | None = None
+    """Address and port of the job's store, as its processes' environments or connections tell; None: not known."""
+    limits: tuple[Word, ...] = ()
+    """What could not be seen, and why, each once."""

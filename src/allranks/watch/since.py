@@ -1,0 +1,309 @@
+"""Since when does each thing hold that the looks show? Pure: it hears looks, and touches nothing.
+
+    history = LookHistory()
+    history.hear(look, now_s)          each node's look, in any order of nodes; `now_s` is one clock of the listener's
+
+Times in here are of the listener's clock. The shortest way that a look ever had is the difference of a node's clock. A
+gap between two looks of a node is a sleep of the watcher (SIGSTOP, a laptop's lid): everything there begins anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Any
+
+from allranks.causes.book import find_cause
+from allranks.causes.cause import Trait
+from allranks.facts.fact import NEVER_SAID, When
+from allranks.model.beat import ProcessState
+from allranks.model.finding import Confidence, Finding
+from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
+from allranks.report.text import describe_time
+
+GAP_S = 2.0
+"""Looks of one node that are further apart do not tell what was between them."""
+WINDOW_S = 3.0
+"""Over which the use of the processor is measured."""
+PASSED_S = 2.0
+"""After so long without a proven fault, a job whose ranks talk to each other has got over it."""
+FOLLOWS_S = 30.0
+"""What breaks so shortly after a proven fault may have followed from it, and is not named beside it."""
+LOOKS_S = 0.6
+"""What has not changed since so shortly after the first look held at it, and before."""
+DRIFT = 1e-4
+"""Seconds that two clocks may drift apart each second."""
+STOOD_S, MANY = 5.0, 8
+"""So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
+MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
+_BYTES = attrgetter("acked_bytes", "received_bytes", "unread_bytes", "unacked_bytes")
+_PLACE = attrgetter("operation", "place", "counters")
+Ends = tuple[str, int, str, int]
+"""Of a connection: own address and port, peer's address and port."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """One TCP socket of a process."""
+
+    seen: SocketSeen
+    moved_s: float
+    """When bytes last went through it, either way."""
+    stuck_s: float
+    """Since when bytes are unacknowledged, and no more of them get acknowledged; now if none are."""
+    unread_s: float
+    """Since when as many bytes as now wait to be read; now if none do."""
+
+    def hear(self, seen: SocketSeen, told_s: float) -> None:
+        """Take in what is seen of it now."""
+        before, self.seen = self.seen, seen
+        if _BYTES(seen) != _BYTES(before):
+            self.moved_s = told_s
+        is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
+        if not seen.unacked_bytes or not before.unacked_bytes or is_acked:
+            self.stuck_s = told_s
+        if not seen.unread_bytes or seen.unread_bytes != before.unread_bytes:
+            self.unread_s = told_s
+
+
+@dataclass(slots=True)
+class Track:
+    """One process, and since when what is seen of it is so."""
+
+    node: str
+    look: ProcessLook
+    told_s: float
+    began_s: float = 0.0
+    """It is looked at without a gap."""
+    state_s: float = 0.0
+    place_s: float = 0.0
+    """Each stack shows the same place, operation and counters."""
+    away_s: float = 0.0
+    """No stack shows a collective."""
+    ops_s: float = 0.0
+    """It has started no collective of NCCL's."""
+    stack_s: float = -math.inf
+    """When its last stack was read."""
+    first_s: float = 0.0
+    """Since when its stacks are seen without a gap: what held then began at some time before."""
+    ended: When = NEVER_SAID
+    """When it ended: after the last look that saw it alive."""
+    flows: dict[Ends, Flow] = field(default_factory=dict)
+    cpu: deque[tuple[float, float]] = field(default_factory=deque)
+    steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self.look.end is None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether it is stopped, or a debugger holds it."""
+        return self.is_alive and self.look.state in {ProcessState.STOPPED, ProcessState.TRACED}
+
+    @property
+    def stack(self) -> StackSeen:
+        """Its last stack; an empty one if none was read."""
+        return self.look.stack or StackSeen(at_s=0.0)
+
+    @property
+    def end(self) -> EndSeen:
+        """How it ended; without code and signal if it lives."""
+        return self.look.end or EndSeen(at_s=0.0)
+
+    @property
+    def ended_s(self) -> float:
+        """When it ended, at the latest; 0: it lives."""
+        return self.ended.latest_s or 0.0
+
+    @property
+    def cpu_share(self) -> float | None:
+        """Of one core, lately; None: it has not been looked at for long enough."""
+        (first_s, first), (last_s, last) = (self.cpu[0], self.cpu[-1]) if self.cpu else ((0.0, 0.0), (0.0, 0.0))
+        return (last - first) / (last_s - first_s) if last_s - first_s >= WINDOW_S / 2 else None
+
+    @property
+    def pace_s(self) -> float | None:
+        """Seconds a step, lately; infinite: it finished none; None: not known."""
+        made = self.steps[-1][1] - self.steps[0][1] if len(self.steps) > 1 else 1
+        if not made:
+            return math.inf
+        return (self.steps[-1][0] - self.steps[0][0]) / made if made > 1 else None  # of one, only the end was seen
+
+    def begin(self, told_s: float) -> None:
+        """Forget since when things hold: they begin now."""
+        self.began_s = self.state_s = self.place_s = self.away_s = self.ops_s = self.first_s = told_s
+        self.flows = {}
+        self.cpu.clear()
+        self.steps.clear()
+
+    def hear(self, look: ProcessLook, told_s: float, offset_s: float) -> None:
+        """Take in what is seen of it now."""
+        before, lived_s, self.look, self.told_s = self.look, self.told_s, look, told_s
+        if look.end is not None:
+            if self.ended is NEVER_SAID:
+                earliest_s = lived_s + 1e-3 if before.end is None else None
+                self.ended = When(earliest_s, max(look.end.at_s + offset_s, earliest_s or -math.inf), "watch")
+            return
+        if look.state is not before.state:
+            self.state_s = told_s
+        if look.nccl_ops != before.nccl_ops:
+            self.ops_s = told_s
+        self.cpu.append((told_s, look.cpu_s))
+        while len(self.cpu) > 2 and self.cpu[1][0] <= told_s - WINDOW_S:
+            self.cpu.popleft()
+        known, self.flows = self.flows, {}
+        for seen in look.sockets:
+            ends = (seen.own_address, seen.own_port, seen.peer_address, seen.peer_port)
+            flow = self.flows[ends] = known.get(ends) or Flow(seen, told_s, told_s, told_s)
+            flow.hear(seen, told_s)
+        if look.stack is not None and look.stack.at_s + offset_s > self.stack_s + 0.01:  # offsets drift
+            self._hear_stack(look.stack, None if math.isinf(self.stack_s) else before.stack, offset_s)
+
+    def _hear_stack(self, stack: StackSeen, before: StackSeen | None, offset_s: float) -> None:
+        self.stack_s = stack.at_s + offset_s
+        if before is None:
+            self.first_s = max(self.stack_s, self.first_s)
+        if before is None or _PLACE(stack) != _PLACE(before):
+            self.place_s = max(self.stack_s, self.place_s)
+        if before is None or stack.is_collective or before.is_collective:
+            self.away_s = max(self.stack_s, self.away_s)
+        if stack.counter is not None:
+            self.steps.append((self.stack_s, stack.counter[1]))
+
+
+@dataclass(slots=True)
+class NodeTrack:
+    """The last look at one node; what is added to a time of its clock, when the look was taken, and when one came."""
+
+    look: NodeLook
+    offset_s: float
+    told_s: float
+    heard_s: float
+    num_late: int = 0
+
+    def follow(self, look: NodeLook, now_s: float) -> bool:
+        """Take in a newer look; returns whether what is known of the time before it still counts."""
+        passed_s, late_s = look.at_s - self.look.at_s, now_s - look.at_s - self.offset_s
+        self.num_late = self.num_late + 1 if late_s > STOOD_S else 0
+        has_stood = self.num_late >= MANY
+        self.offset_s = now_s - look.at_s if has_stood else min(self.offset_s + DRIFT * passed_s, now_s - look.at_s)
+        self.look, self.told_s = look, look.at_s + self.offset_s
+        return passed_s <= GAP_S and not has_stood
+
+
+class LookHistory:
+    """All nodes and processes of one job, since the watch began."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, NodeTrack] = {}
+        self.suspended_s = -math.inf
+        """When all processes of the job were last seen to be stopped."""
+        self.links: list[tuple[int, Flow, int, Flow]] = []
+        """Connections between ranks but those to the store, each from both ends: rank, its socket, peer, its socket."""
+        self.moved_s = -math.inf
+        """When something last moved between ranks, or one began to be looked at, or all had ended."""
+        self.proven: list[Finding] = []
+        """The verdicts so far, but those that the job has got over."""
+        self.held_s = -math.inf
+        """When the last of them was last seen to hold."""
+        self.stood: tuple[float, tuple[Any, ...]] = (-math.inf, ())
+        """When ranks were last said to wait for others, before any of them ended; and those states."""
+        self._tracks: dict[tuple[str, int, int], Track] = {}
+
+    def hear(self, look: NodeLook, now_s: float) -> None:
+        """Take in one look; one that is older than the last one of its node does not count."""
+        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s))
+        node.heard_s = now_s
+        if look.at_s <= node.look.at_s and look is not node.look:
+            return
+        is_continued = node.follow(look, now_s)
+        keys = {(look.node, process.pid, process.start_ticks): process for process in look.processes}
+        for key in [key for key in self._tracks if key[0] == look.node and key not in keys]:
+            del self._tracks[key]
+        for key, process in keys.items():
+            is_new = key not in self._tracks
+            track = self._tracks.setdefault(key, Track(look.node, process, node.told_s))
+            if is_new or not is_continued:
+                track.begin(node.told_s)
+            track.hear(process, node.told_s, node.offset_s)
+        living = [track for track in self.tracks(*MAIN) if track.is_alive]
+        if len(living) > 1 and all(track.is_held for track in living):
+            self.suspended_s = node.told_s
+        ranks = {rank: track for rank, track in self.workers().items() if track.is_alive}
+        self.links = list(self._find_links(ranks))
+        times = [track.began_s for track in ranks.values()] + [flow.moved_s for _, flow, _, _ in self.links]
+        # A connection that closes takes its times with it.
+        self.moved_s = max(self.moved_s, *times) if times else node.told_s
+
+    def _find_links(self, ranks: dict[int, Track]) -> Iterator[tuple[int, Flow, int, Flow]]:
+        found: dict[Ends, tuple[int, Flow]] = {}
+        for rank, track in ranks.items():
+            for ends, flow in track.flows.items():
+                if ends[2] and self.store_port not in (ends[1], ends[3]):
+                    found[ends] = rank, flow
+        for ends, end in found.items():
+            if (other := found.get((*ends[2:], *ends[:2]))) is not None:
+                yield *end, *other
+
+    @property
+    def store_port(self) -> int:
+        """Of the job's store; 0: not known."""
+        return next((node.look.store[1] for node in self.nodes.values() if node.look.store is not None), 0)
+
+    def tracks(self, *roles: ProcessRole) -> Iterator[Track]:
+        """Processes of these roles."""
+        return (track for track in self._tracks.values() if track.look.role in roles)
+
+    def workers(self) -> dict[int, Track]:
+        """The process of each rank; where it was started again, the newest one. In the order of ranks."""
+        found: dict[int, Track] = {}
+        for track in self.tracks(ProcessRole.WORKER):
+            rank = track.look.rank
+            if rank is not None and (rank not in found or not found[rank].is_alive):
+                found[rank] = track
+        return dict(sorted(found.items()))
+
+    def all_workers(self) -> list[Track]:
+        """The same, and processes that are ranks, but nobody knows which."""
+        nameless = [track for track in self.tracks(ProcessRole.WORKER) if track.look.rank is None]
+        return [*self.workers().values(), *nameless]
+
+    def keep(self, found: tuple[Finding, ...], now_s: float) -> None:
+        """Remember what is proven now: a fault that is known is told anew, and one that followed from it is not."""
+        if not found and now_s - self.held_s > PASSED_S and self.moved_s > self.held_s:
+            self.proven = [finding for finding in self.proven if not may_pass(finding)]
+        sure = [finding for finding in found if finding.confidence is not Confidence.UNDECIDED]
+        again = {index: new for new in sure for index, old in enumerate(self.proven) if _is_same(new, old)}
+        for index, finding in again.items():
+            self.proven[index] = finding
+        if not again and not (self.proven and now_s - self.held_s <= FOLLOWS_S):
+            again = dict(enumerate(sure, len(self.proven)))
+            self.proven += sure
+        if again:
+            self.held_s = now_s
+
+
+def is_open(since_s: float, first_s: float) -> bool:
+    """Whether something that holds since then may hold for longer, as it did at the first look already."""
+    return since_s <= first_s + LOOKS_S
+
+
+def say_for(since_s: float, now_s: float, first_s: float) -> str:
+    """`for 41 s`, or `for at least 5.2 s`: it was so at the first look."""
+    return f"for {'at least ' * is_open(since_s, first_s)}{describe_time(now_s - since_s)}"
+
+
+def may_pass(finding: Finding) -> bool:
+    """Whether its processes live: stopped, no link, no store."""
+    return Trait.PASSES in find_cause(finding.cause_id).traits
+
+
+def _is_same(finding: Finding, other: Finding) -> bool:
+    """Whether both are of one fault, which more ranks may have by now."""
+    are_alike = (finding.cause_id, finding.subject) == (other.cause_id, other.subject)
+    return are_alike and (not finding.ranks or bool(set(finding.ranks) & set(other.ranks)))

@@ -1,0 +1,174 @@
+"""Where do the looks at a job come from? From this machine, or from a probe on each node of a SLURM job.
+
+    for look in watch_here("node01:29500").looks: ...
+
+A SLURM job is watched through one more step beside its own:
+
+1 `scontrol` lists the job's nodes. `srun --overlap` starts one probe per node, `allranks watch --probe`, without CPUs,
+  GPUs or memory of its own. The step has no time limit but the job's.
+2 A probe sends a NodeLook some times a second, as short lines (launch.srun), until the end of its standard input, or
+  until nothing has come in there for LEASE_S: so none is left when the watcher or srun is killed.
+3 SIGTERM (the job ends): it sends a last look, and ends.
+4 The step has ended. If SLURM still has the job running, it is started again: the watcher was suspended for long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import shlex
+import signal
+import time
+from collections.abc import Generator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from allranks.host.job_processes import FoundProcess, WantedStacks, find_processes
+from allranks.host.node import name_of
+from allranks.host.slurm import JobState, find_jobs
+from allranks.host.slurm_command import require_slurm
+from allranks.launch.look.stack_step import ASK_S, find_parts, srun_command
+from allranks.launch.srun import LEASE_S, follow_steps, send, step_env, words_of
+from allranks.model.errors import AllranksError
+from allranks.model.hostlist import expand_hosts
+from allranks.model.node_look import NodeLook, ProcessRole
+from allranks.report.runs import name_script
+from allranks.report.text import count_of, one_line
+from allranks.watch.node import NodeWatcher
+
+EVERY_S = 0.25
+NODES_AT_FULL_RATE = 32
+"""Of larger jobs each node is looked at more rarely: one process reads all looks."""
+REST_S, RESTART_S = 2.0, 30.0
+"""Once all ranks of a job have ended for so long, it has ended; the second if a launcher is left, which may start them
+again."""
+
+
+class Watched(NamedTuple):
+    """A job that is watched."""
+
+    job: str
+    nodes: Sequence[str]
+    looks: Generator[NodeLook | None]
+    """Some a second, of each node; None: none has come. It ends when the job has ended."""
+    stack: Sequence[str]
+    """Arguments with which `allranks stack` looks at the same processes."""
+
+
+class JobHere(NamedTuple):
+    """A job that has ranks on this machine."""
+
+    name: str
+    """As `name_job` says; of processes without such a name empty, or the pid of whoever started them."""
+    pids: tuple[int, ...]
+    """Of its ranks."""
+    is_of_slurm: bool
+    words: str
+    """`3 ranks of train.py in /home/ada/gpt, pid 4711`."""
+
+    @property
+    def target(self) -> str:
+        """What `allranks watch` takes for it."""
+        return shlex.quote(self.name) if self.has_name else f"--pid {' '.join(map(str, self.pids))}"
+
+    @property
+    def has_name(self) -> bool:
+        """Whether its processes are found by its name."""
+        return bool(self.name) and not self.name.startswith("pid ")
+
+
+def find_jobs_here() -> dict[str, JobHere]:
+    """Return the jobs of this machine by their names."""
+    ranks: dict[str, list[FoundProcess]] = {}
+    for process in find_processes(WantedStacks())[0]:
+        if process.role is ProcessRole.WORKER and process.rank is not None and process.stat.state != "Z":
+            ranks.setdefault(process.job, []).append(process)
+    return {name: _describe(name, found) for name, found in ranks.items()}
+
+
+def _describe(name: str, ranks: Sequence[FoundProcess]) -> JobHere:
+    folder = ""
+    with contextlib.suppress(OSError):
+        folder = f" in {Path(f'/proc/{ranks[0].pid}/cwd').readlink()}"
+    words = f"{count_of(len(ranks), 'rank')} of {name_script(ranks[0].command)}{folder}, pid {ranks[0].pid}"
+    is_of_slurm = ranks[0].env.get("SLURM_JOB_ID") == name
+    return JobHere(name, tuple(process.pid for process in ranks), is_of_slurm, one_line(words))
+
+
+def watch_here(job: str, *, pids: tuple[int, ...] = ()) -> Watched:
+    """Watch a job's processes on this machine, or these."""
+    stack = ("--pid", *map(str, pids)) if pids else ("--local", *filter(None, [job]))
+    wanted, node = WantedStacks(pids=pids) if pids else WantedStacks(job=job), name_of(os.environ)
+    return Watched(job or "ranks", [node], _until_it_ends(_look_again(wanted, node, EVERY_S)), stack)
+
+
+def _look_again(wanted: WantedStacks, node: str, every_s: float) -> Generator[NodeLook]:
+    with contextlib.closing(NodeWatcher(wanted, node=node)) as watcher:
+        while True:
+            now_s = time.monotonic()
+            yield watcher.look(now_s)
+            watcher.wait(now_s + every_s - time.monotonic())
+
+
+def _until_it_ends(looks: Generator[NodeLook]) -> Generator[NodeLook]:
+    live_s = time.monotonic()
+    with contextlib.closing(looks):
+        for look in looks:
+            yield look
+            living = {process.role for process in look.processes if process.end is None}
+            if living & {ProcessRole.WORKER, ProcessRole.CHILD}:
+                live_s = look.at_s
+            elif look.at_s - live_s > (RESTART_S if living else REST_S):
+                return
+
+
+def watch_job(job: str, *, env: Mapping[str, str]) -> Watched:
+    """Watch a running SLURM job on all its nodes.
+
+    Raises:
+        UsageError: there is no such job, or the id means several.
+        SetupError: SLURM's commands are missing, or have no cluster.
+        AllranksError: the job is not running; or, of the looks: SLURM refuses the step.
+    """
+    parts = _find_parts(job)
+    require_slurm("srun", env)
+    nodes = [node for part in parts for node in expand_hosts(part.nodes)]
+    every_s = EVERY_S * max(1.0, len(nodes) / NODES_AT_FULL_RATE)
+    return Watched(job, nodes, _follow(job, parts, ("watch", "--probe", f"{every_s:g}"), step_env(env)), (job,))
+
+
+def _find_parts(job: str) -> list[JobState]:
+    return find_parts(job, find_jobs(job.partition("+")[0], deadline_s=ASK_S))
+
+
+def _follow(job: str, parts: list[JobState], verb: Sequence[str], env: Mapping[str, str]) -> Generator[NodeLook | None]:
+    while True:
+        words, has_answered = list[str](), False
+        commands = [srun_command(part, verb, is_leased=True) for part in parts]
+        steps = follow_steps(commands, env, kinds={"look": NodeLook}, words=words, is_leased=True)
+        with contextlib.closing(steps):
+            for document in steps:
+                has_answered |= document is not None
+                yield None if document is None else document[1]
+        try:
+            parts = _find_parts(job)
+        except AllranksError:  # the job has ended
+            return
+        if not has_answered:
+            raise AllranksError(f"watch {job}: no node answered; srun: {words_of(words) or 'no reason given'}")
+
+
+def probe(job: str, *, every_s: float) -> None:
+    """Send looks at a job's part on this node to whoever started the step, as long as standard input lives."""
+    node, is_told, heard_s = name_of(os.environ), list[int](), time.monotonic()
+    signal.signal(signal.SIGTERM, lambda signum, _: is_told.append(signum))
+    for look in _look_again(WantedStacks(job=job), node, every_s):
+        is_last = bool(is_told)
+        send(node, "look", look)
+        if select.select([0], [], [], 0)[0]:
+            if not os.read(0, 1 << 12):
+                return
+            heard_s = time.monotonic()
+        if is_last or time.monotonic() > heard_s + LEASE_S:
+            return

@@ -1,0 +1,140 @@
+"""What is kept of a stack, and whose is read next?"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from allranks.host.py_spy import ToldFrame, ToldLocal
+from allranks.model.node_look import ProcessLook, ProcessRole, SocketSeen
+from allranks.watch.stack_turns import StackTurns, Visible, summarize
+
+TORCH = "/venv/lib/python3.11/site-packages/torch"
+NEVER_S = float("-inf")
+ALL_REDUCE = f"{TORCH}/distributed/distributed_c10d.py"
+
+
+def frame(function: str, file: str, line: int = 9, **variables: str):
+    return ToldFrame(function, file, line, [ToldLocal(name, value) for name, value in variables.items()])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("step", "150", 150),
+        ("global_step", "7", 7),
+        ("batch_idx", "3", 3),
+        ("epoch", "-1", -1),
+        ("it", "12", 12),
+        ("i", "0", 0),
+        ("Iteration", "4", 4),
+        ("max_step", "1000", None),
+        ("num_epoch", "10", None),
+        ("batch_size", "32", None),
+        ("top_k", "5", None),
+        ("password", "1234", None),
+        ("step", '"1234"', None),
+        ("step", "1.5", None),
+        ("step", "True", None),
+        ("step", "\u0661", None),
+        ("step", "9" * 30, None),
+    ],
+)
+def test_only_whole_numbers_that_count_are_kept(name: str, value: str, kept: int | None) -> None:
+    seen = summarize([frame("train", "/home/me/train.py", **{name: value})], at_s=1.0, is_still=False)
+    assert seen.counters == (() if kept is None else ((name, kept),))
+
+
+def test_no_text_of_a_variable_is_kept() -> None:
+    frames = [frame("train", "/home/me/train.py", step='"secret"', token='"secret"', i="7")]
+    assert b"secret" not in msgspec.json.encode(summarize(frames, at_s=1.0, is_still=False))
+
+
+def test_the_innermost_line_of_the_user_counts_and_the_call_it_is_in() -> None:
+    frames = [
+        frame("all_reduce", ALL_REDUCE, step="99"),
+        frame("average", "/home/me/train.py", 9, i="3"),
+        frame("main", "/home/me/train.py", 40, epoch="2", step="150"),
+    ]
+    seen = summarize(frames, at_s=4.0, is_still=False)
+    assert (seen.operation, seen.place, seen.is_collective) == ("all_reduce", "train.py:9 in average", True)
+    assert seen.counters == (("i", 3), ("epoch", 2), ("step", 150))
+
+
+@pytest.mark.parametrize("is_still", [True, False])
+@pytest.mark.parametrize(
+    ("operation", "inner", "text"),
+    [("backward", [frame("backward", f"{TORCH}/_tensor.py")], ""), ("wait", [], "work.wait()")],
+)
+def test_backward_and_wait_are_for_others_only_where_the_process_does_nothing(operation, inner, text, is_still) -> None:
+    frames = [*inner, frame("train", "/home/me/train.py")]
+    seen = summarize(frames, at_s=1.0, is_still=is_still, text=text)
+    assert (seen.operation, seen.is_collective) == (operation, is_still)
+
+
+def look(*, cpu_s: float = 1.0, num_switches: int = 5, carried: int | None = None) -> ProcessLook:
+    socket = SocketSeen(own_address="a", own_port=1, peer_address="b", peer_port=2, acked_bytes=carried)
+    sockets = () if carried is None else (socket,)
+    return ProcessLook(pid=7, role=ProcessRole.WORKER, cpu_s=cpu_s, num_switches=num_switches, sockets=sockets)
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "is_still", "is_quiet"),
+    [
+        (look(), look(), True, True),
+        (look(), look(cpu_s=1.01), True, True),  # threads that only wake up now and then
+        (look(), look(cpu_s=1.5), False, False),
+        (look(), look(num_switches=6), False, False),
+        (look(carried=10), look(carried=10, cpu_s=1.5), False, True),  # a loop that never ends
+        (look(carried=10), look(carried=11), True, True),
+        (look(carried=10), look(carried=11, cpu_s=1.5), False, False),
+    ],
+)
+def test_a_process_is_quiet_if_it_does_nothing_or_sends_nothing(first, then, is_still, is_quiet) -> None:
+    visible = Visible(0.0, 0.0)
+    visible.hear(first, 10.0)
+    visible.hear(then, 12.0)
+    assert (visible.is_still(12.0), visible.is_quiet(12.0)) == (is_still, is_quiet)
+
+
+NOW_S = 100.0
+
+
+def busy(read_s: float) -> Visible:
+    return quiet(0.0, read_s)
+
+
+def quiet(for_s: float, read_s: float) -> Visible:
+    return Visible(NOW_S - for_s, NOW_S - for_s, read_s)
+
+
+@pytest.mark.parametrize(
+    ("candidates", "chosen"),
+    [
+        ([busy(NEVER_S), busy(NEVER_S)], [0, 1]),
+        ([busy(90.0), busy(84.0)], [1]),
+        ([busy(98.5), quiet(1.0, 97.9)], [1]),
+        ([busy(80.0), quiet(0.9, 97.0), quiet(5.0, 97.0)], [2, 0]),
+    ],
+)
+def test_a_quiet_rank_is_read_every_2_s_before_others_and_a_busy_one_every_15_s(candidates, chosen) -> None:
+    found = StackTurns().choose(candidates, num_ranks=3, now_s=NOW_S)
+    assert [candidates.index(visible) for visible in found] == chosen
+
+
+def test_of_many_ranks_as_many_busy_ones_are_read_as_of_eight() -> None:
+    turns, ranks, count = StackTurns(), [Visible(1e9, 1e9, 0.0) for _ in range(64)], 0
+    for quarter in range(4 * 120):
+        count += len(turns.choose(ranks, num_ranks=64, now_s=200.0 + quarter / 4))
+    assert count == 64  # all in the first seconds, and the next round is due after 120 s
+
+
+def test_a_hang_is_read_twice_within_4_s_and_costs_no_more_than_its_share_in_the_long_run() -> None:
+    turns, rank, times = StackTurns(), Visible(-9.0, -9.0), []
+    for quarter in range(4 * 600):
+        if turns.choose([rank], num_ranks=1, now_s=quarter / 4):
+            times.append(quarter / 4)
+            turns.hear_cost(0.03, 1)
+    assert times[:3] == [0.0, 2.0, 4.0]
+    assert len(times) * 0.03 <= 600 * 0.005 + 4 * 0.03
+    assert len(times) > 90
