@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from allranks.guard.inside.cell import Cell
 from allranks.model.errors import UsageError
 from allranks.state.resumed.sampler import Sampler
 from allranks.state.resumed.track import Tracked
@@ -75,6 +77,44 @@ def test_what_is_saved_in_a_call_after_an_epoch_is_not_done_again(tmp_path: Path
     assert life(tmp_path, "ours", lambda state, event: None) == WHOLE[8:]
 
 
+@pytest.mark.parametrize(
+    ("kind", "asked", "totals"),
+    [
+        ("plain", {"epochs": 3}, 9),
+        ("ours", {"epochs": 3}, 9),
+        ("ours", {"epochs": 3, "total": 7}, 7),
+        ("plain", {"epochs": 3, "total": 70}, 9),
+        ("without a length", {"epochs": 3}, None),
+        ("plain", {"epochs": 1}, None),  # a loop over epochs in the script asks so at first
+    ],
+)
+def test_the_agent_is_told_the_steps_of_all_epochs(
+    tmp_path: Path, kind: str, asked: dict[str, int], totals: int | None
+):
+    class Stream(IterableDataset[int]):  # type: ignore[misc]
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(6))
+
+    def loop() -> list[int | None]:
+        sampler = Sampler(6, global_batch_size=2)
+        loaders = {
+            "ours": lambda: DataLoader(DATA, batch_sampler=sampler),  # type: ignore[arg-type]
+            "plain": lambda: DataLoader(DATA, batch_size=2),
+            "without a length": lambda: DataLoader(Stream(), batch_size=2),
+        }
+        cell, found = Cell.create(), list[int | None]()
+        cell.claim()
+        with contextlib.closing(cell), tracked(tmp_path, cell=cell, sampler=sampler) as state:
+            for step in state.steps(loaders[kind](), **asked):
+                with step:
+                    found.append(cell.read().total)
+                if len(found) == 4:  # in the second epoch; it is saved, and goes on there
+                    break
+        return found
+
+    assert {*loop(), *loop()} == {totals}
+
+
 class Board:
     """As TensorBoard's SummaryWriter and W&B's run take values."""
 
@@ -104,7 +144,9 @@ def test_logged_values_go_to_a_board_too(tmp_path: Path, kind: type[Board]):
 
 
 def test_what_takes_no_values_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match=r"track\(log='runs/1'\): expected a run of W&B, a SummaryWriter, or f\(step"):
+    with pytest.raises(
+        UsageError, match=r"track\(log='runs/1'\): expected a run of W&B, a SummaryWriter, mlflow, or f\(step"
+    ):
         Tracked({}, checkpoints=Checkpointer(tmp_path), log="runs/1")
 
 

@@ -27,7 +27,7 @@ from allranks.state.saved.consensus import Consensus
 pytestmark = pytest.mark.torch
 
 
-TOLD, LOADED = ("accumulates", "keep_best", "log"), ("partial", "named")
+TOLD, LOADED = ("accumulates", "keep_best", "log", "on_corruption", "replay", "replay_every"), ("partial", "named")
 """What `tracked` takes beside the parts."""
 
 
@@ -91,7 +91,7 @@ def test_a_state_that_cannot_be_saved_later_fails_that_save_alone(tmp_path: Path
                 part.is_odd = step.number == 1
             if step.number < 5:
                 assert state.save() == (step.number != 1)
-    assert {path.name for path in tmp_path.iterdir()} == {"step_4", "step_5", "step_6"}
+    assert {path.name for path in tmp_path.iterdir()} == {"step_4", "step_5", "step_6", "trace"}
     [line] = [line for line in capsys.readouterr().err.splitlines() if "not written" in line]
     assert "the checkpoint of step 2 is not written: common['parts']['part']['hooks'][0] is a builtins.set" in line
 

@@ -48,7 +48,7 @@ def test_at_most_so_many_points_of_a_name_are_kept_evenly(tmp_path: Path) -> Non
 
 def test_after_a_restart_the_curve_goes_on_at_the_checkpoint(tmp_path: Path) -> None:
     first = Curves(tmp_path)
-    for step in range(1, 6):
+    for step in range(1, 7):
         first.note(step, {"loss": float(step)})
     first.flush()
     again = Curves(tmp_path)

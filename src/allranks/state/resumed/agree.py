@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -36,54 +36,87 @@ class Wish(NamedTuple):
     saves: bool = False
     leaves: bool = False
     stops: bool = False
+    looks: bool = False
+    """Its gradients were not finite."""
+    notice: int = 0
+    """What rank 0 tells all; between two talks, what it told the last time."""
+    words: tuple[int, ...] = ()
+    """Numbers of which each rank hears the largest; with them the boundary is a talk's. As many on all ranks."""
 
 
 class Agreement:
     """One rank's side of the talks, with tensors on the device that the default process group takes them from."""
 
     def __init__(self, membership: Membership, *, device: torch.device) -> None:
-        self._membership = membership
+        self.membership = membership
         self._device = device
         self._next_step: int | None = None
+        self._notice = 0
         self._last_step = 0
         self._last_s = 0.0
 
     def reach(self, step: int, wish: Wish) -> Wish:
         """Return what all ranks do at this boundary, nothing where it is no talk's; all ranks call it at every one."""
-        if self._membership.world_size == 1:
+        if self.membership.world_size == 1:
             return wish
-        if self._next_step is not None and step < self._next_step:
-            return Wish()
-        steps = self._steps_until_next(step) if self._membership.is_leader else 0
-        *agreed, steps = self._largest(*wish, steps)
-        self._next_step = step + steps
-        return Wish(*map(bool, agreed))
+        if self._next_step is not None and step < self._next_step and not wish.words:
+            return Wish(notice=self._notice)
+        own_steps = self._steps_until_next(step) if self.membership.is_leader else 0
+        said = self.largest(*wish[:4], own_steps, wish.notice, *wish.words)
+        self._next_step, self._notice = step + said[4], said[5]
+        saves, leaves, stops, looks = map(bool, said[:4])
+        return Wish(saves, leaves, stops, looks, self._notice, tuple(said[6:]))
 
-    def can_all(self, can: bool) -> bool:
-        """Return whether all ranks can do what comes next, given whether this one can; all ranks call it together."""
-        return can if self._membership.world_size == 1 else self._largest(not can) == [0]
-
-    def give(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Fill the tensors of all ranks with the bytes of rank 0's, which are as many; all ranks call it together."""
+    def give(self, tensors: Iterable[torch.Tensor], source: int = 0) -> None:
+        """Fill the tensors of all ranks with the bytes of one rank's, which are as many; all ranks call it together."""
         small = list[torch.Tensor]()
         for data in (tensor.view(-1).view(torch.uint8) for tensor in tensors):
             if data.numel() < SMALL_BYTES:
                 small.append(data)
             else:
                 for piece in data.split(CHUNK_BYTES):
-                    self._give(piece)
+                    self._give(piece, source)
         if small:  # in one go, since each broadcast takes its time
             together = torch.cat(small)
-            self._give(together)
+            self._give(together, source)
             torch._foreach_copy_(small, together.split([data.numel() for data in small]))
 
-    def _give(self, data: torch.Tensor) -> None:
+    def gather(self, word: Any) -> list[Any]:
+        """Return what each rank says, in their order; all ranks call it together."""
+        if self.membership.world_size == 1:
+            return [word]
+        said: list[Any] = [None] * self.membership.world_size
+        dist.all_gather_object(said, word)
+        return said
+
+    def send(self, data: bytes, target: int) -> None:
+        """Send bytes to one rank, which calls `receive` with this one."""
+        dist.send(torch.tensor([len(data)], dtype=torch.int64, device=self._device), target)
+        for piece in torch.frombuffer(bytearray(data), dtype=torch.uint8).split(CHUNK_BYTES) if data else ():
+            dist.send(piece.to(self._device), target)
+
+    def receive(self, source: int) -> bytes:
+        """Return what one rank sends."""
+        size = torch.zeros(1, dtype=torch.int64, device=self._device)
+        dist.recv(size, source)
+        data = bytearray(int(size))
+        for piece in torch.frombuffer(data, dtype=torch.uint8).split(CHUNK_BYTES) if data else ():
+            chunk = piece.to(self._device)
+            dist.recv(chunk, source)
+            if chunk is not piece:
+                piece.copy_(chunk)
+        return bytes(data)
+
+    def _give(self, data: torch.Tensor, source: int) -> None:
         chunk = data.to(self._device)
-        dist.broadcast(chunk, 0)
-        if chunk is not data and not self._membership.is_leader:
+        dist.broadcast(chunk, source)
+        if chunk is not data and self.membership.rank != source:
             data.copy_(chunk)
 
-    def _largest(self, *numbers: int) -> list[int]:
+    def largest(self, *numbers: int) -> list[int]:
+        """Return the largest of each number over all ranks, which call it together."""
+        if self.membership.world_size == 1:
+            return list(numbers)
         said = torch.tensor(numbers, dtype=torch.int64, device=self._device)
         dist.all_reduce(said, dist.ReduceOp.MAX)
         return list(said.tolist())

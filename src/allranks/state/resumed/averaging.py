@@ -17,7 +17,8 @@ own samples, and the optimizer weighs the ranks' weights by what it is told of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -123,6 +124,33 @@ class Averaging:
         for module in self._ddp:
             module.require_backward_grad_sync = is_last and not is_apart
 
+    @contextlib.contextmanager
+    def unsynchronized(self) -> Iterator[None]:
+        """Have each rank compute gradients of its own in the block, as they are: not weighed, and not averaged."""
+        names, factor = ("require_backward_grad_sync", "require_forward_param_sync"), self._weight.factor
+        before = [(module, name, getattr(module, name)) for module in self._ddp for name in names]
+        self._weight.set(1.0)
+        for module, name, _ in before:
+            setattr(module, name, False)
+        try:
+            yield
+        finally:
+            self._weight.set(factor)
+            for module, name, value in before:
+                setattr(module, name, value)
+
+    def rebuild_buckets(self) -> None:
+        """Do what DDP would do in its next forward pass, together: after its first synchronized backward pass that is a
+        collective, also where gradients are not synchronized. All ranks call it."""
+        for module in self._ddp:
+            if torch.is_grad_enabled() and (reducer := getattr(module, "reducer", None)) is not None:
+                reducer._rebuild_buckets()
+
+    @property
+    def counts_passes(self) -> bool:
+        """Whether a module expects that each backward pass is one of a step."""
+        return any(module.static_graph for module in self._ddp)
+
     @property
     def is_synchronized(self) -> bool:
         """Whether all ranks have the same weights, so that rank 0's are those of the training."""
@@ -153,11 +181,12 @@ class GradientWeight:
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._handles: list[RemovableHandle] = []
-        self._factor = 1.0
+        self.factor = 1.0
+        """Of the next backward passes."""
 
     def set(self, factor: float) -> None:
         """Have the next backward passes use this factor."""
-        self._factor = factor
+        self.factor = factor
         if factor == 1.0:
             for handle in self._handles:
                 handle.remove()
@@ -167,7 +196,7 @@ class GradientWeight:
 
     def _weigh(self, gradient: Tensor) -> Tensor:
         # A sample that only fills in may have a gradient that is no number; 0 times that would stay none.
-        return gradient * self._factor if self._factor else torch.zeros_like(gradient)
+        return gradient * self.factor if self.factor else torch.zeros_like(gradient)
 
 
 def _parameters(*modules: torch.nn.Module) -> dict[int, torch.Tensor]:

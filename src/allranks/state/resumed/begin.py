@@ -19,6 +19,7 @@ from allranks.state.resumed.steps import StepLost
 from allranks.state.resumed.telling import Telling, leave_by_itself, leave_to_agent
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
+from allranks.state.truth.op_file import VARIABLE, RerunPlan
 
 
 def begin(
@@ -46,36 +47,43 @@ def begin(
         leave_to_agent(lambda: bool(cell.is_ending))
     is_below_agent = "ALLRANKS_AGENT_PID" in os.environ
     variable = f"ALLRANKS_CHECKPOINT_DIR{'_CHOSEN' * is_below_agent}"
+    plan = RerunPlan.read(os.environ[VARIABLE]) if VARIABLE in os.environ else None
     every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
     checkpoints = Checkpointer(
-        Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
+        Path(plan.checkpoints if plan else checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
         membership,
         store=_get_default_store() if membership.world_size > 1 else None,
         keep=keep,
     )
+    kind = Tracked
+    if plan is not None:
+        from allranks.state.resumed.rerun_tracked import RerunTracked as kind  # noqa: N813
+
+        told["log"] = None
     has_gloo = any(group.backend == "gloo" for group in membership.groups)
-    made = Tracked(
+    made = kind(
         parts,
         checkpoints=checkpoints,
-        every=every,
+        every=None if plan else every,
         cell=cell,
         device=torch.device("cpu") if has_gloo else device,
-        pace=SaveClock(membership, os.environ, say=say) if membership.is_leader and not every else None,
+        pace=SaveClock(membership, os.environ, say=say) if membership.is_leader and not (every or plan) else None,
         **told,
     )
 
     def close(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        made.say_left()
+        made.left.say()
         if kind is None or (isinstance(error, SystemExit) and not error.code):
             made.leave()
         if kind is None or (issubclass(kind, SystemExit) and not issubclass(kind, StepLost)):
             with Telling(cell).saving():
                 checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
         checkpoints.release()
+        made._telling.end(error)
 
     on_exit.push(close)
     if cell is None and not is_below_agent:
         on_exit.callback(leave_by_itself(made.ask_to_leave))
-    is_default = checkpoint_dir is None and variable not in os.environ
+    is_default = plan is None and checkpoint_dir is None and variable not in os.environ
     made.load(partial=partial, named=Named(is_default=is_default, is_below_agent=is_below_agent))
     return made

@@ -38,6 +38,8 @@ class Feed:
         self._generators = {id(own): own for own in generators if isinstance(own, torch.Generator)}.values()
         self._epoch: int = before._epoch if before else 0
         self._used = 0
+        self._first_epochs: int | None = before._first_epochs if before else None
+        """What the first loop over epochs asked for."""
         self._seeds = [torch.initial_seed(), *(generator.initial_seed() for generator in self._generators)]
         if before and len(before._seeds) == len(self._seeds):
             self._seeds = before._seeds
@@ -51,6 +53,34 @@ class Feed:
     def is_ahead(self) -> bool:
         """Whether the loader's own state is a batch ahead of the steps: it was fetched, and its step was not made."""
         return self._has_state and self._fetched is not None
+
+    def count_steps(self, step: int, *, total: int | None, epochs: int | None) -> int | None:
+        """Return how many steps the run will have; None: nobody can tell.
+
+        A script with a loop of its own over epochs asks for one epoch at first, then for two: how many there will be is
+        not known then.
+
+        Args:
+            step: how many are made.
+            total: what the loop asks for, as `epochs`.
+        """
+        self._first_epochs = self._first_epochs or epochs
+        if epochs is None or self._first_epochs == 1 or (num_batches := self._count_batches()) is None:
+            return total
+        num_steps, used = num_batches
+        end = step + max(0, (epochs - self.epoch) * num_steps - used)
+        return end if total is None else min(end, total)
+
+    def _count_batches(self) -> tuple[int, int] | None:
+        """Return the steps of an epoch, and how many of this one are made."""
+        if (own := self.sampler) is not None:
+            size, done = own.global_batch_size, own.position % own.epoch_size
+            num_steps = -(-own.epoch_size // size)
+            return num_steps, num_steps - -(-(own.epoch_size - done) // size)
+        try:
+            return len(self.loader), self._used
+        except (TypeError, NotImplementedError):  # an IterableDataset
+            return None
 
     def open(self, step: int) -> None:
         """Begin to draw, at the place where the state says; the generators of this process stay where they are."""

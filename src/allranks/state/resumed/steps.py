@@ -32,9 +32,11 @@ import torch.distributed as dist
 
 from allranks.causes.book import find_loss
 from allranks.model.errors import AllranksError, Exit, UsageError
+from allranks.model.membership import Membership
 from allranks.report.text import one_line, say
 from allranks.state.resumed.sampler import Share
 from allranks.state.resumed.step_values import Curves, own_curves
+from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.saved.reader import Loaded
 
 PROGRESS_EVERY_S = 10.0
@@ -64,6 +66,49 @@ def is_collective_failure(error: BaseException) -> bool:
 def first_words(error: BaseException) -> str:
     """What a failed collective says, without Gloo's advice and what torch puts before it where a hook waited."""
     return one_line(_CALLBACK.sub("", str(error))).partition(". This is typically caused by")[0]
+
+
+class Losses:
+    """What becomes of a step in which a collective fails; as a context, of failures in the block.
+
+    Args:
+        membership: of this rank.
+        checkpoints: where the step would be saved.
+        step: returns how many steps are done.
+        on_loss: called before this process ends because another rank was lost.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        checkpoints: Checkpointer,
+        *,
+        step: Callable[[], int],
+        on_loss: Callable[[], None] | None,
+    ) -> None:
+        self._membership, self._checkpoints, self._step, self._on_loss = membership, checkpoints, step, on_loss
+
+    def lose(self, error: BaseException) -> None:
+        """Where this is a failed collective, say once what becomes of the step and raise StepLost."""
+        if not is_collective_failure(error):
+            return
+        if self._on_loss is not None:
+            self._on_loss()
+        at = self._checkpoints.last_complete
+        kept = f"the checkpoint of step {at} is complete" if at is not None else "no checkpoint is complete"
+        who = f"rank {self._membership.rank}: step {self._step()}"
+        said = f"{who} does not count, a collective failed; {kept}: {first_words(error)}"
+        say(said)  # the report names who failed; this rank only waited for it
+        raise StepLost(said) from error
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception):
+            self.lose(error)
 
 
 def describe_left(step: int, epoch: int, *, total: int | None, epochs: int | None) -> tuple[bool, str]:
@@ -169,16 +214,19 @@ def sink_of(log: Any) -> Sink | None:
     """Return what takes the number of a step and its values.
 
     Args:
-        log: a run of W&B or the module itself, a SummaryWriter of TensorBoard, or such a function; None: nothing.
+        log: a run of W&B or the module itself, a SummaryWriter of TensorBoard, the module mlflow, or such a function;
+            None: nothing.
     Raises:
         UsageError: it is none of them.
     """
     if hasattr(log, "add_scalar"):
         return lambda step, values: [log.add_scalar(name, value, step) for name, value in values.items()]
+    if hasattr(log, "log_metrics"):
+        return lambda step, values: log.log_metrics(values, step=step)
     if hasattr(log, "log"):
         return lambda step, values: log.log(values, step=step)
     if log is not None and not callable(log):
-        raise UsageError(f"track(log={log!r}): expected a run of W&B, a SummaryWriter, or f(step, values)")
+        raise UsageError(f"track(log={log!r}): expected a run of W&B, a SummaryWriter, mlflow, or f(step, values)")
     return log  # type: ignore[no-any-return]
 
 

@@ -14,20 +14,39 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+from allranks.files.folder import Folder
+from allranks.report.last_files import EVENTS
+from allranks.report.rundir import event_line
+from allranks.state.resumed.trackers import Trackers
 
 
 class Telling:
-    """One rank's talk with its agent over the memory that they share (guard.inside.cell.Cell); None: there is none."""
+    """One rank's talk with its agent, and with whatever the training logs to.
 
-    def __init__(self, cell: Any) -> None:
+    Args:
+        cell: memory that it shares with its agent (guard.inside.cell.Cell); None: there is none.
+        log: as for `Session.track`.
+        is_leader: whether this rank logs.
+    """
+
+    def __init__(self, cell: Any, *, log: Any = None, is_leader: bool = False) -> None:
         self._cell = cell
+        self._trackers = Trackers(log) if is_leader else None
+        self._step = 0
+        self._is_beginning = self._is_finished = False
         self._total: int | None = None
         self._told_saved: int | None = None
         self._carried_out: Any = None
 
     def reach(self, step: int) -> Any:
         """Say that so many steps are done; return the order (CellOrder) that is due and was not carried out yet."""
+        self._step = step
+        if self._is_beginning:
+            self._is_beginning = False
+            self._track("running")
         if self._cell is None:
             return None
         self._cell.step(step, self._total)
@@ -49,6 +68,7 @@ class Telling:
         """Say that the training goes on now, and how many steps the whole run has, if that is known."""
         self._total = total
         self.phase("training")
+        self._is_beginning = True
 
     def phase(self, name: str) -> None:
         """Say what is going on: training, saving, leaving."""
@@ -68,8 +88,35 @@ class Telling:
 
     def finish(self, *, is_finished: bool = True) -> None:
         """Say whether all steps are made."""
+        self._is_finished = is_finished
         if self._cell is not None:
             self._cell.finish(is_finished=is_finished)
+        if is_finished:
+            self._track("finished")
+
+    def end(self, error: BaseException | None) -> None:
+        """The session is over: say how, unless that was said when the last step was made.
+
+        Args:
+            error: what it was left by.
+        """
+        if error is None:
+            self._track("finished" if self._is_finished else "ended")
+        else:
+            is_asked = isinstance(error, SystemExit) and not error.code
+            self._track("stopped" if is_asked else f"failed ({type(error).__name__})")
+
+    def _track(self, outcome: str) -> None:
+        if self._trackers is not None:
+            self._trackers.tell(outcome, self._step)
+
+
+def add_event(event: str, **fields: object) -> None:
+    """Append one line to events.jsonl of the run that started this process, if one did; called on rank 0."""
+    attempt = os.environ.get("ALLRANKS_ATTEMPT_DIR")
+    if attempt and "ALLRANKS_AGENT_PID" in os.environ:
+        with contextlib.suppress(OSError), Folder.at(Path(attempt)).append(EVENTS) as file:
+            file.write(event_line(event, **fields).encode())
 
 
 def leave_to_agent(is_meant: Callable[[], bool]) -> bool:

@@ -10,6 +10,7 @@ A step boundary, in this order:
 3  the state is copied; a process beside this one writes it     (state.saved.checkpoint)
 4  where the agent ordered to leave: wait until it is written, and end with 0
 5  the next batch is fetched                                    (state.resumed.feed)
+6  now and then, if asked for, two ranks compute its gradients  (state.truth.replay)
 
 A step is done when its `with` block ends. The steps of a loop that was left by `break` are saved when the session is
 left. So a checkpoint holds no fetched batch and no half of a step. After a restart the same happens from 5 on, with all
@@ -36,21 +37,24 @@ from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.best import Best
 from allranks.state.resumed.buckets import Compressors, Wrapped
 from allranks.state.resumed.feed import Feed
+from allranks.state.resumed.left import StepsLeft
 from allranks.state.resumed.sampler import mix
 from allranks.state.resumed.save_clock import SaveClock
 from allranks.state.resumed.steps import (
+    Losses,
     Progress,
     Step,
-    StepLost,
-    describe_left,
     describe_resumed,
     first_words,
-    is_collective_failure,
     sink_of,
 )
 from allranks.state.resumed.telling import Telling
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer, Stall
+from allranks.state.truth.comparing import Comparing, Healed
+from allranks.state.truth.corruption import OnCorruption
+from allranks.state.truth.replay import Replay
+from allranks.state.truth.trace import Trace
 
 LEAVE_S = 120.0
 """How long a rank that leaves the session after a `break` waits for the others, to save together."""
@@ -65,11 +69,13 @@ class Tracked:
         checkpoints: where it is kept.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
+        on_corruption: what follows where replicas differ, as for `Session.track`.
+        replay: f(batch), which does forward and backward; with `replay_every`, as for `Session.track`.
         on_loss: called before this process ends because another rank was lost.
         pace: when a checkpoint is due; None: this rank does not say.
         wrapped: modules in DDP, whose buckets stay as they are in the checkpoint.
     Raises:
-        UsageError: a part has no state, or one that no checkpoint can hold.
+        UsageError: a part has no state, or one that no checkpoint can hold, or steps of it cannot be replayed.
     """
 
     def __init__(
@@ -83,25 +89,35 @@ class Tracked:
         accumulates: bool = False,
         cell: Any = None,
         device: torch.device | None = None,
+        on_corruption: str | None = None,
+        replay: Callable[[Any], object] | None = None,
+        replay_every: int | None = None,
         on_loss: Callable[[], None] | None = None,
         pace: SaveClock | None = None,
         wrapped: Wrapped | None = None,
     ) -> None:
         self.step = 0
         """How many steps are done, over all restarts. A step is done when its `with` block ends."""
-        self.checkpoints = checkpoints
-        self._parts = Parts(parts)
+        self.checkpoints, self._parts = checkpoints, Parts(parts)
         self._experiment = experiment.describe()
         self._best = Best(checkpoints.directory, keep_best)
         self._membership = membership = checkpoints.membership
-        self._every = every
         self._log = sink_of(log) if membership.is_leader else None
-        self._accumulates = accumulates
-        self._telling = Telling(cell)
+        self._every, self._accumulates = every, accumulates
+        self._telling = Telling(cell, log=log, is_leader=membership.is_leader)
         self._agreement = Agreement(membership, device=device or torch.device("cpu"))
-        self._on_loss = on_loss
+        self._comparing = Comparing(
+            self._parts, checkpoints, policy=OnCorruption.parse(on_corruption), talks=self._agreement, say=say
+        )
+        if on_corruption and membership.world_size == 1:
+            say(f"on_corruption={on_corruption!r} has no effect: one rank has no replica, a rank with the same state")
+        self._trace = Trace(checkpoints.directory, membership, self._experiment, self._parts.state)
         self._pace, self._wrapped = pace, wrapped or Wrapped()
         self._averaging, self._compressors = Averaging(parts, membership), Compressors(parts)
+        self._losses = Losses(membership, checkpoints, step=lambda: self.step, on_loss=on_loss)
+        self._replay = Replay.asked_for(
+            replay, replay_every, self._parts, self._averaging, self._comparing, talks=self._agreement, say=say
+        )
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
         self._saved: tuple[int, int] | None = None
@@ -110,10 +126,7 @@ class Tracked:
         self._is_looping = self._is_leave_wanted = self._is_held = self._is_save_late = False
         self._feed: Feed | None = None
         self._current: Step | None = None
-        self._resumed: experiment.Named | None = None
-        """On rank 0, from the load until it has said how much is left."""
-        self._left = ""
-        """What it says of that when the session is left, if no loop had a step to make."""
+        self.left = StepsLeft()
         self._loaded: tuple[Any, dict[str, Any]] | None = None
         """This rank's own (None where another number of ranks wrote it) and the common place in the data."""
 
@@ -149,8 +162,9 @@ class Tracked:
             self._parts.load_gradients(gradients)
         if is_same_size and torch.get_num_threads() != loaded.common["threads"]:
             torch.set_num_threads(loaded.common["threads"])  # sums are cut into as many pieces as there are threads
+        self._comparing.loaded(self.step, kept.keys(), loaded.common)
         if self._membership.is_leader:
-            self._resumed = named
+            self.left.resumed(named)
             for line in describe_resumed(loaded, lines, now=self._membership.world_size, accumulates=self._accumulates):
                 say(line)
 
@@ -169,7 +183,7 @@ class Tracked:
         self._best.check(values)
         if self._current is not None and self._current.is_open:
             raise UsageError(f"state.save() inside of step {self.step}: call it after the step's `with` block")
-        with self._losing():
+        with self._losses:
             self._save()
             is_complete = self._wait()
         if is_complete and self._membership.is_leader:
@@ -203,7 +217,7 @@ class Tracked:
         feed = self._feed if self._feed and self._feed.loader is loader else Feed(loader, self._feed)
         if feed.sampler is not None and not any(feed.sampler is part for part in self._parts.live.values()):
             raise UsageError("the loader's sampler is not tracked, so its position would be lost: track(sampler=...)")
-        self._note_left(total, epochs)
+        self.left.note(self.step, self._epochs, total=total, epochs=epochs)
         if self._is_stopped or (total is not None and self.step >= total):
             self._telling.finish()
             return
@@ -212,13 +226,13 @@ class Tracked:
         self._hold()
         self._telling.finish(is_finished=False)
         self._resume(feed)
-        self._feed = feed
-        progress = Progress(is_shown=self._membership.is_leader, total=total, sink=self._log)
-        self._telling.begin(total if self._membership.is_leader else None)  # one rank tells it for all
+        self._feed, whole = feed, feed.count_steps(self.step, total=total, epochs=epochs)
+        progress = Progress(is_shown=self._membership.is_leader, total=whole, sink=self._log)
+        self._telling.begin(whole if self._membership.is_leader else None)  # one rank tells it for all
         self._is_looping = True
         while True:
             self._end_epochs(feed, after_epoch)
-            with self._losing():
+            with self._losses:
                 self._boundary()
             progress.reach(self.step)
             if self._is_stopped or (total is not None and self.step >= total):
@@ -227,6 +241,10 @@ class Tracked:
             batches = feed.fetch(self.step, epochs=epochs, ended=lambda: self._end_epochs(feed, after_epoch))
             if batches is None:
                 break
+            self._trace.batch(batches)
+            if self._replay is not None:
+                with self._losses:
+                    self._replay.fetched(self.step, batches[0])
             self._current = step = Step(
                 number=self.step,
                 epoch=feed.epoch,
@@ -236,13 +254,13 @@ class Tracked:
                 begin=self._averaging.begin,
                 done=self._step_done,
                 progress=progress,
-                lose=self._lose,
+                lose=self._losses.lose,
             )
             yield step
             if not step.is_done:
                 raise UsageError(f"step {step.number} was not done: use `with step as batch`, and let its errors pass")
         self._is_looping = False
-        with self._losing():
+        with self._losses:
             if self._saved != self._place:
                 self._save()
             self._wait()
@@ -273,27 +291,9 @@ class Tracked:
         if why and (self._membership.is_leader or why.startswith("rank 0")):
             say(f"steps {saved[0] + 1} to {self.step} are not saved: {why}")
         elif not why:
-            with self._losing():
+            with self._losses:
                 self._save()
                 self._wait()
-
-    def _note_left(self, total: int | None, epochs: int | None) -> None:
-        """After a resume, say how much is left. A loop over epochs begins with loops that have nothing left."""
-        if self._resumed is None or (total is None and epochs is None):
-            return
-        is_over, self._left = describe_left(self.step, self._epochs, total=total, epochs=epochs)
-        if is_over:
-            self._left += ": the body of the loop does not run"
-            if not self._resumed.is_below_agent:
-                self._left += f"; to begin anew, {self._resumed.how('NEW_DIRECTORY')}"
-        if total is not None or not is_over:
-            self.say_left()
-
-    def say_left(self) -> None:
-        """Say how much was left of a training that was resumed, if that was not said yet."""
-        if self._left:
-            say(self._left)
-            self._left, self._resumed = "", None
 
     def _resume(self, feed: Feed) -> None:
         """Open the loader where the checkpoint was taken, and put the generators back."""
@@ -316,7 +316,7 @@ class Tracked:
         while self._epochs < feed.epoch:
             self._epochs += 1  # first: a save inside of the call holds what was done in it
             if after_epoch is not None:
-                with self._losing():
+                with self._losses:
                     after_epoch(self._epochs - 1)
 
     # A boundary
@@ -328,13 +328,17 @@ class Tracked:
     def _boundary(self) -> None:
         self._telling.save_done(self.checkpoints.last_complete, self.checkpoints.write_s)
         order = self._telling.reach(self.step)
-        is_checkpoint_due = self._pace is not None and self._pace.is_due()
         wish = Wish(
-            saves=self._is_save_wanted or is_checkpoint_due or order is not None,
+            saves=(self._pace is not None and self._pace.is_due()) or self._is_save_wanted or order is not None,
             leaves=self._is_leave_wanted or (order is not None and order.leaves),
             stops=self._is_stop_wanted,
+            looks=self._comparing.looks(self.step),
+            notice=self._comparing.notice if self._comparing.numbers is not None else self._trace.notice,
+            words=self._comparing.words(self.step, is_synchronized=self._averaging.is_synchronized),
         )
         agreed = self._agreement.reach(self.step, wish)
+        self._comparing.heard(self.step, agreed.words, notice=agreed.notice, looks=agreed.looks)
+        self._trace.reach(self.step, self._comparing.numbers, is_checked=bool(agreed.words), exponent=agreed.notice)
         self._is_stopped |= agreed.stops
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
         is_due = agreed.saves or agreed.leaves or is_in_turn or self._is_save_late
@@ -364,23 +368,32 @@ class Tracked:
     def _save(self, patience_s: float | None = None) -> Stall:
         with self._telling.saving(then="training"):
             self._averaging.synchronize()  # for a save that cannot wait: a call of `save`, an order to leave, the end
-            per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-            per_rank |= {"owed": self._compressors.state()} | self._parts.own(accumulates=self._accumulates)
-            common = {
-                "step": self.step,
-                "epochs": self._epochs,
-                "threads": torch.get_num_threads(),
-                "experiment": self._experiment,
-                "feed": {"epoch": self._feed.epoch if self._feed else 0},
-                "parts": self._parts.state(),
-                "buckets": self._wrapped.state(),
-            }
-            agree = self._agreement.can_all
-            stall = self.checkpoints.save(self.step, common, per_rank, agree=agree, patience_s=patience_s)
-            self._saved = self._place
+            with contextlib.suppress(Healed):
+                return self._save_as_it_is(patience_s)
+            return self._save_as_it_is(patience_s)
+
+    def _save_as_it_is(self, patience_s: float | None) -> Stall:
+        compare = self._comparing.begin_save(self.step)
+        per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
+        per_rank |= {"owed": self._compressors.state()} | self._parts.own(accumulates=self._accumulates)
+        common = {
+            "step": self.step,
+            "epochs": self._epochs,
+            "threads": torch.get_num_threads(),
+            "experiment": self._experiment,
+            "feed": {"epoch": self._feed.epoch if self._feed else 0},
+            "parts": self._parts.state(),
+            "buckets": self._wrapped.state(),
+            **self._comparing.state(),
+        }
+        more: Any = {"about": self._comparing.about, "refusal": self._comparing.refuse_to_save()}
+        stall = self.checkpoints.save(self.step, common, per_rank, agree=compare, patience_s=patience_s, **more)
+        self._saved = self._place
+        self._trace.saved(self.step, self._comparing.numbers)
         return stall
 
     def _wait(self) -> bool:
+        self._trace.flush()
         with self._telling.saving():
             is_written = self.checkpoints.wait()
         self._telling.save_done(self.checkpoints.last_complete, self.checkpoints.write_s)
@@ -395,26 +408,3 @@ class Tracked:
             failed = "" if is_written else ", a newer one could not be written"
             say(f"leaving at step {self.step}: {why}; {kept}{failed}")
         raise SystemExit(0)
-
-    # Inside a step
-
-    @contextlib.contextmanager
-    def _losing(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception as exc:
-            self._lose(exc)
-            raise
-
-    def _lose(self, error: BaseException) -> None:
-        """Where this is a failed collective, say once what becomes of the step and raise StepLost."""
-        if not is_collective_failure(error):
-            return
-        if self._on_loss is not None:
-            self._on_loss()
-        at = self.checkpoints.last_complete
-        kept = f"the checkpoint of step {at} is complete" if at is not None else "no checkpoint is complete"
-        who = f"rank {self._membership.rank}: step {self.step}"
-        said = f"{who} does not count, a collective failed; {kept}: {first_words(error)}"
-        say(said)  # the report names who failed; this rank only waited for it
-        raise StepLost(said) from error

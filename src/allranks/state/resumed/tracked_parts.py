@@ -31,7 +31,10 @@ class Parts:
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
                 raise UsageError(f"track({name}={type(part).__name__}): expected something with state_dict")
         self.live = {name: _inner(part) for name, part in parts.items()}
-        self._modules = {name: part for name, part in self.live.items() if isinstance(part, torch.nn.Module)}
+        """Without the wrappers of modules."""
+        self.modules = {name: part for name, part in self.live.items() if isinstance(part, torch.nn.Module)}
+        inside = [own for part in parts.values() if isinstance(part, torch.nn.Module) for own in part.modules()]
+        self.is_compiled = any("_orig_mod" in own._modules or own._compiled_call_impl is not None for own in inside)
         for name, state in self.state().items():
             try:
                 Packer().pack(state, name)
@@ -59,7 +62,7 @@ class Parts:
         """
         for name in kept.keys() & self.live.keys():
             part, state = self.live[name], kept[name]
-            if name in self._modules:
+            if name in self.modules:
                 own = {_plain(part, key): key for key in part.state_dict()}
                 state = {own.get(key, key): value for key, value in state.items()}
             elif keys := _keys(part, part.state_dict()):
@@ -90,16 +93,27 @@ class Parts:
             if hasattr(self.live[name], "load_own_state_dict"):
                 self.live[name].load_own_state_dict(kept[name])
 
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """Return those of all modules, by part and name."""
+        named = {part: _named(module) for part, module in self.modules.items()}
+        return {f"{part}/{key}": own for part, pairs in named.items() for key, own in pairs}
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Those that make the same steps on all ranks."""
+        whole = [part for part in self.live.values() if isinstance(part, torch.optim.Optimizer)]
+        return [part for part in whole if not hasattr(part, "own_state_dict")]
+
     def gradients(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return what has been accumulated on this rank; of sharded parameters, its shards."""
         return {
             name: {key: _local(own.grad) for key, own in _named(module) if own.grad is not None}
-            for name, module in self._modules.items()
+            for name, module in self.modules.items()
         }
 
     def load_gradients(self, kept: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
         """Put back what `gradients` returned."""
-        for name, module in self._modules.items():
+        for name, module in self.modules.items():
             for key, own in _named(module):
                 if key in kept.get(name, ()):
                     own.grad = torch.zeros_like(own, requires_grad=False)
@@ -115,7 +129,7 @@ class Parts:
 
     def _names(self, optimizer: torch.optim.Optimizer) -> list[str]:
         """Names of its parameters in the first module that has them all, else behind the part's name, else none."""
-        named = {part: _named(module) for part, module in self._modules.items()}
+        named = {part: _named(module) for part, module in self.modules.items()}
         by_module = [{own: key for key, own in pairs} for pairs in named.values()]
         both = {own: f"{part}.{key}" for part, pairs in named.items() for key, own in pairs}
         owned = _owned(optimizer)

@@ -24,7 +24,8 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ from allranks.state.saved.pack import Packer, Piece, StateError
 from allranks.state.saved.parts import list_checkpoints
 from allranks.state.saved.reader import Loaded, await_writers, read_checkpoint
 from allranks.state.saved.snapshot import Snapshot
-from allranks.state.saved.tidy import KEEP_AT_LEAST
+from allranks.state.saved.tidy import KEEP_AT_LEAST, roll_back
 from allranks.state.saved.writer_link import WriterGoneError, WriterLink
 
 __all__ = ["CheckpointError", "Checkpointer", "Loaded", "Stall", "StateError"]
@@ -53,7 +54,7 @@ __all__ = ["CheckpointError", "Checkpointer", "Loaded", "Stall", "StateError"]
 _numbers = itertools.count()
 """Instance counter for store keys; all ranks must construct their checkpointers in the same order."""
 GIVEN_UP_S = 15.0
-"""How long the end of a run waits for the save before one that was given up; its writer outlives the run."""
+"""How long the end of a run waits for the save before one that was given up, or a roll-back for the only one."""
 
 
 class CheckpointError(SetupError):
@@ -207,6 +208,15 @@ class Checkpointer:
         for directory, why in skipped if self.membership.is_leader else ():
             self._say(f"checkpoint {directory} is passed over: {why}; {instead}")
 
+    def roll_back(self) -> int | None:
+        """Return the step to which rank 0 has rolled back (see tidy), of a save that is being written if it must be."""
+        step = None
+        with suppress(OSError):
+            if self.membership.is_leader and (step := roll_back(self.directory, self._say)) is None:
+                self.wait(GIVEN_UP_S)
+                step = roll_back(self.directory, self._say)
+        return step
+
     # Saving
 
     def save(
@@ -218,6 +228,8 @@ class Checkpointer:
         wait: bool = False,
         agree: Callable[[bool], bool] | None = None,
         patience_s: float | None = None,
+        about: Callable[[], Mapping[str, Any]] = dict,
+        refusal: str = "",
     ) -> Stall:
         """Copy the state now and have it written meanwhile; all ranks call it at the same steps.
 
@@ -232,11 +244,13 @@ class Checkpointer:
             wait: return only when it is written, or has failed.
             agree: returns whether all ranks can save, given whether this one can. None: this rank decides alone.
             patience_s: how long the save before may take to be on disk; None: `skip_after_s`.
+            about: returns what else the manifest says; asked when all ranks can save.
+            refusal: why this rank must not save; empty: it may.
         """
         self._number += 1
         name = f"{self._run}-{self._number}"
         began_s = time.perf_counter()
-        why = self._hold() if self.membership.is_leader else ""
+        why = refusal or (self._hold() if self.membership.is_leader else "")
         why = why or self._make_room(self._skip_after_s if patience_s is None else patience_s)
         waited_s = time.perf_counter() - began_s
         header, pieces, size_bytes = b"", list[Piece](), 0
@@ -259,8 +273,9 @@ class Checkpointer:
             return Stall(0.0, time.perf_counter() - began_s)
         assert self._snapshot is not None
         self._snapshot.fill(header, pieces)
-        self._steps[name] = self._step = step
-        self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": size_bytes})
+        self._step, more = step, dict(about())
+        self._steps[name] = step
+        self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": size_bytes, "about": more})
         copy_s = time.perf_counter() - began_s - waited_s
         if wait:
             self.wait()

@@ -231,9 +231,9 @@ def _progress(directory: Path) -> object:
 # Phases 3 and 4
 
 
-def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str) -> Path:
-    """Make the checkpoint of the parts of all ranks, and return its directory."""
-    manifest = Manifest(attempt.step, attempt.world_size, attempt.name, torch, time.time(), parts)
+def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str, **about: Any) -> Path:
+    """Make the checkpoint of the parts of all ranks, and return its directory; `about`: of its manifest."""
+    manifest = Manifest(attempt.step, attempt.world_size, attempt.name, torch, time.time(), parts, **about)
     with (attempt.directory / MANIFEST).open("xb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(manifest.to_bytes()))
         os.fsync(file.fileno())

@@ -67,6 +67,10 @@ class Manifest:
     """When, in seconds since the epoch, by the coordinator's clock."""
     parts: tuple[Part, ...]
     """One a rank, in order."""
+    verified: bool = False
+    """Ranks with the same state were compared when it was saved, and were equal."""
+    healed: int = 0
+    """How often a rank got the bits of others before that: then it is not what an undisturbed run would have."""
 
     def to_bytes(self) -> bytes:
         """The file: one line of JSON, and one with its CRC-32."""
@@ -86,8 +90,9 @@ class Manifest:
                 raise Damaged(f"{MANIFEST}: format {found}, this allranks reads format {FORMAT}")
             parts = tuple(part_from_json(part) for part in fields.pop("parts"))
             manifest = cls(**fields, parts=parts)
-            kinds = [type(getattr(manifest, name)) for name in ("step", "world_size", "attempt", "torch")]
-            if kinds != [int, int, str, str] or not 0 <= float(manifest.saved_s) < 1e15:
+            told = ("step", "world_size", "attempt", "torch", "verified", "healed")
+            kinds = [type(getattr(manifest, name)) for name in told]
+            if kinds != [int, int, str, str, bool, int] or not 0 <= float(manifest.saved_s) < 1e15:
                 raise TypeError("a field of another type")
         except Damaged:
             raise

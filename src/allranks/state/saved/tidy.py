@@ -1,5 +1,5 @@
-"""Which checkpoints can go? Old ones, and what dead writers left behind; never the newest two that are whole, nor the
-one that `best` links to.
+"""Which checkpoints can go? Old ones, and what dead writers left behind; never the newest two that are whole, the one
+that `best` links to, nor the newest one on which replicas agreed.
 
 Whole means verified: each part of those that stay has been read back by its writer, and is read again here when its
 file looks touched since. Deleting on the word of names alone could delete the last one that can be read.
@@ -10,6 +10,7 @@ Standard library only: it runs in the writer's process.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import stat
@@ -44,18 +45,26 @@ class Keeper:
         whole, found, best = 0, list_checkpoints(self._root), (self._root / BEST).resolve()
         if len(found) > self._keep + MOST_OVERDUE:
             should_stop = bool  # never
+        agreed: Path | None = None
+        for directory in filter(_is_agreed, found):
+            can_load = self.is_whole(directory, should_stop)
+            if can_load is None:
+                return
+            if can_load:
+                agreed = directory
+                break
         for directory in found:
             if whole >= self._keep:
-                if directory.resolve() != best:
+                if directory != agreed and directory.resolve() != best:
                     _remove(directory)
                 continue
-            is_whole = self._is_whole(directory, should_stop)
+            is_whole = self.is_whole(directory, should_stop)
             if is_whole is None:
                 return
             whole += is_whole
 
-    def _is_whole(self, directory: Path, should_stop: Callable[[], bool]) -> bool | None:
-        """None: told to stop."""
+    def is_whole(self, directory: Path, should_stop: Callable[[], bool]) -> bool | None:
+        """Return whether all parts of a checkpoint can be read; None: told to stop."""
         try:
             for part in read_manifest(directory).parts:
                 path = directory / part.name
@@ -69,6 +78,34 @@ class Keeper:
         except (Damaged, OSError):
             return False
         return True
+
+
+def roll_back(root: Path, say: Callable[[str], object]) -> int | None:
+    """Return the step of the newest whole checkpoint on which replicas agreed; newer ones get names that no run loads.
+
+    The link `best` goes if its checkpoint is one of these, so that the next value is the best one.
+    """
+    found, keeper = list_checkpoints(root), Keeper(root, KEEP_AT_LEAST)
+    agreed = next((path for path in found if _is_agreed(path) and keeper.is_whole(path, bool)), None)
+    if agreed is None:
+        return None
+    best = root / BEST
+    if best.is_symlink() and best.resolve() in {path.resolve() for path in found[: found.index(agreed)]}:
+        say(f"{best} led to {best.resolve().name}, which is set aside: the next saved value counts as the best")
+        best.unlink()
+    for newer in found[: found.index(agreed)]:
+        numbers = (f".{number}" if number else "" for number in itertools.count())
+        places = (newer.with_name(f"unverified_{newer.name}{number}") for number in numbers)
+        aside = newer.rename(next(place for place in places if not place.exists()))
+        say(f"{newer} is newer than {agreed.name}, on which replicas agreed: it is now {aside}")
+    return read_manifest(agreed).step
+
+
+def _is_agreed(directory: Path) -> bool:
+    try:
+        return read_manifest(directory).verified
+    except Damaged:
+        return False
 
 
 def sweep(root: Path, *, run: str, below: int) -> None:

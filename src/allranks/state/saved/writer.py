@@ -97,7 +97,7 @@ class Writer:
                 return {"is_whole": None if self._is_orphaned() else watch_outcome(attempt, self._has_news)}
             parts = gather_parts(attempt, is_orphaned=self._is_orphaned, is_next_due=self._has_news)
             self._refuse_others(attempt)
-            directory = seal(attempt, parts, torch=self._torch)
+            directory = seal(attempt, parts, torch=self._torch, **request["about"])
         except Exception as exc:  # also what nobody thought of: this process has no terminal to die on
             if self._rank == 0:
                 give_up(attempt)

@@ -1,0 +1,114 @@
+"""A training that `allranks diff --replay` runs again: it saves and logs nothing, and records the operations of steps.
+
+    begin_setup(rank)      in session(): records from here to the first step, if nothing is equal before that
+    RerunTracked(parts, ...)   in place of Tracked: the step that the plan names first is recorded, and so on
+
+It begins at the only checkpoint in the plan's folder, else at step 0, and ends with 0 at the boundary `until`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allranks.state.resumed.steps import Step
+from allranks.state.resumed.telling import Telling
+from allranks.state.resumed.track import Tracked
+from allranks.state.saved.checkpoint import Stall
+from allranks.state.truth.op_file import MOST_FILES, SETUP, VARIABLE, RerunPlan, to_text
+from allranks.state.truth.ops import OpRecorder
+
+TOLD_EVERY_S = 0.2
+READ_S = 600.0
+"""How long the command may take to compare a step."""
+_setup: list[OpRecorder | None] = []
+"""What records this process until its first step, and then None."""
+
+
+def begin_setup() -> None:
+    """Record from here on, if the plan says so; once in a process."""
+    plan = RerunPlan.read(os.environ[VARIABLE])
+    if plan.first == SETUP and not _setup:
+        _setup.append(recorder := OpRecorder())
+        recorder.__enter__()
+
+
+class RerunTracked(Tracked):
+    """The state of such a training, on this rank; its arguments are those of Tracked."""
+
+    def __init__(self, parts: Mapping[str, Any], **told: Any) -> None:
+        super().__init__(parts, **told)
+        self._telling = Telling(told["cell"])  # without what the training logs to
+        self._plan = RerunPlan.read(os.environ[VARIABLE])
+        self._told_s = 0.0
+
+    def steps(self, loader: Any, **told: Any) -> Iterator[Step]:
+        """Yield the steps up to the plan's end."""
+        for step in super().steps(loader, **told):
+            if step.number < self._plan.first:
+                yield step
+                continue
+            self._trace.flush()
+            recorder = OpRecorder(self._modules)
+            if self._plan.found.exists():
+                yield step
+            else:
+                recorder.begin(step.batches)
+                with recorder:
+                    yield step
+            self._write(step.number, recorder)
+
+    def save(self, **values: Any) -> bool:
+        """Do what a save does to the training, and save nothing."""
+        self._best.check(values)
+        with self._losses:
+            self._save()
+        return True
+
+    def _save(self, patience_s: float | None = None) -> Stall:
+        self._averaging.synchronize()
+        self._saved = self._place
+        return Stall(0.0, 0.0)
+
+    def _boundary(self) -> None:
+        if _setup and (recorder := _setup[0]) is not None:
+            _setup[0] = None
+            recorder.__exit__(None, None, None)
+            self._write(SETUP, recorder)
+        super()._boundary()
+        is_over = self.step >= self._plan.until
+        if self._membership.is_leader and (is_over or time.monotonic() - self._told_s >= TOLD_EVERY_S):
+            self._told_s = time.monotonic()
+            self._put(Path(self._plan.folder) / "at", str(self.step))
+        if self.step >= self._plan.first:
+            self._trace.saved(self.step, None)  # a row of its own: `reach` records at some steps only
+        if is_over:
+            self._saved = self._place
+            self._trace.flush()
+            raise SystemExit(0)
+
+    def _modules(self) -> dict[str, torch.nn.Module]:
+        modules = {part: own for part, own in self._parts.live.items() if isinstance(own, torch.nn.Module)}
+        return {f"{part}.{name}".rstrip("."): module for part, own in modules.items()
+                for name, module in own.named_modules()}  # fmt: skip
+
+    def _write(self, step: int, recorder: OpRecorder) -> None:
+        """Write a step's file; wait while the command has not read those before it."""
+        path = self._plan.file_of(step, self._membership.rank)
+        path.parent.mkdir(exist_ok=True)
+        self._put(path, to_text(recorder.ops(), recorder.num_left_out))
+        deadline_s = time.monotonic() + READ_S
+        while self._plan.file_of(step - MOST_FILES + 1, self._membership.rank).exists():
+            if time.monotonic() > deadline_s:
+                raise SystemExit(f"allranks: nobody has read the operations of step {step - 1} for {READ_S:.0f} s")
+            time.sleep(0.02)
+
+    def _put(self, path: Path, text: str) -> None:
+        new = path.with_name(f"{path.name}.new")
+        new.write_text(text)
+        new.rename(path)

@@ -1,0 +1,384 @@
+"""Are the replicas still equal? One rank's side of the comparisons, which ride in the talks of the ranks.
+
+    words = comparing.words(step)              # None: no check is due here
+    ... all ranks take the largest of each     (state.resumed.agree)
+    comparing.heard(step, largest)             # raises ReplicaError on all ranks, where one of them has other bits
+
+The words are a number h of all that is compared, and its complement: where the largest h is the complement of the
+largest complement, all ranks have one h, and all of them know it. Only where that is not so, a second exchange follows:
+
+1  each rank computes all numbers again, and tells all others them by name    (all_gather_object)
+2  what differs is judged, the same on all ranks                              (state.truth.odd_one)
+3  the tensors of a rank of the majority are sent to all, which count the elements that differ, and, to heal, copy them
+4  what the user asked for follows: the job ends, or the replica is healed
+
+A check is due at the first boundaries, to learn what is replicated, then at steps that 2^k divides. Rank 0 measures
+what a check takes and says k one talk ahead. Where ranks make local steps, it waits for their synchronization.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from allranks.model.errors import AllranksError
+from allranks.report.refusal import as_raised
+from allranks.report.text import count_of
+from allranks.state.resumed.agree import Agreement
+from allranks.state.resumed.telling import add_event
+from allranks.state.resumed.tracked_parts import Parts
+from allranks.state.saved.checkpoint import Checkpointer
+from allranks.state.truth.contents import Contents
+from allranks.state.truth.corruption import Corruption, OnCorruption, tell_next
+from allranks.state.truth.difference import Difference
+from allranks.state.truth.fingerprint import hash_text
+from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
+from allranks.state.truth.learner import Learner
+from allranks.state.truth.odd_one import ReplicaReport, TensorReport, find_updates, groups_of, judge
+
+SHARE = 0.005
+"""Of the time, that checks may take."""
+FIRST_CHECKS = 4
+"""At each boundary: so many are needed to learn what changes."""
+RECORD_S = 0.001
+"""Of a check: what its row in the record takes (state.truth.trace)."""
+MOST_EXPONENT = 20
+_LEAST = -(1 << 63)
+"""No word of this rank: the largest of all is another one's."""
+
+
+class Healed(Exception):
+    """A replica that differed before a save has been healed: what is to be saved is another one now."""
+
+
+def choose_exponent(check_s: float, step_s: float) -> int:
+    """Return k, so that a check every 2^k steps takes at most SHARE of the time.
+
+    >>> choose_exponent(0.06, 0.4), choose_exponent(0.001, 1.0), choose_exponent(0.06, 0.0)
+    (5, 0, 20)
+    """
+    if step_s <= 0:
+        return MOST_EXPONENT
+    return min(MOST_EXPONENT, max(0, math.ceil(math.log2(max(check_s, 1e-9) / step_s / SHARE))))
+
+
+class Comparing:
+    """What this rank compares with the others.
+
+    Args:
+        parts: that are tracked.
+        policy: what becomes of the job when a replica differs.
+        talks: with all ranks.
+        say: takes what rank 0 tells.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        checkpoints: Checkpointer,
+        *,
+        policy: OnCorruption,
+        talks: Agreement,
+        say: Callable[[str], None],
+    ) -> None:
+        self._read, self._policy, self._membership = parts.state, policy, talks.membership
+        self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
+        self._ruined: int | None = None
+        """Step at which parameters became NaN or infinite in an earlier life of this training."""
+        self._is_said = False
+        self._check_s = 0.0
+        self._is_verified = False
+        """Rank 0, which saves, is compared with another rank."""
+        self._talks, self._directory, self._say = talks, checkpoints.directory, say
+        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
+        self._difference = Difference(talks, policy=policy, verified=self._roll_back)
+        self._learner = Learner()
+        self._is_on = self._membership.world_size > 1
+        self._groups: list[str] | None = None
+        self._own_group = ""
+        self._contents = Contents()
+        self._numbers: dict[str, int] = {}
+        self._known: dict[str, int] | None = None
+        """After a load: what the checkpoint says."""
+        self._exponent = 0
+        self._last: tuple[int, float] | None = None
+        """Step and end of the last check."""
+        self._proposed = 0
+        self.equal_step: int | None = None
+        """At which all ranks were equal the last time."""
+        self.healed: list[dict[str, Any]] = []
+        """Tensors that got the bits of other ranks in this training: it is no longer the undisturbed one."""
+
+    @property
+    def notice(self) -> int:
+        """What rank 0 says of the next check."""
+        return self._proposed if self._membership.is_leader else 0
+
+    @property
+    def numbers(self) -> dict[str, int] | None:
+        """Of the last check, by name; None where there are no replicas to compare."""
+        return self._numbers if self._is_on else None
+
+    def looks(self, step: int) -> bool:
+        """Return whether this rank's gradients were not finite since the last talk."""
+        return self._finite.poll(step)
+
+    def words(self, step: int, *, is_synchronized: bool = True) -> tuple[int, ...]:
+        """Return what this rank says at a boundary; nothing where no check is due. The same on all ranks.
+
+        Args:
+            is_synchronized: all ranks should have the same weights now.
+        """
+        is_due = self._last is None or self._learner.num_checks < FIRST_CHECKS
+        is_due = is_due or step >> self._exponent != self._last[0] >> self._exponent  # type: ignore[index]
+        has_moved = self._last is None or step != self._last[0]
+        return self.words_now() if self._is_on and is_synchronized and is_due and has_moved else ()
+
+    def words_now(self) -> tuple[int, ...]:
+        """Return the same, due or not; nothing where there are no replicas."""
+        if not self._is_on:
+            return ()
+        began_s = time.monotonic()
+        self._contents = Contents.of(self._read())
+        if self._groups is None and not self._meet():
+            return ()
+        self._numbers = self._contents.numbers()
+        self._check_s = time.monotonic() - began_s
+        return self._said()
+
+    def heard(self, step: int, largest: Sequence[int], *, notice: int | None = None, looks: bool = False) -> None:
+        """Take in the largest of each word.
+
+        Args:
+            notice: rank 0's.
+            looks: of any rank.
+        Raises:
+            NotFiniteError: parameters became NaN at this step in an earlier life, too.
+            ReplicaError: one rank has other bits than the rest, or the ranks have different ones.
+        """
+        self._exponent = self._exponent if notice is None else notice
+        if looks:
+            self._examine_before()
+        if not largest:
+            return
+        if _are_equal(largest):
+            self._agree(step)
+        else:
+            self._examine(step)
+        if self._membership.is_leader:
+            now_s = time.monotonic()
+            if self._last is not None and step > self._last[0]:
+                step_s = (now_s - self._last[1] - self._check_s) / (step - self._last[0])
+                self._proposed = choose_exponent(self._check_s + RECORD_S, step_s)
+        self._last = step, time.monotonic()
+
+    def loaded(self, step: int, parts: Collection[str], common: Mapping[str, Any]) -> None:
+        """Compare what was loaded, on all ranks; all of it must be equal.
+
+        Args:
+            parts: names of those that the checkpoint has.
+            common: what `state` returned, if the checkpoint has it: what was compared then must be equal.
+        Raises:
+            ReplicaError: it is not.
+        """
+        known, self.healed = common.get("fingerprints"), [*common.get("healed", ())]
+        self._ruined, *_ = self._talks.gather(read_ruined(self._directory) if self._membership.is_leader else None)
+        if words := self.words_now():
+            of_parts = {name: own for name, own in self._numbers.items() if name.partition("/")[0] in parts}
+            self._known = of_parts if known is None else {name: known[name] for name in of_parts if name in known}
+            if not _are_equal(self._talks.largest(*words)):
+                self._examine(step)
+            self._known = None
+
+    # Saves
+
+    def begin_save(self, step: int) -> Callable[[bool], bool]:
+        """Look at what is about to be saved; return what tells whether all ranks can save, given whether this one can.
+
+        That raises ReplicaError where the ranks are not equal, and Healed where they were not: look again then.
+        """
+        words = self.words_now()
+
+        def can_all(can: bool) -> bool:
+            refused, *largest = self._talks.largest(not can, *words)
+            num_healed = len(self.healed)
+            self.heard(step, largest)
+            if len(self.healed) > num_healed:
+                raise Healed
+            return not refused
+
+        return can_all
+
+    def refuse_to_save(self) -> str:
+        """Return why this rank must not save; empty: it may."""
+        name = self._finite.find_bad_parameter()
+        return f"{name} is NaN or infinite, so the last finite checkpoint stays" if name else ""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint has of this: the numbers of all that is compared, and what was healed."""
+        compared = {name: self._numbers[name] for name in self._learner.compared(self._numbers)}
+        return ({"fingerprints": compared} if self._is_on else {}) | ({"healed": self.healed} if self.healed else {})
+
+    def about(self) -> dict[str, Any]:
+        """Return what the manifest of a checkpoint says of it, once all ranks can save."""
+        return {"verified": self._is_verified, "healed": len(self.healed)}
+
+    # Replays
+
+    def why_apart(self, names: Sequence[str]) -> str:
+        """Return why ranks may compute other gradients from the same batch; empty: they have the same parameters.
+
+        Args:
+            names: of all parameters.
+        """
+        if not self._is_on:
+            return "no two ranks are known to have the same weights"
+        apart = {*names} - {*self._learner.compared(names)}
+        return f"{count_of(len(apart), 'parameter')} ({_some(sorted(apart))}) of each rank are its own" if apart else ""
+
+    def exchange(self) -> list[ReplicaReport]:
+        """Return who all ranks are, and which of them compute the same bits; all ranks call it together."""
+        contents = Contents.of(self._read())
+        return self._difference.exchange({}, _describe_group(contents), contents)
+
+    def compare_now(self, step: int) -> None:
+        """Compare the replicas, due or not; raises as `heard` does."""
+        self.heard(step, self._talks.largest(*self.words_now()))
+
+    def give_up(self, tell: Callable[[str, bool], AllranksError]) -> AllranksError:
+        """Return what all ranks raise, given what becomes of the job, and whether it may be started again."""
+        verified, *_ = self._talks.gather(self._roll_back())
+        return as_raised(tell(*tell_next(self._policy, verified=verified)))
+
+    # The words
+
+    def _said(self) -> tuple[int, ...]:
+        compared = self._learner.compared(self._numbers)
+        own = hash_text(*(f"{name}={self._numbers[name]}" for name in compared))
+        assert self._groups is not None
+        return tuple(
+            word for group in self._groups for word in ((own, ~own) if group == self._own_group else (_LEAST, _LEAST))
+        )
+
+    def _agree(self, step: int) -> None:
+        self._learner.agree({name: self._numbers[name] for name in self._learner.compared(self._numbers)})
+        self.equal_step = step
+
+    def _meet(self) -> bool:
+        """Find out which ranks can be compared; once, all ranks together. Returns whether any can."""
+        self._own_group = _describe_group(self._contents)
+        found = self._talks.gather(self._own_group)
+        self._groups = sorted({*found})
+        groups = groups_of([ReplicaReport(entries={}, group=group) for group in found])
+        self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
+        if not self._is_on:
+            self._tell("the ranks are not compared with each other: none has a replica, a rank with the same state")
+        elif self._contents.unwatched:
+            names = self._contents.unwatched
+            self._tell(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
+        return self._is_on
+
+    # Where they differ
+
+    def _examine(self, step: int) -> None:
+        self._numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
+        reports = self._report(self._numbers)
+        judged = judge(reports, is_loaded=self._known is not None)
+        self._learner.drop(judged.not_replicated)
+        if judged.is_by_script:
+            self._is_on = self._is_verified = False
+            self._tell(f"at step {step} most tensors differ between all ranks: they are not compared any more")
+            return
+        self._tell_unlike(judged.not_replicated)
+        if suspects := judged.suspects:
+            counts = self._difference.count(suspects, reports, self._contents)
+            updated = find_updates(suspects, counts)
+            self._learner.drop(updated)
+            self._tell_unlike(updated, f" from step {step} on")
+            if suspects := tuple(own for own in suspects if own.name not in updated):
+                self._heal_or_raise(Corruption(suspects, counts, step, self.equal_step), reports)
+        if self._known is None:
+            self._agree(step)
+
+    def _examine_before(self) -> None:
+        """Gradients were not finite: compare what the ranks had before the update with them."""
+        (seen_at, before), name = self._finite.take(), self._finite.find_bad_parameter()
+        reports = self._report(before or {}, group=None if before else f"rank {self._membership.rank} did not see it")
+        found = self._talks.gather((seen_at, name))
+        step, name = max(seen for seen, _ in found), next((own for _, own in found if own), "")
+        if suspects := judge(reports).suspects:
+            raise self._difference.error(Corruption(suspects, {}, step, self.equal_step), reports)
+        said = f"gradients are NaN or infinite at step {step}"
+        ruined = f"{said}, and then {name} is" if name else ""
+        if ruined and step == self._ruined:
+            text = f"{ruined}, as before the checkpoint was loaded: a restart does not help"
+            raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
+        if not self._is_said:
+            equal = ", on all ranks alike" if groups_of(reports) else ""
+            self._tell(
+                f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision"
+            )
+        self._is_said = True
+        if ruined and self._membership.is_leader:
+            write_ruined(self._directory, step)
+
+    def _heal_or_raise(self, found: Corruption, reports: Sequence[ReplicaReport]) -> None:
+        suspects = found.suspects
+        if self._policy is OnCorruption.HEAL and self._difference.heal(suspects, reports, self._contents):
+            self._numbers = self._contents.numbers()
+            if _are_equal(self._talks.largest(*self._said())):
+                names, ranks = [own.name for own in suspects], list(suspects[0].ranks)
+                self.healed.append({"step": found.step, "names": names, "ranks": ranks})
+                if self._membership.is_leader:
+                    add_event("healed", step=found.step, ranks=ranks, tensors=names)
+                what = f"AR610 replica-differs: {found.describe(reports)}"
+                self._tell(f"{what}; healed: the run is no longer the undisturbed one")
+                return
+        raise self._difference.error(found, reports)
+
+    def _report(self, numbers: Mapping[str, int], *, group: str | None = None) -> list[ReplicaReport]:
+        known, forms = self._known, self._contents.forms()
+        entries = {
+            name: TensorReport(
+                number=numbers[name],
+                standing=self._learner.standing(name),
+                is_changed=numbers[name] != (known[name] if known else self._learner.before(name)),
+                form=forms.get(name),
+            )
+            for name in self._learner.compared(numbers if known is None else known)
+        }
+        if group is None:
+            self._own_group = _describe_group(self._contents)  # the script may have set another number of threads
+        reports = self._difference.exchange(entries, group or self._own_group, self._contents)
+        if group is None:
+            self._groups = sorted({report.group for report in reports})
+        return reports
+
+    def _tell_unlike(self, names: Sequence[str], since: str = "") -> None:
+        if names:
+            what = f"{count_of(len(names), 'tensor')} ({_some(names)})"
+            self._tell(f"not replicated{since}: {what}; not compared between ranks")
+
+    def _tell(self, text: str) -> None:
+        if self._membership.is_leader:
+            self._say(text)
+
+
+def _are_equal(largest: Sequence[int]) -> bool:
+    return all(most == ~complement for most, complement in zip(largest[::2], largest[1::2], strict=True))
+
+
+def _describe_group(contents: Contents) -> str:
+    """What decides which bits this rank computes, and which shards it has."""
+    devices = {own.device for own in contents.tensors.values()}
+    names = sorted({torch.cuda.get_device_name(own) for own in devices if own.type == "cuda"})
+    own = (*names, torch.backends.cpu.get_cpu_capability(), torch.get_num_threads(), torch.__version__)
+    return repr((own, sorted(contents.shards)))
+
+
+def _some(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:3])}{', ...' * (len(names) > 3)}"

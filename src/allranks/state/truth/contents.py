@@ -1,0 +1,92 @@
+"""Which tensors and numbers do the tracked parts hold, by name? What of them can be compared between ranks?
+
+A name is a path through a part's state: `model/layers.0.weight`, `optimizer/state/layers.0.weight/exp_avg`. What is in
+the same memory is there once. Of a DTensor it is this rank's shard. All of a part's numbers and text are one entry.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from allranks.state.saved.pack import is_dtensor
+from allranks.state.truth.fingerprint import can_watch, fingerprint, hash_text
+
+NUMBERS = "numbers"
+"""Last word of the name of a part's numbers."""
+
+
+@dataclass(slots=True)
+class Contents:
+    """What a state holds."""
+
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    """By name of the entry: each number with its path."""
+    unwatched: list[str] = field(default_factory=list)
+    """Tensors without a fingerprint."""
+    shards: set[tuple[int, ...]] = field(default_factory=set)
+    """Where in the meshes of its DTensors this rank is, along the dimensions that cut them."""
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Contents:
+        """Return what the parts hold, each state by its part's name."""
+        found, places = cls(), set[object]()
+        for path, value in _walk(state, ""):
+            if isinstance(value, Tensor):
+                found._add(path, value.detach(), places)
+            else:
+                text = hashlib.blake2b(value.tobytes()).hexdigest() if hasattr(value, "tobytes") else repr(value)
+                found.texts.setdefault(f"{path.partition('/')[0]}/{NUMBERS}", []).append(f"{path}={text}")
+        return found
+
+    def numbers(self) -> dict[str, int]:
+        """Return the fingerprint of each entry."""
+        of_tensors = zip(self.tensors, fingerprint([*self.tensors.values()]), strict=True)
+        return {**dict(of_tensors), **{name: hash_text(*texts) for name, texts in self.texts.items()}}
+
+    def forms(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return dtype and shape of each tensor."""
+        return {name: (str(own.dtype), tuple(own.shape)) for name, own in self.tensors.items()}
+
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors are: on a GPU, if any is."""
+        devices = {own.device for own in self.tensors.values()}
+        return next((own for own in devices if own.type != "cpu"), torch.device("cpu"))
+
+    def _add(self, path: str, tensor: Tensor, places: set[object]) -> None:
+        if is_dtensor(tensor):
+            mesh: Any = tensor.device_mesh
+            at = mesh.get_coordinate() or ()
+            cut = [place if not how.is_replicate() else -1 for place, how in zip(at, tensor.placements, strict=False)]
+            self.shards.add(tuple(cut))
+            tensor = tensor.to_local()
+        if not can_watch(tensor):
+            self.unwatched.append(path)
+            return
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+        if tensor.numel() == 0 or place not in places:
+            places.add(place)
+            self.tensors[path] = tensor
+
+
+def differing_elements(own: Tensor, other: Tensor) -> int:
+    """Return how many elements of two tensors of one dtype and shape have other bits."""
+    if not own.numel():
+        return 0
+    bits = [one.resolve_conj().resolve_neg().reshape(-1, 1).contiguous().view(torch.uint8) for one in (own, other)]
+    return int((bits[0] != bits[1]).view(own.numel(), -1).any(1).sum())
+
+
+def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping | list | tuple):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _walk(item, f"{path}/{key}" if path else str(key))
+    else:
+        yield path, value

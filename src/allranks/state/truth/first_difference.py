@@ -1,0 +1,202 @@
+"""Which operation is the first one that differs where a step was run twice? (pure)
+
+    find_first({0: ops_of_a, 1: ...}, {0: ops_of_b, 1: ...})     # a FirstDifference, of rank 1, or None
+
+Operations of a rank are aligned by their names. Of two that are aligned, inputs are compared before outputs, so a value
+that differs is named where it was made: by an operation (equal inputs, another output), by one that only one of the
+runs has done, by a generator that stood elsewhere, or outside of all operations, such as data and what Python computed.
+
+Of several ranks, the one is named that differs after the fewest collectives, since these carry a difference on to the
+others; and a collective whose result differs comes after the ranks that brought a difference to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from itertools import zip_longest
+
+from allranks.state.truth.op_file import BATCH, Op, OpValue
+
+Pair = tuple[Op | None, Op | None]
+REACH = 400
+"""How many operations may be in one run alone, before both go on alike."""
+_ALIKE = 2
+"""So many alike in a row mean that both go on alike."""
+
+
+class DifferenceKind(StrEnum):
+    """What differs first."""
+
+    OUTPUT = "output"
+    INPUT = "input"
+    DTYPE = "dtype"
+    SHAPE = "shape"
+    SETTING = "setting"
+    OP = "op"
+    GENERATOR = "generator"
+
+
+_SAYS = {
+    DifferenceKind.OUTPUT: "another output, although its inputs are equal",
+    DifferenceKind.INPUT: "another input, which no recorded operation has made",
+    DifferenceKind.DTYPE: "inputs of another dtype",
+    DifferenceKind.SHAPE: "inputs of another shape, or another number of inputs",
+    DifferenceKind.SETTING: "another argument",
+    DifferenceKind.OP: "another operation",
+    DifferenceKind.GENERATOR: "its random numbers come from a generator that stood elsewhere",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstDifference:
+    """The first one of a step."""
+
+    kind: DifferenceKind
+    ranks: tuple[int, ...]
+    """On which it is the same; the first one is described."""
+    a: Op | None
+    """In run A; None: the run has not done it."""
+    b: Op | None
+    values: tuple[str, str] = ("", "")
+    """What differs, in A and in B."""
+    is_without_effect: bool = False
+    """No value that both runs have differs after it."""
+
+    def describe(self, num_ranks: int) -> list[str]:
+        """Return it in lines."""
+        op = self.a or self.b
+        assert op is not None
+        ranks = _ranks(self.ranks, num_ranks)
+        where = ", ".join(filter(None, [ranks, op.line, op.module and f"in {op.module}"]))
+        said = f"{op.name} ({where}): {_SAYS[self.kind]}"
+        if op.name == BATCH:
+            said = f"the data differ: the batch of {ranks}"
+        return [said, *(f"  {name}: {value}" for name, value in zip("AB", self.values, strict=True) if value)]
+
+
+def find_first(a: Mapping[int, Sequence[Op]], b: Mapping[int, Sequence[Op]]) -> FirstDifference | None:
+    """Return the first difference of a step.
+
+    Args:
+        a: the operations of run A, by rank.
+        b: those of run B, of the same ranks.
+    """
+    found = [((*own, rank), difference) for rank in sorted(a) for own, difference in _find_on(rank, a[rank], b[rank])]
+    if not found:
+        return None
+    _, first = min(found, key=lambda item: (item[1].is_without_effect, item[0]))
+    ranks = {rank for _, own in found if _name(own) == _name(first) for rank in own.ranks}
+    return replace(first, ranks=tuple(sorted(ranks)))
+
+
+def _find_on(rank: int, a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[tuple[int, bool], FirstDifference]]:
+    """Yield the first difference of one rank, if there is one, with how many collectives came before it."""
+    made, num_before, place = set[int](), 0, 0
+    other: FirstDifference | None = None
+    draws: FirstDifference | None = None
+    for one, two in align(a, b):
+        if one is None or two is None or one.name != two.name:
+            alone = [op for op in (one, two) if op is not None]
+            made |= {value.number for op in alone for value in op.outputs}
+            told = FirstDifference(
+                kind=DifferenceKind.OP, ranks=(rank,), a=one, b=two, values=(_say_op(one), _say_op(two))
+            )
+            if other is None:
+                other, place = told, num_before
+            if draws is None and any(op.generator for op in alone):
+                draws = told
+            continue
+        if found := _compare(one, two):
+            kind, values = found
+            told = FirstDifference(kind=kind, ranks=(rank,), a=one, b=two, values=values)
+            if kind is DifferenceKind.GENERATOR and draws:
+                told = draws
+            elif kind is DifferenceKind.INPUT and other and made & _differing(one.inputs, two.inputs):
+                told = other
+            yield (num_before, one.is_collective and kind is DifferenceKind.OUTPUT), told
+            return
+        num_before += one.is_collective
+    if other is not None:
+        yield (place, False), replace(other, is_without_effect=True)
+
+
+def _compare(one: Op, two: Op) -> tuple[DifferenceKind, tuple[str, str]] | None:
+    """Return what differs between two operations of one name."""
+    forms = [[value.form for value in op.inputs] for op in (one, two)]
+    if forms[0] != forms[1]:
+        dtypes = [[form.partition("[")[0] for form in own] for own in forms]
+        return DifferenceKind.DTYPE if dtypes[0] != dtypes[1] else DifferenceKind.SHAPE, (
+            ", ".join(forms[0]),
+            ", ".join(forms[1]),
+        )
+    if one.inputs != two.inputs:
+        return DifferenceKind.INPUT, _say_values(one.inputs, two.inputs)
+    if one.settings != two.settings:
+        return DifferenceKind.SETTING, (one.settings, two.settings)
+    if one.outputs != two.outputs:
+        kind = DifferenceKind.GENERATOR if one.generator != two.generator else DifferenceKind.OUTPUT
+        return kind, _say_values(one.outputs, two.outputs)
+    return None
+
+
+def align(a: Sequence[Op], b: Sequence[Op]) -> Iterator[Pair]:
+    """Yield operations that belong together; those that one run alone has done beside the other's, or None.
+
+    >>> runs = [[Op(name, "", "", (), ()) for name in own] for own in ("xyzuv", "xqyzuv")]
+    >>> [[op and op.name for op in pair] for pair in align(*runs)][:3]
+    [['x', 'x'], [None, 'q'], ['y', 'y']]
+    """
+    i = j = 0
+    while i < len(a) and j < len(b):
+        if a[i].name != b[j].name:
+            more, less = _find_again(a, b, i, j)
+            yield from zip_longest(a[i : i + more], b[j : j + less])
+            i, j = i + more, j + less
+            continue
+        yield a[i], b[j]
+        i, j = i + 1, j + 1
+    yield from ((op, None) for op in a[i:])
+    yield from ((None, op) for op in b[j:])
+
+
+def _find_again(a: Sequence[Op], b: Sequence[Op], i: int, j: int) -> tuple[int, int]:
+    """Return after how many more operations of each both go on alike; all the rest of both, if they do not."""
+    names = [op.name for op in a[i : i + REACH + _ALIKE]], [op.name for op in b[j : j + REACH + _ALIKE]]
+    for skipped in range(1, 2 * REACH):
+        for more in range(max(0, skipped - REACH), min(skipped, REACH) + 1):
+            rows = names[0][more : more + _ALIKE], names[1][skipped - more : skipped - more + _ALIKE]
+            if rows[0] and rows[0] == rows[1]:
+                return more, skipped - more
+    return len(a) - i, len(b) - j
+
+
+def _differing(one: Sequence[OpValue], two: Sequence[OpValue]) -> set[int]:
+    return {value.number for pair in zip(one, two, strict=True) if pair[0] != pair[1] for value in pair}
+
+
+def _say_values(one: Sequence[OpValue], two: Sequence[OpValue]) -> tuple[str, str]:
+    """Return the first values that differ, as texts."""
+    pairs = zip(one, two, strict=False)
+    unlike = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if unlike is None:
+        return f"{len(one)} tensors", f"{len(two)} tensors"
+    first, second = (f"{value.form} {value.number & (1 << 64) - 1:016x}" for value in unlike)
+    return first, second
+
+
+def _say_op(op: Op | None) -> str:
+    if op is None:
+        return "none"
+    return " ".join([op.name, *([", ".join(value.form for value in op.inputs)] if op.inputs else []), op.line])
+
+
+def _name(own: FirstDifference) -> tuple[object, ...]:
+    return own.kind, own.is_without_effect, *(op and (op.name, op.line) for op in (own.a, own.b))
+
+
+def _ranks(ranks: Sequence[int], num_ranks: int) -> str:
+    if len(ranks) == num_ranks > 1:
+        return "all ranks"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,277 @@
+"""Which operations does a step do, and on which bits? Recorded when `allranks diff --replay` runs a training again.
+
+    recorder = OpRecorder(name_modules)
+    recorder.begin(batches)
+    with recorder:
+        train_step(...)
+    to_text(recorder.ops())
+
+A TorchDispatchMode gets each operation below autograd, collectives included; compiled code runs eager meanwhile. A mode
+belongs to one thread. Backward operations on a CPU run on the thread that calls `backward()`. Those on a GPU, and those
+of deeply nested backward passes, run on threads of autograd, which take over the modes of the calling thread
+(at::ThreadLocalState). A collective is waited for at once, since its result is read; sends and receives are not, since
+the peer may not have begun.
+
+A tensor's number is kept until something writes to its memory, as the operation's schema says. What is written behind
+torch's back (NumPy in a tensor's memory, kernels of Triton) is seen from the next step on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+
+from allranks.state.saved.pack import is_dtensor
+from allranks.state.truth.contents import Contents
+from allranks.state.truth.fingerprint import can_watch, hash_text, on_one_device
+from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue
+from allranks.state.truth.trace import as_data, hash_bytes
+
+_OVERWRITES = frozenset((
+    "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_",
+    "log_normal_", "_foreach_copy_", "_foreach_zero_", "recv_", "recv_any_source_",
+))  # fmt: skip
+"""The old content of what they write to does not count; nor does that of `out=`."""
+SMALL_BYTES = 64 << 10
+"""On a CPU the bytes of a tensor of this size are hashed as they are: a fingerprint takes 0.1 ms at least."""
+_COLLECTIVES = ("c10d", "_c10d_functional")
+_STDLIB, _OWN = f"{Path(os.__file__).resolve().parent}/", f"{Path(__file__).resolve().parents[2]}/"
+_PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
+
+
+class _Form:
+    """What the schema of an operation says of it."""
+
+    def __init__(self, func: Any) -> None:
+        schema = func._schema
+        self.name, self.short = str(func), schema.name.partition("::")[2]
+        self.names = [argument.name for argument in schema.arguments]
+        self.is_collective = func.namespace in _COLLECTIVES
+        is_view = self.short == "_wrap_tensor_autograd" or bool(getattr(func, "is_view", False))
+        self.is_passed = func.namespace in ("profiler", "prim") or is_view
+        """It computes nothing."""
+        self.draws = torch.Tag.nondeterministic_seeded in func.tags
+        written = {own.name for own in schema.arguments if own.alias_info is not None and own.alias_info.is_write}
+        self.written = written or (set(self.names) if func.namespace == "c10d" else set())
+        outputs = {own.name for own in schema.arguments if own.is_out or own.name.startswith("output")}
+        if is_wait := self.short == "wait_tensor":  # what it waits for is being written until then
+            self.written = set(self.names)
+        self.overwritten = outputs | (self.written if self.short in _OVERWRITES or is_wait else set())
+        is_late = func.namespace == "_c10d_functional" and not is_wait
+        self.is_unread = is_late or "empty" in self.short or self.short in ("resize_", "send", "recv_")
+        """Its outputs do not count, or are not there yet."""
+
+
+_form_of = functools.cache(_Form)
+
+
+class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
+    """Records the operations of one step.
+
+    Args:
+        name_modules: returns the modules of the training by name.
+    """
+
+    def __init__(self, name_modules: Callable[[], Mapping[str, torch.nn.Module]] = dict) -> None:
+        super().__init__()
+        self._name_modules = name_modules
+        self._names: dict[int, str] | None = None
+        self._running = list[str]()
+        self._forward = dict[int, tuple[str, str]]()
+        """Line and module of a forward operation, by the number of its node."""
+        self._rows = list[tuple[str, str, str, list[tuple[str, int]], list[tuple[str, int]], str, str]]()
+        self._chunks = list[Tensor | list[int]]()
+        """Numbers; those of a GPU are there until the step is over."""
+        self._num_numbers = 0
+        self._known = dict[int, tuple[StorageWeakRef, dict[object, int]]]()
+        """Places in `_chunks`, by storage and by what is looked at of it."""
+        self._hooks = contextlib.ExitStack()
+        self.num_left_out = 0
+
+    def __enter__(self) -> Any:
+        hooks = torch.nn.modules.module
+        for handle in (
+            hooks.register_module_forward_pre_hook(lambda module, _: self._running.append(self._name_of(module))),
+            hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ):
+            self._hooks.callback(handle.remove)
+        if stance := getattr(torch.compiler, "set_stance", None):  # torch 2.6
+            self._hooks.enter_context(stance("force_eager"))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._hooks.close()
+
+    def begin(self, batches: Sequence[Any]) -> None:
+        """Take in the batch of the step; called before this is entered."""
+        inputs = list[tuple[str, int]]()
+        with contextlib.suppress(Exception):  # as in the record: an object of the script that cannot be read
+            found = Contents.of({BATCH: as_data(batches)})
+            forms, numbers = found.forms(), found.numbers()
+            for name, number in numbers.items():
+                dtype, shape = forms.get(name, ("torch.Python", ()))
+                self._chunks.append([number])
+                inputs.append((f"{dtype.removeprefix('torch.')}{[*shape]}", self._num_numbers))
+                self._num_numbers += 1
+        self._rows.append((BATCH, "", "", inputs, [], "", _generators()))
+
+    def ops(self) -> Iterator[Op]:
+        """Yield what was recorded."""
+        numbers = [
+            number for chunk in self._chunks for number in (chunk if isinstance(chunk, list) else chunk.tolist())
+        ]
+        for name, line, module, inputs, outputs, settings, generator in self._rows:
+            read, made = (tuple(OpValue(form, numbers[place]) for form, place in own) for own in (inputs, outputs))
+            yield Op(name, line, module, read, made, settings, generator)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, form = kwargs or {}, _form_of(func)
+        if form.is_passed:
+            return func(*args, **kwargs)
+        if len(self._rows) >= MOST_OPS:
+            self.num_left_out += 1
+            return func(*args, **kwargs)
+        line, module = self._place()
+        told = dict(zip(form.names, args, strict=False)) | kwargs
+        overwritten = form.overwritten | ({"tensors"} if _only_receives(form, told) else set())
+        read = [own for name, value in told.items() if name not in overwritten for own in _tensors(value)]
+        inputs = self._number(read)
+        settings = ", ".join(text for name, value in told.items() if (text := _say_setting(name, value)))
+        generator = _generators(told.get("generator")) if form.draws else ""
+        result = func(*args, **kwargs)
+        written = [own for name in form.names if name in form.written for own in _tensors(told.get(name))]
+        if form.is_collective:
+            _wait(form, result)
+        for tensor in written:
+            self._known.pop(tensor.untyped_storage()._cdata, None)
+        outputs = [] if form.is_unread else self._number([*written, *_tensors(result)])
+        self._rows.append((form.name, line, module, inputs, outputs, settings, generator))
+        return result
+
+    def _place(self) -> tuple[str, str]:
+        """Return the line of the script and the module, of a backward operation those of the forward one."""
+        node = torch._C._current_autograd_node()
+        if node is not None:
+            line, module = self._forward.get(node._sequence_nr(), ("", ""))
+            return f"backward of {line}" if line else _line_of(sys._getframe(2)), module
+        here = _line_of(sys._getframe(2)), self._running[-1] if self._running else ""
+        self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, here)
+        return here
+
+    def _name_of(self, module: torch.nn.Module) -> str:
+        if self._names is None:
+            self._names = {id(own): name for name, own in self._name_modules().items()}
+        return self._names.get(id(module), type(module).__name__)
+
+    def _leave_module(self, *_: object) -> None:
+        if self._running:
+            self._running.pop()
+
+    def _number(self, tensors: Iterable[Tensor]) -> list[tuple[str, int]]:
+        """Return form and place in the numbers of each tensor, each once; new numbers are computed together."""
+        found = dict[tuple[int, object], tuple[str, dict[object, int]]]()
+        missing = dict[str, list[tuple[Tensor, object, dict[object, int]]]]()
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(),
+                    tensor.is_neg())  # fmt: skip
+            if (storage._cdata, view) in found:
+                continue
+            reference, views = self._known.get(storage._cdata, (None, {}))
+            if reference is None or reference.expired():
+                views = {}
+                self._known[storage._cdata] = StorageWeakRef(storage), views
+            found[storage._cdata, view] = f"{str(tensor.dtype)[6:]}{[*tensor.shape]}", views
+            if view not in views:
+                is_small = tensor.is_cpu and tensor.nbytes <= SMALL_BYTES
+                missing.setdefault("" if is_small else str(tensor.device), []).append((tensor, view, views))
+        for device, own in missing.items():
+            chosen = [tensor for tensor, _, _ in own]
+            self._chunks.append(on_one_device(chosen) if device else [*map(_hash_small, chosen)])
+            for _, key, views in own:
+                views[key] = self._num_numbers
+                self._num_numbers += 1
+        return [(form, views[view]) for (_, view), (form, views) in found.items()]
+
+
+def _line_of(frame: FrameType | None) -> str:
+    """Return the innermost line that is of no library."""
+    while frame is not None:
+        code = frame.f_code
+        if not _is_library(code.co_filename):
+            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"  # noqa: PTH119
+        frame = frame.f_back
+    return ""
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", _STDLIB, _OWN)) or "/site-packages/" in file or "/dist-packages/" in file
+
+
+def _hash_small(tensor: Tensor) -> int:
+    data = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    return hash_bytes(data.numpy().tobytes())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors of an argument whose bits can be read; of a sharded one this rank's shard."""
+    if isinstance(value, Tensor):
+        if is_dtensor(value):
+            value = value._local_tensor
+        if wait := getattr(value, "trigger_wait", None):  # the result of a functional collective
+            value = wait()
+        if is_traceable_wrapper_subclass(value):
+            for name in value.__tensor_flatten__()[0]:
+                yield from _tensors(getattr(value, name))
+        elif can_watch(value):
+            yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _say_setting(name: str, value: Any) -> str:
+    if isinstance(value, list | tuple):
+        text = ", ".join(filter(None, (_say_setting("", item) for item in value)))
+        return f"{name}=[{text}]" if text else ""
+    return f"{name}{'=' * bool(name)}{value}" if isinstance(value, _PLAIN) else ""
+
+
+def _only_receives(form: _Form, told: Mapping[str, Any]) -> bool:
+    """Whether this rank gets a broadcast of another one."""
+    if form.short != "broadcast_":
+        return False
+    with contextlib.suppress(AttributeError, RuntimeError):
+        return bool(dist.ProcessGroup.unbox(told["process_group"]).rank() != told["root_rank"])
+    return False
+
+
+def _wait(form: _Form, result: Any) -> None:
+    work = result[-1] if isinstance(result, tuple | list) and result else result
+    if not isinstance(work, torch.ScriptObject) or form.short in ("send", "recv_", "recv_any_source_"):
+        return
+    with contextlib.suppress(AttributeError):  # a torch without `unbox`
+        dist.Work.unbox(work).wait()
+
+
+def _generators(own: torch.Generator | None = None) -> str:
+    if own is not None:
+        return f"{hash_bytes(own.get_state().cpu().numpy().tobytes()):x}"
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state())
+    return f"{hash_text(*(str(hash_bytes(state.numpy().tobytes())) for state in states)):x}"

@@ -1,0 +1,161 @@
+"""Where do two runs that should be equal part? Compares what they recorded (pure).
+
+    find_parting(first, second).until        # 96: the first step at which something that both recorded differs
+
+A step is compared where rank 0 of both runs has a row. Of runs with another number of ranks only the parts are
+compared, and not even these where they are sharded: generators, batches and shards are those of other ranks.
+
+A generator that a script neither seeds nor uses begins elsewhere in each run. So one that never moves is not compared,
+and one that stood elsewhere at the first step is named once something else differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from allranks.state.truth.trace_file import TraceRow
+
+Record = Mapping[int, Sequence[TraceRow]]
+"""Rows by rank."""
+_Cell = tuple[int, str]
+"""Rank and column."""
+_ORDER = ("batch", "generator", "part")
+"""What leads to other parts comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """One column that differs, and on which ranks."""
+
+    column: str
+    ranks: tuple[int, ...]
+
+    def describe(self, num_ranks: int) -> str:
+        """Return it in words: `generator torch (rank 1)`.
+
+        >>> Differing("generator/torch", (1,)).describe(3), Differing("part/model", (0,)).describe(3)
+        ('generator torch (rank 1)', 'part model')
+        """
+        kind, _, name = self.column.partition("/")
+        if kind == "part":
+            return f"part {name}"
+        ranks = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
+        return f"{kind}{name and f' {name}'} ({'all ranks' if len(self.ranks) == num_ranks > 1 else ranks})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parting:
+    """What a comparison of two records has found."""
+
+    num_steps: int
+    """How many steps both recorded, and that could be compared."""
+    since: int | None = None
+    """The last step before `until` at which all was equal; None: there is none."""
+    until: int | None = None
+    """The first one at which something differs; None: nothing does."""
+    last: int | None = None
+    """The last step that was compared."""
+    differing: tuple[Differing, ...] = ()
+    """At `until`."""
+    num_ranks: tuple[int, int] = (1, 1)
+    """Of both, at `until`, else at `last`."""
+    elsewhere: tuple[Differing, ...] = ()
+    """Generators that stood elsewhere at the first step, where nothing differs for all that."""
+    left_out: str = ""
+    """What was not compared, and why."""
+
+
+def find_parting(first: Record, second: Record) -> Parting:
+    """Return where they part."""
+    rows = [{rank: {row.step: row for row in own} for rank, own in record.items()} for record in (first, second)]
+    still = _still_generators(first) & _still_generators(second)
+    since, last, loose = None, None, None
+    num_steps, num_ranks, left_out = 0, (1, 1), ""
+    for step in sorted(rows[0].get(0, {}).keys() & rows[1].get(0, {}).keys()):
+        cells = [_cells_at(step, of_run) for of_run in rows]
+        num_ranks = _num_ranks_of(rows[0][0][step]), _num_ranks_of(rows[1][0][step])
+        common = (cells[0].keys() & cells[1].keys()) - still
+        if num_ranks[0] != num_ranks[1]:
+            is_sharded = any(of_run[0][step].about.get("is_sharded") for of_run in rows)
+            common = {cell for cell in common if cell[1].startswith("part/") and not is_sharded}
+            what = "nothing is common to shards" if is_sharded else "only parts are compared"
+            left_out = f"{num_ranks[0]} and {num_ranks[1]} ranks: {what}"
+        if not common:
+            continue
+        num_steps, last = num_steps + 1, step
+        unlike = {cell for cell in common if cells[0][cell] != cells[1][cell]}
+        if loose is None:
+            loose = {cell for cell in unlike if cell[1].startswith("generator/")}
+        if unlike - loose:
+            return Parting(num_steps=num_steps, since=since, until=step, last=step, differing=_by_column(unlike),
+                           num_ranks=num_ranks, left_out=left_out)  # fmt: skip
+        since = step
+    elsewhere = _by_column(loose or set())
+    return Parting(num_steps=num_steps, last=last, num_ranks=num_ranks, elsewhere=elsewhere, left_out=left_out)
+
+
+def row_at(rows: Sequence[TraceRow], step: int | None) -> TraceRow:
+    """Return a rank's row of this step, else its last one before that, else its first; None: its last one.
+
+    A run that was resumed has rows of several processes, each with its own arguments, hardware and environment.
+    """
+    before = [row for row in rows if step is None or row.step <= step]
+    return before[-1] if before else rows[0]
+
+
+def find_unlike(first: Record, second: Record, step: int | None = None) -> list[tuple[str, str, str]]:
+    """Return what else differs, as name and both values: torch, hardware, script, arguments, environment.
+
+    Args:
+        step: at which the runs part; None: they do not.
+    """
+    found = []
+    for rank in sorted(first.keys() & second.keys()):
+        before, after = (_flatten(row_at(record[rank], step).about) for record in (first, second))
+        for name in sorted(before.keys() | after.keys()):
+            values = before.get(name, "unset"), after.get(name, "unset")
+            if values[0] != values[1] and (rank == 0 or name in ("hardware", "threads")):
+                found.append((f"{name} of rank {rank}" if rank else name, *values))
+    return found
+
+
+def _by_column(cells: Collection[_Cell]) -> tuple[Differing, ...]:
+    columns: dict[str, list[int]] = {}
+    for rank, column in sorted(cells):
+        columns.setdefault(column, []).append(rank)
+    ordered = sorted(columns, key=lambda column: (_ORDER.index(column.partition("/")[0]), column))
+    return tuple(Differing(column, tuple(columns[column])) for column in ordered)
+
+
+def _still_generators(record: Record) -> set[_Cell]:
+    """Generators that stand at one place in all rows of a rank."""
+    seen: dict[_Cell, set[int]] = {}
+    for rank, rows in record.items():
+        for column, number in (pair for row in rows for pair in row.numbers.items()):
+            if column.startswith("generator/"):
+                seen.setdefault((rank, column), set()).add(number)
+    return {cell for cell, numbers in seen.items() if len(numbers) == 1}
+
+
+def _cells_at(step: int, rows: Mapping[int, Mapping[int, TraceRow]]) -> dict[_Cell, int]:
+    """Numbers by rank and column; rows of ranks that did not run then are of a larger run that was resumed since."""
+    ranks = range(_num_ranks_of(rows[0][step]))
+    own = {rank: rows[rank][step] for rank in ranks if step in rows.get(rank, {})}
+    return {(rank, column): number for rank, row in own.items() for column, number in row.numbers.items()}
+
+
+def _num_ranks_of(row: TraceRow) -> int:
+    return int(row.about.get("world_size", 1))
+
+
+def _flatten(about: Mapping[str, Any]) -> dict[str, str]:
+    flat = {
+        name: str(value)
+        for name, value in about.items()
+        if name not in ("environment", "is_sharded", "is_compiled", "text")
+    }
+    if text := about.get("text"):
+        flat["checksum of the script"] = str(text)
+    return flat | {str(name): str(value) for name, value in about.get("environment", {}).items()}

@@ -1,0 +1,239 @@
+"""Records what a training went through, beside its checkpoints: `allranks diff` compares two such records.
+
+    trace.reach(step, numbers, ...)  # at a boundary: recorded where replicas are compared, else now and then
+    trace.batch(batches)             # when the batch of that step has been fetched
+    trace.saved(step, numbers)       # at a save
+
+Rank 0 records a number for each tracked part; each rank records one for each generator of random numbers and one for
+its batch. Rows are written every FLUSH_S and with each save, so a slow directory delays a step as a print does. What
+cannot be written costs the record, never a step. A run that resumes cuts what lies behind the step of its checkpoint.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import hashlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allranks.files.folder import Folder
+from allranks.model.membership import Membership
+from allranks.model.setting import Setting
+from allranks.report.mask import mask_setting
+from allranks.state.resumed import rng
+from allranks.state.truth import trace_file
+from allranks.state.truth.comparing import FIRST_CHECKS, choose_exponent
+from allranks.state.truth.contents import Contents
+from allranks.state.truth.fingerprint import hash_text
+from allranks.state.truth.trace_file import TraceRow
+
+FLUSH_S = 10.0
+_ANEW = ("_ID", "_PORT", "_FD", "_PID", "_FILE", "_COUNT", "_RESTARTS")
+"""How the names of variables end that are others in each run."""
+_PLAIN = (str, bytes, int, float, complex, type(None))
+
+
+class Trace:
+    """The record of one rank.
+
+    Args:
+        directory: of the checkpoints.
+        experiment: script, arguments and torch of this process.
+        read: returns the state of each part.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        membership: Membership,
+        experiment: Mapping[str, Any],
+        read: Callable[[], Mapping[str, Any]],
+    ) -> None:
+        self._directory, self._membership, self._read = directory, membership, read
+        self._about = {**experiment, "world_size": membership.world_size, "is_sharded": False, "is_compiled": False}
+        self._about |= describe_machine()
+        self._rows = list[TraceRow]()
+        self._num_written = 0
+        """Of `_rows`, the first ones are in the file."""
+        self._is_file_old = True
+        self._pending: tuple[int, dict[str, int]] | None = None
+        self._last: int | None = None
+        """Step of the last row by `reach`."""
+        self._num_checks, self._check_s, self._ended_s, self._proposed = 0, 0.0, 0.0, 0
+        self._flushed_s = time.monotonic()
+        self._is_begun = self._is_flush_due = False
+
+    @property
+    def notice(self) -> int:
+        """What rank 0 says of the next `reach` that records."""
+        return self._proposed if self._membership.is_leader else 0
+
+    def reach(self, step: int, numbers: Mapping[str, int] | None, *, is_checked: bool, exponent: int) -> None:
+        """Record a boundary if one is due; all ranks call it together, since a state may be gathered from all.
+
+        Args:
+            numbers: of the last check of the replicas, by name; None: there are none, so they are computed here.
+            is_checked: the check was at this step.
+            exponent: rank 0's `notice`, the same on all ranks.
+        """
+        is_due = self._last is None or self._num_checks < FIRST_CHECKS or step >> exponent != self._last >> exponent
+        if numbers is not None and is_checked:
+            self._note(step, numbers)
+        elif numbers is None and is_due and step != self._last:
+            self._measure(step)
+
+    def saved(self, step: int, numbers: Mapping[str, int] | None) -> None:
+        """Record the step of a checkpoint, and have the rows so far written with the next batch."""
+        if numbers is None:
+            self._measure(step)
+        else:
+            self._note(step, numbers)
+        self._is_flush_due = True
+
+    def batch(self, batches: Sequence[Any]) -> None:
+        """Take in the batch of the step that was recorded last, if none was told yet."""
+        if self._pending is None:
+            return
+        with contextlib.suppress(Exception):  # an object of the script that cannot be read costs the record a number
+            self._pending[1]["batch"] = _combine(Contents.of({"batch": as_data(batches)}).numbers())
+        self._commit()
+        if self._is_flush_due or time.monotonic() - self._flushed_s >= FLUSH_S:
+            self._write()
+
+    def flush(self) -> None:
+        """Write all rows: the steps are over."""
+        self._commit()
+        self._write()
+
+    def _measure(self, step: int) -> None:
+        began_s = time.monotonic()
+        contents = Contents.of(self._read())
+        self._about["is_sharded"] |= any(place != -1 for places in contents.shards for place in places)
+        self._note(step, contents.numbers() if self._membership.is_leader else {})
+        self._check_s = time.monotonic() - began_s
+        if self._last is not None and step > self._last:
+            self._proposed = choose_exponent(self._check_s, (began_s - self._ended_s) / (step - self._last))
+        self._last, self._ended_s, self._num_checks = step, time.monotonic(), self._num_checks + 1
+
+    def _note(self, step: int, numbers: Mapping[str, int]) -> None:
+        if not self._is_begun:
+            self._begin(step)
+        if self._pending is not None and self._pending[0] == step:
+            return
+        self._commit()
+        if self._rows and self._rows[-1].step == step:  # saved between the last fetch and its step
+            return
+        by_part: dict[str, dict[str, int]] = {}
+        for name, number in numbers.items() if self._membership.is_leader else ():
+            by_part.setdefault(name.partition("/")[0], {})[name] = number
+        told = {f"part/{part}": _combine(own) for part, own in by_part.items()}
+        self._pending = step, told | {f"generator/{name}": number for name, number in _generators().items()}
+
+    def _begin(self, step: int) -> None:
+        """Take up the rows of the runs before, up to the step that comes now."""
+        self._is_begun = True
+        name = trace_file.file_name(self._membership.rank)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            data = Folder.at(self._directory / trace_file.FOLDER).read(name, at_most=trace_file.MAX_BYTES)
+            self._rows = [row for row in trace_file.parse_rows(data) if row.step < step]
+        atexit.register(self.flush)
+
+    def _commit(self) -> None:
+        if self._pending is None:
+            return
+        (step, numbers), self._pending = self._pending, None
+        self._about["is_compiled"] |= _has_compiled()
+        self._rows.append(TraceRow(step, numbers, dict(self._about)))
+        if len(self._rows) > trace_file.MOST_ROWS:
+            self._rows, self._is_file_old = trace_file.thin(self._rows), True
+
+    def _write(self) -> None:
+        self._flushed_s, self._is_flush_due = time.monotonic(), False
+        if not self._is_file_old and self._num_written == len(self._rows):
+            return
+        name = trace_file.file_name(self._membership.rank)
+        try:
+            folder = self._open()
+            if self._is_file_old:
+                folder.write_whole(name, trace_file.to_bytes(self._rows))
+            else:
+                after = self._rows[self._num_written - 1] if self._num_written else None
+                with folder.append(name) as file:
+                    file.write(trace_file.to_bytes(self._rows[self._num_written :], after))
+            self._is_file_old = False
+        except OSError:
+            self._is_file_old = True
+        self._num_written = len(self._rows)
+
+    def _open(self) -> Folder:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return Folder.at(self._directory).make(trace_file.FOLDER)
+
+
+def _combine(numbers: Mapping[str, int]) -> int:
+    return hash_text(*(f"{name}={numbers[name]}" for name in sorted(numbers)))
+
+
+def _generators() -> dict[str, int]:
+    """Return 64 bits of where each generator stands."""
+    state = rng.capture()
+    python, cpu, numpy = state["cpu"]
+    found = {"python": hash_text(repr(python)), "torch": hash_bytes(cpu.numpy().tobytes())}
+    if numpy:
+        found["numpy"] = hash_bytes(numpy[1].tobytes() + repr((numpy[0], *numpy[2:])).encode())
+    if "cuda" in state:
+        found["cuda"] = hash_bytes(state["cuda"].cpu().numpy().tobytes())
+    return found
+
+
+def _has_compiled() -> bool:
+    """Return whether this process has compiled code by torch.compile."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return bool(dynamo and getattr(dynamo, "counters", {}).get("stats", {}).get("unique_graphs"))
+
+
+def hash_bytes(data: bytes) -> int:
+    """Return 64 bits of bytes, as int64 has them."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
+
+
+def as_data(value: Any, depth: int = 5) -> Any:
+    """Return a batch as tensors and plain values: of an object its attributes, since its text may have its address."""
+    if isinstance(value, (torch.Tensor, *_PLAIN)) or hasattr(value, "tobytes"):
+        return value
+    if depth == 0:
+        return type(value).__qualname__
+    if isinstance(value, Mapping):
+        return {str(key): as_data(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [as_data(item, depth - 1) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(map(repr, (as_data(item, depth - 1) for item in value)))
+    if dataclasses.is_dataclass(value):
+        return {own.name: as_data(getattr(value, own.name), depth - 1) for own in dataclasses.fields(value)}
+    return {type(value).__qualname__: as_data(getattr(value, "__dict__", None), depth - 1)}
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return the hardware of this process, how it was started, and the variables that change what it computes."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else ""
+    own = {name for name in os.environ if name.startswith(trace_file.PREFIXES) and not name.endswith(_ANEW)}
+    settings = (mask_setting(Setting(name, os.environ[name], reason="", source="")) for name in sorted(own))
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    return {
+        "directory": os.getcwd(),  # noqa: PTH109
+        "module": spec.name.removesuffix(".__main__") if spec is not None else "",
+        "python": platform.python_version(),
+        "hardware": device or f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
+        "environment": {setting.name: setting.value for setting in settings},
+    }

@@ -1,0 +1,241 @@
+"""`allranks diff --replay`: what it asks and refuses, and which planted difference it names in real runs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from allranks.cli.main import cli
+from allranks.cli.rerun import describe_outcome, find_refusal, find_start, restore_words
+from allranks.launch.rerun import RerunOutcome, command_of
+from allranks.model.errors import UsageError
+from allranks.state.truth.parting import Differing, Parting
+from allranks.state.truth.trace_file import FOLDER, TraceRow, file_name, to_bytes
+from conftest import allranks_command, clean_env
+
+SCRIPT = Path(__file__).parents[1] / "scripts/planted.py"
+STEPS = "6"
+HERE = {"torch": "2.13", "python": "3.11", "hardware": "x86_64 AVX2", "gpus": ["H200", "H200"]}
+
+
+def about(tmp_path: Path, **told: Any) -> dict[str, Any]:
+    script = tmp_path / "train.py"
+    script.write_text("pass\n")
+    text = hashlib.blake2b(script.read_bytes(), digest_size=16).hexdigest()
+    own = {"torch": "2.13", "python": "3.11", "hardware": "x86_64 AVX2", "world_size": 2, "directory": str(tmp_path)}
+    return own | {"script": str(script), "text": text, "module": "", "environment": {}, "threads": 1} | told
+
+
+def refusal(tmp_path: Path, **told: Any) -> str | None:
+    row = TraceRow(0, {}, about(tmp_path, **told))
+    return find_refusal({0: [row], 1: [row]}, 0, HERE)
+
+
+def test_another_torch_hardware_or_script_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path) is None
+    assert refusal(tmp_path, hardware="H200") is None
+    assert refusal(tmp_path, torch="2.12") == "it had torch 2.12, here is 2.13"
+    assert refusal(tmp_path, python="3.12") == "it had python 3.12, here is 3.11"
+    assert refusal(tmp_path, hardware="A100") == "it ran on A100, here is H200"
+    assert refusal(tmp_path, hardware="H200", world_size=3) == "it had 3 GPUs, here is 2 GPUs"
+    assert refusal(tmp_path, script="/gone/train.py") == "its script /gone/train.py is not there"
+    assert refusal(tmp_path, text="5eed") == f"its script {tmp_path}/train.py was edited since"
+    assert refusal(tmp_path, directory="/gone") == "its working directory /gone is not there"
+    old = {name: value for name, value in about(tmp_path).items() if name != "directory"}
+    assert "older version" in (find_refusal({0: [TraceRow(0, {}, old)]}, 0, HERE) or "")
+
+
+def test_of_a_resumed_run_the_process_counts_in_which_the_runs_parted(tmp_path: Path) -> None:
+    rows = [TraceRow(4, {}, about(tmp_path)), TraceRow(8, {}, about(tmp_path, torch="2.12"))]
+    assert find_refusal({0: rows, 1: rows}, 4, HERE) is None
+    assert find_refusal({0: rows, 1: rows}, 8, HERE) == "it had torch 2.12, here is 2.13"
+    moved = [rows[0], TraceRow(8, {}, about(tmp_path, hardware="A100"))]
+    assert find_refusal({0: moved, 1: moved}, 4, HERE) is None
+
+
+def test_hidden_arguments_are_taken_from_the_environment_or_asked_for() -> None:
+    arguments = "--hf-token '(hidden)' --url 'https://me:(hidden)@hub'"
+    asked = list[str]()
+
+    def answer(what: str) -> str:
+        asked.append(what)
+        return "pw"
+
+    words = restore_words("B", arguments, env={"ALLRANKS_HIDDEN_B1": "hf_1"}, ask=answer)
+    assert words == ["--hf-token", "hf_1", "--url", "https://me:pw@hub"]
+    assert asked == ["--url https://me:(hidden)@hub of run B"]
+    asked.clear()
+    assert restore_words("B", "--keys '(hidden)' '(hidden)'", env={}, ask=answer) == ["--keys", "pw", "pw"]
+    assert asked == ["--keys (hidden) of run B", "(hidden) (hidden) of run B"]
+    with pytest.raises(UsageError, match=r"--hf-token .hidden.: set ALLRANKS_HIDDEN_A1 to its value"):
+        restore_words("A", arguments, env={}, ask=None)
+
+
+def test_it_begins_at_the_newest_checkpoint_that_both_runs_have_before_the_interval(tmp_path: Path) -> None:
+    for place, steps in (("a", (2, 4, 8)), ("b", (2, 4, 6, 8))):
+        for step in steps:
+            (tmp_path / place / f"step_{step}").mkdir(parents=True)
+    places = tmp_path / "a", tmp_path / "b"
+    assert [path.name for path in find_start(places, 7)] == ["step_4", "step_4"]
+    assert find_start(places, 1) == find_start(places, None) == []
+
+
+def test_the_command_is_that_of_the_record(tmp_path: Path) -> None:
+    told = about(tmp_path, module="pkg.train", environment={"ALLRANKS_BACKEND_CHOSEN": "gloo"})
+    command = command_of(told, ["--lr", "1"], num_ranks=3, log_dir=tmp_path)
+    assert command[-5:] == ["--backend=gloo", "-m", "pkg.train", "--lr", "1"]
+    assert command_of(about(tmp_path), [], num_ranks=3, log_dir=tmp_path)[-1] == f"{tmp_path}/train.py"
+
+
+def test_a_run_that_does_not_repeat_itself_is_named() -> None:
+    parting = Parting(num_steps=2, until=4, differing=(Differing("part/model", (0,)),))
+    outcome = RerunOutcome(
+        step=None,
+        difference=None,
+        num_steps=2,
+        num_left_out=0,
+        unrepeated=(("B", parting),),
+        eager=(),
+        at_end=Parting(num_steps=2),
+    )
+    assert describe_outcome(outcome, 3) == [
+        "run B does not repeat its own record at step 4: it is not deterministic: part model",
+        "no difference between the replays; 2 steps compared",
+    ]
+
+
+def test_without_a_terminal_and_without_yes_nothing_is_run(tmp_path: Path) -> None:
+    for name, number in (("a", 1), ("b", 2)):
+        (tmp_path / name / FOLDER).mkdir(parents=True)
+        rows = [TraceRow(0, {"part/model": number}, about(tmp_path))]
+        (tmp_path / name / FOLDER / file_name(0)).write_bytes(to_bytes(rows))
+    arguments = ["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--replay"]
+    found = CliRunner().invoke(cli, arguments, standalone_mode=False).exception
+    assert isinstance(found, UsageError)
+    assert found.exit_code == 2
+    assert "to allow it, add --yes" in str(found)
+
+
+# Real runs, of three ranks
+
+
+class Runs:
+    """Runs of the script with planted differences, each made once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.scratch = folder / "tmp"
+        self.scratch.mkdir()
+
+    def get(self, plant: str, again: str = "") -> Path:
+        place = self.folder / f"checkpoints{plant}{again}"
+        if not place.exists():
+            flags = ["--nproc-per-node=3", f"--checkpoint-dir={place}", "--checkpoint-every=2"]
+            self.call("run", *flags, str(SCRIPT), STEPS, *([plant] if plant else []))
+        return place
+
+    def call(self, *arguments: str, codes: tuple[int, ...] = (0,)) -> str:
+        done = subprocess.run(allranks_command(*arguments), **self.told, capture_output=True, timeout=240, check=False)
+        assert done.returncode in codes, done.stderr
+        return str(done.stdout)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return {"cwd": self.folder, "env": clean_env(os.environ, TMPDIR=str(self.scratch)), "text": True}
+
+    def replay(self, plant: str) -> list[str]:
+        output = self.call("diff", str(self.get("")), str(self.get(plant)), "--replay", "--yes", codes=(1,))
+        assert [*self.scratch.glob("allranks-*")] == []
+        return [line for line in output.splitlines() if "first difference" in line or "does not repeat" in line]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    return Runs(tmp_path_factory.mktemp("replayed"))
+
+
+@pytest.mark.torch
+def test_two_sessions_of_one_script_are_equal(runs: Runs) -> None:
+    told = runs.call("diff", str(runs.get("")), str(runs.get("", again="2")), "--replay", "--yes")
+    assert told == "no difference up to step 6; 5 recorded steps compared\n"
+
+
+@pytest.mark.torch
+def test_an_extra_draw_is_named(runs: Runs) -> None:
+    (said,) = runs.replay("draw")
+    assert said.startswith("first difference in step 3: aten.rand.default (rank 1, planted.py:")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.by_hand)])
+def test_ctrl_c_ends_both_runs_and_leaves_nothing(runs: Runs, times: int) -> None:
+    command = allranks_command("diff", str(runs.get("")), str(runs.get("draw")), "--replay", "--yes")
+    process = subprocess.Popen(command, **runs.told, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline_s = time.monotonic() + 60
+    while not [*runs.scratch.glob("*/*/runs/*/attempt_0")] and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    for _ in range(times):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.1)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert [*runs.scratch.glob("allranks-*")] == []
+    assert [
+        pid for pid in living() if "allranks-diff-" in environment(pid) and str(runs.scratch) in environment(pid)
+    ] == []
+
+
+@pytest.mark.by_hand
+@pytest.mark.parametrize(
+    ("plant", "said"),
+    [
+        (
+            "seed",
+            "first difference before step 0: aten.uniform_.default (all ranks, planted.py:24 in __init__): "
+            "its random numbers come from a generator that stood elsewhere",
+        ),
+        ("order", "first difference in step 0: the data differ: the batch of all ranks"),
+        (
+            "dtype",
+            "aten.addmm.default (all ranks, planted.py:30 in forward, in model.inner.0): inputs of another dtype",
+        ),
+        ("scatter", "planted.py:33 in forward, in model): another input, which no recorded operation has made"),
+        ("buckets", "c10d.allreduce_.default (all ranks, planted.py:"),
+        ("chance", "run B does not repeat its own record at step 4: it is not deterministic"),
+    ],
+)
+def test_each_planted_difference_is_named(runs: Runs, plant: str, said: str) -> None:
+    assert said in "\n".join(runs.replay(plant))
+
+
+def living() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+
+
+def environment(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    return ""
+
+
+def test_the_document_has_what_was_found() -> None:
+    from allranks.cli.rerun import to_document
+
+    outcome = RerunOutcome(step=None, difference=None, num_steps=2, num_left_out=0, unrepeated=(), eager=("A",),
+                      at_end=Parting(num_steps=2))  # fmt: skip
+    document = json.loads(json.dumps(to_document(outcome)))
+    assert {name: document[name] for name in ("difference", "num_steps", "eager")} == {
+        "difference": None,
+        "num_steps": 2,
+        "eager": ["A"],
+    }

@@ -1,0 +1,337 @@
+"""Do ranks learn what is replicated, and name the one that has other bits? Ranks are threads, their talks a barrier."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from allranks.model.membership import Membership
+from allranks.state.truth import comparing as module
+from allranks.state.truth.comparing import Comparing, Healed
+from allranks.state.truth.corruption import OnCorruption, ReplicaError
+
+State = dict[str, dict[str, Any]]
+Strike = Callable[[int, int, State], None]
+"""What happens to the state of a rank after a step: step, rank, state."""
+
+
+class Talks:
+    """What Agreement does, between threads."""
+
+    def __init__(self, rank: int, shared: list[Any], barrier: threading.Barrier) -> None:
+        self.membership = Membership.spread(rank, len(shared))
+        self._shared, self._barrier = shared, barrier
+
+    def gather(self, word: Any) -> list[Any]:
+        self._barrier.wait(20)
+        self._shared[self.membership.rank] = word
+        self._barrier.wait(20)
+        return list(self._shared)
+
+    def largest(self, *numbers: int) -> list[int]:
+        return list(map(max, zip(*self.gather(numbers), strict=True)))
+
+    def give(self, tensors: Iterable[torch.Tensor], source: int = 0) -> None:
+        sent = self.gather([own.clone() for own in tensors])[source]
+        for own, data in zip(tensors, sent, strict=True):
+            own.copy_(data)
+
+
+def comparing_of(
+    read: Callable[[], State],
+    talks: Any,
+    *,
+    verified: int | None,
+    policy: OnCorruption = OnCorruption.ROLL_BACK,
+    say: Callable[[str], object] = str,
+) -> Comparing:
+    parts: Any = SimpleNamespace(state=read, optimizers=[], parameters=lambda: read()["model"])
+    checkpoints: Any = SimpleNamespace(roll_back=lambda: verified, directory=Path("/nowhere"))
+    return Comparing(parts, checkpoints, policy=policy, talks=talks, say=say)
+
+
+def state_of_training() -> State:
+    generator = torch.Generator().manual_seed(1)
+    weights = {name: torch.randn(30, 20, generator=generator) for name in ("w", "v", "frozen", "ema")}
+    return {"model": weights, "optimizer": {"m": torch.zeros(600, dtype=torch.bfloat16), "lr": 0.1}}
+
+
+def make_step(step: int, state: State) -> None:
+    """What all ranks do alike."""
+    for own in (state["model"]["w"], state["model"]["v"], state["optimizer"]["m"]):
+        own += 0.25
+    state["optimizer"]["lr"] *= 0.9
+
+
+def train(
+    num_ranks: int,
+    strike: Strike,
+    *,
+    policy: OnCorruption = OnCorruption.ROLL_BACK,
+    steps: int = 12,
+    verified: int | None = 5,
+    saves_at: int | None = None,
+    exponent: int = 0,
+) -> tuple[list[Any], list[str]]:
+    """Return the state, or the error, of each rank, and what rank 0 said."""
+    barrier, shared, said = threading.Barrier(num_ranks), [None] * num_ranks, list[str]()
+
+    def life(rank: int) -> Any:
+        state = state_of_training()
+        talks: Any = Talks(rank, shared, barrier)
+        own = comparing_of(lambda: state, talks, policy=policy, verified=verified, say=said.append)
+        try:
+            for step in range(steps):
+                if words := own.words(step):
+                    own.heard(step, talks.largest(*words), notice=exponent)
+                if step == saves_at:
+                    try:
+                        own.begin_save(step)(True)
+                    except Healed:
+                        own.begin_save(step)(True)
+                make_step(step, state)
+                strike(step, rank, state)
+        except ReplicaError as error:
+            return error
+        return state, own
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(life, range(num_ranks))), said
+
+
+@pytest.fixture(autouse=True)
+def _below_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALLRANKS_AGENT_PID", "1")
+    monkeypatch.setenv("ALLRANKS_NODE", "n07")
+
+
+def at(step: int, rank: int, change: Callable[[State], None]) -> Strike:
+    def strike(now: int, own: int, state: State) -> None:
+        if (now, own) == (step, rank):
+            change(state)
+
+    return strike
+
+
+def flip(part: str, name: str, place: int = 5, bit: int = 3) -> Callable[[State], None]:
+    def change(state: State) -> None:
+        own = state[part][name]
+        words = own.view(-1).view(torch.int16 if own.element_size() == 2 else torch.int32)
+        words[place] ^= 1 << bit
+
+    return change
+
+
+def message_of(ranks: list[Any]) -> str:
+    """The words that all ranks raise."""
+    assert all(isinstance(own, ReplicaError) for own in ranks), ranks
+    (message,) = {str(own) for own in ranks}
+    return message
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "of"), [("model", "w", 600), ("model", "frozen", 600), ("optimizer", "m", 600)]
+)
+@pytest.mark.parametrize("rank", [0, 2])
+def test_of_three_ranks_the_one_with_a_flipped_bit_is_named_at_the_next_check(part: str, name: str, of: int, rank: int):
+    ranks, said = train(3, at(6, rank, flip(part, name)))
+    assert message_of(ranks) == (
+        f"allranks: AR610 replica-differs: rank {rank} on n07 has other bits than 2 others, in {part}/{name}: "
+        f"1 of {of} elements at step 7, equal at step 6; may go on from the checkpoint of step 5, or a newer one"
+    )
+    assert {own.exit_code for own in ranks} == {75}
+    assert (ranks[0].finding.ranks, ranks[0].finding.node) == ((rank,), "n07")
+    assert said == []
+
+
+def test_of_two_ranks_nobody_is_named_but_for_what_never_changed():
+    ranks, _ = train(2, at(6, 1, flip("model", "w")))
+    assert " ranks 0-1 have different bits, and no majority tells which is wrong, in model/w: 1 of 600" in message_of(
+        ranks
+    )
+    ranks, _ = train(2, at(6, 1, flip("model", "frozen")))
+    assert " rank 1 on n07 has other bits than rank 0, in model/frozen: 1 of 600 " in message_of(ranks)
+
+
+def test_a_number_of_a_part_counts_as_one_element():
+    def change(state: State) -> None:
+        state["optimizer"]["lr"] = 0.5
+
+    ranks, _ = train(3, at(6, 2, change))
+    assert " in optimizer/numbers: 1 of 1 elements " in message_of(ranks)
+
+
+@pytest.mark.parametrize(
+    ("policy", "verified", "then"),
+    [
+        (OnCorruption.STOP, 5, 'on_corruption="stop"'),
+        (OnCorruption.ROLL_BACK, None, "there is no checkpoint on which replicas agreed"),
+    ],
+)
+def test_where_it_must_not_go_on_it_is_not_retried(policy: OnCorruption, verified: int | None, then: str):
+    ranks, _ = train(3, at(6, 2, flip("model", "v")), policy=policy, verified=verified)
+    assert message_of(ranks).endswith(f"; not retried: {then}")
+    assert {own.exit_code for own in ranks} == {78}
+
+
+def test_healing_gives_the_bits_of_the_others_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ALLRANKS_ATTEMPT_DIR", str(tmp_path))
+    ranks, said = train(3, at(6, 0, flip("optimizer", "m")), policy=OnCorruption.HEAL)
+    undisturbed, _ = train(3, lambda *_: None)
+    for state, own in ranks:
+        assert torch.equal(state["optimizer"]["m"], undisturbed[0][0]["optimizer"]["m"])
+        assert own.healed == [{"step": 7, "names": ["optimizer/m"], "ranks": [0]}]
+        assert own.about() == {"verified": True, "healed": 1}
+        assert own.equal_step == 11
+    assert [line.rpartition("; ")[2] for line in said] == ["healed: the run is no longer the undisturbed one"]
+    (event,) = map(json.loads, (tmp_path / "events.jsonl").read_text().splitlines())
+    assert event | {"time_s": 0} == {
+        "time_s": 0,
+        "event": "healed",
+        "step": 7,
+        "ranks": [0],
+        "tensors": ["optimizer/m"],
+    }
+
+
+@pytest.mark.parametrize("change", [flip("model", "w"), lambda state: state["optimizer"].update(lr=3.0)])
+def test_what_has_no_majority_or_is_no_tensor_is_not_healed(change: Any):
+    num_ranks = 2 if change.__name__ == "change" else 3
+    ranks, _ = train(num_ranks, at(6, 1, change), policy=OnCorruption.HEAL)
+    assert "; may go on from the checkpoint of step 5" in message_of(ranks)
+
+
+@pytest.mark.parametrize("policy", OnCorruption)
+def test_a_save_compares_before_anything_is_copied(policy: OnCorruption):
+    ranks, _ = train(3, at(8, 1, flip("model", "w")), policy=policy, saves_at=9, exponent=20)  # no check is due
+    if policy is OnCorruption.HEAL:
+        assert [own.healed[0]["step"] for _, own in ranks] == [9, 9, 9]
+    else:
+        assert " rank 1 on n07 has other bits than 2 others, in model/w: 1 of 600 elements at step 9" in message_of(
+            ranks
+        )
+
+
+def test_only_ranks_that_compute_the_same_bits_are_compared(monkeypatch: pytest.MonkeyPatch):
+    """Three ranks on one kind of GPU, and two on another one, from step 5 on: the bits differ by kind."""
+    monkeypatch.setattr(module, "_describe_group", lambda contents: str(contents.texts.get("gpu/numbers")))
+
+    def strike(step: int, rank: int, state: State) -> None:
+        state["gpu"] = {"kind": "ab"[rank % 2] if step >= 5 else "a"}
+        state["model"]["w"] += rank % 2 * (step >= 5)
+        if (step, rank) == (8, 4):
+            flip("model", "v")(state)
+
+    ranks, said = train(5, strike)
+    assert " rank 4 on n07 has other bits than 2 others, in model/v: 1 of 600 " in message_of(ranks)
+    assert said == []
+
+
+@pytest.mark.parametrize("check_s", [0.04, 0.06, 0.068, 0.08])
+def test_checks_take_at_most_half_a_percent_of_the_time_although_checks_and_steps_vary_and_saves_come(check_s: float):
+    draw, exponent, checks_s, saves_s, now_s, last = random.Random(1), 0, 0.0, 0.0, 0.0, (0, 0.0)
+    for step in range(1, 8_000):
+        now_s += draw.uniform(0.35, 0.6)
+        if step % 700 == 0:
+            now_s, saves_s = now_s + 40, saves_s + 40
+        if step >> exponent != last[0] >> exponent:
+            took_s = check_s * draw.uniform(1, 1.5)
+            exponent = module.choose_exponent(took_s, (now_s - last[1]) / (step - last[0]))
+            checks_s, now_s = checks_s + took_s, now_s + took_s
+            last = step, now_s
+    assert module.SHARE / 3 < checks_s / (now_s - saves_s) < module.SHARE
+
+
+# What is no fault
+
+
+def of_its_own(step: int, rank: int, state: State) -> None:
+    """BatchNorm's statistics: each rank's own from the first step on."""
+    state["model"].setdefault("mean", torch.zeros(3)).add_(rank + 1)
+    state["model"].setdefault("count", torch.zeros((), dtype=torch.int64)).add_(1)
+
+
+def late_average(step: int, rank: int, state: State) -> None:
+    """An EMA that begins late, on rank 0 alone, with its counter."""
+    state["ema"] = state.get("ema") or {"n": torch.zeros((), dtype=torch.int64), "w": state["model"]["ema"].clone()}
+    if step >= 7 and rank == 0:
+        state["ema"]["w"].mul_(0.5)
+        state["ema"]["n"] += 1
+
+
+def test_what_each_rank_has_for_itself_is_listed_once_and_never_compared():
+    ranks, said = train(3, of_its_own)
+    assert said == ["not replicated: 1 tensor (model/mean); not compared between ranks"]
+    assert [own.equal_step for _, own in ranks] == [11, 11, 11]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_an_average_that_begins_late_on_one_rank_is_an_update(num_ranks: int):
+    ranks, said = train(num_ranks, late_average)
+    assert said == ["not replicated from step 8 on: 2 tensors (ema/n, ema/w); not compared between ranks"]
+    assert [own.equal_step for _, own in ranks] == [11] * num_ranks
+
+
+def test_numbers_that_change_late_on_one_rank_are_an_update():
+    def best(step: int, rank: int, state: State) -> None:
+        state["best"] = {"loss": 1.0 if step < 7 or rank else 0.5}
+
+    assert train(2, best)[1] == ["not replicated: 1 tensor (best/numbers); not compared between ranks"]
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_that_begin_to_train_apart_are_no_longer_compared(num_ranks: int):
+    def apart(step: int, rank: int, state: State) -> None:
+        for own in (*state["model"].values(), state["optimizer"]["m"]):
+            own += rank * (step >= 6)
+
+    ranks, said = train(num_ranks, apart)
+    assert said == ["at step 7 most tensors differ between all ranks: they are not compared any more"]
+    assert [own.about()["verified"] for _, own in ranks] == [False] * num_ranks
+
+
+def test_a_number_that_was_computed_wrong_once_is_computed_again(monkeypatch: pytest.MonkeyPatch):
+    compute, count = module.Contents.numbers, iter(range(1000))
+
+    def wrong_once(self: Any) -> dict[str, int]:
+        return {name: number ^ (next(count) == 150) for name, number in compute(self).items()}
+
+    monkeypatch.setattr(module.Contents, "numbers", wrong_once)
+    ranks, said = train(3, lambda *_: None)
+    assert ([own.equal_step for _, own in ranks], said) == ([11, 11, 11], [])
+
+
+# After a load
+
+
+@pytest.mark.parametrize(("num_ranks", "knows"), [(3, False), (2, True)])
+def test_after_a_load_everything_must_be_equal_and_the_checkpoint_decides_a_tie(num_ranks: int, knows: bool):
+    barrier, shared = threading.Barrier(num_ranks), [None] * num_ranks
+    whole = module.Contents.of(state_of_training()).numbers()
+
+    def life(rank: int) -> str:
+        state, talks = state_of_training(), Talks(rank, shared, barrier)
+        state["fresh"] = {"w": torch.full((3,), float(rank))}  # which the checkpoint does not have
+        if knows:
+            state["model"]["mean"] = torch.full((3,), float(rank))  # which was not compared when it was saved
+        own = comparing_of(lambda: state, talks, verified=8)
+        own.loaded(8, ["model", "optimizer"], {"fingerprints": whole} if knows else {})
+        if rank == 1:
+            flip("model", "v")(state)
+        with pytest.raises(ReplicaError) as found:
+            own.loaded(8, ["model", "optimizer"], {"fingerprints": whole} if knows else {})
+        return str(found.value)
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        (message,) = {*pool.map(life, range(num_ranks))}
+    assert " rank 1 on n07 has other bits than " in message
+    assert "in model/v: 1 of 600 elements at step 8, never equal before; " in message
