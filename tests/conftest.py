@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import itertools
 import os
 import shutil
@@ -131,6 +132,20 @@ def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.fixture
+def allranks_here(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> Allranks:
+    """As `allranks`, but in this process: for verbs that start nothing, most of the time would be imports."""
+
+    def run(*words: str | Path, env: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+        with monkeypatch.context() as patch:
+            for name, value in (env or {}).items():
+                patch.setenv(name, value)
+            told = tell(*map(str, words))
+        return subprocess.CompletedProcess(words, told.code, told.out, told.err)
+
+    return run
+
+
+@pytest.fixture
 def stand_in() -> Iterator[int]:
     """A process of the test's own that looks like an agent, since only its command is looked at."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)  # as if it were allranks"]) as process:
@@ -224,39 +239,81 @@ def free_port() -> int:
     raise AssertionError
 
 
+_uses_torch = True
+"""Whether the test that runs may load torch."""
+
+
 def allranks_command(*arguments: str | Path) -> Sequence[str]:
-    """The command line of the allranks under test."""
-    return [sys.executable, "-m", "allranks", *map(str, arguments)]
+    """The command line of the allranks under test.
+
+    A job of several ranks, or with restarts, has a standby, which imports torch on each node whatever the script does:
+    four times the time of a small job. So only tests that are marked `torch` or `gpu` have one.
+    """
+    words = [*map(str, arguments)]
+    if words[:1] == ["run"] and not _uses_torch:
+        words.insert(1, "--no-standby")
+    return [sys.executable, "-m", "allranks", *words]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without garbage collection, which would walk through ten thousand tests again and again: in each of the
+    processes that run tests, it takes as long as all the rest. Later collections leave them out, too."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first; what starts torch comes last."""
-    items.sort(key=lambda item: item.get_closest_marker("torch") is not None)
+    """What starts torch comes last, but healthy jobs first: the end of `make test` would wait for one of them."""
+
+    def turn(item: pytest.Item) -> int:
+        return 0 if item.get_closest_marker("healthy") else 1 if item.get_closest_marker("torch") is None else 2
+
+    items.sort(key=turn)
 
 
 LABS = {
-    "jobs": ("test_events.py", "test_jobs.py", "test_run.py", "test_stack.py"),
-    "faults": ("test_check.py", "test_drill.py", "test_faults.py", "test_lab.py", "test_running.py"),
-}
+    "jobs": ("test_epilog.py", "test_events.py", "test_jobs.py", "test_run.py", "test_stack.py"),
+    "faults": (
+        "test_bench.py", "test_check.py", "test_drill.py", "test_faults.py", "test_lab.py", "test_leader.py",
+        "test_running.py", "test_slow_network.py",
+    ),
+}  # fmt: skip
 """Tests of these files share one lab each, one after the other; both take about as long."""
+SHARING = ("tests/cli/test_diff_rerun.py", "tests/state/truth/test_replay.py")
+"""Tests of each of these files share runs that take long."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all tests of a lab, which wait for SLURM while the others compute. (No group: xdist 3.8 gives
-    its name to an attribute that pytest 9.2 no longer has.)"""
+    """One process runs all tests that share something: those of a lab wait for SLURM while the others compute. (No
+    group: xdist 3.8 gives its name to an attribute that pytest 9.2 no longer has.)"""
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneProcessPerLab(LoadScopeScheduling):  # type: ignore[misc]
+    class OneProcessPerScope(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            name = nodeid.partition("::")[0].rpartition("/")[2]
-            labs = (lab for lab, files in LABS.items() if nodeid.startswith("tests/lab/") and name in files)
-            return next(labs, nodeid)
+            path = nodeid.partition("::")[0]
+            name = path.rpartition("/")[2]
+            labs = (lab for lab, files in LABS.items() if path.startswith("tests/lab/") and name in files)
+            return next(labs, path if path in SHARING else nodeid)
 
-    return OneProcessPerLab(config, log)
+        def mark_test_complete(self, node: Any, item_index: int, duration: float = 0) -> None:
+            super().mark_test_complete(node, item_index, duration)
+            # xdist keeps all that a process has run, and counts through it after each test: forget what is complete.
+            units = self.assigned_work[node]
+            for scope in [scope for scope, unit in units.items() if all(unit.values())]:
+                del units[scope]
+
+    return OneProcessPerScope(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    global _uses_torch
+    _uses_torch = any(item.get_closest_marker(name) for name in ("torch", "gpu"))
     for marker in item.iter_markers("program"):
         name, package = marker.args
         if shutil.which(name) is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-TOOLS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "sacct")
+TOOLS = ("sbatch", "squeue", "scontrol", "scancel", "sinfo", "sacct", "sacctmgr")
 PROGRAM = """\
 #!{python} -SE
 import json, os, re, sys
@@ -87,6 +87,7 @@ class FakeSlurm:
             path.chmod(0o755)
         self.answer("scontrol", out="", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
         self.answer("sacct", out="", err="Slurm accounting storage is disabled\n", code=1)
+        self.answer("sacctmgr", err="You are not running a supported accounting_storage plugin\n", code=1)
         self.answer(
             "sinfo",
             out="node01\x1fidle\x1fnone\x1fmain*\x1f(null)\nnode02\x1fdown*\x1fbad NIC, see T-12\x1fmain*\x1f(null)\n",

@@ -65,7 +65,8 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> N
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
         "run", "horovod", "check", "bench", "advise", "init", "render", "submit", "status", "logs", "cancel", "list",
-        "clean", "top", "stack", "why", "report", "export", "env", "explain", "config", "lab", "completion",
+        "clean", "top", "watch", "stack", "why", "diff", "report", "export", "env", "explain", "config", "lab",
+        "completion",
     ]  # fmt: skip
 
 
@@ -152,11 +153,12 @@ def test_no_file_is_a_grab_bag() -> None:
 
 
 TWICE = {
-    "clocks.py": "guard/X and why/X answer the same question, for a running job and for a dead one",
-    "ends.py": "as clocks.py",
+    "ends.py": "guard/X and why/readings/X answer the same question, for a running job and for a dead one",
     "ledger.py": "model/X has the data of X",
+    "judge.py": "preflight/X before the start, watch/X in a running job: the same question",
     "links.py": "preflight/X before the start, guard/X in a running job: the same question",
     "watch.py": "horovod/X watches what guard/X watches, without an agent",
+    "node.py": "host/X reads what a machine is, watch/X what the job's processes on it do",
     "room.py": "model/X has the data of X",
     "traffic.py": "model/X has the data of X; each floor has its part of it",
 }

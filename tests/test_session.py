@@ -275,7 +275,7 @@ def test_ctrl_c_ends_it_like_any_python(started: Started, tmp_path: Path, size: 
 
 
 def test_a_missing_rank_is_named_and_all_that_came_end_alike(started: Started, tmp_path: Path):
-    started.wait_for_nodes(20)
+    started.wait_for_nodes(12)
     ends = started.step(SUM, task(0), task(2))
     assert [code for code, _, _ in ends] == [75, 75], ends
     leader = ends[0][2]
@@ -291,7 +291,7 @@ def test_a_missing_rank_is_named_and_all_that_came_end_alike(started: Started, t
 
 
 def test_a_missing_leader_is_named_once_a_node(started: Started, tmp_path: Path):
-    started.wait_for_nodes(20)
+    started.wait_for_nodes(12)
     ends = started.step(SUM, *(task(rank, (1, 2)) for rank in (1, 2)))
     assert [code for code, _, _ in ends] == [75, 75], ends
     assert "✗ AR001 node-silent   n1" in ends[0][2]

@@ -91,13 +91,16 @@ def test_the_script_of_ci_hides_slurm_from_one_command_only() -> None:
     assert shutil.which("srun") is not None
 
 
-def test_a_healthy_job_of_each_kind_is_in_the_quick_tests() -> None:
+def test_a_job_of_each_kind_is_in_the_quick_tests() -> None:
     files = set((ROOT / "tests").rglob("test_*.py")) - {Path(__file__)}
     marked = [path for path in files if "pytest.mark.healthy" in path.read_text()]
     assert sorted(str(path.relative_to(ROOT / "tests")) for path in marked) == [
         "lab/test_jobs.py",  # submit, in the lab
         "lab/test_run.py",  # run, on six nodes of the lab
+        "lab/test_watch.py",  # watch, a job of srun
         "launch/test_frameworks.py",  # run, on this machine
+        "state/truth/test_flips.py",  # session: replicas whose bits are flipped
         "test_session_track.py",  # session: save, leave, resume
         "test_wheel.py",  # run, from what is installed
+        "watch/test_planted.py",  # watch, jobs of other launchers
     ]

@@ -42,13 +42,13 @@ from allranks.join.group import LAST_WORK_S
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
 from allranks.model.errors import AllranksError, UsageError
-from allranks.model.membership import GroupId, Membership, read_members
-from allranks.model.world import Launcher, World
-from allranks.preflight.identify import identify
+from allranks.model.membership import GroupId, Membership
+from allranks.model.world import Launcher
+from allranks.preflight.identify import describe_membership, identify
 from allranks.preflight.ranks_as_nodes import demand_gpu, job_name
 from allranks.report.refusal import SessionError as SessionError
 from allranks.report.refusal import refuse, refusing
-from allranks.report.rundir import RunDir, read_shared_members
+from allranks.report.rundir import RunDir
 from allranks.report.text import say
 
 if TYPE_CHECKING:
@@ -205,6 +205,9 @@ class Session:
         keep_best: tuple[str, str] | None = None,
         partial: bool = False,
         accumulates: bool = False,
+        on_corruption: str | None = None,
+        replay: Callable[[Any], object] | None = None,
+        replay_every: int | None = None,
         log: Any = None,
         **parts: Any,
     ) -> Tracked:
@@ -217,11 +220,14 @@ class Session:
             keep_best: name of a value given to `state.save`, and "min" or "max"; the best checkpoint stays, too.
             partial: take the parts that are in the checkpoint, and let the others begin anew; says which.
             accumulates: gradients go on from step to step, so checkpoints hold them.
-            log: gets the values of `step.log`, too, on rank 0: a run of W&B, a SummaryWriter, or f(step, values).
+            on_corruption: of a rank's bits: "roll-back" to where all agreed (as None), "stop", "heal" by others' bits.
+            replay: f(batch), forward and backward: pairs of ranks repeat a batch, to find one that computes wrongly.
+            replay_every: steps between two replays, which cost a forward and backward pass each; given with `replay`.
+            log: gets the values of `step.log`, too, on rank 0: a run of W&B, SummaryWriter, mlflow, or f(step, values).
             parts: model, optimizer, scheduler, sampler, scaler: anything with state_dict, the same on all ranks.
         Raises:
             UsageError: something has no state_dict, or one that cannot be saved, or the newest checkpoint holds other
-                parts, or it is another experiment's and nobody named its directory.
+                parts, or it is another experiment's and nobody named its directory, or no rank can repeat a step.
         """
         from allranks.state.resumed.begin import begin
 
@@ -238,6 +244,9 @@ class Session:
                 keep_best=keep_best,
                 partial=partial,
                 accumulates=accumulates,
+                on_corruption=on_corruption,
+                replay=replay,
+                replay_every=replay_every,
                 log=log,
                 cell=cell if cell and cell.claim() else None,
                 on_exit=self._on_exit,
@@ -342,10 +351,12 @@ def _enter(
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
     on_exit.push(partial(leave, dist, LAST_WORK_S))
-    from allranks.state.resumed.buckets import Wrapped
+    from allranks.state.resumed.opening import open_state
 
-    wrapped = Wrapped(membership := _describe_membership(world, c10d), device)
-    on_exit.callback(wrapped.close)
+    backends = {part.rpartition(":")[2] for part in c10d.get_backend_config().split(",")}
+    name, number = c10d._get_default_group().group_name, next(_incarnations)
+    groups = tuple(GroupId(name, own, number) for own in sorted(backends))
+    wrapped = open_state(membership := describe_membership(world, os.environ, groups), device, on_exit)
     return Session(
         membership=membership,
         local_rank=world.local_rank,
@@ -362,9 +373,6 @@ def _say_last_words() -> None:
     """Have the agent learn what this rank last called: a SystemExit passes by the hook that does so otherwise."""
     if entry := sys.modules.get("_allranks_inside.entry"):
         entry.last_words()
-
-
-# Phase 3
 
 
 def _import_torch() -> tuple[ModuleType, Any]:
@@ -394,20 +402,6 @@ def _watch(c10d: Any) -> bool:
         say(f"init_process_group is not watched: {exc!r}")
         return False
     return True
-
-
-def _describe_membership(world: World, c10d: Any) -> Membership:
-    spread = Membership.spread(world.rank, world.world_size, per_node=world.local_world_size)
-    epoch, number = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0), next(_incarnations)
-    backends = {part.rpartition(":")[2] for part in c10d.get_backend_config().split(",")}
-    name = c10d._get_default_group().group_name
-    return Membership(
-        epoch=epoch,
-        rank=world.rank,
-        members=read_members(read_shared_members(os.environ.get("ALLRANKS_MEMBERS", ""))) or spread.members,
-        store_prefix=f"allranks/{epoch}",
-        groups=tuple(GroupId(name, backend, number) for backend in sorted(backends)),
-    )
 
 
 class _CallableModule(ModuleType):

@@ -73,7 +73,7 @@ def test_jobs_and_runs_are_offered(verb: str, runs: None, offer: Offer) -> None:
     assert offer(f"allranks {verb} la") == ["plain,latest"]
 
 
-@pytest.mark.parametrize("verb", ["cancel", "stack"])
+@pytest.mark.parametrize("verb", ["cancel", "stack", "watch"])
 def test_what_has_ended_is_not_offered_where_something_must_run(verb: str, runs: None, offer: Offer) -> None:
     assert offer(f"allranks {verb} 2026") == [f"plain,{RUNS[1]}"]
     assert offer(f"allranks {verb} 4") == ["plain,4711", "plain,4800"]

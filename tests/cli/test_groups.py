@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from allranks.model.errors import Exit
-from conftest import Allranks
+from conftest import Allranks, allranks_command, clean_env
 
 ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def allranks(allranks_here: Allranks) -> Allranks:
+    return allranks_here
 
 
 @pytest.mark.parametrize(
@@ -72,8 +79,9 @@ def test_a_misspelled_verb_gets_the_nearest_one(words: tuple[str, ...], line: st
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {line}\n")
 
 
-def test_help_imports_no_verb(allranks: Allranks) -> None:
-    result = allranks("--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
+def test_help_imports_no_verb() -> None:
+    env = clean_env(os.environ, PYTHONPROFILEIMPORTTIME="1")
+    result = subprocess.run(allranks_command("--help"), env=env, capture_output=True, text=True, check=True, timeout=60)
     imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
     own = {name for name in imported if name.startswith("allranks.cli.")}
     assert own == {"allranks.cli.main", "allranks.cli.verb_groups", "allranks.cli.std_streams"}

@@ -277,10 +277,10 @@ def test_a_node_that_is_silent_is_left_out_and_said(
 ) -> None:
     step = FakeStep(tmp_path_factory.mktemp("slurm") / "bin")
     env = step.env | {"FAKE_SILENT": "n2"}
-    result = allranks("init", "--nodes", "2", "--timeout", "12", "-o", "-", env=env)
+    result = allranks("init", "--nodes", "2", "--timeout", "4", "-o", "-", env=env)
     assert result.returncode == 3
-    assert "# n2 did not answer within 12 s: add the missing nodes, or run allranks init again" in result.stdout
-    assert result.stderr.splitlines()[-1] == "allranks: n2 did not answer within 12 s, and is not in the file"
+    assert "# n2 did not answer within 4 s: add the missing nodes, or run allranks init again" in result.stdout
+    assert result.stderr.splitlines()[-1] == "allranks: n2 did not answer within 4 s, and is not in the file"
 
 
 def test_flags_that_contradict_are_one_line(allranks: Allranks, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.model.job_status import JobStatus, Stuck, write_status
 from allranks.model.ledger import Category, Ledger, LostTime
 from allranks.report.text import Style
-from conftest import Allranks, wait_until
+from conftest import Allranks, Tell, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 F = "\x1f"
@@ -32,6 +32,11 @@ FINDING = Finding(
     ranks=(1,),
     message="RuntimeError: boom",
 )
+
+
+@pytest.fixture
+def allranks(allranks_here: Allranks) -> Allranks:
+    return allranks_here
 
 
 def leave_run_dir(folder: Path, job: str = "12", attempt: int = 0, findings: tuple[Finding, ...] = (FINDING,)) -> Path:
@@ -247,7 +252,10 @@ def test_logs_of_a_waiting_job_say_so(
     assert line in result.stderr
 
 
-def test_logs_follow_until_the_job_ends(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+def test_logs_follow_until_the_job_ends(
+    slurm: FakeSlurm, tell: Tell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("allranks.launch.batch.logs.LOOK_S", 0.1)
     output = tmp_path / "slurm-12.out"
     slurm.answer("scontrol", out=show_job(state="PENDING", reason="Priority", nodes="", work=tmp_path))
 
@@ -264,11 +272,9 @@ def test_logs_follow_until_the_job_ends(slurm: FakeSlurm, allranks: Allranks, tm
 
     job = threading.Thread(target=live)
     job.start()
-    result = allranks("logs", "-f", "12")
+    told = tell("logs", "-f", "12")
     job.join()
-    assert result.returncode == 0
-    assert result.stdout == "first\nlast"
-    assert result.stderr == "allranks: job 12 waits: Priority\n"
+    assert told == (0, "first\nlast", "allranks: job 12 waits: Priority\n")
 
 
 def test_cancel_ends_what_runs(slurm: FakeSlurm, allranks: Allranks) -> None:

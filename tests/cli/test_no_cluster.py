@@ -41,6 +41,11 @@ VERBS = {
 
 
 @pytest.fixture
+def allranks(allranks_here: Allranks) -> Allranks:
+    return allranks_here
+
+
+@pytest.fixture
 def without_cluster(slurm: FakeSlurm, tmp_path: Path) -> FakeSlurm:
     """SLURM's commands are installed, and find no cluster."""
     (tmp_path / "train.py").touch()

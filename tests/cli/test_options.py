@@ -28,7 +28,8 @@ def all_options() -> Iterator[tuple[str, click.Option]]:
 
 def test_every_waiting_time_is_called_timeout_and_read_and_explained_alike() -> None:
     durations = [(path, each) for path, each in all_options() if isinstance(each.type, Duration)]
-    waits = [(path, each) for path, each in durations if (path, each.name) != ("clean", "older_s")]  # an age
+    ages = {("clean", "older_s"), ("why", "within")}
+    waits = [(path, each) for path, each in durations if (path, each.name) not in ages]
     assert {(path, each.opts[0]) for path, each in waits} == {
         ("run", "--capacity-timeout"), ("run", "--hang-timeout"), ("render", "--capacity-timeout"),
         ("render", "--hang-timeout"), ("submit", "--capacity-timeout"), ("submit", "--hang-timeout"),
@@ -36,7 +37,7 @@ def test_every_waiting_time_is_called_timeout_and_read_and_explained_alike() -> 
         ("init", "--timeout"), ("init", "--queue-timeout"),
         ("stack", "--timeout"), ("horovod", "--elastic-timeout"), ("run", "--shutdown-timeout"),
         ("render", "--shutdown-timeout"), ("submit", "--shutdown-timeout"), ("lab up", "--kill-wait"),
-        ("lab up", "--grace-time"), ("advise", "--timeout"), ("bench", "--timeout"),
+        ("lab up", "--grace-time"), ("advise", "--timeout"), ("diff", "--timeout"), ("bench", "--timeout"),
         ("bench", "--queue-timeout"),
     }  # fmt: skip
     for _, each in waits:

@@ -41,6 +41,11 @@ LEDGER = Ledger(
 )
 
 
+@pytest.fixture
+def allranks(allranks_here: Allranks) -> Allranks:
+    return allranks_here
+
+
 def leave_run(
     folder: Path, name: str = NEW, *, exit_code: int | None = 0, node: str = "node07", pid: int = 2**22 + 1
 ) -> Path:

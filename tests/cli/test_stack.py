@@ -109,7 +109,8 @@ def test_json_is_for_programs(allranks: Allranks, slurm: dict[str, str], start: 
     start(SLEEPER, SLURM_JOB_ID=slurm["JOB"], RANK="0", WORLD_SIZE="2")
     found = json.loads(allranks("stack", "--json", slurm["JOB"], env=slurm).stdout)
     assert found["missing_ranks"] == [1]
-    assert [(group["ranks"], group["nodes"]) for group in found["groups"]] == [([0], ["n1", "n2"])]
+    told = [(group["role"], group["ranks"], group["nodes"]) for group in found["groups"]]
+    assert told == [("worker", [0], ["n1", "n2"]), ("launcher", [], ["n1", "n2"])]  # this test has started it
 
 
 def test_a_job_without_python_is_a_could_not_tell(allranks: Allranks, slurm: dict[str, str]) -> None:
@@ -123,9 +124,9 @@ def test_a_node_that_does_not_answer_is_named_and_its_step_ended(
 ) -> None:
     start(SLEEPER, SLURM_JOB_ID=slurm["JOB"], RANK="0")
     began_s = time.monotonic()
-    result = allranks("stack", slurm["JOB"], "--deadline", "15", env=slurm | {"FAKE_SILENT": "n2"})
+    result = allranks("stack", slurm["JOB"], "--deadline", "10", env=slurm | {"FAKE_SILENT": "n2"})
     assert result.returncode == 0
-    assert "n2   did not answer within 15 s" in result.stdout
+    assert "n2   did not answer within 10 s" in result.stdout
     assert "rank 0   n1   pid" in result.stdout
     assert re.search(r"still waiting for n2 after \d+ s; 1 of 2 nodes have answered", result.stderr)
     assert time.monotonic() - began_s < 55
@@ -225,6 +226,9 @@ def test_processes_of_this_machine_need_no_slurm(allranks: Allranks, start: Star
     assert result.returncode == 0, result.stderr
     assert f"pid {pid}   sleep at train.py:4 straggle" in result.stdout
     assert result.stderr == "allranks: no such process on this machine: 4194304\n"
+    nobody = allranks("stack", "--pid", "4194304")
+    assert (nobody.returncode, nobody.stdout) == (2, "")
+    assert nobody.stderr == "error: stack: no such process on this machine: 4194304\n"
 
 
 def test_two_jobs_of_this_machine_are_shown_apart(allranks: Allranks, start: Start, tmp_path: Path) -> None:
@@ -251,7 +255,7 @@ def test_two_jobs_of_this_machine_are_shown_apart(allranks: Allranks, start: Sta
     )
     assert {group["job"] for group in document["groups"]} >= set(ours)
     one = json.loads(allranks("stack", "--local", "--json", ours[0]).stdout)
-    assert (one["job"], [group["ranks"] for group in one["groups"]]) == (ours[0], [[0]])
+    assert (one["job"], [group["ranks"] for group in one["groups"]]) == (ours[0], [[0], []])
     (tmp_path / "runs" / ours[1]).mkdir(parents=True)
     (tmp_path / "runs" / ours[1] / "leader.json").touch()
     (tmp_path / "runs" / "latest").symlink_to(ours[1])

@@ -145,13 +145,21 @@ def screen_lines(app: Any) -> list[str]:
     return ["".join(segment.text for segment in strip).rstrip() for strip in app.screen._compositor.render_strips()]
 
 
+async def shown(app: Any, pilot: Any, line: str) -> list[str]:
+    """The screen as soon as `line` stands on it: textual lays it out some messages after its text has changed."""
+    deadline_s = time.monotonic() + 10
+    while line not in (lines := screen_lines(app)) and time.monotonic() < deadline_s:
+        await pilot.pause(0.01)
+    assert line in lines, lines
+    return lines
+
+
 @pytest.mark.parametrize(("width", "is_wide"), [(80, False), (200, True)])
 def test_the_screen_has_rows_and_pages(width: int, is_wide: bool, run_dir: RunDir) -> None:
     (run_dir.path / FILE).write_bytes(write_status(status_of(time.time())))
 
     async def script(app: Any, pilot: Any) -> None:
-        lines = screen_lines(app)
-        assert lines[1] == "2 in all_reduce, 1 late: 5"
+        lines = await shown(app, pilot, "2 in all_reduce, 1 late: 5")
         rows = [line for line in lines if "evaluate.py:88" in line or "all_reduce  " in line]
         assert [line[:9].rstrip() for line in rows] == ["✗ 5", "  2: 0-1"]
         assert ("step 3 \\x1b[1m" in rows[0]) == is_wide
@@ -159,36 +167,39 @@ def test_the_screen_has_rows_and_pages(width: int, is_wide: bool, run_dir: RunDi
             return
         await pilot.press("o", "o")  # by rank, by lateness: the selected row is still the one of rank 5
         assert app.screen._selected.of.ranks == (5,)
-        assert "2 of 2 rows, sorted by late" in screen_lines(app)
+        await shown(app, pilot, "2 of 2 rows, sorted by late")
         await pilot.press("slash", *"eval", "enter")
-        assert [line for line in screen_lines(app) if "all_reduce  " in line] == []
+        lines = await shown(app, pilot, "1 of 2 rows, sorted by late, with 'eval'")
+        assert [line for line in lines if "all_reduce  " in line] == []
         await pilot.press("escape")
-        assert [line for line in screen_lines(app) if "all_reduce  " in line]
+        lines = await shown(app, pilot, "2 of 2 rows, sorted by late")
+        assert [line for line in lines if "all_reduce  " in line]
         for key, text in (
             ("s", " of [b]all[/b] ranks"),
             ("l", "\\x1b[31mstacks"),
             ("question_mark", "  q, Ctrl-C  quit; the job goes on"),
         ):
-            await pilot.press(key)
-            await app.workers.wait_for_complete()
-            await pilot.pause()
-            assert text in screen_lines(app), key
-            await pilot.press("escape")
+            for close in ("escape", "q", "question_mark"):
+                await pilot.press(key)
+                await shown(app, pilot, text)
+                await pilot.press(close)
+                await shown(app, pilot, "2 of 2 rows, sorted by late")
+        await pilot.press("question_mark", "q")  # typed ahead: no page is left open, and nothing has ended
+        await shown(app, pilot, "2 of 2 rows, sorted by late")
+        assert not app._exit
         await pilot.press("q")
         assert app._exit
 
     called = drive(run_dir, size=(width, 30), script=script)
-    assert called == ([] if is_wide else [["stack"], ["logs", "--rank", "5", "--tail", "200"]])
+    assert called == ([] if is_wide else [["stack"]] * 3 + [["logs", "--rank", "5", "--tail", "200"]] * 3)
 
 
 def test_the_screen_waits_for_the_first_status(run_dir: RunDir) -> None:
     async def script(app: Any, pilot: Any) -> None:
-        assert screen_lines(app)[0] == "no status yet"
+        await shown(app, pilot, "no status yet")
         await pilot.press("l", "o", "j")
         (run_dir.path / FILE).write_bytes(write_status(status_of(time.time())))
         app.screen._read()
-        await app.workers.wait_for_complete()
-        await pilot.pause()
-        assert "2 in all_reduce, 1 late: 5" in screen_lines(app)
+        await shown(app, pilot, "2 in all_reduce, 1 late: 5")
 
     assert drive(run_dir, size=(80, 24), script=script) == []

@@ -231,6 +231,16 @@ def test_hops_and_bytes_of_a_ring_are_scaled_each_by_its_own_number(ranks: int, 
     assert network.among(ranks).time_s("all_reduce", 8_000_000) == pytest.approx(time_s, rel=1e-4)
 
 
+def test_what_waits_at_its_hops_alone_passes_as_all_reduces_do_among_others() -> None:
+    """It was only measured alone: among eight, it takes no longer than the all-reduce that sends as many bytes."""
+    times = {("all_reduce", 1): 50e-3, ("all_reduce", 8): 20e-3, ("all_to_all", 1): 40e-3}
+    rows = [BenchRow(collective=name, in_flight=number, size_bytes=8_000_000, count=1, time_s=time_s, p95_s=1)
+            for (name, number), time_s in times.items()]  # fmt: skip
+    network = NetworkCurves.of(BenchTable(backend="gloo", nodes=("a",) * 6, ranks=6, rows=tuple(rows)))
+    assert network.time_s("all_to_all", 8_000_000) == pytest.approx(40e-3)
+    assert network.time_s("all_to_all", 8_000_000, in_flight=8) == pytest.approx(10e-3)
+
+
 def test_one_node_sends_nothing_and_other_numbers_are_said_to_be_scaled() -> None:
     found = advice_of(100, max_nodes=8).by_nodes
     assert [(each.nodes, each.is_scaled) for each in found] == [

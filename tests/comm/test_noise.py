@@ -40,8 +40,8 @@ def test_gradients_that_are_all_noise_have_no_finite_scale():
 @pytest.mark.parametrize(
     ("last_block", "said"),
     [
-        ((4.0, 2.0), "0.43 to 1 times the batch; a batch twice as large saves at most 25% of the steps"),
-        ((6.0, 2.0), "at least 0.43 times the batch; a batch twice as large saves at most 50% of the steps"),
+        ((4.0, 2.0), "0.43 to 1 times the batch; a batch twice as large saves at most 25 % of the steps"),
+        ((6.0, 2.0), "at least 0.43 times the batch; a batch twice as large saves at most 50 % of the steps"),
     ],
     ids=["all finite", "one block without signal"],
 )
@@ -86,7 +86,7 @@ def test_the_meter_passes_the_hooks_result_on_and_adds_up_the_buckets_of_a_step(
     # Norms 24 and 6 in each step: no signal is left, (2 * 6 - 24) / 1 < 0.
     assert lines == [
         "gradient noise scale over steps 1 to 100 of this process: far above the batch; a batch twice as large saves "
-        "at most 50% of the steps"
+        "at most 50 % of the steps"
     ]
 
 

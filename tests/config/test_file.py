@@ -278,6 +278,7 @@ def test_without_a_file_all_is_default() -> None:
         ("guard.hang_s", "600", "default"),
         ("slurm.partition", "not set", "default"),
         ("slurm.time", "not set", "default"),
+        ("slurm.history", "not set", "default"),
         ("report.metrics_dir", "not set", "default"),
     ]
 

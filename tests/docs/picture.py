@@ -41,6 +41,8 @@ COLORS = {
 }
 """Styles of a terminal's SGR codes."""
 _CODE = re.compile(r"\x1b\[([\d;]*)m")
+_ERASED = re.compile(r"[^\n]*\r\x1b\[K")
+"""The row at the bottom of a terminal, each time that it is drawn anew."""
 _LINE = re.compile(r"<text [^>]*>(.*?)</text>")
 
 
@@ -48,11 +50,13 @@ def run_job() -> str:
     """Run the job in a terminal and return what it shows, colors included."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "train.py").write_text(SCRIPT)
-        shell = f"stty cols {COLUMNS}; {COMMAND}"
+        shell = f"ip link set lo up; stty cols {COLUMNS}; {COMMAND}"  # in a network of its own, the port is free
         env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "TERM": "xterm"}
-        command = ["script", "--quiet", "--command", shell, "/dev/null"]
-        shown = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120).stdout
-        return shown.replace("\r\n", "\n").replace(f"{folder}/", "").replace(socket.gethostname(), "vm")
+        command = ["unshare", "--net", "-r", "script", "--quiet", "--command", shell, "/dev/null"]
+        data = subprocess.run(command, cwd=folder, env=env, capture_output=True, timeout=120).stdout
+        shown = _ERASED.sub("", data.decode().replace("\r\n", "\n")).replace(f"{folder}/", "")
+        # The last line, where the files are, is wider than the picture.
+        return shown.rstrip("\n").rpartition("\n")[0].replace(socket.gethostname(), "vm")
 
 
 def render(shown: str, command: str, columns: int) -> str:

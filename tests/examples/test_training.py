@@ -49,7 +49,7 @@ def test_a_killed_example_ends_with_the_bits_of_the_undisturbed_one(tmp_path: Pa
     what, is_here = NEEDS.get(name, ("", True))
     if not is_here:
         pytest.skip(f"{name}.py needs {what}")
-    flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--no-standby", "--checkpoint-every", "20")
+    flags = ("--nproc-per-node", "2", "--max-restarts", "1", "--checkpoint-every", "20")
     env = {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "compiled")}
     result = allranks("run", *flags, STRUCK, EXAMPLES / f"{name}.py", tmp_path, env=env, timeout_s=200)
     assert result.returncode == 0, result.stderr

@@ -7,6 +7,7 @@ A program is one line: operations, one after the other, and blocks that are repe
     all 0.02                   a collective of all ranks: blocked until all have called it, and 0.02 s more
     ddp 0.02                   the same inside of `backward`
     async                      a collective that returns at once
+    form 0.02                  init_process_group: waits for all ranks, and 0.02 s more; no collective
     opt                        an optimizer step ends
     keep 50                    the checkpoint of that step is complete
     hang                       never goes on
@@ -82,6 +83,8 @@ class Lived:
     ddp_s: float = 0.0
     """Blocked in backward."""
     is_over: bool = False
+    begun_s: float | None = None
+    """When it called init_process_group."""
     seen: int = 1
     """Of the changes, that pace_at has gone through; and what it then booked."""
     totals: list[float] = field(default_factory=lambda: [0.0] * len(PACE_STATES))
@@ -113,7 +116,7 @@ class Lived:
                     self.enter(STEP)
                 case "keep":
                     self.kept.append((self.now_s, int(seconds)))
-                case "all" | "ddp" | "async" | "hang":
+                case "all" | "ddp" | "async" | "hang" | "form":
                     return what, seconds
                 case _:
                     self.enter(_STATES[what])
@@ -141,6 +144,10 @@ def live(programs: Sequence[str], *, begun_s: float = 0.0, until_s: float = 1e6)
         last = next((number for number, rank in enumerate(ranks) if rank.now_s == last_s), None)
         for rank, (what, seconds) in arrived:
             called_s, done_s = rank.now_s, last_s + seconds if is_whole else until_s
+            if what == "form":
+                rank.begun_s, rank.now_s = called_s, done_s
+                rank.book("start", done_s - called_s)
+                continue
             rank.calls.append((called_s, done_s))
             if what == "async":
                 continue
@@ -203,6 +210,8 @@ class Told:
         self._skews_s = [rng.uniform(-3, 3) for _ in self._clocks]
         self._noise_s, self._rng = noise_s, rng
         self.silent: set[int] = set()
+        self.has_destroyed = False
+        """All ranks have destroyed their groups; what they called is still told."""
 
     def until(self, since_s: float, until_s: float) -> None:
         """All beats of a time."""
@@ -235,12 +244,14 @@ class Told:
                 lags.append(("0", seq, int(1e9 * (rank.calls[seq - 1][0] + skew_s))))
             self._told[number], self._dumped_s[number] = enqueued, now_s
         waiting_s = now_s - rank.calls[completed][0] if enqueued > completed else 0.0
+        group = GroupSeen(name="0", enqueued=enqueued, completed=completed, waiting_s=waiting_s)
         steps = bisect_right(rank.steps, now_s)
         return RankBeat(
             rank=number,
             pace=pace_at(rank, now_s, is_async=self.is_async),
             step=None if self.session is None else self.session + steps,
+            begun_ago_s=now_s - rank.begun_s if rank.begun_s is not None and rank.begun_s <= now_s else None,
             checkpoint=max((step for at_s, step in rank.kept if at_s <= now_s), default=None),
-            groups=(GroupSeen(name="0", enqueued=enqueued, completed=completed, waiting_s=waiting_s),),
+            groups=() if self.has_destroyed else (group,),
             lags=tuple(lags),
         )

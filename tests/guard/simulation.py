@@ -208,6 +208,7 @@ class World:
                 dtypes=(call.dtype,) if call.size else (),
                 created_ns=created_ns,
                 place=call.place,
+                blocks=True,
             ),
         ]
         rank.lags = [*rank.lags[-15:], (call.group, seq, created_ns)]
@@ -231,9 +232,8 @@ class World:
         if rank.end is not None:
             return
         rank.done[group] = seq
-        rank.last = [
-            msgspec.structs.replace(c, is_done=True) if (c.group, c.seq) == (group, seq) else c for c in rank.last
-        ]
+        over = {"is_done": True, "blocks": False}
+        rank.last = [msgspec.structs.replace(c, **over) if (c.group, c.seq) == (group, seq) else c for c in rank.last]
         self._advance(rank)
 
     def _is_cut(self, ranks: Sequence[int]) -> bool:

@@ -510,3 +510,28 @@ def test_evidence_proves_the_finding_or_there_is_none(case):
     exit_code, tail, seen = TAILS[case]
     evidence = the_finding(judge(end(3, exit_code, stderr_tail=tail))).evidence
     assert [each.seen for each in evidence] == ([] if seen is None else [seen])
+
+
+DIFFERS = (
+    "ReplicaError: allranks: AR610 replica-differs: rank 4 on node03 (GPU-1) has other bits than 7 others, in model/w: "
+    "1 of 9 elements at step 40, equal at step 32; may go on from the checkpoint of step 30, or a newer one"
+)
+
+
+def test_the_rank_that_a_message_names_is_the_culprit_and_not_those_that_raise_it():
+    judged = judge_ends(scene_of(*(end(rank, message=DIFFERS, at=100 + rank / 1000) for rank in (0, 1, 4, 7)), lost(2)))
+    (finding,) = judged.findings
+    assert (finding.cause, finding.node, finding.ranks) == ("AR610 replica-differs", "node03", (4,))
+    assert finding.message.startswith("rank 4 on node03 (GPU-1) has other bits than 7 others")
+    assert finding.victims == (0, 1, 2, 3, 5, 6, 7)
+    assert (judged.nodes, judged.cures, judged.may_stay, judged.is_retryable) == ((2,), True, True, True)
+    assert (judged.exit_code, judged.comes_back_as) == (75, "model/w at step 40")
+
+
+def test_without_a_majority_no_node_is_left_out_and_what_is_not_to_be_retried_is_not():
+    tie = "ranks 0-1 have different bits, and no majority tells which is wrong, in model/w: 1 of 9 elements at step 40"
+    words = f'ReplicaError: allranks: AR610 replica-differs: {tie}, equal at step 32; not retried: on_corruption="stop"'
+    judged = judge_ends(scene_of(*(end(rank, message=words) for rank in (0, 1))))
+    assert (judged.ranks, judged.nodes, judged.cures) == ((0, 1), (), False)
+    assert (judged.is_retryable, judged.exit_code) == (False, 78)
+    assert judged.findings[0].confidence is Confidence.UNDECIDED

@@ -68,9 +68,10 @@ def run(case: dict[str, Any]) -> tuple[Books, Ledger]:
 
 
 def tell(loss: LostTime) -> str:
-    """`wait for 3 on node04`."""
+    """`wait for 3 on node04`, `start for 2 (16 s) on node03`."""
     ranks, nodes = ",".join(map(str, loss.ranks)), ",".join(loss.nodes)
-    whose = f" {'for' if loss.category is Category.WAIT else 'of'} {ranks}" if ranks else ""
+    whose = f" {'for' if loss.category is Category.WAIT or loss.waited_s else 'of'} {ranks}" if ranks else ""
+    whose += f" ({loss.waited_s:.0f} s)" if loss.waited_s else ""
     return f"{loss.category}{whose}{f' on {nodes}' if nodes else ''}"
 
 
@@ -197,6 +198,32 @@ def test_the_queue_and_earlier_attempts_are_part_of_the_whole() -> None:
     assert [sum(row.seconds.values()) for row in ledger.ranks] == [50.0, 50.0]
 
 
+def test_the_end_of_an_interpreter_is_unknown() -> None:
+    """The script ends at 6.0 s, its process at 9.0 s: torch has much to unload, and the cores are busy."""
+    books, totals = Books(), (1_000_000, 5_000_000, 0, 0, 0, 0, 0)
+    books.begin(plan(1, 1), 0.0)
+    rank = RankBeat(rank=0, pace=Pace(state=1, state_us=10, steps=60, totals_us=totals))
+    for now_s in (6.0, 7.0, 8.0):
+        told = msgspec.structs.replace(rank, has_left=now_s > 6.0)
+        books.hear(NodeBeat(node_index=0, generation=0, ranks=(told,)), now_s)
+    assert books.snapshot(8.5).seconds == {"start": 1.0, "step": 5.0, "unknown": 2.5}
+    books.ended(WorkerEnd(rank=0, node="", exit_code=0, time_s=0.0), 9.0)
+    books.hear(NodeBeat(node_index=0, generation=0, ranks=(told,)), 9.1)
+    assert books.snapshot(9.5).seconds == {"start": 1.0, "step": 5.0, "unknown": 3.5}
+
+
+def test_calls_that_a_rank_tells_after_it_has_destroyed_its_groups_count() -> None:
+    ranks = live(["start 1 opt 9 * ( step 0.1 all 0.01 opt )", "start 1 opt 9 * ( step 0.2 all 0.01 opt )"])
+    books = Books()
+    books.begin(plan(2, 1), 0.0)
+    told = Told(books, ranks)
+    told.until(0.0, 1.0)
+    told.has_destroyed = True
+    told.until(1.0, 3.0)
+    ledger = books.snapshot(3.0)
+    assert {row.rank: row.waited_for_s for row in ledger.waited_for} == {1: pytest.approx(0.9, abs=0.06)}
+
+
 def test_a_new_leader_goes_on_from_the_last_ones_books() -> None:
     programs = ["start 1 opt 300 * ( step 0.09 all 0.01 opt )", "start 1 opt 300 * ( step 0.08 all 0.01 opt )"]
     ranks = live(programs)
@@ -291,6 +318,16 @@ def test_a_rank_waited_no_longer_than_it_was_blocked() -> None:
     assert blocked.waits_s() == pytest.approx({3: 1.0})
 
 
+def test_what_was_not_known_to_be_blocked_does_not_count_as_work_lately() -> None:
+    """Backward passes of 3 s, of which 2.7 s are blocked; that is measured from the third one on."""
+    blocked = Blocked()
+    for step, permille in ((1, -1), (2, -1), (3, 900), (4, 900)):
+        blocked.tell(Booked(passed_s=3.0 * step, backward_s=3.0 * step, steps=step), permille=permille)
+    recent = blocked.recent()
+    assert recent is not None
+    assert recent.wait_share == pytest.approx(0.9)
+
+
 def test_a_long_wait_is_booked_while_it_lasts_and_only_once() -> None:
     """Blocked for 6 of 9 s, of which 4 s in a call that rank 3 has not made; it makes it a second later."""
     blocked = Blocked()
@@ -310,3 +347,14 @@ def test_a_checkpoint_that_was_loaded_is_not_counted() -> None:
         pace = Pace(state=1, state_us=10, steps=step - 39, totals_us=totals)
         books.hear(beat(RankBeat(rank=0, pace=pace, step=step, checkpoint=checkpoint)), float(second))
     assert books.snapshot(7.0).num_checkpoints == 2
+
+
+def test_who_came_last_at_the_start_of_a_large_job_is_known_to_its_next_attempt() -> None:
+    programs = [[71, "start 1.0 form 0.02 opt data 1.0 opt"], [1, "start 5.0 form 0.02 opt step 1.0 opt"]]
+    _, ledger = run({"workers": 8, "generations": [{"ranks": programs}]})
+    assert 71 not in {row.rank for row in ledger.ranks}
+    [late] = ledger.waited_for
+    assert (late.rank, late.waited_for_s, late.waited_for_at_start_s) == (71, 0.0, 284.0)
+    later = Books(earlier=ledger, attempt=1)
+    later.begin(plan(9, 8), 10.0)
+    assert [(row.rank, row.waited_for_at_start_s) for row in later.snapshot(11.0).waited_for] == [(71, 284.0)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.guard.mismatch import canonical, explain_abort, find_mismatch, judge_mismatch
+from allranks.guard.mismatch import explain_abort, find_mismatch, judge_mismatch
 from allranks.guard.scene import keep_calls
 from allranks.model.beat import CallSeen, GroupSeen, RankBeat
 from allranks.model.finding import Confidence
@@ -126,22 +126,6 @@ def test_else_an_abort_is_undecided(calls):
     finding = explain_abort(scene_of(*calls, ends={1: end(1, -6, stderr_tail=ABORT)}), 1).findings[0]
     assert (finding.cause, finding.confidence) == ("AR410 collective-mismatch", Confidence.UNDECIDED)
     assert "TORCH_DISTRIBUTED_DEBUG=DETAIL" in finding.ask
-
-
-@pytest.mark.parametrize(
-    ("op", "plain"),
-    [
-        ("gloo:all_reduce", "all_reduce"),
-        ("nccl:_all_gather_base", "all_gather"),
-        ("nccl:all_reduce_barrier", "barrier"),
-        ("ALLREDUCE", "all_reduce"),
-        ("_reduce_scatter_base", "reduce_scatter"),
-        ("all_to_all_single", "all_to_all"),
-        ("unheard_of", "unheard_of"),
-    ],
-)
-def test_an_operation_has_one_name(op, plain):
-    assert canonical(op) == plain
 
 
 def test_a_rank_that_was_in_an_earlier_group_of_that_name_is_not_compared():

@@ -255,6 +255,62 @@ def test_the_rank_in_another_collective_is_named_within_five_seconds(odd, skips)
     assert world.judged_s - last_in_s <= 5.0
 
 
+EVERYBODY = {"a": tuple(range(6)), "b": tuple(range(6))}
+
+
+def two_groups(rank: int, odd: tuple[int, ...], *, at: int = 30, stops: int | None = None) -> Program:
+    """Two collectives a step, one of each group; the odd ranks call them the other way round in one step."""
+    rng = random.Random(rank)
+    for step in itertools.count():
+        yield Compute(rng.uniform(0.1, 0.4))
+        if step == at and rank == stops:
+            yield Compute(1e9, "evaluate.py:88 in run")
+        groups = ("b", "a") if rank in odd and step == at else ("a", "b")
+        for group in groups:
+            yield Call(group=group, place=f"train.py:{20 + (group == 'b')} in step")
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize(
+    ("odd", "stops", "named", "confidence"),
+    [
+        ((1,), None, (1,), Confidence.CERTAIN),
+        ((0, 2, 3, 4), None, (1, 5), Confidence.CERTAIN),
+        ((3, 4, 5), None, tuple(range(6)), Confidence.UNDECIDED),
+        ((1,), 4, (1,), Confidence.CERTAIN),
+    ],
+    ids=["one", "most", "half", "one, and another one is late"],
+)
+def test_ranks_that_call_their_groups_in_another_order_are_named_within_five_seconds(
+    odd, stops, named, confidence, seed
+):
+    programs = [two_groups(rank, odd, stops=stops) for rank in range(6)]
+    world = Checked(programs, groups=EVERYBODY, seed=seed, late_beats=0.01).run(400)
+    assert world.judged is not None
+    finding = world.judged.findings[0]
+    assert (finding.cause, finding.ranks, finding.confidence) == ("AR410 collective-mismatch", named, confidence)
+    assert (world.judged.is_retryable, world.judged.exit_code) == (False, 1)
+    assert world.judged_s - max(rank.since_s for rank in world.ranks) <= 5.0
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.by_hand) for seed in range(1, 300))])
+def test_groups_that_are_called_in_one_order_make_no_circle(seed):
+    def program(rank: int) -> Program:
+        rng, together = random.Random(seed * 100 + rank), random.Random(seed)
+        for _ in itertools.count():
+            yield Compute(rng.uniform(0.0, 0.1))
+            order = together.sample(sorted(groups), len(groups))
+            for group in order:
+                if rank in groups[group]:
+                    yield Compute(rng.uniform(0.0, 4.0) if rng.random() < 0.05 else rng.uniform(0.0, 0.1))
+                    yield Call(group=group)
+
+    groups = {name: random.Random(f"{seed} {name}").sample(range(6), 2 + ord(name) % 4) for name in "abcdef"}
+    world = World([program(rank) for rank in range(6)], groups=groups, seed=seed, late_beats=0.03, long_pauses=0.003)
+    assert world.run(120).judged is None, world.judged
+    assert not any("each other" in line for _, line in world.lines)
+
+
 def test_the_innocent_rank_that_gloo_aborts_is_not_blamed():
     programs = [odd_one(rank, Call(dtype="Double") if rank == 2 else None) for rank in range(6)]
     world = World(programs)
@@ -409,7 +465,7 @@ def test_a_straggler_is_named_with_its_share_whatever_the_clocks_say(skew_s):
     named = [line for _, line in world.lines if line.startswith("straggler")]
     (warning,) = world.guard.warnings
     assert named == [f"straggler: rank 4 on node05 {warning.message}"]
-    assert re.fullmatch(r"calls collectives \d+ ms \(median\) after .* wait for it \d+% of the time", warning.message)
+    assert re.fullmatch(r"calls collectives \d+ ms \(median\) after .* wait for it \d+ % of the time", warning.message)
     assert warning.cause == "AR409 straggler-rank"
     assert "rank 4" in warning.fix
     assert "JOB" not in warning.fix

@@ -74,6 +74,17 @@ def test_nobody_listens_is_an_answer():
     assert (seen.connects, seen.refused, seen.carries) == (True, True, None)
 
 
+def test_a_listener_that_ends_between_two_looks_is_an_answer():
+    """Its agent was killed just then: the other kernel has accepted the try, and resets it."""
+    listener, tries = Listener("127.0.0.1"), Tries()
+    target = TryTarget(node_index=0, network="data", address="127.0.0.1", port=listener.port)
+    tries.begin(Try(targets=(target,), within_s=1.0), 0.0)
+    listener.close()
+    tries.turn(0.1)
+    (seen,) = tries.results(0.1)
+    assert (seen.connects, seen.refused, seen.error) == (True, True, "Connection reset by peer")
+
+
 def test_a_machine_that_swallows_everything_does_not_connect():
     with socket.socket() as full:  # a backlog that is full drops what comes, as a lost machine does
         full.bind(("127.0.0.1", 0))

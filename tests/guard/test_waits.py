@@ -7,7 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from allranks.guard.waits import find_waiting, judge_blocked, judge_hang, judge_left, longest_wait_s, say_slow
+from allranks.guard.waits import (
+    find_circle,
+    find_waiting,
+    judge_blocked,
+    judge_circle,
+    judge_hang,
+    judge_left,
+    longest_wait_s,
+    say_slow,
+)
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 
 from .scenes import NOW_S, away, beat, call, end, scene, waiting
@@ -108,6 +117,56 @@ def test_a_circle_through_two_groups_is_undecided():
     assert say_slow(made, found, NOW_S).startswith("slow: ranks 0-1 wait for each other for 200 s")
     judged = judge_hang(made, found, NOW_S)
     assert (judged.findings[0].cause, judged.findings[0].confidence) == ("AR490 collective-timeout", "undecided")
+
+
+def in_a_circle(*, blocks: tuple[int, ...] = (0, 1, 2), moved_ago_s: float = 3.0, **odd: float):
+    """Three ranks in two groups of all, rank 1 in the other one; `odd`: what its beat tells otherwise."""
+    made = []
+    for rank in range(3):
+        own, other = ("b", "a") if rank == 1 else ("a", "b")
+        told = grouped(rank, **{own: ((0, 1, 2), 6, 5, 3.0), other: ((0, 1, 2), 5, 5, 0.0)})
+        seen = call(6, group=own, place=f"train.py:{7 + rank} in step", blocks=rank in blocks)
+        made.append(beat(rank, replace(told, calls=(seen,), **(odd if rank == 1 else {}))))
+    picture = scene(made)
+    for view in picture.ranks.values():
+        view.moved_s = NOW_S - moved_ago_s
+    return picture
+
+
+def test_ranks_that_wait_for_each_other_are_judged_at_once_and_who_differs_is_named():
+    made = in_a_circle()
+    judged = judge_circle(made, find_circle(made, NOW_S))
+    finding = judged.findings[0]
+    assert (finding.cause, finding.ranks, finding.node) == ("AR410 collective-mismatch", (1,), "node02")
+    assert (finding.confidence, finding.victims, judged.is_retryable) == ("certain", (0, 2), False)
+    assert finding.message == (
+        "rank 1 called the groups in another order than ranks 0,2: ranks 0,2 waited in collective 6 of group a at "
+        "train.py:7 in step for rank 1, rank 1 waited in collective 6 of group b at train.py:8 in step for ranks 0,2; "
+        "none of these calls can end"
+    )
+    assert [seen.seen for seen in finding.evidence] == [
+        "rank 1: all_reduce [8] Float, number 6 of group b at train.py:8 in step",
+        "rank 0: all_reduce [8] Float, number 6 of group a at train.py:7 in step",
+    ]
+
+
+NOT_YET = {
+    "a thread is in no call: it may still come": {"blocks": (0, 2)},
+    "something has moved just now": {"moved_ago_s": 0.5},
+    "the word of one is from before": {"silent_s": 2.5},
+    "one has no beat thread: nobody knows how old its word is": {"silent_s": None},
+}
+
+
+@pytest.mark.parametrize("why", NOT_YET)
+def test_a_circle_is_not_judged_where(why):
+    assert find_circle(in_a_circle(**NOT_YET[why]), NOW_S) is None
+
+
+def test_a_circle_is_not_judged_while_ranks_leave():
+    made = in_a_circle()
+    made.may_leave = True
+    assert find_circle(made, NOW_S) is None
 
 
 def test_all_there_names_nobody():

@@ -103,6 +103,18 @@ def test_a_call_that_returned_is_over_where_no_recorder_counts(cell: Cell, tmp_p
     assert not watched(cell, tmp_path).look().calls[0].is_done
 
 
+def test_a_call_blocks_as_long_as_the_main_thread_is_in_it(cell: Cell, tmp_path: Path):
+    view = watched(cell, tmp_path)
+    recorded = {"group": "0", "seq": 5, "op": "all_reduce", "created_ns": 1}
+    tell(cell, groups=[["0", [0, 1], 5, 4, 0]], calls=[recorded])
+    call(cell, seq=5, op="all_reduce", blocks=False)  # an asynchronous one, or another thread's
+    assert [(seen.blocks, seen.is_done) for seen in view.look().calls] == [(False, False)]
+    number = call(cell, seq=5, op="all_reduce", blocks=True)
+    assert [(seen.blocks, seen.is_done) for seen in view.look().calls] == [(True, False)]
+    cell.leave_call(number)
+    assert [(seen.blocks, seen.is_done) for seen in view.look().calls] == [(False, False)]
+
+
 def test_a_receive_that_waits_is_no_collective_of_the_group(cell: Cell, tmp_path: Path):
     tell(cell, groups=[["0", [0, 1], 4, 4, 0]])
     call(cell, seq=9, op="recv", sizes=[[1]], dtypes=["Float"], peer=1)

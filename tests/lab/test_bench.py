@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -40,7 +41,7 @@ def slow_link_to_node02(lab: TestLab) -> Iterator[None]:
 @contextmanager
 def busy_cores() -> Iterator[None]:
     with ExitStack() as left:
-        for _ in range(4):
+        for _ in os.sched_getaffinity(0):
             spinner = left.enter_context(
                 subprocess.Popen([sys.executable, "-c", "while True: pass"], env=clean_env({}))
             )

@@ -26,6 +26,7 @@ from allranks.lab.running.seen import JobSeen, StrikeBaseline, judge
 from allranks.lab.running.strike_drill import StrikeResult
 from allranks.lab.running.terminal import Terminal
 from allranks.model.errors import SetupError
+from allranks.model.ledger import Ledger, RankLedger
 from allranks.state.saved.manifest import MANIFEST, Manifest
 from allranks.wire.leader_port import ANNOUNCEMENT, Announcement
 
@@ -240,6 +241,24 @@ LED_ON = {
     "printed": ((1003.3, "AR012"),),
     "steps": (step(999.9, generation=0), step(1006.0, world=5)),
 }
+
+
+RANK_LEDGERS = tuple(RankLedger(rank=rank, seconds={"step": 80.0, "wait": 20.0}) for rank in range(3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        ({"seconds": {"step": 240.0, "wait": 60.2}}, []),  # 0.1 % are allowed
+        ({"seconds": {"step": 220.0, "wait": 60.0}}, ["the categories of the account sum to 280.0 s of 300.0 s"]),
+        ({"ranks": RANK_LEDGERS[:1]}, ["the ranks of the account sum to 100.0 s of 300.0 s"]),
+        ({"attempts": 2}, ["the account has 2 attempts of 1"]),
+    ],
+)
+def test_the_account_of_a_drilled_job_must_close(changes: dict[str, Any], said: list[str]) -> None:
+    whole = {"begun_s": 900.0, "until_s": 1000.0, "rank_s": 300.0, "seconds": {"step": 240.0, "wait": 60.0}}
+    assert wrong(ledger=Ledger(**(whole | {"ranks": RANK_LEDGERS} | changes))) == said
 
 
 def test_a_job_that_goes_on_under_another_leader_is_right() -> None:

@@ -96,7 +96,8 @@ def test_the_rank_for_which_torchrun_s_ranks_wait_is_the_first(six_nodes: TestLa
         assert "   sleep at train.py:6 read" in heads[1]
         assert heads[2].startswith("5 ranks (0-2,4-5)   ")
         assert "   all_reduce at train.py:9 step" in heads[2]
-        assert heads[3].startswith("6 launchers   master-node,node[01-05]   ")
+        assert heads[3].startswith("launcher with the store master-node:")
+        assert heads[4].startswith("5 launchers   node[01-05]   ")
     finally:
         six_nodes.on("master-node", "scancel", job)
 
@@ -127,5 +128,24 @@ def test_a_node_without_the_job_s_python_is_named(six_nodes: TestLab, tmp_path: 
             "master-node", sys.executable, "-m", "allranks", "stack", "--json", job
         ))["silent"] == {}  # fmt: skip
         assert "runs sleep" in found
+    finally:
+        six_nodes.on("master-node", "scancel", job)
+
+
+def test_watch_names_the_stopped_rank_s_node_and_leaves_no_step(six_nodes: TestLab, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(PLAIN)
+    job = submit(six_nodes, tmp_path, f"srun --mem=0 {sys.executable} train.py")
+    try:
+        heads = stack_until(six_nodes, job, "6 ranks on 6 nodes, 2 places", "read", "step")
+        six_nodes.on("node03", "kill", "-STOP", heads.split("pid ")[1].split()[0])
+        watch = ("exec", "master-node", "--", sys.executable, "-m", "allranks", "watch", "--once", "--json", job)
+        done = six_nodes.run(*watch, must_work=False)
+        assert done.returncode == 1, done.stdout + done.stderr
+        document = json.loads(done.stdout)
+        verdict = document["verdicts"][0]
+        assert (verdict["cause_id"], verdict["node"], verdict["ranks"]) == ("AR010", "node03", [3])
+        assert sum(row["num_ranks"] for row in document["rows"]) == 6
+        steps = six_nodes.on("master-node", "squeue", "--noheader", "--steps", f"--jobs={job}", "--format=%j").split()
+        assert "allranks" not in "".join(steps)
     finally:
         six_nodes.on("master-node", "scancel", job)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,9 @@ def test_a_report_that_cannot_be_written_is_one_line(run_dir: RunDir, capsys: py
 def test_a_report_that_takes_too_long_is_left_behind(
     run_dir: RunDir, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    is_read = threading.Event()
     monkeypatch.setattr("allranks.launch.last_report.REPORT_S", 0.0)
+    monkeypatch.setattr("allranks.report.page.write_report", lambda _: is_read.wait(10))
     leave_report(run_dir)
     assert "no report was written (it took longer than 0 s)" in capsys.readouterr().err
+    is_read.set()

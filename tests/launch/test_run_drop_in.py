@@ -96,7 +96,7 @@ def test_arguments_arrive_unchanged(allranks: Allranks, tmp_path: Path):
     assert json.loads(result.stdout) == ["show.py", *NASTY]
 
 
-@pytest.mark.parametrize("name", ["my train.py", "it's.py", 'a "b".py', "line\nbreak.py", "*.py", "größe.py", "train"])
+@pytest.mark.parametrize("name", ['it\'s my "own" * of\ntwo lines, größe 2.py', "train"])
 def test_a_script_may_have_any_name(allranks: Allranks, tmp_path: Path, name: str):
     script = write(tmp_path / "in a dir" / name, PRINT_ARGUMENTS)
     result = allranks("run", script, "--x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -63,7 +64,14 @@ def test_an_exception_is_reported_with_rank_node_line_traceback_and_victims(allr
   more allranks explain AR590
   others waited for it or were ended: ranks 0,2-3
 """
-    assert result.stderr.endswith(report)
+    said, last = result.stderr[:-1].rsplit("\n", 1)
+    assert f"{said}\n".endswith(report)
+    run = (tmp_path / "runs/latest").readlink()  # no step was made; where the files are, is said all the same
+    assert re.fullmatch(
+        r"allranks: train\.py failed \(exit 1\): 4 ranks, \d+(\.\d)? s; "
+        rf"output in runs/{run}/attempt_0; report in runs/{run}/report\.html",
+        last,
+    )
     assert result.stderr.count("AR590 user-code-error") == 1
     assert result.returncode == 1
     assert "ValueError: expected 4 columns, got 3" in (tmp_path / log).read_text()
@@ -428,6 +436,35 @@ def test_an_exception_beside_a_thread_that_goes_on_is_the_verdict_within_seconds
     raised_s = json.loads((tmp_path / "runs/latest/attempt_0/node07/rank_1.error.json").read_text())
     verdict_s = next(event["time_s"] for event in read_events(tmp_path) if event["event"] == "verdict")
     assert verdict_s - raised_s["message"]["extraInfo"]["time_s"] < 20  # 3.1 s where nothing else runs
+
+
+@pytest.mark.torch
+def test_a_rank_that_calls_its_groups_in_another_order_is_named_within_seconds(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import time
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        rank, ranks = dist.get_rank(), range(dist.get_world_size())
+        a, b = dist.new_group(ranks), dist.new_group(ranks)
+        for step in range(1000):
+            for group in (b, a) if (rank, step) == (1, 50) else (a, b):
+                if (rank, step) == (1, 50):
+                    open("began", "w").write(str(time.time()))
+                dist.all_reduce(torch.ones(1), group=group)
+        """,
+    )
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "3", "train.py", env=NODE)
+    finding = only_finding(tmp_path)
+    assert (result.returncode, finding["cause"], finding["ranks"]) == (1, "AR410 collective-mismatch", [1])
+    assert finding["confidence"] == "certain"
+    assert finding["message"].startswith("rank 1 called the groups in another order than ranks 0,2: ")
+    assert "rank 1: all_reduce [1] Float, number 51 of group 2 at train.py:12 in <module>" in result.stderr
+    verdict_s = next(event["time_s"] for event in read_events(tmp_path) if event["event"] == "verdict")
+    assert verdict_s - float((tmp_path / "began").read_text()) < 10  # 3 s where nothing else runs
 
 
 @pytest.mark.torch

@@ -217,7 +217,7 @@ def test_a_worker_that_fails_ends_both_alike_with_one_report_on_the_leader(start
     leader, other = ends[0][2], ends[1][2]
     assert leader.count("AR590 user-code-error   b · rank 1") == 1
     assert "\n  ValueError: bad batch (train.py:7 in <module>)\n" in leader
-    assert leader.endswith("  others waited for it or were ended: rank 0\n")
+    assert "  others waited for it or were ended: rank 0\nallranks: train.py failed (exit " in leader
     assert other.splitlines()[-1] == (
         "allranks: ended: AR590 user-code-error: rank 1 on b: ValueError: bad batch (train.py:7 in <module>); "
         "the full report is on a"
@@ -251,7 +251,7 @@ def test_a_killed_agent_is_named_by_the_leader(start: Start, port: int, tmp_path
     assert code == 75
     assert stderr.count("AR012 node-failure   b · rank 1") == 1
     assert "\n  the node's agent died, but the machine answers: somebody killed it, or the kernel did" in stderr
-    assert stderr.endswith("  others waited for it or were ended: rank 0\n")
+    assert "  others waited for it or were ended: rank 0\nallranks: train.py failed (exit " in stderr
 
 
 def test_a_stopped_agent_is_named_and_does_not_keep_the_job_from_ending(start: Start, port: int, tmp_path: Path):

@@ -53,7 +53,7 @@ class Step:
     def __init__(self, folder: Path, *, num_nodes: int, absent: tuple[int, ...] = (), **more: str) -> None:
         (folder / "show.py").write_text(SHOW)
         # Jobs of other tests have the same id: on one port, an agent could come to a leader of theirs.
-        limits = f"[network]\nport = {free_port()}\n[guard]\njoin_s = {20 if absent else 90}\n"
+        limits = f"[network]\nport = {free_port()}\n[guard]\njoin_s = {12 if absent else 90}\n"
         (folder / "fast.toml").write_text(limits)
         self._agents = {
             index: subprocess.Popen(
@@ -112,7 +112,7 @@ def test_a_missing_node_is_named_and_all_that_came_end_alike(tmp_path: Path) -> 
     assert run.codes == {0: 75, 1: 75}
     assert re.search(r"still waiting for node03 after \d+ s; 2 of 3 nodes have joined", run.err[0])
     assert "AR001 node-silent   node03 " in run.err[0]
-    assert "the node's agent did not join within 20 s; 2 of 3 nodes joined" in run.err[0]
+    assert "the node's agent did not join within 12 s; 2 of 3 nodes joined" in run.err[0]
     assert without_waiting(run.err[1]) == ""
     verdict = json.loads((tmp_path / "runs/4711/attempt_0/verdict.json").read_text())
     assert verdict["findings"][0]["node"] == "node03"

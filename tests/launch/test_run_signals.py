@@ -118,8 +118,8 @@ def test_a_signal_ends_the_whole_tree(start: Start, tmp_path: Path, signum: sign
     assert time.monotonic() - sent_s < 60  # the workers sleep for 300
     assert agent.returncode == exit_code
     assert alive(pids) == []
-    last = rf"allranks: {signum.name} after \d+ s: all workers here have ended; output in runs/[\w./-]+"
-    assert re.fullmatch(last, stderr.splitlines()[-1])
+    head = rf"allranks: {signum.name} after \d+ s: all workers here have ended; "
+    assert re.fullmatch(head + r"output in runs/[\w./-]+; report in runs/[\w-]+/report\.html", stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -292,14 +292,14 @@ def test_a_daemon_left_by_a_worker_that_ended_well_is_ended_and_named(allranks: 
 
 
 def test_a_job_whose_agent_was_stopped_for_long_goes_on(tmp_path: Path):
-    """Ctrl-Z and `fg`: the workers go on meanwhile. 60 s of a leader's silence are shortened to 5 s."""
+    """Ctrl-Z and `fg`: the workers go on meanwhile. 60 s of a leader's silence are shortened to 3 s."""
     (tmp_path / "train.py").write_text(
         "import time\nfrom pathlib import Path\nPath('up').touch()\n"
         "while not Path('go').exists():\n    time.sleep(0.01)\n"
     )
     program = (
         "import allranks.launch.agent as agent\nfrom allranks.cli.main import main\n"
-        "agent.LEADER_SILENT_S = 5.0\nmain()\n"
+        "agent.LEADER_SILENT_S = 3.0\nmain()\n"
     )
     agent = subprocess.Popen(
         [sys.executable, "-c", program, "run", "--master-port", "0", "train.py"],
@@ -312,7 +312,7 @@ def test_a_job_whose_agent_was_stopped_for_long_goes_on(tmp_path: Path):
         wait_until((tmp_path / "up").exists, "the worker is up")
         for _ in range(2):  # a Ping may wait for the agent when it is stopped, not each time
             agent.send_signal(signal.SIGSTOP)
-            time.sleep(8)
+            time.sleep(5)
             agent.send_signal(signal.SIGCONT)
             time.sleep(0.5)
         (tmp_path / "go").touch()

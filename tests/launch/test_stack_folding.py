@@ -7,7 +7,7 @@ import json
 import pytest
 
 from allranks.host.slurm import JobState
-from allranks.host.stacks import Frame, NodeStacks, Process, ProcessRole, Thread
+from allranks.host.stacks import Frame, NodeStacks, Process, Thread
 from allranks.launch.look.stack_groups import (
     StackReport,
     fold,
@@ -15,9 +15,11 @@ from allranks.launch.look.stack_groups import (
     name_operation,
     render_stacks,
     stacks_to_json,
+    waits_for_others,
 )
 from allranks.launch.look.stack_step import find_parts, srun_command
 from allranks.model.errors import AllranksError, UsageError
+from allranks.model.node_look import ProcessRole
 from allranks.report.text import Style
 
 ASCII = Style(is_unicode=False, has_colour=False, width=100)
@@ -143,6 +145,9 @@ def test_other_threads_are_shown_on_demand_and_fold_without_their_numbers() -> N
         ((Frame("all_gather", C10D, 1), Frame("all_gather_object", C10D, 2), MAIN), "all_gather_object"),
         ((Frame("_store_based_barrier", C10D, 1), Frame("init_process_group", C10D, 2), MAIN), "init_process_group"),
         ((Frame("backward", f"{SITE}/_tensor.py", 1), MAIN), "backward"),
+        ((Frame("wait_tensor", f"{SITE}/distributed/_functional_collectives.py", 1), MAIN), "wait_tensor"),
+        ((Frame("_sync_buffers", f"{SITE}/nn/parallel/distributed.py", 1), MAIN), "broadcast_buffers"),
+        ((Frame("_sync_module_states", f"{SITE}/distributed/utils.py", 1), MAIN), "broadcast_parameters"),
         ((Frame("Popen._try_wait", f"{LIB}/subprocess.py", 1), MAIN), "wait for a subprocess"),
         ((Frame("load", f"{SITE}/serialization.py", 1), MAIN), "torch.load"),
         ((Frame("save", f"{SITE}/distributed/checkpoint/state_dict_saver.py", 1), MAIN), "checkpoint save"),
@@ -154,6 +159,14 @@ def test_other_threads_are_shown_on_demand_and_fold_without_their_numbers() -> N
 )
 def test_the_operation_is_the_known_call_below_the_user_s_line(frames: tuple[Frame, ...], expected: str) -> None:
     assert name_operation(frames) == expected
+
+
+@pytest.mark.parametrize(
+    ("operation", "waits"),
+    [("all_reduce", True), ("broadcast_buffers", True), ("wait_tensor", True), ("sleep", False), ("", False)],
+)
+def test_what_ends_only_when_others_make_it_too_is_known(operation: str, waits: bool) -> None:
+    assert waits_for_others(operation) == waits
 
 
 def test_a_dataset_that_is_stuck_is_known_to_be_inside_the_data_loader() -> None:

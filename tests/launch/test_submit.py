@@ -20,6 +20,11 @@ from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa:
 CANARY = "canary-4711-do-not-print"
 
 
+@pytest.fixture
+def allranks(allranks_here: Allranks) -> Allranks:
+    return allranks_here
+
+
 @pytest.fixture(autouse=True)
 def script(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('hello')\n")

@@ -195,12 +195,13 @@ def dumps() -> list[bytes]:
 
 
 def dump(folder: Path) -> Callable[[bytes], object]:
-    from allranks.why.dumps import conclude_dumps, parse_dump
+    from allranks.why.dumps import parse_dump
+    from allranks.why.stops import read_stops
 
     sound = parse_dump(dumps()[0], rank=1)
 
     def read(data: bytes) -> object:
-        return [*conclude_dumps([parse_dump(data, rank=0, taken_s=1.8e9), sound])]
+        return [*read_stops([parse_dump(data, rank=0, taken_s=1.8e9), sound])]
 
     return read
 

@@ -24,6 +24,7 @@ def nvidia_smi(text: str) -> object:
     gpu.parse_remapped_rows(text)
     gpu.parse_gpu_processes(text, is_own=lambda pid: pid == 1)
     gpu.parse_nvlinks(text)
+    gpu.parse_gpu_use(text)
     msgspec.msgpack.encode(answer.gpus)
     return answer
 
@@ -60,15 +61,16 @@ def srun_seeds() -> list[bytes]:
 
 
 def py_spy(data: bytes) -> object:
-    from allranks.host import stacks
+    from allranks.host import py_spy, stacks
     from allranks.host.glance import render as render_stack
+    from allranks.model.node_look import ProcessRole
 
     try:
-        threads = [stacks._thread(each, 7) for each in stacks.decode_json(data, list[stacks._Told])]
-    except stacks.Unreadable:
+        threads = [stacks._thread(told, 7) for told in py_spy.decode_json(data, list[py_spy.ToldThread])]
+    except py_spy.Unreadable:
         return None
     process = stacks.Process(
-        pid=7, role=stacks.ProcessRole.WORKER, rank=0, local_rank=0, world_size=1, state="S", threads=tuple(threads)
+        pid=7, role=ProcessRole.WORKER, rank=0, local_rank=0, world_size=1, state="S", threads=tuple(threads)
     )
     assert_harmless(render_stack(process))
     return process

@@ -116,7 +116,14 @@ def _parsers() -> Iterator[Parser]:
     yield Parser("state headers", state_headers, state, (Damaged,), "json")
     yield Parser("owner files", owner_seeds, owner, kind="json")
     yield Parser("writers' reports", seeds("report.json"), writer_report, kind="json")
-    gpus = ("550-h100.csv", "550-h100.apps.txt", "550-h100.nvlink.txt", "550-h100.remapped.txt", "470-a100.csv")
+    gpus = (
+        "550-h100.csv",
+        "550-h100.apps.txt",
+        "550-h100.nvlink.txt",
+        "550-h100.pmon.txt",
+        "550-h100.remapped.txt",
+        "470-a100.csv",
+    )
     yield Parser("nvidia-smi", recorded(*gpus, "error-9-no-driver.txt"), plain(nvidia_smi))
     sites = [f"slurm/config-{version}.txt" for version in ("22.05", "25.11")]
     yield Parser(

@@ -68,6 +68,8 @@ class Copy:
         # A path file adds these folders and does not read theirs: the editable install of this checkout stays out.
         packages = folder / f"venv/lib/{version}/site-packages/copy.pth"
         packages.write_text(f"{self.source}\n{sysconfig.get_path('purelib')}\n")
+        # A program that belongs to no source: it is looked for beside the interpreter.
+        self._python.with_name("py-spy").symlink_to(Path(sys.executable).with_name("py-spy"))
 
     def run(self, tests: Sequence[str], *, timeout_s: float | None = None) -> tuple[int, str]:
         """Return pytest's exit code and what it said.

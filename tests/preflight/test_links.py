@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable
 
+import msgspec
 import pytest
 from seen import NO_ANSWER, PORTS, Results, around, brief, card, change, facts, good, judged, nic, silence, stall
 
@@ -231,6 +232,12 @@ def test_a_slow_node_is_told_by_the_quiet_look():
     assert brief(judgement) == [("AR213", "node03", "fail", "certain")]
     assert judgement.findings[0].message == "the link of node03 carries 90 Mbit/s, those of the other nodes 900 Mbit/s"
     assert judgement.findings[0].interface == "ens1f1"
+
+
+def test_a_node_that_used_up_its_token_bucket_before_the_others_is_not_slow():
+    quiet = quiet_look(2, delivery_mbit_s=90.0, large_s=0.02)  # the buckets of the others were full
+    again = [msgspec.structs.replace(each, delivery_mbit_s=95.0, large_sent=4 * each.large_sent) for each in quiet]
+    assert judged(6, quiet=[*quiet, *again]).findings == ()
 
 
 def test_a_node_that_loses_is_not_also_slow():

@@ -52,6 +52,13 @@ def test_goodput_has_the_three_largest_losses_and_to_whom_they_are_owed():
     ]
 
 
+def test_a_start_that_waits_for_one_rank_names_it_and_how_much_that_is():
+    late = LostTime(category=Category.START, rank_s=26_000.0, ranks=(2,), nodes=("node02",), waited_s=19_000.0)
+    assert describe_losses(msgspec.structs.replace(LEDGER, losses=(late,))) == [
+        "26 % starting, of which 19 % waiting for rank 2 on node02"
+    ]
+
+
 def test_a_restart_is_told_with_its_cost():
     assert account(restarts=(RESTART,), num_checkpoints=0)[1:] == [
         "1 restart cost 1 min 12 s (AR407 dead-rank on node03): 35 s until the first new step, 50 steps again in 37 s"

@@ -24,7 +24,7 @@ from allranks.report.page_charts import draw, split_budget, thin_out
 from allranks.report.page_curves import PageCurve, draw_values
 from allranks.report.page_data import RunOutcome, judge_outcome, read_page
 from allranks.report.readback import parse_job_status
-from allranks.report.rundir import is_own_file
+from allranks.report.rundir import event_line, is_own_file
 from conftest import Tell
 from made_run import BEGUN_S, HANG, make_run
 
@@ -227,6 +227,19 @@ def test_checkpoints_are_listed(failed: Path, failed_page: str) -> None:
     assert "1,800 2026-11-28" in Read(failed_page).text
 
 
+def test_saves_of_a_script_are_listed_apart_and_as_not_verified(tmp_path: Path) -> None:
+    run = make_run(tmp_path, num_values=10)
+    told = {"optimizer_steps": 1234, "save_s": 2.5, "generation": 0, "is_verified": False}
+    with (run / "attempt_0/events.jsonl").open("a") as file:
+        file.write(event_line("checkpoint", **told) + "\n")
+    page = read_page(run)
+    assert [(save.optimizer_steps, save.save_s) for save in page.saves] == [(1234, 2.5)]
+    assert page.checkpoints[-1].step == 1800
+    text = Read(render(page)).text
+    assert "torch.distributed.checkpoint), not verified" in text
+    assert "1,234 " in text
+
+
 def test_work_comes_first_then_the_losses_by_size() -> None:
     ledger = Ledger(
         begun_s=0.0, until_s=100.0, rank_s=200.0, is_steps_seen=True,
@@ -297,7 +310,7 @@ def test_damaged_files_cost_their_part_only(tmp_path: Path, damage: str) -> None
 
 
 def test_numbers_that_nobody_measured_break_no_page(tmp_path: Path) -> None:
-    run = make_run(tmp_path)
+    run = make_run(tmp_path, num_values=10)
     ledger = msgspec.json.decode((run / "goodput.json").read_bytes())
     huge = {"begun_s": 1.0, "until_s": 3.9e9, "rank_s": 1e-320, "seconds": {"step": 1e15, "wait": 5e-324}}
     (run / "goodput.json").write_bytes(msgspec.json.encode(ledger | huge))
@@ -346,13 +359,16 @@ def test_report_writes_the_page_where_it_is_told(tmp_path: Path, tell: Tell) -> 
     assert is_own_file(run / "report.html")
     assert tell("report", "4711", "-o", "mine.html").out == "mine.html\n"
     assert (tmp_path / "mine.html").read_text().startswith("<!doctype html>")
+    (tmp_path / "link.html").symlink_to("mine.html")
+    assert tell("report", "4711", "-o", "link.html").out == "link.html\n"
+    assert (tmp_path / "link.html").is_symlink()
     told = json.loads(tell("report", "--json", "4711").out)
     assert (told["version"], told["outcome"], told["findings"][0]["ranks"]) == (1, "failed", [3])
     assert tell("report", "4712").code == 2
     answer = tell("report", "4711", "-o", "no/such.html")
     assert (answer.code, answer.err) == (
         2,
-        "error: no/such.html: no such file or directory; name another file with -o\n",
+        "error: no/such.html: no such file or directory; name another file\n",
     )
 
 

@@ -39,6 +39,13 @@ TOLD = (
     {"time_s": 8.0, "event": "paused", "leader": "node02", "generation": 1},
     {"time_s": 9.0, "event": "minority", "leader": "node02", "generation": 1},
     {"time_s": 9.5, "event": "checkpoint", "step": 120, "write_s": 3.25},
+    {
+        "time_s": 9.55,
+        "event": "checkpoint",
+        "optimizer_steps": 40,
+        "save_s": 0.2,
+        "is_verified": False,
+    },
     {"time_s": 9.6, "event": "straggler", "rank": 3, "node": "node02", "message": "calls collectives 20 ms late"},
     {"time_s": 9.7, "event": "hang", "op": "all_reduce", "for_s": 30.5, "num_waiting": 2, "ranks": [1]},
     {"time_s": 10.0, "event": "ended", "exit_code": 75, "leader": "node02", "is_cut_off": False},

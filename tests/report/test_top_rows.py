@@ -7,11 +7,12 @@ import re
 import msgspec
 import pytest
 
-from allranks.model.beat import InterfaceSeen
+from allranks.model.beat import GpuSeen, InterfaceSeen
 from allranks.model.job_status import EventSeen, JobStatus, NodeRow, RankRow
 from allranks.report.text import Style
 from allranks.report.top_rows import (
     COLUMNS,
+    OPTIONAL,
     ORDERS,
     TopView,
     choose_columns,
@@ -92,12 +93,33 @@ def test_eighty_columns_have_what_matters_most() -> None:
 def test_a_wide_terminal_has_all_columns_and_the_last_line_of_the_log() -> None:
     view = make_view(STATUS, now_s=1001.0, last_lines={5: "loss \x1b[31m2.5 " + "x" * 100, 0: "token=hf_" + "a" * 34})
     head, late, waiting = show(view, width=200)[3:6]
-    assert head.split() == " ".join(column.title for column in COLUMNS).split()
+    assert head.split() == " ".join(column.title for column in COLUMNS if column.title not in OPTIONAL).split()
     assert len(late) == 200
     assert late.split()[:1] + late.split()[-3:-1] == ["x", "loss", "\\x1b[31m2.5"]
-    assert "1.0    12 GiB n2                 1,840    812    1.5  0.12 %" in late
+    assert "102 %    12 GiB n2                 1,840    812    1.5  0.12 %" in late
     assert "hf_aaaa" not in waiting
-    assert waiting.split()[2:6] == ["all_reduce", "40", "s", "2.0"]
+    assert waiting.split()[2:6] == ["all_reduce", "40", "s", "200"]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "titles", "cells"),
+    [
+        (GpuSeen(97, 62_695, 81_559), ["RSS", "GPU", "GPU MEM", "NODE"], ["GiB", "97", "%", "61.2/79.6", "G", "n2"]),
+        (GpuSeen(None, 1_229, 143_771), ["CPU", "RSS", "GPU MEM", "NODE"], ["12", "GiB", "1/140", "G", "n2", "1,840"]),
+        (None, ["COST", "CPU", "RSS", "NODE"], ["102", "%", "12", "GiB", "n2", "1,840", "812"]),
+    ],
+)
+def test_gpus_have_columns_where_a_row_has_a_value(gpu: GpuSeen | None, titles: list[str], cells: list[str]) -> None:
+    busy = msgspec.structs.replace(LATE, gpu=gpu)
+    view = make_view(msgspec.structs.replace(STATUS, rows=(busy, WAITING)), now_s=1001.0)
+    head, late = show(view, width=200)[3:5]
+    assert " ".join(titles) in " ".join(head.split())
+    assert " ".join(cells) in " ".join(late.split())
+
+
+def test_what_is_wrong_wraps_where_the_screen_is_narrow() -> None:
+    view = make_view(STATUS, now_s=1001.0, said=("  rank 2 has been in sleep at train.py:11; 2 ranks wait",))
+    assert show(view, width=30)[:2] == ["  rank 2 has been in sleep at", "  train.py:11; 2 ranks wait"]
 
 
 def test_a_culprit_is_red_where_there_is_color_and_marked_everywhere() -> None:
@@ -167,7 +189,8 @@ def test_rows_are_sorted_and_searched() -> None:
     rows = make_view(STATUS, now_s=1001.0).rows
     found = {order: [row.of.ranks[0] for row in pick_rows(rows, order=order)] for order in ORDERS}
     assert found == {
-        "worst": [5, 0], "rank": [0, 5], "late": [5, 0], "cost": [5, 0], "cpu": [0, 5], "rss": [5, 0], "out": [5, 0],
+        "worst": [5, 0], "rank": [0, 5], "late": [5, 0], "cost": [5, 0], "cpu": [0, 5], "gpu": [5, 0], "rss": [5, 0],
+        "out": [5, 0],
     }  # fmt: skip
     assert [[row.of.ranks[0] for row in pick_rows(rows, wanted=text)] for text in ("EVAL", "n[1", "none", "")] == [
         [5], [0], [], [5, 0],

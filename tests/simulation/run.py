@@ -53,18 +53,19 @@ def live(life: Life, cores: Cores = CORES, *, log: list[str] | None = None) -> t
     return world, ""
 
 
-def live_block(first: int) -> Tally:
+def live_block(first: int, num_lives: int = BLOCK) -> Tally:
     """Live a block of lives."""
     gc.disable()
     begun_s, num_events, fallen = time.process_time(), 0, []
-    for seed in range(first, first + BLOCK):
+    for seed in range(first, first + num_lives):
         world, broken = live(draw(seed))
         num_events += world.num_events
         if broken:
             fallen.append((seed, broken))
         if seed % 50 == 49:
             gc.collect()
-    return Tally(BLOCK, num_events, time.process_time() - begun_s, tuple(fallen))
+    gc.enable()
+    return Tally(num_lives, num_events, time.process_time() - begun_s, tuple(fallen))
 
 
 def find(mutant: Mutant) -> tuple[int | None, str]:

@@ -16,7 +16,7 @@ from . import lives
 from .known import KNOWN
 from .lives import FOREVER_S, LEADER, PROFILES, Fault, Kind, Life, draw
 from .mutants import load, read_mutants
-from .run import BLOCK, live, live_block
+from .run import live, live_block
 from .shrink import as_literal, rule_of, shrink
 from .world import World
 
@@ -26,9 +26,9 @@ NO_FAULT = Life(seed=1, num_nodes=3, num_steps=6, max_restarts=1, min_nodes=2, i
 
 
 def test_no_invariant_falls():
-    tally = live_block(0)
+    tally = live_block(0, num_lives=200)
     assert tally.fallen == ()
-    assert tally.events > 100 * BLOCK
+    assert tally.events > 100 * 200
 
 
 @pytest.mark.parametrize("name", KNOWN)
@@ -181,7 +181,7 @@ def draw_one_after_another(seed: int) -> Life:
 
 
 def test_faults_one_after_another_are_survived_while_each_leaves_a_majority():
-    for seed in range(40):
+    for seed in range(20):
         world, broken = live(draw_one_after_another(seed))
         codes = [int(verdict.exit_code) for _, verdict in world.verdicts]
         assert (seed, broken, codes[-1:]) == (seed, "", [0])

@@ -145,7 +145,7 @@ class Stage:
         exit_code = job.wait(deadline_s)
         left = self._await_no_processes()
         terminal = job.read_terminal()
-        named = {Path(path.strip()) for path in re.findall(r"\boutput in (/\S+)\s*$", terminal, re.MULTILINE)}
+        named = {Path(path) for path in re.findall(r"\boutput in (/[^\s;]+)", terminal)}
         return Facts(
             exit_code=exit_code,
             terminal=terminal,

@@ -12,7 +12,7 @@ from surroundings.situations import SITUATIONS
 from surroundings.workers import CASES
 
 DONE = [{"note": "begun"}, {"note": "done"}]
-SUCCEEDED = "allranks: train.py succeeded: 2 ranks, 1.0 s; output in /runs/1/attempt_0\n"
+SUCCEEDED = "allranks: train.py succeeded: 2 ranks, 1.0 s; output in /runs/1/attempt_0; report in /runs/1/report.html\n"
 FULL = {"note": "failed", "errno": "ENOSPC", "place": "run", "is_silent": False}
 
 

@@ -58,6 +58,7 @@ def main() -> int:
     done = {row.key for row in rows if row.date == date} if told.resume else set()
     began_s, is_whole = time.monotonic(), True
     folder = told.folder or Path(tempfile.mkdtemp(prefix="versions-"))
+    folder.mkdir(parents=True, exist_ok=True)
     for wanted in told.versions or VERSIONS:
         version, _, python = wanted.partition("@")
         if (version, python or DEFAULT_PYTHON) in done:

@@ -61,7 +61,7 @@ def jobs(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Co
     except (AllranksError, KeyError):  # no SLURM here: the runs are offered
         pass
     runs = [read_run(path) for path in list_runs(log_dir)[:MAX_RUNS]]
-    if ctx.info_name in ("cancel", "stack"):
+    if ctx.info_name in ("cancel", "stack", "watch"):
         runs = [run for run in runs if run.verdict is None]
     known = {item.value for item in found}
     found += [CompletionItem(run.id, help=cell(run.script)) for run in runs if run.id not in known]

@@ -90,6 +90,11 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
             help="Set a variable in the job; for secrets give the NAME only.",
         ),
         click.option(
+            "--exclude-suspects",
+            is_flag=True,
+            help="Exclude nodes that broke more jobs than chance explains; `allranks why --history` names them.",
+        ),
+        click.option(
             "--template",
             type=click.Path(path_type=Path),
             metavar="FILE",
@@ -242,6 +247,10 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, tuple[str, ...]]
         time=slurm.time if options.time is None else options.time,
         output="slurm-%A_%a.out" if options.array and not _is_said("output") else options.output,
     )
+    if flags["exclude_suspects"]:
+        from allranks.cli.exclusion import exclude_suspects
+
+        options = exclude_suspects(options, slurm, log_dir=Path(options.chdir or ".", flags["log_dir"]))
     note_misplaced(flags["arguments"])
     run_flags = {name: flags[name] for name in REQUEST_FLAGS if name in flags}
     make_request((flags["script"], *flags["arguments"]), **run_flags)  # reject here what the nodes would reject

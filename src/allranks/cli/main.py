@@ -7,8 +7,8 @@ import errno
 import importlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -52,8 +52,14 @@ VERBS = {
     "list": ("allranks.cli.follow", "list_own", "List your pending and running jobs, and the newest runs."),
     "clean": ("allranks.cli.clean", "clean", "Delete old runs, after a look at what would go."),
     "top": ("allranks.cli.top", "top", "Watch a running job: what every rank and node does, the worst first."),
+    "watch": (
+        "allranks.cli.watch",
+        "watch",
+        "Find out what is wrong with a job that runs now, whoever started it.",
+    ),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is."),
     "why": ("allranks.cli.why", "why", "Explain a failed job from its logs, and name the culprit."),
+    "diff": ("allranks.cli.diff", "diff", "Find the steps between which two runs part, and what differs there."),
     "report": ("allranks.cli.report", "report", "Write one HTML page about a run, to keep or to send."),
     "export": ("allranks.cli.export", "export", "Write the weights of a checkpoint to one file, for inference."),
     "env": ("allranks.cli.show", "show_env", "Print the environment that a worker would get, and why."),
@@ -120,9 +126,9 @@ class _LazyGroup(VerbGroup):
 @click.command(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes: 0 success, 1 your code failed, 2 usage or configuration error, 3 check, why, status "
-    "or stack could not tell, 75 a node is at fault, 78 the cluster or its configuration is at fault, 124 a rank hung, "
-    "128 + N a worker was killed by signal N.",
+    epilog="Exit codes: 0 success, 1 your code failed, 2 usage or configuration error, 3 check, why, status, "
+    "stack or watch could not tell, 75 a node is at fault, 78 the cluster or its configuration is at fault, "
+    "124 a rank hung, 128 + N a worker was killed by signal N.",
 )
 @click.version_option(__version__, prog_name="allranks", message="%(prog)s %(version)s")
 @click.pass_context
@@ -142,6 +148,8 @@ def cli(ctx: click.Context) -> None:
 
 def main() -> None:
     """Run the command line; the process ends here."""
+    if sys.argv[1:2] == ["why"] and "--epilog" in sys.argv:
+        _end_as_epilog()
     secure_streams()
     try:
         sys.exit(cli.main(standalone_mode=False, prog_name="allranks") or Exit.OK)
@@ -150,7 +158,7 @@ def main() -> None:
     except AllranksError as exc:
         if _is_first_to_say(exc):
             cause = f" ({exc.finding.cause})" if exc.finding else ""
-            _print_error(f"{_go_on_in_lab(str(exc))}{cause}")
+            _print_error(f"{_go_on_in_lab(str(exc))}{cause}", exc.more)
         sys.exit(exc.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
@@ -181,12 +189,27 @@ def main() -> None:
         sys.exit(Exit.UNKNOWN)
 
 
-def _print_error(text: str) -> None:
-    """Print one line, whatever file or name it quotes, without secrets."""
-    from allranks.report.mask import mask_secrets
-    from allranks.report.text import one_line
+def _end_as_epilog() -> NoReturn:
+    """Run the command line, and end with 0 also for a wrong option: SLURM drains a node whose epilog fails."""
+    try:
+        cli.main(standalone_mode=False, prog_name="allranks")
+    except BaseException as exc:
+        with contextlib.suppress(BaseException):
+            print(f"error: {exc}", file=sys.stderr, flush=True)
+    os._exit(Exit.OK)  # closing its streams could fail, too
 
-    print(f"error: {one_line(mask_secrets(text))}", file=sys.stderr)
+
+def _print_error(text: str, more: Sequence[str] = ()) -> None:
+    """Print one line, whatever file or name it quotes, without secrets; and the lines below it."""
+    from allranks.report.mask import mask_secrets
+    from allranks.report.text import one_line, printable
+
+    print(
+        f"error: {one_line(mask_secrets(text))}",
+        *(printable(mask_secrets(line)) for line in more),
+        sep="\n",
+        file=sys.stderr,
+    )
 
 
 def _is_first_to_say(exc: AllranksError) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from allranks.model.errors import UsageError
 from allranks.report.text import say
 
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -131,3 +132,22 @@ name_option = click.option(
 log_dir_option = click.option(
     "--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="As for `allranks run`."
 )
+
+
+def read_pids(verb: str, words: Sequence[str]) -> tuple[int, ...]:
+    """Return process ids, and say which of them do not exist.
+
+    Raises:
+        UsageError: one of the words is none, or none of them is a process of this machine.
+    """
+    pids = tuple(int(word) for word in words if word.isascii() and word.isdigit())
+    if not pids or len(pids) < len(words):
+        given = " ".join(["--pid", *words])
+        raise UsageError(f"{verb} {given}: expected process ids, for example --pid 4711 4712")
+    gone = [pid for pid in pids if not Path(f"/proc/{pid}").exists()]
+    words_of_gone = f"no such process on this machine: {', '.join(map(str, gone))}"
+    if len(gone) == len(pids):
+        raise UsageError(f"{verb}: {words_of_gone}")
+    if gone:
+        say(words_of_gone)
+    return pids

@@ -1,7 +1,7 @@
 """Generate pages of the documentation: each command with its help, each key of cluster.toml, each event of a job.
 
 python -m allranks.cli.pages docs/reference            writes command-line.md, cluster-toml.md, the tables of events.md,
-                                                       and the JSON schemas of events and verdicts
+                                                       and the JSON schemas of events, verdicts, why and watch
 python -m allranks.cli.pages docs/reference --check    prints pages that are out of date; exit code 1
 """
 
@@ -17,11 +17,13 @@ import click
 import msgspec
 
 from allranks.cli.main import VERBS, cli
+from allranks.cli.why import Document
 from allranks.config.keys import KEYS
 from allranks.model.cluster import Cluster
 from allranks.model.errors import Exit
 from allranks.model.finding import Verdict
 from allranks.report.event_table import make_rows, make_schema
+from allranks.watch.heard_job import WatchDocument
 
 WIDTH = 100
 
@@ -34,6 +36,8 @@ def make_pages() -> dict[str, str]:
         "cluster-toml.md": _cluster_toml(),
         "events.schema.json": _as_json(make_schema()),
         "verdict.schema.json": _as_json(verdict),
+        "watch.schema.json": _as_json(msgspec.json.schema(WatchDocument, ref_template="#/$defs/{name}")),
+        "why.schema.json": _as_json(msgspec.json.schema(Document, ref_template="#/$defs/{name}")),
     }
 
 

@@ -47,3 +47,25 @@ class ProgressLine:
         if self._width:
             print("\r" + " " * self._width, end="\r", file=sys.stderr, flush=True)
             self._width = 0
+
+
+class ReadProgress:
+    """Progress of reading logs, if it takes longer than SHOW_AFTER_S."""
+
+    def __init__(self, total: int, *, is_packed: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.done = 0
+        self._total = 0 if is_packed else total  # a packed size does not tell the unpacked size
+        self._clock, self._line = clock, ProgressLine()
+        self._next_s = clock() + SHOW_AFTER_S
+        self.clear = self._line.clear
+
+    def add(self, count: int) -> None:
+        """Count bytes that were read."""
+        self.done += count
+        if not self._line.is_shown or (now := self._clock()) < self._next_s:
+            return
+        self._next_s = now + EVERY_S
+        text = f"allranks: {self.done / 1e9:.1f} GB read"
+        if self.done <= self._total:
+            text = f"allranks: {self.done / 1e9:.1f} of {self._total / 1e9:.1f} GB, {100 * self.done // self._total} %"
+        self._line.write(text)

@@ -74,7 +74,7 @@ def write_page(page: Page, output: Path) -> None:
         click.echo(text, nl=False)
         return
     try:
-        write_whole(output, text)
+        write_whole(output.resolve(), text)  # a link stays one
     except OSError as exc:
-        raise UsageError(f"{output}: {(exc.strerror or str(exc)).lower()}; name another file with -o") from exc
+        raise UsageError(f"{output}: {(exc.strerror or str(exc)).lower()}; name another file") from exc
     click.echo(printable(str(output)))

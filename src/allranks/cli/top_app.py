@@ -32,21 +32,27 @@ from allranks.report.top_rows import (
 )
 
 EVERY_S = 2.0
-COLORS = {Tone.PLAIN: "", Tone.COSTLY: "yellow", Tone.CULPRIT: "bold red"}
+COLORS = {Tone.PLAIN: "", Tone.COSTLY: "yellow", Tone.SUSPECT: "bold yellow", Tone.CULPRIT: "bold red"}
 LOG_LINES = "200"
 HELP = """\
 Ranks that do the same are one row, the worst first.
-{mark} marks ranks that the others wait for now, ! those that cost them 5 % and more.
+{mark} marks ranks that the others wait for now, ! those that cost them 5 % or
+more of their time.
 
   STATE      of the training thread: start, step, backward, data, save, or the
              collective in which it waits; running: no step was seen yet;
              kernel: in the kernel, on a disk or file server; else stopped,
              ended, lost, silent
-  FOR        how long the first of them has been in it
+  FOR        how long the first of them has been in it; with > at least, as it
+             was so before the watch began
   WHERE      file and line of the training thread
   LATE       by how much they come later than the others, lately
   COST       share of the others' time that was spent waiting for them
-  CPU, RSS   cores in use, and resident memory; the most of them
+  CPU, RSS   percent of a core, and resident memory; the most of them
+  GPU        share of the time in which a kernel ran, the idlest of them; an
+             NCCL kernel that waits for other ranks counts, too
+  GPU MEM    memory in use, the fullest of them; both only where nvidia-smi
+             tells
   OUT, IN    Mbit/s of the busiest of their nodes
   RESENT     share of TCP segments that were sent again
   LAST LINE  of the log of the first of them
@@ -55,15 +61,17 @@ Ranks that do the same are one row, the worst first.
   l, Enter   the end of the selected rank's log (allranks logs)
   o          sort by {orders}
   /          show only rows that have a text; Esc shows all
-  ?          this page
+  ?          this page; ?, q and Esc close it, and the pages of s and l
   q, Ctrl-C  quit; the job goes on
 """
 
 
 class TextPage(Screen[None]):
-    """A page of text that is made in a thread; Esc closes it."""
+    """A page of text that is made in a thread; the keys that open or quit something close it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "close", "Back")]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,escape,question_mark,h", "close", "Back", key_display="q, Esc"),
+    ]
 
     def __init__(self, title: str, make: Callable[[], str], *, shows_end: bool = False) -> None:
         """Make a page.
@@ -133,6 +141,8 @@ class TopScreen(Screen[None]):
         *,
         missing: str,
         style: Style,
+        every_s: float = EVERY_S,
+        is_done: Callable[[], bool] = lambda: False,
     ) -> None:
         """Make the screen.
 
@@ -141,9 +151,12 @@ class TopScreen(Screen[None]):
             look: reads its state; None: it has none yet.
             run_verb: returns what a verb of allranks prints about this job.
             missing: what to show while it has no state.
+            every_s: how often to look.
+            is_done: whether to quit.
         """
         super().__init__()
         self._job, self._look, self._run_verb, self._missing, self._style = job, look, run_verb, missing, style
+        self._every_s, self._is_done = every_s, is_done
         self._view: TopView | None = None
         self._shown: list[TopRow] = []
         self._order, self._wanted = next(iter(ORDERS)), ""
@@ -163,7 +176,7 @@ class TopScreen(Screen[None]):
         """Read the state now and every EVERY_S."""
         self.query_one("#rows").focus()
         self._read()
-        self.set_interval(EVERY_S, self._read)
+        self.set_interval(self._every_s, self._read)
 
     def on_resize(self) -> None:
         """Show the columns that the new width has room for."""
@@ -179,6 +192,8 @@ class TopScreen(Screen[None]):
     def _take(self, view: TopView | None) -> None:
         self._view = view
         self._draw()
+        if self._is_done():
+            self.app.exit()
 
     def _draw(self) -> None:
         view, style = self._view, replace(self._style, width=self.size.width)
@@ -190,7 +205,7 @@ class TopScreen(Screen[None]):
         search = f", with {self._wanted!r}" if self._wanted else ""
         order = f"{len(rows)} of {count_of(len(view.rows), 'row')}, sorted by {self._order}{search}"
         self._write("#note", [Text(order, style="dim")])
-        self._draw_rows(rows)
+        self._draw_rows(rows, view.unknown)
         nodes, events = node_lines(view.status.nodes, style), event_lines(view.status.events)
         for name, lines in (("nodes", nodes), ("events", events)):
             self._write(f"#{name}", [Text(name.upper(), style="dim"), *map(Text, lines)] if lines else [])
@@ -198,10 +213,10 @@ class TopScreen(Screen[None]):
     def _write(self, name: str, lines: Sequence[Text]) -> None:
         self.query_one(name, Static).update(Text("\n").join(lines))
 
-    def _draw_rows(self, rows: list[TopRow]) -> None:
+    def _draw_rows(self, rows: list[TopRow], unknown: Sequence[str]) -> None:
         table = self._table
         selected, at, scrolled = self._selected, table.cursor_row, table.scroll_y
-        columns = choose_columns(self.size.width - table.scrollbar_size_vertical - 1)
+        columns = choose_columns(self.size.width - table.scrollbar_size_vertical - 1, unknown)
         table.clear(columns=True)
         for column in columns:
             title = f"{column.title:>{column.width}}" if column.is_number else column.title

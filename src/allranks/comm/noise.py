@@ -86,7 +86,8 @@ def describe(norms: Sequence[tuple[float, float]], *, ranks: int, last_step: int
         size = f"at least {low:.2g} times" if math.isfinite(low) else "far above"
     else:
         size = f"{low:.2g} to {high:.2g} times"
-    return f"{told}: {size} the batch; a batch twice as large saves at most {steps_saved(high):.0%} of the steps"
+    saved = 100 * steps_saved(high)
+    return f"{told}: {size} the batch; a batch twice as large saves at most {saved:.0f} % of the steps"
 
 
 class NoiseMeter:

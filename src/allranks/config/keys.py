@@ -132,6 +132,12 @@ KEYS: dict[str, dict[str, Key]] = {
         "time": Key(
             _matching(SLURM_TIME), 'text such as "90" (minutes), "02:00:00" or "1-00"', "time limit of submitted jobs"
         ),
+        "history": Key(
+            _matching(_DIRECTORY),
+            'an absolute path, for example "/var/log/allranks"',
+            "file or directory that the epilog fills (`allranks why --epilog --to`); `why --history` and "
+            "`submit --exclude-suspects` read it",
+        ),
     },
     "report": {
         "metrics_dir": Key(

@@ -79,7 +79,7 @@ class Blocked:
         self._backward_s = 0.0
         """Of backward, that are booked as blocked."""
         self._now = Booked()
-        self._blocked_share = 0.0
+        self._blocked_share, self._is_share_known = 0.0, False
         """Of backward."""
         self._window, self._before = _Window(), _Window()
         self._long: tuple[str, int, float, float] = ("", 0, 0.0, 0.0)
@@ -95,6 +95,8 @@ class Blocked:
         Args:
             permille: of backward, that is blocked; -1: not known.
         """
+        if permille >= 0 and not self._is_share_known:
+            self._is_share_known, self._marks = True, []  # until now, all of backward counted as work
         self._now, self._blocked_share = now, max(0, permille) / 1000
         passed_s = now.passed_s - self._window.since.passed_s
         if passed_s >= (WINDOW_S if self._window.covered_s > 0 else MAX_WINDOW_S):

@@ -23,11 +23,12 @@ from dataclasses import dataclass
 import msgspec
 
 from allranks.causes.book import all_causes, find_cause
-from allranks.causes.cause import Cause, Role, Sign, Trait
+from allranks.causes.cause import Cause, Sign, Trait
 from allranks.guard.failure import describe, find_evidence
 from allranks.guard.guard_verdict import name_fault
 from allranks.guard.origin import killed_by
 from allranks.guard.scene import NodeView
+from allranks.model.fact_kind import FactKind
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.model.raised import last_printed
@@ -122,7 +123,7 @@ def find_full(node: NodeView, end: WorkerEnd | None = None, *, shm_full: float =
         return ()
     places = list(beat.full)
     if beat.shm_used >= shm_full and all(place.purpose != _SHM for place in places):
-        places.append(FullPlace(purpose=_SHM, path=_SHM, room=Room(problem=f"{beat.shm_used:.0%} were in use")))
+        places.append(FullPlace(purpose=_SHM, path=_SHM, room=Room(problem=f"{100 * beat.shm_used:.0f} % were in use")))
     if beat.room is not None and (beat.room.was_full(LATELY_S) or beat.room.freed_bytes):
         path = (end.stderr_path or "").rpartition("/")[0] if end is not None else ""
         own = next(
@@ -232,9 +233,9 @@ def _find_in_exception(text: str) -> tuple[Cause, Sign, re.Match[str]] | None:
         for cause in all_causes()
         if Trait.ENDS_RANKS in cause.traits
         for sign in cause.signs
-        if sign.role <= Role.LIKELY and (match := re.search(sign.pattern, text, re.MULTILINE))
+        if sign.fact is FactKind.RAISED and (match := re.search(sign.pattern, text, re.MULTILINE))
     ]
-    return min(found, key=lambda known: known[1].role, default=None)
+    return min(found, key=lambda known: _ORDER.index(known[1].confidence), default=None)
 
 
 def _exceptions(end: WorkerEnd) -> Iterator[str]:

@@ -8,7 +8,6 @@ the same time, all of one reason or each of its own: ranks that failed alike mak
 
 from __future__ import annotations
 
-import contextlib
 import re
 import signal
 from collections.abc import Iterator, Sequence
@@ -30,11 +29,11 @@ from allranks.guard.failure import (
     signal_name,
 )
 from allranks.guard.guard_verdict import GuardVerdict
-from allranks.guard.origin import FailureOrigin, is_abort_for_size, is_crash, killed_by, origin_of
+from allranks.guard.named import NamedRanks, read_named
+from allranks.guard.origin import FailureOrigin, is_abort_for_size, is_crash, killed_by, origin_of, parse_ranks
 from allranks.guard.scene import Scene
-from allranks.model.errors import Exit, UsageError
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding
-from allranks.model.hostlist import expand_hosts
 from allranks.report.text import fold_ranks
 from allranks.wire.protocol import WorkerEnd
 
@@ -153,6 +152,11 @@ class _Failure:
         return is_own_doing(self.end) and self.shortage is None
 
     @property
+    def named(self) -> NamedRanks | None:
+        """Whom its words name, where all ranks raise them."""
+        return read_named(self.cause_id, self.end.message or "")
+
+    @property
     def likeness(self) -> tuple[str, str]:
         """What failures have in common that are one: an error of the script may name a rank, a file, an address."""
         if self.shortage is not None:
@@ -176,7 +180,7 @@ def _judge_own(scene: Scene, ends: Ends) -> GuardVerdict:
     """Return the verdict on all ranks that broke by themselves, the earliest first."""
     crashed = tuple(end for end in ends.open if is_crash(end))
     groups = [_alike(scene, ends.own), _alike(scene, crashed)]
-    named = [failure.end.rank for failures in (*groups[0], *groups[1]) for failure in failures]
+    named = [rank for failures in (*groups[0], *groups[1]) for rank in _culprits(failures)]
     first = groups[0][0][0]
     notes, parts = [*_say_alike(scene, groups[0][0]), *_say_full(scene, first)], []
     for is_sure, found in zip((True, False), groups, strict=True):
@@ -210,7 +214,32 @@ def _alike(scene: Scene, ends: Sequence[WorkerEnd]) -> list[list[_Failure]]:
     ]
 
 
+def _culprits(failures: Sequence[_Failure]) -> Sequence[int]:
+    """The ranks at fault: those that failed, unless what they say names others."""
+    said = failures[0].named
+    return said.ranks if said is not None else [failure.end.rank for failure in failures]
+
+
+def _judge_named(scene: Scene, first: _Failure, said: NamedRanks) -> GuardVerdict:
+    """Return the verdict on ranks that others name; where that is sure, their nodes are better left out."""
+    is_sure = said.confidence is Confidence.CERTAIN
+    ranks = [rank for rank in said.ranks if rank in scene.everybody]
+    about: dict[str, Any] = {"confidence": said.confidence, "victims": ()}
+    return GuardVerdict(
+        (scene.fault(first.cause_id, first.message, *ranks, **about),),
+        Exit.NODE_FAULT if said.is_retryable else Exit.SETUP,
+        ranks=tuple(ranks),
+        nodes=tuple(sorted({scene.node_of(rank).index for rank in ranks})) if is_sure else (),
+        cures=is_sure,
+        may_stay=is_sure,
+        is_retryable=said.is_retryable,
+        comes_back_as=said.comes_back_as,
+    )
+
+
 def _judge_group(scene: Scene, failures: Sequence[_Failure], *, is_sure: bool) -> GuardVerdict:
+    if (said := failures[0].named) is not None:
+        return _judge_named(scene, failures[0], said)
     first, ranks = failures[0], sorted(failure.end.rank for failure in failures)
     about: dict[str, Any] = {
         "evidence": first.evidence,
@@ -242,7 +271,7 @@ def _say_full(scene: Scene, first: _Failure) -> Iterator[str]:
 
 
 def _say_alike(scene: Scene, failures: Sequence[_Failure]) -> Iterator[str]:
-    if len(failures) > 1:
+    if len(failures) > 1 and failures[0].named is None:
         yield f"{'all ' if len(failures) == scene.num_ranks else ''}{len(failures)} ranks failed alike"
 
 
@@ -266,7 +295,7 @@ def _describe_in(scene: Scene, end: WorkerEnd) -> _Failure:
     cause_id, what, seen = "", "", ""
     if pids and signum == signal.SIGBUS and node.beat is not None and node.beat.shm_used >= SHM_FULL:
         cause_id, what = "AR607", f"{who} got SIGBUS: /dev/shm was full"
-        seen = f"{node.beat.shm_used:.0%} of /dev/shm were in use"
+        seen = f"{100 * node.beat.shm_used:.0f} % of /dev/shm were in use"
     elif is_killed(end) and node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
         cause_id, what = "AR008", f"{who} was killed: the node, or the job's share of it, ran out of memory"
         seen = f"the kernel counted {node.oom_kills} out-of-memory kills"
@@ -346,6 +375,4 @@ def _ranks_waited_for(end: WorkerEnd) -> tuple[int, ...]:
     """The ranks that join.group named as missing."""
     waited = re.search(r"init_process_group waited \d+ s for ([^;]+);", end.message or "")
     runs = re.findall(r"ranks? ([\d,-]+) \(", waited[1] if waited else "")
-    with contextlib.suppress(UsageError):
-        return tuple(int(name[1:]) for run in runs for name in expand_hosts(f"r[{run}]"))
-    return ()
+    return tuple(rank for run in runs for rank in parse_ranks(run))

@@ -28,6 +28,10 @@ class GuardVerdict:
     """Indices in the Plan of the nodes whose machines do not answer."""
     cures: bool = False
     """Leaving out `nodes` cures it: the node or its link is at fault, and not what runs there."""
+    may_stay: bool = False
+    """Where `nodes` cannot be left out, the job may start again with them, once."""
+    comes_back_as: str = ""
+    """What is the same where this fault comes back, on whichever rank; empty: ranks, step and message are."""
     is_retryable: bool = True
     """Starting again from a checkpoint may help; False for an error of the user's code, which comes back."""
     needs_room: bool = False

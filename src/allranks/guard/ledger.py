@@ -26,20 +26,13 @@ from allranks.guard.blocked import weigh_trust
 from allranks.guard.clocks import NodeClock
 from allranks.guard.lately import Lately, see_lately
 from allranks.guard.rank_account import SAVE, Account
+from allranks.guard.start_waits import StartWaits
 from allranks.guard.stragglers import Straggler, Stragglers
 from allranks.guard.totals import LOST, Totals, find_losses, show_row
 from allranks.guard.waited import CallTimes
 from allranks.model.beat import GroupSeen, NodeBeat
 from allranks.model.finding import Finding
-from allranks.model.ledger import (
-    MAX_CULPRITS,
-    MAX_RANKS,
-    MAX_RESTARTS,
-    Category,
-    Chronic,
-    Ledger,
-    RestartCost,
-)
+from allranks.model.ledger import MAX_CULPRITS, MAX_RANKS, MAX_RESTARTS, Category, Chronic, Ledger, RestartCost
 from allranks.wire.protocol import Plan, WorkerEnd
 
 LONG_S = 1.0
@@ -108,7 +101,7 @@ class Books:
         self._are_steps_seen = earlier is not None and earlier.is_steps_seen
         self._is_estimated = earlier is not None and earlier.is_estimated
         self._chronic = {found.rank: found for found in earlier.chronic} if earlier else {}
-        self._times, self._stragglers = CallTimes(), Stragglers()
+        self._times, self._stragglers, self._start_waits = CallTimes(), Stragglers(), StartWaits()
         self._next_trust_s = 0.0
         self._missing: dict[tuple[str, int], tuple[float, int | None, float]] = {}
         """By group and number of an open call: when this was looked at, who has not made it, until when that holds."""
@@ -132,7 +125,7 @@ class Books:
         about: dict[str, Any] = {"is_running": is_first and self._takes_over, "point_s": POINT_FOR_RANK_S * len(nodes)}
         self._accounts = {rank: Account(rank, node=node, begun_s=since_s, **about) for rank, node in nodes.items()}
         self._saved = 0, None, 0
-        self._times, self._stragglers = CallTimes(), Stragglers()
+        self._times, self._stragglers, self._start_waits = CallTimes(), Stragglers(), StartWaits()
         self._missing, self._next_trust_s = {}, now_s
 
     def hear(self, beat: NodeBeat, told_s: float, *, clock: NodeClock | None = None) -> None:
@@ -158,7 +151,7 @@ class Books:
                     self._look_at_wait(account, group, told_s)
             if clock is None or clock.offset_s is None or not rank.lags:
                 continue
-            members = {group.name: group.ranks or self._everybody for group in rank.groups}
+            members = {group.name: group.ranks or self._everybody for group in account.groups}
             calls: dict[str, list[tuple[int, float]]] = {}
             for name, seq, created_ns in rank.lags:
                 calls.setdefault(name, []).append((seq, created_ns / 1e9 - clock.offset_s))
@@ -184,7 +177,11 @@ class Books:
             return
         for sample in self._times.hear(group, members, rank, calls, node=(accounts[rank].node, error_s)):
             for other, called_s, wait_s, covered_s in sample.waited:
-                if (account := accounts.get(other)) is not None and called_s >= account.first_s and covered_s > 0:
+                if (account := accounts.get(other)) is None:
+                    continue
+                if called_s < account.first_s:
+                    self._start_waits.add(sample, wait_s)
+                elif covered_s > 0:
                     account.blocked.wait_in(sample, wait_s, covered_s)
             last = accounts.get(sample.rank)
             if last is not None and (last.first_step_s is None or sample.called_s >= last.first_s):
@@ -277,7 +274,8 @@ class Books:
         seconds = {category.value: round(totals.seconds[category], 3) for category in Category}
         rows = [show_row(rank, row) for rank, row in sorted(totals.rows.items())]
         lost = sorted(rows, key=lambda row: -sum(row.seconds.get(category, 0.0) for category in LOST))
-        waited_for = sorted((row for row in rows if row.waited_for_s > 0), key=lambda row: -row.waited_for_s)
+        owed_s = {row.rank: max(row.waited_for_s, row.waited_for_at_start_s) for row in rows}
+        waited_for = sorted((row for row in rows if owed_s[row.rank] > 0), key=lambda row: -owed_s[row.rank])
         restarts = [*self._restarts, *self._open_restart(now_s)]
         is_estimated = self._is_estimated or any(account.blocked.is_estimated for account in self._accounts.values())
         return Ledger(
@@ -361,6 +359,9 @@ class Books:
                     totals.rows[whom].waited_for_s += wait_s
             row.steps += account.steps
             totals.rank_s += now_s - account.begun_s
+        if self._last_fault is None:  # else it is `restart`
+            for rank, wait_s in self._start_waits.find(self._accounts).items():
+                totals.rows[rank].waited_for_at_start_s += wait_s
         totals.steps += max((account.steps for account in self._accounts.values()), default=0)
         totals.steps -= (fault.redo_steps or 0) if fault is not None else 0
         totals.save_s += max((account.saved_s for account in self._accounts.values()), default=0.0)

@@ -11,28 +11,20 @@ Of an aborted rank whose last call nobody knows the others tell: where all of th
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import prod
+from typing import Any
 
 from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import Scene
 from allranks.model.beat import POINT_TO_POINT, CallSeen
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
+from allranks.recorder.calls import canonical
 from allranks.report.text import fold_ranks
 
-_SPELLINGS = {
-    "allreduce": "all_reduce",
-    "allgather": "all_gather",
-    "alltoall": "all_to_all",
-    "all_reduce_barrier": "barrier",  # NCCL has no barrier of its own: torch 2.11, ProcessGroupNCCL::barrier
-}
-_VARIANT = re.compile(r"(?:_into)?(?:_(?:tensor|base|single|coalesced))+$")
-"""torch's own names of the same thing, in Python and in the recorder."""
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})
 """All ranks hand in as many elements; elsewhere sizes may differ, or backends allow it."""
 _SAME_DTYPE = _SAME_SIZE | {"all_gather", "reduce_scatter"}
@@ -101,7 +93,7 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> GuardVerdict:
         fix="every rank must call the same collectives in the same order, with the same shapes and dtypes: "
         "compare the places named here, and what decides which of them a rank takes",
     )
-    return _user_error(finding, mismatch.odd)
+    return user_error(finding, mismatch.odd)
 
 
 def explain_abort(scene: Scene, aborted: int) -> GuardVerdict:
@@ -109,30 +101,20 @@ def explain_abort(scene: Scene, aborted: int) -> GuardVerdict:
     group, seq, calls = _newest_calls(scene)
     unknown = sorted(set(range(scene.num_ranks)) - calls.keys() - scene.left.keys())
     if len(unknown) == 1 and len(calls) >= 2 and _compare(calls) is None:
-        odd, agreed = unknown[0], sorted(calls)
+        rank, agreed = unknown[0], sorted(calls)
         what = f"it was not in collective {seq} of group {group} as all others were: "
         what += f"{fold_ranks(agreed)} agree, and what it called is not known"
         seen = [f"rank {aborted}: Gloo received data of an unexpected size and aborted the process"]
-        seen += [f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in agreed[:4]]
-        finding = scene.fault("AR410", what, odd, evidence=seen, confidence=Confidence.LIKELY)
-        return _user_error(finding, (odd,))
-    what = "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, or in "
-    what += "one with other shapes or dtypes; which rank is the odd one is not known"
-    seen = [f"rank {rank}: {call}{call.at}" for rank, call in sorted(calls.items())[:8]]
-    ask = "run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run"
-    finding = scene.fault("AR410", what, aborted, evidence=seen, confidence=Confidence.UNDECIDED, ask=ask)
-    return _user_error(finding, (aborted,))
-
-
-@lru_cache(maxsize=1024)
-def canonical(op: str) -> str:
-    """Return one name for the spellings of an operation.
-
-    >>> canonical("_allgather_base")
-    'all_gather'
-    """
-    plain = _VARIANT.sub("", op.lower().rpartition(":")[2].lstrip("_"))
-    return _SPELLINGS.get(plain, plain)
+        seen += [f"rank {other}: {calls[other]}{calls[other].at}" for other in agreed[:4]]
+        about: dict[str, Any] = {"confidence": Confidence.LIKELY}
+    else:
+        rank = aborted
+        what = "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, "
+        what += "or in one with other shapes or dtypes; which rank is the odd one is not known"
+        seen = [f"rank {other}: {call}{call.at}" for other, call in sorted(calls.items())[:8]]
+        ask = "run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run"
+        about = {"confidence": Confidence.UNDECIDED, "ask": ask}
+    return user_error(scene.fault("AR410", what, rank, evidence=seen, **about), (rank,))
 
 
 def _compare(calls: Mapping[int, CallSeen]) -> dict[int, Hashable] | None:
@@ -174,5 +156,6 @@ def _newest_calls(scene: Scene) -> tuple[str, int, dict[int, CallSeen]]:
     return group, seq, calls
 
 
-def _user_error(finding: Finding, ranks: tuple[int, ...]) -> GuardVerdict:
+def user_error(finding: Finding, ranks: tuple[int, ...]) -> GuardVerdict:
+    """Return the verdict on an error of the user's code: starting again does not help."""
     return GuardVerdict(findings=(finding,), exit_code=Exit.USER_CODE, ranks=ranks, is_retryable=False)

@@ -10,6 +10,7 @@ The causes know the words (signs with `end` in `where`).
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 from collections.abc import Iterable
@@ -17,6 +18,8 @@ from enum import StrEnum
 from functools import lru_cache
 
 from allranks.causes.book import find_loss
+from allranks.model.errors import UsageError
+from allranks.model.hostlist import expand_hosts
 from allranks.wire.protocol import WorkerEnd
 
 _SIZE = re.compile(r"EnforceNotMet|Received data size doesn't match expected size")
@@ -88,6 +91,17 @@ def is_crash(end: WorkerEnd) -> bool:
 def is_abort_for_size(end: WorkerEnd) -> bool:
     """Whether Gloo aborted a worker because ranks are in different collectives; it may be an innocent one."""
     return end.exit_code == -signal.SIGABRT and bool(_SIZE.search(end.stderr_tail or end.message or ""))
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """Return the ranks of a folded list; none where it is no such list.
+
+    >>> parse_ranks("3"), parse_ranks("0-2,5"), parse_ranks("")
+    ((3,), (0, 1, 2, 5), ())
+    """
+    with contextlib.suppress(UsageError):
+        return tuple(int(name[1:]) for name in expand_hosts(f"r[{text}]"))
+    return ()
 
 
 @lru_cache(maxsize=4096)

@@ -4,7 +4,7 @@ One sign is none: a connection that breaks, or beats that fail to come, may be a
 A node is gone where a second way says the same:
 
     sign                                  second sign                                      verdict
-    connection lost, or silent            its machine refuses tries: nobody listens        the agent is dead
+    connection lost, or silent            its machine refuses tries, or resets them        the agent is dead
     connection lost, or silent gone_s     tries on every network come to nothing, also     the node is gone
                                           those of a node that is not the leader's
     lost, or silent 3 x gone_s            its machine answers; ranks wait for its ranks,   its processes are stopped
@@ -181,14 +181,15 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
         seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
     fault = partial(_find_fault, scene, node, seen)
+    gone = partial(fault, "AR012")
     # An agent that was told to stop looks for no leader: it ends its workers, and leaves.
     may_have_left = is_lost and scene.may_leave
     if any(result.seen.refused for _, result in tried) and first != NOT_COME and not may_have_left:
         fix = FIX_OF_LOST_AGENT.tell(scene.reader, {"node": node.name})
         if has_slept or UNLED in first or not has_begun:
-            return fault("AR012", gave_up, fix=fix, **undecided)
+            return gone(gave_up, fix=fix, **undecided)
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
-        return fault("AR012", what, fix=fix)
+        return gone(what, fix=fix)
     is_late = is_lost or silent_s >= gone_s
     if tried and not any(result.seen.connects for _, result in tried):
         tried_networks = {result.seen.network for _, result in tried}
@@ -197,7 +198,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
             way = f"does not answer on the {next(iter(tried_networks))} network"
             what = f"the node is gone: its machine {'answers on no network' if len(tried_networks) > 1 else way}"
             if len(scene.nodes) == 2 or any(index != scene.leader for index, _ in tried):
-                return fault("AR012", what)
+                return gone(what)
             # Only the leader's own tries say so: its link may be at fault, if no other node can be asked.
             helpers = [other for other in scene.nodes if other.index not in (scene.leader, node.index)]
             if (
@@ -206,7 +207,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
             ):
                 return None
             what += ", and no other node could try it"
-            return fault("AR012", what, **undecided)
+            return gone(what, **undecided)
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if scene.deaf_s < now_s:  # most have come back since: one after another
@@ -220,11 +221,11 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     is_mute = is_late and mute_s >= patience_s and first != NOT_COME and not may_have_left
     if is_mute and (is_lost or is_still or (needed() and needed() <= set(node.ranks))):
         if is_lost and (has_slept or not has_begun):
-            return fault("AR012", gave_up, **undecided)
+            return gone(gave_up, **undecided)
         if not tried:
-            return fault("AR012", "the node's agent is gone, and no other node could test its machine", **undecided)
+            return gone("the node's agent is gone, and no other node could test its machine", **undecided)
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
-        return fault("AR012", what, confidence=Confidence.LIKELY)
+        return gone(what, confidence=Confidence.LIKELY)
     return None
 
 
@@ -274,7 +275,7 @@ def _say(scene: Scene, index: int, result: Tried) -> str:
     seen = result.seen
     where = f"{scene.nodes[index].name} -> {scene.nodes[seen.target].name} on the {seen.network} network"
     if seen.refused:
-        return f"{where}: connection refused"
+        return f"{where}: {seen.error.lower() or 'connection refused'}"
     if not seen.connects:
         return f"{where}: {seen.error or 'no answer'}"
     return f"{where}: answers" + ("" if seen.carries is not False else ", but acknowledges nothing of full size")

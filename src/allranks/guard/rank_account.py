@@ -6,7 +6,8 @@
 
 Pace has running totals, so a word that is lost costs nothing, and the account is made anew from the newest one each
 time. Front, Pace and tail sum to the wall time by construction. A tail counts as the present state only where it is
-short and the rank lives: behind the last word of a dead or silent one it is unknown.
+short and the rank lives: behind the last word of a dead or silent one it is unknown, as is the end of an interpreter
+whose script is over.
 
 What a rank books as `blocked`, and part of its `backward`, is split into `wait` and `transfer` (blocked.py).
 """
@@ -18,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from allranks.guard.blocked import Blocked, Booked
-from allranks.model.beat import RankBeat
+from allranks.model.beat import GroupSeen, RankBeat
 from allranks.model.ledger import Category
 from allranks.model.pace import PACE_STATES, Pace, PaceState
 
@@ -74,6 +75,10 @@ class Account:
         self._is_running = is_running
         self._base: tuple[int, ...] = (0,) * len(PACE_STATES)
         self._base_steps = 0
+        self.groups: tuple[GroupSeen, ...] = ()
+        """As it told them last: before its end it destroys them, and then tells its last calls."""
+        self._arrived_s: float | None = None
+        self._has_left = False
         self._front_s: float | None = None
         """Before its process began; negative: it began so long before this account."""
         self._points: list[_Point] = []
@@ -88,6 +93,7 @@ class Account:
         if self._is_stopped or told_s < self.told_s or (self.until_s is not None and told_s > self.until_s + TAIL_S):
             return
         self.beat, self.is_dead = beat, self.is_dead and self.until_s is not None
+        self.groups, self._has_left = beat.groups or self.groups, beat.has_left
         if pace is None:
             return
         if self._is_running and self.pace is None:
@@ -96,11 +102,14 @@ class Account:
             base[pace.state] -= here_us
             self._base, self._base_steps = tuple(base), pace.steps
         self.pace, self.told_s = pace, told_s
+        if beat.begun_ago_s is not None:
+            arrived_s = told_s - beat.begun_ago_s
+            self._arrived_s = arrived_s if self._arrived_s is None else min(self._arrived_s, arrived_s)
         front_s = told_s - self.begun_s - self._booked_us / 1e6
         self._front_s = front_s if self._front_s is None else min(self._front_s, front_s)
         if pace.steps > 0:
             passed_s = (self._booked_us - self._total(START)) / 1e6
-            self.first_s = max(self.begun_s, told_s - passed_s)
+            self.first_s = self.begun_s + max(0.0, self._front_s + self._total(START) / 1e6)
             self.blocked.is_async = pace.is_async
             self.blocked.tell(
                 Booked(
@@ -163,6 +172,11 @@ class Account:
         )
 
     # What follows
+
+    @property
+    def arrived_s(self) -> float | None:
+        """When it called init_process_group, by the leader's clock; None: it has not, or before this leader led."""
+        return self._arrived_s if self.groups and not self._is_running else None
 
     @property
     def is_async(self) -> bool:
@@ -269,7 +283,7 @@ class Account:
         booked_until_s = self.begun_s + self._front_s + self._booked_us / 1e6
         if until_s < booked_until_s:  # its end, or a fault, came before its last word
             raw[pace.state] -= min(booked_until_s - until_s, raw[pace.state])
-        elif self.is_dead or until_s > self.told_s + TAIL_S:
+        elif self.is_dead or self._has_left or until_s > self.told_s + TAIL_S:
             unknown_s += until_s - booked_until_s
         else:
             is_over = self.until_s is not None

@@ -119,10 +119,11 @@ class Speech:
         seen += f"{straggler.num_collectives} collectives"
         if straggler.is_by_loads:
             message = f"loads and saves {late_ms} a step longer than the median of all ranks, which wait for it "
-            seen = f"the DataLoader and saving take {straggler.share:.0%} more of its time than of the median rank's"
+            more = f"{100 * straggler.share:.0f} % more"
+            seen = f"the DataLoader and saving take {more} of its time than of the median rank's"
         return self._scene.fault(
             "AR409",
-            f"{message}{straggler.share:.0%} of the time",
+            f"{message}{100 * straggler.share:.0f} % of the time",
             rank,
             victims=(),
             evidence=[seen],

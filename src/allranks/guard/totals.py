@@ -24,11 +24,12 @@ class Row:
     node: str = ""
     seconds: defaultdict[Category, float] = field(default_factory=lambda: defaultdict(float))
     waited_for_s: float = 0.0
+    waited_for_at_start_s: float = 0.0
     steps: int = 0
 
     def copy(self) -> Row:
         """Return one that can be added to."""
-        return Row(self.node, self.seconds.copy(), self.waited_for_s, self.steps)
+        return Row(self.node, self.seconds.copy(), self.waited_for_s, self.waited_for_at_start_s, self.steps)
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Totals:
         for row in {row.rank: row for row in (*earlier.waited_for, *earlier.ranks)}.values():
             own = totals.rows[row.rank]
             own.node, own.waited_for_s, own.steps = row.node, row.waited_for_s, row.steps
+            own.waited_for_at_start_s = row.waited_for_at_start_s
             for name, found_s in row.seconds.items():
                 if name in _NAMES:
                     own.seconds[Category(name)] += found_s
@@ -79,6 +81,7 @@ def show_row(rank: int, row: Row) -> RankLedger:
         node=row.node,
         seconds={category.value: round(found_s, 3) for category, found_s in row.seconds.items() if found_s >= 0.0005},
         waited_for_s=round(row.waited_for_s, 3),
+        waited_for_at_start_s=round(row.waited_for_at_start_s, 3),
         steps=row.steps,
     )
 
@@ -93,9 +96,12 @@ def find_losses(totals: Totals, restarts: Sequence[RestartCost], *, is_estimated
     for category in LOST:
         if (lost_s := totals.seconds[category]) < MIN_LOSS_S:
             continue
+        waited_s = 0.0
         if category is Category.WAIT:
             owed = {rank: row.waited_for_s for rank, row in totals.rows.items()}
             ranks = _most(owed, least=lost_s * MIN_OWED)
+        elif category is Category.START and (late := _find_late(totals, lost_s)):
+            ranks, waited_s = tuple(late), min(lost_s, max(late.values()))
         elif category in (Category.RESTART, Category.REDO, Category.QUEUE):
             ranks = ()
         else:
@@ -111,10 +117,17 @@ def find_losses(totals: Totals, restarts: Sequence[RestartCost], *, is_estimated
                 rank_s=round(lost_s, 3),
                 ranks=ranks,
                 nodes=tuple(dict.fromkeys(nodes))[:MAX_OWED],
+                waited_s=round(waited_s, 3),
                 is_estimated=is_estimated and category is Category.WAIT,
             )
         )
     return tuple(sorted(found, key=lambda loss: -loss.rank_s))
+
+
+def _find_late(totals: Totals, start_s: float) -> dict[int, float]:
+    """Return how long others waited before their first steps, by the ranks that came last, most first."""
+    owed = {rank: row.waited_for_at_start_s for rank, row in totals.rows.items()}
+    return {rank: owed[rank] for rank in _most(owed, least=max(ODD_S, start_s * MIN_OWED))}
 
 
 def _most(owed: Mapping[int, float], *, least: float) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ HELD_S = 10.0
 TOLD_S = 30.0
 """How long a result is told."""
 MAX_TRIES = 4096
+_REFUSED = frozenset({errno.ECONNREFUSED, errno.ECONNRESET})
 _UNREACHABLE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN})
 
 
@@ -187,7 +188,8 @@ class Tries:
             self._end(running, now_s, connects=True, carries=False, error=error)
 
     def _fail(self, running: _Running, number: int, now_s: float) -> None:
-        is_refused = number == errno.ECONNREFUSED
+        # A reset: the other kernel had accepted it, and its listener ended before anybody looked.
+        is_refused = number in _REFUSED
         self._end(running, now_s, connects=is_refused, refused=is_refused, error=os.strerror(number))
 
     def _end(self, running: _Running, now_s: float, **what: Any) -> None:

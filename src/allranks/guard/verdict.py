@@ -21,7 +21,7 @@ What is proven is judged at once, the surest first:
     presence.py    a node is gone, by two signs; a process is stopped
     mismatch.py    ranks called different collectives
     links.py       a way between nodes carries nothing
-    waits.py       nothing has moved for hang_s; who keeps the others waiting
+    waits.py       ranks wait for each other; nothing has moved for hang_s, and who keeps the others waiting
     idle.py        nothing has moved for hang_s, whoever waits for whom
 
 Where workers only say that they lost others (`Connection closed by peer`), what was known before explains it.
@@ -44,6 +44,7 @@ from allranks.guard.ledger import Books
 from allranks.guard.network_wait import NetworkSpeech, see_traffic
 from allranks.guard.rooms import RoomSpeech
 from allranks.guard.scene import Scene
+from allranks.guard.settled import SETTLED_S, Settled
 from allranks.guard.speech import Speech
 from allranks.guard.try_orders import TryOrders
 from allranks.model.beat import HELD_STATES, ProcessState
@@ -53,14 +54,13 @@ from allranks.model.fix import ANYBODY, Reader
 from allranks.model.membership import Membership
 from allranks.model.room import FullPlace
 from allranks.model.traffic import Traffic
+from allranks.recorder.wait_graph import Standstill
 from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 ASLEEP_S = 2.0
 """Nobody asked for so long: the leader itself did not run."""
 AFTER_KILL_S = 0.6
 """How long a SIGKILL waits for the next word of its node: did the kernel run out of memory, or is the node gone?"""
-SETTLED_S = 0.8
-"""How long a mismatch must stay the same where nobody has died of it."""
 LOOK_EVERY_S = 0.25
 SMALL = 256
 """Ranks of a job in which each beat may bring a look for what explains the ends."""
@@ -122,8 +122,8 @@ class Guard:
         self._end_offsets: dict[int, float | None] = {}
         self._speech = Speech(scene)
         self._orders = TryOrders(scene)
-        self._mismatch: mismatch.Mismatch | None = None
-        self._mismatch_s = 0.0
+        self._mismatch = Settled[mismatch.Mismatch]()
+        self._circle = Settled[Standstill]()
         self._calls_version = 0
         self._hold_until_s: float | None = None
         self._looked: dict[str, float] = {}
@@ -269,6 +269,7 @@ class Guard:
             self._judge_gone(now)
             or presence.judge_stopped(self._scene)
             or self._judge_mismatch(now)
+            or self._judge_circle(now)
             or self._judge_links(now)
             or waits.judge_never_came(self._scene)
             or self._judge_waits(now)
@@ -361,13 +362,15 @@ class Guard:
             return None
         if self._calls_version != self._scene.calls_version:
             self._calls_version = self._scene.calls_version
-            found = mismatch.find_mismatch(self._scene)
-            if found != self._mismatch:
-                self._mismatch_s = now
-            self._mismatch = found
-        if self._mismatch is None or now < self._mismatch_s + SETTLED_S:
+            self._mismatch.see(mismatch.find_mismatch(self._scene), now)
+        found = self._mismatch.find(now)
+        return mismatch.judge_mismatch(self._scene, found) if found else None
+
+    def _judge_circle(self, now: float) -> GuardVerdict | None:
+        if not self._may_look("circle", now, max(LOOK_EVERY_S, self._scene.num_ranks * waits.WALK_S)):
             return None
-        return mismatch.judge_mismatch(self._scene, self._mismatch)
+        found = self._circle.see(waits.find_circle(self._scene, now), now)
+        return waits.judge_circle(self._scene, found) if found else None
 
     def _judge_links(self, now: float) -> GuardVerdict | None:
         episode = self._orders.episode

@@ -1,15 +1,18 @@
-"""Who waits for whom, over all process groups, and who keeps them all waiting? Pure; the walk is recorder.waits.
+"""Who waits for whom, over all process groups, and who keeps them all waiting? Pure; the walk is recorder.wait_graph.
 
 Ranks that wait in a collective are nobody's fault, nor is a rank that waits in one group while others wait for it in
 another: the walk goes on to whoever waits for nobody. Such a rank may be honestly slow (it evaluates, it writes a
 checkpoint), so it is only named, aloud and ever more rarely, and ended when nothing has moved for hang_s.
+
+Ranks that wait for each other can never go on: such a circle is judged as soon as it is proven.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -18,12 +21,12 @@ import msgspec
 
 from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.idle import show_printed
-from allranks.guard.mismatch import canonical
+from allranks.guard.mismatch import user_error
 from allranks.guard.scene import SILENT_S, RankView, Scene
 from allranks.model.beat import POINT_TO_POINT, CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence
-from allranks.recorder.calls import Call, Dump
+from allranks.recorder.calls import Call, Dump, canonical
 from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
 from allranks.report.text import fold_ranks
 
@@ -33,8 +36,10 @@ LEFT_S = 3.0
 """How long others must have waited for a rank that has left with 0: beats of a healthy end may cross."""
 CAME_S = 1.5
 """How long after the end of a rank others must tell that they still wait for it."""
+WALK_S = 7e-4
+"""For each rank, between two looks for circles: a walk takes 70 us a rank, so they are a tenth of the leader's time."""
 MAX_NAMED = 4
-_UNKNOWN_OP = "collective"
+_ONE_ORDER = "every rank must call the collectives of its groups in the same order: compare the places named here"
 _FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
 
 
@@ -64,22 +69,40 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
         names_unknown: also ranks of which only older words are known may keep the others waiting.
     """
     views = {view.beat.rank: view for view in scene.running()}
-    progress, everybody = _Progress(views.values()), scene.everybody
-    dumps = [dump for view in views.values() if (dump := _dump_of(view, progress, everybody)) is not None]
-    dumps += [_dump_of_left(scene.ranks[rank].beat, everybody) for rank in scene.left if rank in scene.ranks]
-    stops = (stop for stop in find_stops(dumps) if stop.kind not in (StandstillKind.MISMATCH, StandstillKind.BEHIND))
+    dumps = _dumps_of(scene, views)
+    stops = (stop for stop in find_stops(dumps) if stop.kind is not StandstillKind.BEHIND)
     if (stop := next(stops, None)) is None:
         return None
-    waiting = tuple(rank for rank in stop.victims if rank in views)
+    sinks = stop.ranks if stop.kind is StandstillKind.MISSING else ()
+    waiting = tuple(rank for rank in sorted({*stop.ranks, *stop.victims}.difference(sinks)) if rank in views)
     waiting = waiting or tuple(rank for rank, view in views.items() if view.waits_s(now_s) > 0)
     if not waiting:
         return None
     waited_s = max(views[rank].waits_s(now_s) for rank in waiting)
-    if stop.kind is StandstillKind.NO_DUMP and not names_unknown and not _fell_silent(scene, stop.ranks, waited_s):
+    is_told = not {dump.rank for dump in dumps}.isdisjoint(sinks)
+    if sinks and not is_told and not names_unknown and not _fell_silent(scene, sinks, waited_s):
         return None  # they have gone on since they told of themselves: the next beat says where
-    sinks = stop.ranks if stop.kind in (StandstillKind.MISSING, StandstillKind.NO_DUMP) else ()
     moved_s = [view.moved_s for rank in (*waiting, *sinks) if (view := views.get(rank))]
     return Waiting(stop, sinks, waiting, waited_s, stuck_s=now_s - max(moved_s, default=now_s))
+
+
+def find_circle(scene: Scene, now_s: float) -> Standstill | None:
+    """Return ranks whose main threads wait for each other and so can never go on; None: the next beats must tell first.
+
+    All of them have told so some time after the last one of them began to wait, and nothing of theirs has moved since.
+    """
+    if scene.may_leave or longest_wait_s(scene, now_s) < CROSSING_S:
+        return None
+    blocked = {(call.group, call.seq) for view in scene.running() for call in view.beat.calls if call.blocks}
+    if len(blocked) < 2:
+        return None
+    stop = next(iter(find_stops(_dumps_of(scene, {view.beat.rank: view for view in scene.running()}))), None)
+    if stop is None or not stop.is_proven:
+        return None
+    views = [scene.ranks[rank] for rank in (*stop.ranks, *stop.victims)]
+    since_s = max(max(view.moved_s, scene.waiting_since_s.get(view.beat.rank, math.inf)) for view in views)
+    said_s = min(view.told_s - (math.inf if view.beat.silent_s is None else view.beat.silent_s) for view in views)
+    return stop if said_s > since_s + CROSSING_S else None
 
 
 def _fell_silent(scene: Scene, ranks: tuple[int, ...], waited_s: float) -> bool:
@@ -105,7 +128,7 @@ def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
     waits = f"{count} rank{'s' if count != 1 else ''} wait{'s' if count == 1 else ''}"
     if not waiting.sinks:
         what = "wait for each other" if waiting.stop.kind is StandstillKind.CIRCLE else "are in it and do not leave it"
-        where = next((f": {call.op}{call.at}" for _, call in waiting.stop.calls), "")
+        where = next((f": {call.op or 'collective'}{call.at}" for _, call in waiting.stop.calls), "")
         return f"slow: {fold_ranks(waiting.waiting)} {what} for {waiting.waited_s:.0f} s{where}"
     parts = [_say_sink(scene, rank, waiting, now_s) for rank in waiting.sinks[:MAX_NAMED]]
     more = f" and {len(waiting.sinks) - MAX_NAMED} more" if len(waiting.sinks) > MAX_NAMED else ""
@@ -128,6 +151,21 @@ def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> GuardVerdict:
     return GuardVerdict(
         findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes if is_file else (), cures=is_file
     )
+
+
+def judge_circle(scene: Scene, stop: Standstill) -> GuardVerdict:
+    """Return the verdict on ranks that wait for each other; an error of the user's code, wherever it runs."""
+    in_it = {(rank, call.group, call.seq): call for rank, view in scene.ranks.items() for call in view.beat.calls}
+    seen = [
+        f"rank {rank}: {call}, number {call.seq} of group {call.group}{call.at}"
+        for rank, known in stop.calls
+        if (call := in_it.get((rank, known.group, known.seq))) is not None
+    ]
+    names = {scene.node_of(rank).name for rank in stop.ranks}
+    node = next(iter(names)) if len(names) == 1 else None
+    about: dict[str, Any] = {"node": node, "evidence": seen, "confidence": stop.confidence, "fix": _ONE_ORDER}
+    finding = scene.fault("AR410", f"{stop.message}; none of these calls can end", *stop.ranks, **about)
+    return user_error(finding, stop.ranks)
 
 
 def judge_left(scene: Scene, waiting: Waiting) -> GuardVerdict | None:
@@ -180,6 +218,13 @@ def judge_blocked(scene: Scene) -> GuardVerdict | None:
 # --- Beats as dumps ---------------------------------------------------------------------------------------------------
 
 
+def _dumps_of(scene: Scene, views: Mapping[int, RankView]) -> list[Dump]:
+    """What the walk needs of all ranks that run or have left."""
+    progress, everybody = _Progress(views.values()), scene.everybody
+    dumps = [dump for view in views.values() if (dump := _dump_of(view, progress, everybody)) is not None]
+    return dumps + [_dump_of_left(scene.ranks[rank].beat, everybody) for rank in scene.left if rank in scene.ranks]
+
+
 class _Progress:
     """How far the ranks have come in each group; of thousands, no look at one may go through all others."""
 
@@ -223,28 +268,19 @@ def _has_gone_on(group: GroupSeen, completed: int) -> bool:
 
 
 def _as_dump(beat: RankBeat, everybody: range) -> Dump:
-    calls = [_as_call(call) for call in beat.calls]
-    for group in beat.groups:
-        # What the recorder counted and did not describe: where it is, though not what.
-        told = [call for call in calls if call.group == group.name and not call.is_p2p]
-        if group.enqueued > group.completed >= 0 and all(call.is_done for call in told):
-            calls.append(Call(group=group.name, seq=group.completed + 1, op=_UNKNOWN_OP))
-        if group.enqueued > max((call.seq for call in told), default=0):
-            is_done = group.completed >= group.enqueued
-            calls.append(Call(group=group.name, seq=group.enqueued, op=_UNKNOWN_OP, is_done=is_done))
     return Dump(
         rank=beat.rank,
-        calls=tuple(calls),
+        calls=tuple(_as_call(call) for call in beat.calls),
         enqueued={group.name: group.enqueued for group in beat.groups},
+        completed={group.name: group.completed for group in beat.groups},
         members={group.name: group.ranks or everybody for group in beat.groups},
-        is_whole=False,
     )
 
 
 def _as_call(call: CallSeen) -> Call:
-    # Sizes are mismatch.py's to compare: the walk only asks who is where.
+    # What was called is mismatch.py's to compare: the walk only asks who is where.
     is_p2p = canonical(call.op) in POINT_TO_POINT
-    told = msgspec.structs.asdict(call) | {"op": call.op if is_p2p else _UNKNOWN_OP, "sizes": (), "dtypes": ()}
+    told = msgspec.structs.asdict(call) | {"op": call.op if is_p2p else "", "sizes": (), "dtypes": ()}
     return Call(**told, is_p2p=is_p2p)
 
 
@@ -291,7 +327,7 @@ def _judge_nobody(scene: Scene, waiting: Waiting) -> GuardVerdict:
     if is_circle:
         what = "ranks waited for each other in several groups"
     what += f"; no progress for {waiting.stuck_s:.0f} s"
-    fix = "every rank must call its groups' collectives in one order" if is_circle else ""
+    fix = _ONE_ORDER if is_circle else ""
     seen = [f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls]
     about: dict[str, Any] = {"node": None, "victims": waiting.waiting, "confidence": Confidence.UNDECIDED, "fix": fix}
     finding = scene.fault("AR490", what, *(waiting.stop.ranks if is_circle else ()), evidence=seen, **about)

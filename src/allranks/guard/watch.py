@@ -20,6 +20,7 @@ import msgspec
 
 from allranks.files.folder import Folder
 from allranks.guard.booking import NodeBook
+from allranks.guard.gpus import GpuMeter
 from allranks.guard.traffic import TrafficMeter
 from allranks.guard.tries import Listener, Tries
 from allranks.guard.worker import WatchedWorker
@@ -50,6 +51,7 @@ class WorkerWatch:
         control_address: where the leader reaches this node's agent, or comes from; equal where there is one network.
         see_room: returns what is known of the run directory's room; it never waits.
         see_full: returns which directories were full when a worker failed; it never waits.
+        gpus: asks how busy they are; None: this node has none.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class WorkerWatch:
         further: Sequence[str] = (),
         see_room: Callable[[], Room | None] = lambda: None,
         see_full: Callable[[], tuple[FullPlace, ...]] = tuple,
+        gpus: GpuMeter | None = None,
     ) -> None:
+        self._gpus = gpus
         self._table = self._settings = settings
         self._see_full = see_full
         self._see_room = see_room
@@ -148,16 +152,15 @@ class WorkerWatch:
         self.book.note(ranks, generation=self._generation, now_s=now_s, wall_s=time_ns / 1e9)
         self._last.update((rank.rank, rank) for rank in ranks)
         links = self._links(now_s)
-        self._traffic.look(now_s, self._sockets.connections, {rank.rank: rank.pid for rank in ranks})
-        sent = self._traffic.sent
+        pids = {rank.rank: rank.pid for rank in ranks}
+        self._traffic.look(now_s, self._sockets.connections, pids)
+        if self._gpus is not None:
+            self._gpus.look(now_s, pids)
         data_port, control_port = (self._listeners[at].port if at in self._listeners else 0 for at in self._tried_at)
         return NodeBeat(
             node_index=self._node_index,
             generation=self._generation,
-            ranks=tuple(
-                msgspec.structs.replace(rank, **sent[rank.rank]._asdict()) if rank.rank in sent else rank
-                for rank in ranks
-            ),
+            ranks=tuple(map(self._with_counts, ranks)),
             links=links,
             tries=self._tries.results(now_s),
             addresses=self._addresses,
@@ -169,6 +172,13 @@ class WorkerWatch:
             interfaces=self._traffic.interfaces,
             time_ns=time_ns,
         )
+
+    def _with_counts(self, rank: RankBeat) -> RankBeat:
+        """Return the beat of a rank with what it has sent and what its GPU does, as far as that is known."""
+        sent = self._traffic.sent.get(rank.rank)
+        gpu = self._gpus.of_rank.get(rank.rank) if self._gpus is not None else None
+        more = (sent._asdict() if sent is not None else {}) | ({} if gpu is None else {"gpu": gpu})
+        return msgspec.structs.replace(rank, **more) if more else rank
 
     def place_of(self, rank: int) -> str:
         """Return where a rank's main thread was in the user's code, as far as it is known."""

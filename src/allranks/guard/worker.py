@@ -19,7 +19,7 @@ import msgspec
 
 from allranks.guard.activity import Activity
 from allranks.guard.inside.cell import Cell, Written
-from allranks.guard.inside.pace_words import ASYNC, BACK, BEGAN, DATA_MOVED, STATE, STEP_MOVED, STEPS, TOTALS
+from allranks.guard.inside.pace_words import ASYNC, BACK, BEGAN, DATA_MOVED, LEFT, STATE, STEP_MOVED, STEPS, TOTALS
 from allranks.host.glance import Glance
 from allranks.host.process import ProcessSeen, is_below, read_process
 from allranks.host.signals import handled, read_caught
@@ -73,6 +73,8 @@ _PARTS: Parts = {
     },
 }
 _Kind = TypeVar("_Kind", _Told, CallSeen)
+BEGUN_TOLD_S = 60.0
+"""For so long, beats say when a worker began to book: some of them may be lost."""
 _START, _STEP, _DATA, _EVAL = map(PACE_STATES.index, (PaceState.START, PaceState.STEP, PaceState.DATA, PaceState.EVAL))
 
 
@@ -117,9 +119,11 @@ class WatchedWorker:
         if is_silent and seen.state is not ProcessState.GONE:
             at = self._spy_on(seen.pid) or at
         called = _decode(read.call, CallSeen)  # what Python code called last
-        call = called and msgspec.structs.replace(called, is_done=read.is_call_done)
+        is_done = read.is_call_done
+        call = called and msgspec.structs.replace(called, is_done=is_done, blocks=called.blocks and not is_done)
         called_ns = read.call.written_ns if read.call else 0
         groups = _groups(told, call, called_ns, now_ns)
+        pace = to_pace(read.pace, started_ns=self._started_ns, now_ns=self._ended_ns or time.monotonic_ns())
         activity, calls = self._activity, _calls(told, _decode(read.words, _Told), call, groups)
         if activity is not None and seen.state is not ProcessState.GONE:
             marks = read.step, read.saved, read.phase, called_ns, read.is_call_done, told.groups
@@ -146,7 +150,9 @@ class WatchedWorker:
             idle_s=activity.idle_s if activity else 0.0,
             reads_terminal=activity is not None and activity.reads_terminal,
             printed=as_utf8(activity.printed) if activity else "",
-            pace=to_pace(read.pace, started_ns=self._started_ns, now_ns=self._ended_ns or time.monotonic_ns()),
+            pace=pace,
+            has_left=read.pace is not None and read.pace[LEFT] > 0,
+            begun_ago_s=_begun_ago_s(read.pace, now_ns) if pace is not None else None,
             rss_mib=seen.rss_bytes >> 20,
         )
 
@@ -204,6 +210,7 @@ def to_pace(words: tuple[int, ...] | None, *, started_ns: int, now_ns: int) -> P
     state, began_ns, num_states = words[STATE] - 1, words[BEGAN], len(PACE_STATES)
     totals = list(words[TOTALS : TOTALS + num_states])
     since_ns = began_ns + sum(totals)
+    now_ns = min(now_ns, words[LEFT] or now_ns)
     is_sound = state < num_states and state != _EVAL and not totals[_EVAL]
     is_sound &= started_ns - EARLY_NS <= began_ns and since_ns <= now_ns + SLACK_NS
     totals[_STEP] -= words[STEP_MOVED]
@@ -221,6 +228,12 @@ def to_pace(words: tuple[int, ...] | None, *, started_ns: int, now_ns: int) -> P
         back_blocked_permille=words[BACK] - 1,
         is_async=words[ASYNC] == 1,
     )
+
+
+def _begun_ago_s(words: tuple[int, ...] | None, now_ns: int) -> float | None:
+    """Return how long ago the book was begun, as long as that is news."""
+    ago_s = _age_s(words[BEGAN], now_ns) if words is not None else BEGUN_TOLD_S
+    return ago_s if ago_s < BEGUN_TOLD_S else None
 
 
 def _groups(told: _Told, call: CallSeen | None, called_ns: int, now_ns: int) -> tuple[GroupSeen, ...]:
@@ -251,7 +264,7 @@ def _calls(
     known = {(seen.group, seen.seq, seen.peer): seen for seen in (*told.calls, *(words.calls if words else ()))}
     if call is not None and call.op not in POINT_TO_POINT:
         if recorded := known.get(key := (call.group, call.seq, None)):
-            known[key], call = msgspec.structs.replace(recorded, place=call.place), None
+            known[key], call = msgspec.structs.replace(recorded, place=call.place, blocks=call.blocks), None
         else:
             own = [group for group in groups if group.name == call.group]
             # Without a recorder no number is known, and a call is over when it returns.

@@ -122,14 +122,15 @@ def _say_end(loop: Loop, goodbye: Goodbye) -> None:
     account = describe_account(status) if leader is not None and not goodbye.is_cut_off else []
     for line in account:
         say(line)
-    report = f"report in {run_dir.path / REPORT}" if account else ""
+    has_report = leader is not None and leader.verdict is not None  # it is written when all else is done
+    report = f"report in {run_dir.path / REPORT}" if has_report else ""
     if loop.inbox.received:
         signum = signal.Signals(loop.inbox.received[0]).name
         output = "; ".join(filter(None, [_find_output(loop, run_dir.node_path(loop.name)), report]))
         say(f"{signum} after {took_s:.0f} s: all workers here have ended; {output}")
     elif goodbye.summary and leader is None and not plan.is_slurm and not agent.is_leader_lost:
         say(f"ended: {goodbye.summary}; the full report is on {agent.leader_name}")
-    elif leader is not None and not leader.is_leaving and (account or goodbye.exit_code == Exit.OK):
+    elif leader is not None and not leader.is_leaving:
         lost = "" if goodbye.exit_code else describe_lost(leader.lost_lines)  # after a fault it has been said
         end = describe_end(
             name_script(loop.workers.command, this_directory()),

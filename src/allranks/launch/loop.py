@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from allranks.guard.gpus import GpuMeter
 from allranks.guard.watch import WorkerWatch
 from allranks.host.net import listens
 from allranks.launch import events
@@ -92,6 +93,7 @@ class Loop:
             further=rendezvous.group.own_interfaces[1:],
             see_room=self.rooms.seen,
             see_full=workers.places.full,
+            gpus=GpuMeter(workers.env) if plan.facts.num_gpus else None,
         )
         self._search: Search | None = None
         self._knocking: Knocking | None = None

@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -35,6 +35,8 @@ END_S = 5.0
 """For srun after SIGTERM, before it is killed: it waits for the end of its step."""
 STEP_MINUTES = 5
 """SLURM ends a step itself after this time, if this process is killed."""
+LEASE_S = 60.0
+"""What runs in a step for long ends itself after so much silence of the process that started it (`follow_steps`)."""
 LINE_BYTES = 600
 MARK = "%allranks-parcel"
 _LINE = re.compile(rf"{MARK} (\S{{1,300}}) ([a-z]{{1,16}}) (\d{{1,7}})/(\d{{1,7}}) ([A-Za-z0-9+/=]+)%")
@@ -70,46 +72,91 @@ def run_steps(
     """
     began_s = time.monotonic()
     end_s, notice_s = began_s + first_s, NOTICE_AFTER_S
-    rest, parts = dict[int, bytes](), dict[tuple[str, str], dict[int, str]]()
-    with _start(commands, env) as selector:
-        while selector.get_map() and not is_complete():  # without streams, nothing more can come
+    with contextlib.closing(follow_steps(commands, env, kinds=kinds, words=words)) as documents:
+        for document in documents:
             check_signals()
             now_s = time.monotonic()
+            if document is not None:
+                with contextlib.suppress(ValueError):
+                    take(*document)
+                    end_s = now_s + next_s
+            if is_complete():
+                return True
             if now_s > end_s:
                 return False
             if now_s > began_s + notice_s:
                 notice_s *= 2
                 on_wait(now_s - began_s)
+    return True
+
+
+def follow_steps(
+    commands: Iterable[Sequence[str]],
+    env: Mapping[str, str],
+    *,
+    kinds: Mapping[str, Any],
+    words: list[str],
+    is_leased: bool = False,
+) -> Generator[tuple[str, Any] | None]:
+    """Start steps, one per command, and yield sender and document as they come, and None at least each TICK_S.
+
+    It ends when all steps have closed their streams. Once it is closed, none of them runs any more.
+
+    Args:
+        kinds: type of the documents of each kind; one of another type, from another version of allranks, is left out.
+        words: gets the lines of standard error: srun's words, and the site's.
+        is_leased: write a line into the steps' standard input some times per LEASE_S, as long as this is asked for
+            more. Tasks read them: SLURM does not end a step whose srun was killed.
+    """
+    rest, parts, lease_s = dict[int, bytes](), dict[tuple[str, str], dict[int, str]](), 0.0
+    with _start(commands, env, is_leased=is_leased) as (selector, inputs):
+        while True:
+            yield None
+            if not selector.get_map():  # without streams, nothing more can come
+                return
+            if (now_s := time.monotonic()) > lease_s:
+                lease_s = now_s + LEASE_S / 6
+                for fd in inputs:
+                    with contextlib.suppress(OSError):  # srun has ended, or does not read
+                        os.write(fd, b".\n")
             for line, is_aside in _read_lines(selector, rest):
                 if is_aside:
                     words.append(line)
                 elif (parcel := unpack(line, parts)) and parcel[1] in kinds:
                     sender, kind, text = parcel
-                    with contextlib.suppress(ValueError):  # from another version of allranks
-                        take(sender, decode(text, kinds[kind]))
-                        end_s = time.monotonic() + next_s
-    return True
+                    with contextlib.suppress(ValueError):
+                        document = decode(text, kinds[kind])
+                        yield sender, document
 
 
 @contextlib.contextmanager
-def _start(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iterator[selectors.BaseSelector]:
-    """Start processes, and end those that still run when the block is left; the selector has their streams."""
+def _start(
+    commands: Iterable[Sequence[str]], env: Mapping[str, str], *, is_leased: bool
+) -> Iterator[tuple[selectors.BaseSelector, list[int]]]:
+    """Start processes, and end those that still run when the block is left.
+
+    The selector has their output, the list descriptors of their input, if they are leased.
+    """
     with contextlib.ExitStack() as left, selectors.DefaultSelector() as selector:
+        inputs = list[int]()
         for command in commands:
             process = subprocess.Popen(
                 command,
                 env=env,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if is_leased else subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C reaches us, and we end it in order
             )
             left.enter_context(process)
-            left.callback(end_srun, process, own_s=0.5)  # all is said: it ends by itself
+            left.callback(end_srun, process, own_s=0.0 if is_leased else 0.5)  # else all is said: it ends by itself
+            if process.stdin is not None:
+                os.set_blocking(process.stdin.fileno(), False)
+                inputs.append(process.stdin.fileno())
             for stream, is_aside in ((process.stdout, False), (process.stderr, True)):
                 assert stream is not None
                 selector.register(stream, selectors.EVENT_READ, is_aside)
-        yield selector
+        yield selector, inputs
 
 
 def _read_lines(selector: selectors.BaseSelector, rest: dict[int, bytes]) -> Iterator[tuple[str, bool]]:
@@ -122,15 +169,17 @@ def _read_lines(selector: selectors.BaseSelector, rest: dict[int, bytes]) -> Ite
         yield from ((line.decode(errors="replace"), key.data) for line in lines)
 
 
-def step_command(num_nodes: int, *options: str, verb: Sequence[str]) -> list[str]:
+def step_command(num_nodes: int, *options: str, verb: Sequence[str], is_leased: bool = False) -> list[str]:
     """Return the command that starts `allranks VERB...` once on each node of a step.
 
     Args:
         options: of srun, beyond those of every step.
+        is_leased: it reads its standard input, and ends itself (`follow_steps`): no time limit but the job's.
     """
+    limits = ["--time=0"] if is_leased else ["--input=none", f"--time={STEP_MINUTES}"]
     return [
         *("srun", *options, f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"),
-        *("--mpi=none", "--input=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", f"--time={STEP_MINUTES}"),
+        *("--mpi=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", *limits),
         *(sys.executable, "-m", "allranks", *verb),
     ]
 

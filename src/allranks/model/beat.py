@@ -81,6 +81,8 @@ class CallSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     dtypes: Annotated[tuple[Word, ...], Few] = ()
     """As torch's recorder writes them: `Float`."""
     is_done: bool = False
+    blocks: bool = False
+    """The main thread is in it, and calls nothing else before it ends."""
     created_ns: Whole = 0
     """When it was called: since the epoch, by the worker's wall clock."""
     place: Word = ""
@@ -116,6 +118,16 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaul
     """Number of the last one that is done."""
     waiting_s: Age = 0.0
     """How long the first open one has been open; 0: none is."""
+
+
+class GpuSeen(msgspec.Struct, frozen=True, gc=False):
+    """What the GPU of one rank does; of several, all of them."""
+
+    percent: Annotated[int, msgspec.Meta(ge=0, le=100)] | None
+    """Of the time, in which a kernel ran; of several GPUs, the idlest. A collective that waits for others is one."""
+    used_mib: Amount
+    """Memory in use, whoever uses it."""
+    total_mib: Amount
 
 
 class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
@@ -166,8 +178,14 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     retransmits: Amount = 0
     pace: Pace | None = None
     """None: it has booked nothing (no hook, no torch, not begun)."""
+    begun_ago_s: Age | None = None
+    """Since it began to book, with init_process_group; told for a minute."""
+    has_left: bool = False
+    """Its script is over; what its interpreter then does is not booked."""
     rss_mib: Amount = 0
     """Resident memory of its process; 0: not known."""
+    gpu: GpuSeen | None = None
+    """None: it has none, or nobody can tell."""
 
 
 class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,6 +115,9 @@ class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     time: str | None = None
     """Time limit as behind `sbatch --time`: 90 (minutes), 02:00:00 or 1-00. Not said by default: the partition's.
     Too short ends the job early, too long makes it wait longer in the queue."""
+    history: str | None = None
+    """File or directory that `allranks why --epilog --to` fills on all nodes. Not said by default: only the own runs
+    tell which node breaks jobs. A wrong one is refused when it is read."""
 
 
 class ReportTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

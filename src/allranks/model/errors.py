@@ -16,6 +16,7 @@ Messages are one line: who, what was seen, what was expected, what to do. Lower 
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from enum import IntEnum
 
 from allranks.model.finding import Finding
@@ -59,10 +60,12 @@ class AllranksError(Exception):
 
     exit_code: int = Exit.UNKNOWN
 
-    def __init__(self, message: str, *, finding: Finding | None = None) -> None:
+    def __init__(self, message: str, *, finding: Finding | None = None, more: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.finding = finding
         """The same as a finding, where it is known who is at fault."""
+        self.more = more
+        """Lines to print below the message, such as what could have been meant."""
 
 
 class UsageError(AllranksError):

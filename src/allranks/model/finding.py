@@ -43,6 +43,11 @@ class Confidence(StrEnum):
     LIKELY = "likely"
     UNDECIDED = "undecided"
 
+    @property
+    def doubt(self) -> int:
+        """How unsure that is: 0 of what is certain."""
+        return list(Confidence).index(self)
+
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that was seen, and where."""

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import msgspec
 
-from allranks.model.beat import Age, Amount, InterfaceSeen, Moment, Whole, Word
+from allranks.model.beat import Age, Amount, GpuSeen, InterfaceSeen, Moment, Whole, Word
 from allranks.model.ledger import Ledger
 
 FILE = "status.json"
@@ -33,10 +33,14 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """`evaluate.py:88 in run`; empty: not known, or not the same."""
     for_s: Age = 0.0
     """How long the one that has been in it longest is in it."""
+    is_at_least: bool = False
+    """It was so at the first look of `allranks watch`: `for_s` is a lower bound."""
     step: Whole | None = None
     """The lowest of them."""
     is_culprit: bool = False
     """Others wait for these."""
+    is_suspect: bool = False
+    """They are, but `allranks watch` has no verdict on them."""
     late_s: Age = 0.0
     """By how much they come later than the others, lately; of the worst."""
     cost_share: Age = 0.0
@@ -45,6 +49,8 @@ class RankRow(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Cores in use; the most of them. None: not known yet."""
     rss_bytes: Amount | None = None
     """Resident memory; the most of them."""
+    gpu: GpuSeen | None = None
+    """Of these ranks the idlest GPU, and the one with the most memory in use; None: not known."""
     segments: Amount = 0
     retransmits: Amount = 0
 
@@ -104,7 +110,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of the session, else optimizer steps of this generation."""
     is_step_of_session: bool = False
     total_steps: Whole | None = None
-    """Only a session knows it."""
+    """Only a session knows it: as `total=`, or as `epochs=` of a loader that has a length."""
     steps_per_s: Age | None = None
     """Over the last 10 s or 10 steps, whichever is longer."""
     rates: Annotated[tuple[Age, ...], msgspec.Meta(max_length=MAX_RATES)] = ()

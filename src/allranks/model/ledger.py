@@ -65,6 +65,8 @@ class RankLedger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """By Category; those of zero are left out."""
     waited_for_s: Age = 0.0
     """How long all others together waited for this one."""
+    waited_for_at_start_s: Age = 0.0
+    """The same before their first steps: in init_process_group, and in collectives. It is part of their `start`."""
     steps: Amount = 0
 
 
@@ -98,6 +100,8 @@ class LostTime(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Whom it is owed to, most first: those waited for, or those that loaded or saved longest; empty: everybody."""
     nodes: tuple[Word, ...] = ()
     """Of these ranks."""
+    waited_s: Age = 0.0
+    """Of `start`, what all others together waited for the first of these ranks, which came last."""
     is_estimated: bool = False
 
 
@@ -135,7 +139,7 @@ class Ledger(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     losses: Annotated[tuple[LostTime, ...], msgspec.Meta(max_length=MAX_LOSSES)] = ()
     """Largest first."""
     waited_for: Annotated[tuple[RankLedger, ...], msgspec.Meta(max_length=MAX_CULPRITS)] = ()
-    """Ranks that others waited for, most first."""
+    """Ranks that others waited for, at the start or later, most first."""
     ranks: Annotated[tuple[RankLedger, ...], msgspec.Meta(max_length=MAX_RANKS)] = ()
     """Of more than MAX_RANKS those that lost most."""
     restarts: Annotated[tuple[RestartCost, ...], msgspec.Meta(max_length=MAX_RESTARTS)] = ()

@@ -6,7 +6,7 @@ import msgspec
 
 from allranks.model.card import TestPorts
 
-MAX_PAIR_BYTES = 256 << 10
+MAX_PAIR_BYTES = 1 << 20
 """Most that the test of one pair sends, both ways together."""
 
 

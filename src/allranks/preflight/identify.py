@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from allranks.host.node_files import read_node_files
 from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, check_someone_starts_ranks
 from allranks.model.identity import NODE_FILES, env_of_worker, world_from_env
+from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
 from allranks.report.rundir import read_shared_members
 from allranks.report.text import say
@@ -34,3 +35,22 @@ def identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
     if is_spawned and world.launcher is Launcher.NONE:
         say("no launcher says which rank this process of multiprocessing is: it is a world of one")
     return world
+
+
+def describe_membership(world: World, env: Mapping[str, str], groups: tuple[GroupId, ...]) -> Membership:
+    """Return who trains together, as an agent says it, else with as many ranks on each node.
+
+    Args:
+        world: who this process is.
+        env: its environment.
+        groups: the process groups that were formed.
+    """
+    spread = Membership.spread(world.rank, world.world_size, per_node=world.local_world_size)
+    epoch = int(env.get("TORCHELASTIC_RESTART_COUNT") or 0)
+    return Membership(
+        epoch=epoch,
+        rank=world.rank,
+        members=read_members(read_shared_members(env.get("ALLRANKS_MEMBERS", ""))) or spread.members,
+        store_prefix=f"allranks/{epoch}",
+        groups=groups,
+    )

@@ -8,7 +8,8 @@ dropped by a full queue, a transfer may wait for a core. So nothing is concluded
                           datagrams and large segments alike
     what lost datagrams   is tried again one by one, with as many datagrams as show a loss of 1 %
     what was slow         is tried again one by one, beside nodes that were not, each as often, and where it still is,
-                          twice more: a kernel may wait for a core, too
+                          twice more with four times as much, which alone counts then: a kernel may wait for a core,
+                          and a token bucket be full
     large packets         that did not come back where nothing else large was sent are tried again with a large payload,
                           beside pairs that tell which of the two nodes it was
 """
@@ -36,7 +37,9 @@ from allranks.preflight.symptoms import (
 
 QUIET = Effort(num_ports=1, large_bytes=96 << 10, num_datagrams=200, has_mtu_probe=False)
 """One pair at a time: 2 x 96 KiB and 200 datagrams stay below MAX_PAIR_BYTES."""
-RATE = Effort(num_ports=1, large_bytes=QUIET.large_bytes, num_datagrams=0, has_mtu_probe=False)
+RATE = Effort(num_ports=1, large_bytes=448 << 10, num_datagrams=0, has_mtu_probe=False)
+"""More than a token bucket lets pass at once (128 KB in the lab at 10 Gbit/s): a full one makes a node look fast, and
+beside it each that has used up its own looks slow."""
 CONFIRM_S = 2.5
 QUIET_S = 3.0
 MAX_FAILED = 512

@@ -158,12 +158,16 @@ def slow_nodes(results: Iterable[PairResult]) -> dict[int, Slow]:
     """Return the nodes from which, or to which, nothing goes faster than a fraction of what is usual.
 
     The best of all pairs of a node counts, in each direction and of however many tries, so that one transfer that met a
-    busy moment says nothing. With fewer than MIN_PAIRS pairs in a direction nothing is concluded.
+    busy moment says nothing. Of a pair, the tries with the largest payload count. With fewer than MIN_PAIRS pairs in a
+    direction nothing is concluded.
     """
     tries: dict[tuple[int, int], list[PairResult]] = defaultdict(list)
     for result in results:
         if result.delivery_mbit_s and not result.retransmits:  # TCP slows down by itself where segments are lost
             tries[result.source, result.target].append(result)
+    for pair, tried in tries.items():
+        largest = max(result.large_sent for result in tried)
+        tries[pair] = [result for result in tried if result.large_sent == largest]
     rates = {pair: max(result.delivery_mbit_s or 0.0 for result in tried) for pair, tried in tries.items()}
     best: dict[tuple[int, bool], list[float]] = defaultdict(list)
     own: dict[int, list[float]] = defaultdict(list)

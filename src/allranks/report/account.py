@@ -106,6 +106,8 @@ def _describe_loss(loss: LostTime, rank_s: float) -> str:
     if not loss.ranks:
         return text
     where = f" on {one_line(loss.nodes[0])}" if loss.nodes else ""
+    if loss.waited_s:
+        return f"{text}, of which {share_text(loss.waited_s / rank_s)} waiting for rank {loss.ranks[0]}{where}"
     return f"{text}, most {'for' if loss.category is Category.WAIT else 'by'} rank {loss.ranks[0]}{where}"
 
 

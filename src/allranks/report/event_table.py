@@ -117,8 +117,34 @@ EVENTS: Mapping[str, EventKind] = {
     ),
     "worker_ended_late": EventKind("the end of a worker of an earlier generation is reported", (_NODE, _GENERATION)),
     "checkpoint": EventKind(
-        "a session's checkpoint is complete",
-        (F("step", "int"), F("write_s", "number", "seconds from the copy of the state to the complete checkpoint")),
+        "a session's checkpoint is complete; or a script without a session has saved for 50 ms and more (torch.save, "
+        "torch.distributed.checkpoint), at most every 10 s",
+        (
+            F("is_verified", "bool", "false: of such a script; nobody knows what was saved", is_always_there=False),
+            F("step", "int", "of a session", is_always_there=False),
+            F(
+                "write_s",
+                "number",
+                "of a session: seconds from the copy of the state to the complete checkpoint",
+                is_always_there=False,
+            ),
+            F(
+                "optimizer_steps",
+                "int",
+                "of rank 0 before it saved, about, in this generation",
+                is_always_there=False,
+            ),
+            F("save_s", "number", "seconds in which rank 0 saved", is_always_there=False),
+            F("generation", "int", is_always_there=False),
+        ),
+    ),
+    "healed": EventKind(
+        'a replica got the bits of the others (`on_corruption="heal"`); rank 0 writes this line',
+        (
+            F("step", "int"),
+            F("ranks", "ints", "that had other bits"),
+            F("tensors", "texts", "in which they had them"),
+        ),
     ),
     "straggler": EventKind(
         "a rank calls collectives later than all others most of the time", (_RANK, _NODE, F("message", "text"))

@@ -13,9 +13,13 @@ from allranks.model.setting import Setting
 from allranks.report.mask import mask_fields, mask_setting
 
 
-def to_json(document: Any) -> str:
-    """Return a document of structs, dataclasses, lists and values as JSON for people and programs."""
-    return json.dumps(mask_fields(msgspec.json.decode(msgspec.json.encode(document))), indent=2)
+def to_json(document: Any, *, indent: int | None = 2) -> str:
+    """Return a document of structs, dataclasses, lists and values as JSON for people and programs.
+
+    Args:
+        indent: None: the document is one line.
+    """
+    return json.dumps(mask_fields(msgspec.json.decode(msgspec.json.encode(document))), indent=indent)
 
 
 def settings_to_json(settings: Iterable[Setting]) -> str:

@@ -86,7 +86,8 @@ def _is_unknown(sample: Sample) -> bool:
 
 def _of_ledger(job: str, ledger: Ledger) -> list[Sample]:
     found = [*_seconds(job, ledger)]
-    found += [Sample(WAITED_FOR, (job, str(row.rank)), row.waited_for_s) for row in ledger.waited_for[:MAX_WAITED_FOR]]
+    owed = sorted((row for row in ledger.waited_for if row.waited_for_s > 0), key=lambda row: -row.waited_for_s)
+    found += [Sample(WAITED_FOR, (job, str(row.rank)), row.waited_for_s) for row in owed[:MAX_WAITED_FOR]]
     causes = Counter(restart.cause or "not known" for restart in ledger.restarts)
     found += [Sample(RESTARTS, (job, cause), count) for cause, count in sorted(causes.items())]
     if ledger.is_steps_seen:

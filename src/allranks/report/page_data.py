@@ -32,7 +32,7 @@ from allranks.report.history import Restart
 from allranks.report.mask import mask_command, mask_finding, mask_secrets, mask_setting
 from allranks.report.page_cards import Links, NodeCard, OddValue, parse_roll_call
 from allranks.report.page_curves import PageCurve, draw_all
-from allranks.report.page_fault import LastLines, Place, find_nodes, list_files, read_last_lines, read_places
+from allranks.report.page_fault import LastLines, ListedPlace, find_nodes, list_files, read_last_lines, read_places
 from allranks.report.readback import MAX_BYTES, MAX_ROLL_CALL_BYTES, parse_settings, read_events
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, read_job_status, read_ledger, read_run, sort_by_number
@@ -83,6 +83,17 @@ class CheckpointSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds from the copy of the state to the complete checkpoint."""
 
 
+class SaveSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script without a session has saved; nobody has looked at it."""
+
+    optimizer_steps: int
+    """Of rank 0 in its generation, about."""
+    save_s: float
+    """Seconds in which rank 0 saved."""
+    time_s: float | None = None
+    """Unix time."""
+
+
 class Page(msgspec.Struct, frozen=True, kw_only=True):
     """All that a report shows. Fields may be added; none is changed or removed within one `version`."""
 
@@ -115,7 +126,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     links: Links | None = None
     checkpoints: tuple[CheckpointSeen, ...] = ()
     """The newest ones, oldest first."""
-    places: tuple[Place, ...] = ()
+    saves: tuple[SaveSeen, ...] = ()
+    """The same, of a script without a session."""
+    places: tuple[ListedPlace, ...] = ()
     last_lines: tuple[LastLines, ...] = ()
     settings_of: str = ""
     """Node whose environment is shown."""
@@ -220,6 +233,7 @@ def read_page(path: Path, *, now_s: float | None = None) -> Page:
             for shown in map(mask_setting, settings[:MAX_SETTINGS])
         ),
         checkpoints=tuple(_find_checkpoints(events)),
+        saves=tuple(_find_saves(events)),
         events=tuple(_describe_event(event) for event in _choose(events)),
         commands=tuple(_list_commands(run, num_nodes=len(nodes), num_ranks=len(node_of), outcome=outcome)),
         missing=(
@@ -241,9 +255,19 @@ def _read_events(path: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _find_checkpoints(events: Iterable[Mapping[str, Any]]) -> list[CheckpointSeen]:
-    found = [event for event in events if event["event"] == "checkpoint"][-MAX_CHECKPOINTS:]
+    found = [event for event in events if event["event"] == "checkpoint" and "step" in event][-MAX_CHECKPOINTS:]
     return [
         CheckpointSeen(step=event["step"], time_s=event.get("time_s"), write_s=event.get("write_s")) for event in found
+    ]
+
+
+def _find_saves(events: Iterable[Mapping[str, Any]]) -> list[SaveSeen]:
+    found = [
+        event for event in events if event["event"] == "checkpoint" and {"optimizer_steps", "save_s"} <= event.keys()
+    ]
+    return [
+        SaveSeen(optimizer_steps=event["optimizer_steps"], save_s=event["save_s"], time_s=event.get("time_s"))
+        for event in found[-MAX_CHECKPOINTS:]
     ]
 
 

@@ -32,7 +32,7 @@ _STACK = re.compile(r"rank_([0-9]{1,8})\.stack\.txt")
 _OUTPUT = re.compile(r"rank_([0-9]{1,8})\.(?:out|err)")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class ListedPlace(msgspec.Struct, frozen=True, kw_only=True):
     """Ranks whose stacks were equal when the job failed."""
 
     ranks: tuple[int, ...]
@@ -76,7 +76,7 @@ def _ranks_among(names: Iterable[str]) -> list[int]:
     return sorted(rank for rank in ranks if rank < MAX_RANKS)
 
 
-def read_places(attempt: Path, files: Mapping[str, Sequence[str]], culprit: Finding | None) -> tuple[Place, ...]:
+def read_places(attempt: Path, files: Mapping[str, Sequence[str]], culprit: Finding | None) -> tuple[ListedPlace, ...]:
     """Return the stacks that the agents kept, equal ones folded: those of the culprit first, then the rarest."""
     kept = sorted(
         (int(match[1]), node, name)
@@ -91,7 +91,7 @@ def read_places(attempt: Path, files: Mapping[str, Sequence[str]], culprit: Find
             groups.setdefault(fold_stack(data.decode(errors="replace")), []).append((rank, node))
     blamed = set(culprit.ranks if culprit else ())
     places = [
-        Place(
+        ListedPlace(
             ranks=tuple(rank for rank, _ in who),
             nodes=tuple(dict.fromkeys(node for _, node in who)),
             stack=stack,
@@ -102,7 +102,7 @@ def read_places(attempt: Path, files: Mapping[str, Sequence[str]], culprit: Find
     return tuple(sorted(places, key=_order)[:MAX_PLACES])
 
 
-def _order(place: Place) -> tuple[object, ...]:
+def _order(place: ListedPlace) -> tuple[object, ...]:
     """Who is blamed first, then the rarest stacks; processes that were about to end, and have none, at the end."""
     return not place.is_culprit, "no stack" in place.stack, len(place.ranks), place.ranks
 

@@ -155,10 +155,14 @@ class OfNode(RunEvent, frozen=True):
 
 
 class CheckpointWritten(RunEvent, frozen=True):
-    """A session's checkpoint is complete."""
+    """A session's checkpoint is complete, or a script without one has saved."""
 
-    step: Count
+    step: Count | None = None
     write_s: TimeS | None = None
+    is_verified: bool = True
+    """Older runs tell of sessions only."""
+    optimizer_steps: Count | None = None
+    save_s: TimeS | None = None
 
 
 class StragglerNamed(RunEvent, frozen=True):

@@ -53,8 +53,9 @@ def refuse(exc: AllranksError) -> SessionError:
     if exc.finding is not None and is_first:
         print_findings((exc.finding,), after="\n")
     else:
-        cause = f"{exc.finding.cause}: " if exc.finding else ""
-        print_error(f"error: {one_line(mask_secrets(f'{cause}{exc}'))}")
+        text = str(exc).removeprefix("allranks: ")  # which an agent looks for
+        cause = f"{exc.finding.cause}: " if exc.finding and exc.finding.cause not in text else ""
+        print_error(f"error: {one_line(mask_secrets(f'{cause}{text}'))}")
     findings = (exc.finding,) if exc.finding else ()
     return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
 

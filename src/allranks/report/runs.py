@@ -214,6 +214,13 @@ def read_run(path: Path) -> Run:
     )
 
 
+def read_nodes(attempt: Path) -> tuple[str, ...]:
+    """Return the nodes with which an attempt began, in the order of the ranks."""
+    events = _read_events(attempt / "events.jsonl", until="started").lines
+    started = events[-1] if events and events[-1]["event"] == "started" else {}
+    return tuple(started.get("members", ())) or _read_nodes(attempt)
+
+
 def read_ledger(path: Path) -> Ledger | None:
     """Return where the time of a run went; None if its directory does not tell.
 

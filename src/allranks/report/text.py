@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import IO
+from typing import IO, NamedTuple
 
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.safe_text import as_one_line
@@ -79,37 +79,62 @@ def render_finding(finding: Finding, style: Style) -> str:
     A note has only its first line, with the message. Secrets are hidden.
     """
     finding = mask_finding(finding)
-    separator = style.mark(" · ", " - ")
-    parts = [one_line(finding.node or ""), one_line(finding.interface or ""), fold_ranks(finding.ranks)]
-    parts.append(one_line(finding.subject or ""))
-    who = separator.join(filter(None, parts))
+    who = tell_culprit(finding, style)
     mark, colour = _MARKS[finding.severity]
     if finding.confidence is Confidence.UNDECIDED and finding.severity is Severity.FAIL:
         colour = _MARKS[Severity.WARN][1]
     is_note = finding.severity is Severity.NOTE
     head = f"{style.mark(*mark)} {one_line(finding.cause)}   {one_line(finding.message) if is_note else who}".rstrip()
-    confidence = _confidence(finding)
+    confidence = tell_confidence(finding)
     gap = max(3, min(style.width, 100) - len(head) - len(confidence))
     first = style.paint(head, colour) + " " * gap + style.paint(confidence, "2")
     if is_note:
         return first
-    lines = [first, f"  {_shorten(one_line(finding.message), style)}"]
+    lines = [first, f"  {tell_message(finding, style)}"]
+    for part in tell_parts(finding, style):
+        lines += _hang(part.label, part.lines, style) if part.label else [f"  {line}" for line in part.lines]
+    return "\n".join(lines)
+
+
+class FindingPart(NamedTuple):
+    """A part of a finding below its message, however it is printed."""
+
+    label: str
+    """`seen`, `log`, `fix`, `next`, `more`; empty for what else is known of who failed."""
+    lines: Sequence[str]
+
+
+def tell_culprit(finding: Finding, style: Style) -> str:
+    """`node17 · eth0 · ranks 2-3 · GPU 0`; empty if nobody is named."""
+    parts = [one_line(finding.node or ""), one_line(finding.interface or ""), fold_ranks(finding.ranks)]
+    parts.append(one_line(finding.subject or ""))
+    return style.mark(" · ", " - ").join(filter(None, parts))
+
+
+def tell_message(finding: Finding, style: Style) -> str:
+    """Return what happened, on one line of at most about LINE_CHARS."""
+    return _shorten(one_line(finding.message), style)
+
+
+def tell_parts(finding: Finding, style: Style) -> Iterator[FindingPart]:
+    """Yield what follows the message, in order: evidence with its places, fix, what would tell more, victims."""
     for evidence in finding.evidence:
         seen = [line for line in printable(evidence.seen).splitlines() if line.strip(" ^~")]
-        lines += _hang("seen", [_shorten(line, style) for line in _cut(seen, style)], style)
+        yield FindingPart("seen", [_shorten(line, style) for line in _cut(seen, style)])
         if evidence.source:
-            lines += _hang("log", [one_line(evidence.source)], style)
+            yield FindingPart("log", [one_line(evidence.source)])
     if finding.fix:
-        lines += _hang("fix", [one_line(finding.fix)], style)
+        yield FindingPart("fix", [one_line(finding.fix)])
     if finding.ask:
-        lines += _hang("next", [one_line(finding.ask)], style)
-    lines += _hang("more", [f"allranks explain {one_line(finding.cause_id)}"], style)
-    lines += [f"  {one_line(note)}" for note in finding.notes]
+        yield FindingPart("next", [one_line(finding.ask)])
+    yield FindingPart("more", [f"allranks explain {one_line(finding.cause_id)}"])
+    rest = [one_line(note) for note in finding.notes]
     if finding.waiting:
-        lines.append(f"  waited for it: {one_line(finding.waiting)}")
+        rest.append(f"waited for it: {one_line(finding.waiting)}")
     if finding.victims:
-        lines.append(f"  others waited for it or were ended: {fold_ranks(finding.victims)}")
-    return "\n".join(lines)
+        rest.append(f"others waited for it or were ended: {fold_ranks(finding.victims)}")
+    if rest:
+        yield FindingPart("", rest)
 
 
 def render_settings(settings: Sequence[Setting], style: Style) -> str:
@@ -187,7 +212,7 @@ _MARKS = {
 """Severity -> mark with and without UTF-8, and color."""
 
 
-def _confidence(finding: Finding) -> str:
+def tell_confidence(finding: Finding) -> str:
     """Return the confidence; if undecided between two culprits, both of them."""
     if finding.confidence is Confidence.UNDECIDED:
         between = [f"rank {rank}" for rank in finding.ranks] or one_line(finding.node or "").split(" or ")

@@ -8,6 +8,7 @@ Whatever fills a JobStatus has this screen: `cli.top` reads status.json of a job
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -16,11 +17,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from allranks.model.beat import GpuSeen
 from allranks.model.hostlist import fold_hosts
 from allranks.model.job_status import EventSeen, JobStatus, NodeRow, RankRow
 from allranks.model.safe_text import size_text
 from allranks.report.status_line import status_line
-from allranks.report.text import Style, cell, count_of, fold_ranks
+from allranks.report.text import Style, cell, count_of, fold_ranks, one_row
 
 RANKS_WIDTH = 17
 OLD_S = 10.0
@@ -49,6 +51,8 @@ class Tone(StrEnum):
     PLAIN = "plain"
     COSTLY = "costly"
     """Others spend much of their time waiting for these ranks."""
+    SUSPECT = "suspect"
+    """A watch has no verdict, and others wait for these ranks."""
     CULPRIT = "culprit"
     """Others wait for these ranks now."""
 
@@ -60,12 +64,22 @@ class TopView(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Without its rows."""
     notice: str = ""
     """Why this is not the state of now."""
+    said: tuple[str, ...] = ()
+    """What is wrong with the job, in lines above the table."""
+    unknown: tuple[str, ...] = ()
+    """Titles of columns of which whoever made this knows nothing."""
     rows: tuple[TopRow, ...] = ()
     """Worst first."""
 
 
 def make_view(
-    status: JobStatus, *, now_s: float, last_lines: Mapping[int, str] | None = None, exit_code: int | None = None
+    status: JobStatus,
+    *,
+    now_s: float,
+    last_lines: Mapping[int, str] | None = None,
+    exit_code: int | None = None,
+    said: tuple[str, ...] = (),
+    unknown: tuple[str, ...] = (),
 ) -> TopView:
     """Return the screen of a job.
 
@@ -73,12 +87,18 @@ def make_view(
         now_s: since the epoch, by the clock of whoever looks.
         last_lines: the last line of a rank's log, of some ranks.
         exit_code: of a run that has a verdict; its leader may have ended before it could write that into the status.
+        said: lines above the table.
+        unknown: titles of columns that are left out.
     """
     lines, by_name = last_lines or {}, {node.name: node for node in status.nodes}
+    rows = tuple(_row(row, [by_name[name] for name in row.nodes if name in by_name], lines) for row in status.rows)
+    empty = (column.title for column in COLUMNS if column.title in OPTIONAL and not any(map(column.text, rows)))
     return TopView(
         status=msgspec.structs.replace(status, rows=()),
         notice=_notice(status, now_s, status.exit_code if exit_code is None else exit_code),
-        rows=tuple(_row(row, [by_name[name] for name in row.nodes if name in by_name], lines) for row in status.rows),
+        said=said,
+        unknown=(*unknown, *empty),
+        rows=rows,
     )
 
 
@@ -109,10 +129,13 @@ def describe_states(rows: Sequence[RankRow]) -> str:
         if not row.is_culprit:
             by_state[row.state] = by_state.get(row.state, 0) + row.num_ranks
     most = sorted(by_state.items(), key=lambda item: -item[1])[:MAX_STATES]
-    parts = [f"{number:,} {state if state in _ADJECTIVES else f'in {state}'}" for state, number in most if state]
+    parts = [
+        f"{number:,} {state if state in _ADJECTIVES else f'in {state}'}" for state, number in most if state and number
+    ]
     late = [row for row in rows if row.is_culprit]
     if late:
-        parts.append(f"{sum(row.num_ranks for row in late):,} late: {_ranks_text(late, at_most=60)}")
+        word = late[0].state if late[0].state in ("stopped", "ended") else "late"
+        parts.append(f"{sum(row.num_ranks for row in late):,} {word}: {_ranks_text(late, at_most=60)}")
     return ", ".join(parts)
 
 
@@ -121,6 +144,8 @@ _ADJECTIVES = ("running", "stopped", "ended", "lost", "silent")
 
 def _ranks_text(rows: Sequence[RankRow], *, at_most: int) -> str:
     known = [rank for row in rows for rank in row.ranks]
+    if not known:  # a process without a rank
+        return ""
     text, is_whole = fold_ranks(known).rpartition(" ")[2], len(known) >= sum(row.num_ranks for row in rows)
     if is_whole and len(text) <= at_most:
         return text
@@ -168,8 +193,20 @@ def _mbit(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}" if value < 999.5 else f"{value / 1000:.3g}G"
 
 
-def _cores(value: float | None) -> str:
-    return "" if value is None else f"{value:.{1 if value >= 0.95 else 2}f}"
+def _for(row: RankRow) -> str:
+    return f"{'>' * row.is_at_least}{duration_text(row.for_s)}" if row.for_s else ""
+
+
+def _gpu_use(gpu: GpuSeen | None) -> str:
+    return "" if gpu is None or gpu.percent is None else f"{gpu.percent} %"
+
+
+def _gpu_memory(gpu: GpuSeen | None) -> str:
+    """Return the memory in use of all, in GiB: `61.2/79.6 G`."""
+    if gpu is None:
+        return ""
+    used, total = (f"{mib / 1024:.{0 if gpu.total_mib >= 102_400 else 1}f}" for mib in (gpu.used_mib, gpu.total_mib))
+    return f"{used}/{total} G"
 
 
 def _retransmits(row: RankRow) -> str:
@@ -180,12 +217,14 @@ def _retransmits(row: RankRow) -> str:
 COLUMNS = (
     Column("RANKS", RANKS_WIDTH, lambda row: _ranks_cell(row.of)),
     Column("STATE", 14, lambda row: row.of.state),
-    Column("FOR", 7, lambda row: duration_text(row.of.for_s) if row.of.for_s else "", is_number=True),
+    Column("FOR", 7, lambda row: _for(row.of), is_number=True),
     Column("WHERE", 22, lambda row: row.of.place),
     Column("LATE", 7, lambda row: duration_text(row.of.late_s) if row.of.late_s else "", is_number=True),
     Column("COST", 5, lambda row: _share(row.of.cost_share), is_number=True),
-    Column("CPU", 5, lambda row: _cores(row.of.cpu_cores), is_number=True),
+    Column("CPU", 6, lambda row: "" if row.of.cpu_cores is None else f"{100 * row.of.cpu_cores:.0f} %", is_number=True),
     Column("RSS", 9, lambda row: "" if row.of.rss_bytes is None else size_text(row.of.rss_bytes), is_number=True),
+    Column("GPU", 5, lambda row: _gpu_use(row.of.gpu), is_number=True),
+    Column("GPU MEM", 11, lambda row: _gpu_memory(row.of.gpu), is_number=True),
     Column("NODE", 14, lambda row: _nodes_cell(row.of)),
     Column("STEP", 9, lambda row: "" if row.of.step is None else f"{row.of.step:,}", is_number=True),
     Column("OUT", 6, lambda row: _mbit(row.sent_mbit_s), is_number=True),
@@ -193,6 +232,8 @@ COLUMNS = (
     Column("RESENT", 7, lambda row: _retransmits(row.of), is_number=True),
     Column("LAST LINE", 20, lambda row: row.last_line),
 )
+OPTIONAL = ("GPU", "GPU MEM")
+"""Columns that are shown only where some row has a value."""
 WIDEST = ("LAST LINE", "WHERE")
 """Which column gets the room that is left: the first of these that is shown."""
 
@@ -209,18 +250,29 @@ def _nodes_cell(row: RankRow) -> str:
 def tone_of(row: TopRow) -> Tone:
     """Return how a row stands out."""
     if row.of.is_culprit:
-        return Tone.CULPRIT
+        return Tone.SUSPECT if row.of.is_suspect else Tone.CULPRIT
     return Tone.COSTLY if row.of.cost_share >= COSTLY else Tone.PLAIN
 
 
-_MARKS = {Tone.PLAIN: (" ", " "), Tone.COSTLY: ("!", "!"), Tone.CULPRIT: ("✗", "x")}
-_SGR = {Tone.COSTLY: "33", Tone.CULPRIT: "31;1"}
+_MARKS = {
+    Tone.PLAIN: (" ", " "),
+    Tone.COSTLY: ("!", "!"),
+    Tone.SUSPECT: ("⚠", "!"),
+    Tone.CULPRIT: ("✗", "x"),
+}
+_SGR = {Tone.COSTLY: "33", Tone.SUSPECT: "33;1", Tone.CULPRIT: "31;1"}
 
 
-def choose_columns(width: int) -> list[Column]:
-    """Return the columns that a terminal of this width has, with the room that is left given to one of them."""
+def choose_columns(width: int, unknown: Sequence[str] = ()) -> list[Column]:
+    """Return the columns that a terminal of this width has, with the room that is left given to one of them.
+
+    Args:
+        unknown: titles of columns that are left out.
+    """
     chosen: list[Column] = []
     for column in COLUMNS:
+        if column.title in unknown:
+            continue
         if chosen and sum(known.width + 1 for known in chosen) + column.width > width:
             break
         chosen.append(column)
@@ -250,6 +302,7 @@ ORDERS: dict[str, Callable[[TopRow], Any] | None] = {
     "late": lambda row: -row.of.late_s,
     "cost": lambda row: -row.of.cost_share,
     "cpu": lambda row: -(row.of.cpu_cores or 0.0),
+    "gpu": lambda row: 101 if row.of.gpu is None or row.of.gpu.percent is None else row.of.gpu.percent,
     "rss": lambda row: -(row.of.rss_bytes or 0),
     "out": lambda row: -(row.sent_mbit_s or 0.0),
 }
@@ -311,12 +364,13 @@ def head_lines(view: TopView, style: Style) -> list[str]:
         describe_states([row.of for row in view.rows]),
         sparkline(rates, style, at_most=min(60, style.width - 26)),
     ]
-    return [cell(line) for line in head if line]
+    said = (part for line in view.said for part in textwrap.wrap(one_row(line), style.width, subsequent_indent="  "))
+    return [*said, *(cell(line) for line in head if line)]
 
 
 def render_view(view: TopView, style: Style) -> list[str]:
     """Return the screen as lines, for `--once`."""
-    columns = choose_columns(style.width)
+    columns = choose_columns(style.width, view.unknown)
     titles = (f"{column.title:{'>' if column.is_number else '<'}{column.width}}" for column in columns)
     lines = [line[: style.width] for line in head_lines(view, style)]
     lines.append(style.paint(" ".join(titles).rstrip(), "2"))

@@ -171,14 +171,18 @@ def test_an_exception_in_a_backward_pass_leaves_the_recorders_last_calls(tmp_pat
 def test_the_last_calls_are_told_however_soon_the_end_comes_after_them(tmp_path: Path):
     text = """
         dist.init_process_group("gloo")
-        for _ in range(40):
+        for number in range(14):
+            if number == 5:
+                time.sleep(0.5)  # those before are told, and the next dump of the recorder is a second away
             dist.all_reduce(torch.ones(4))
         """
     with workers(tmp_path, text) as started:
         views = [watch(each, rank) for rank, each in enumerate(started)]
         assert [each.process.wait(120) for each in started] == [0, 0]
         beats = [view.look() for view in views]
-    assert [(group(beat).enqueued, beat.phase) for beat in beats] == [(40, "leaving")] * 2
+    assert [(group(beat).enqueued, beat.phase) for beat in beats] == [(14, "leaving")] * 2
+    # Where the beats were late, the last one has some that were made before the pause, too.
+    assert [[seq for _, seq, _ in beat.lags][-9:] for beat in beats] == [[*range(6, 15)]] * 2
 
 
 def test_lags_are_of_the_same_calls_on_all_ranks(tmp_path: Path):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from allranks.launch.lead import metrics_writer
 from allranks.launch.lead.metrics_writer import MetricsFile, MetricsWriter, open_metrics
 from allranks.model.job_status import JobStatus
 from allranks.model.ledger import Ledger
+from allranks.report.metrics import Sample
 from conftest import HANG_S
 
 STATUS = JobStatus(
@@ -80,6 +82,7 @@ def test_a_slow_sink_delays_neither_the_leader_nor_the_end(monkeypatch: pytest.M
 
     class Slow:
         needs = ""
+        keeps_last = False
 
         def write(self, samples: object) -> None:
             is_free.wait(HANG_S)
@@ -98,6 +101,42 @@ def test_a_slow_sink_delays_neither_the_leader_nor_the_end(monkeypatch: pytest.M
     thread.join(HANG_S)
     writer.close()
     assert written[:2] == ["write", "end"]  # what is written late is removed all the same
+
+
+class Collected:
+    """A sink that keeps what it got last."""
+
+    needs, keeps_last = "", True
+
+    def __init__(self) -> None:
+        self.written: list[float] = []
+
+    def write(self, samples: Sequence[Sample]) -> None:
+        self.written += [sample.value for sample in samples if sample.name == "allranks_steps"]
+
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+
+@pytest.mark.parametrize("begins", ["never", "after the end"])
+def test_the_last_state_is_written_at_the_end_though_its_own_thread_was_not_in_time(
+    begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late = list[Callable[[], None]]()
+
+    def start(target: Callable[[], None], *, name: str) -> threading.Thread | None:
+        late.append(target)
+        return None if begins == "never" else threading.Thread()
+
+    sink = Collected()
+    writer = MetricsWriter(sink, say=print)
+    monkeypatch.setattr(metrics_writer, "start_thread", start)
+    writer.offer(with_steps(7), now_s=0.0)
+    writer._is_over = True
+    if begins != "never":
+        late[0]()
+    writer._end()
+    assert sink.written == [7]
 
 
 # OpenTelemetry
@@ -166,11 +205,32 @@ def test_a_collector_gets_the_same_series(collector: type[Collector]) -> None:
     }
 
 
+def test_a_collector_also_gets_the_state_at_the_end(collector: type[Collector]) -> None:
+    assert export((0.0, 1.0, 2.0)) == []
+    assert len(collector.bodies) == 2
+    assert export((0.0,)) == []
+    assert len(collector.bodies) == 3  # nothing came after the first one
+
+
 def test_a_collector_that_refuses_costs_one_line(collector: type[Collector], capfd: pytest.CaptureFixture[str]) -> None:
     collector.code = 400
-    assert export((0.0, 10.0)) == ["the job runs without metrics: OpenTelemetry's collector did not take them"]
+    [said] = export((0.0, 10.0, 11.0))
+    assert said.startswith(
+        "the job runs without metrics: OpenTelemetry's collector did not take them (Failed to export "
+    )
+    assert "400" in said
     assert len(collector.bodies) == 2
     assert capfd.readouterr() == ("", "")
+
+
+def test_words_of_the_sdk_that_cannot_be_read_are_left_out() -> None:
+    pytest.importorskip("opentelemetry.sdk")
+    from allranks.launch.lead.metrics_otlp import FirstWords
+
+    words = FirstWords()
+    for text in ("%d of them", "refused: %s"):
+        words.handle(logging.LogRecord("x", logging.ERROR, "x.py", 1, text, ("all",), None))
+    assert words.text == "refused: all"
 
 
 @pytest.mark.parametrize(

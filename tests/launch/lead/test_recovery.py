@@ -32,8 +32,8 @@ def move(
 ) -> Decision:
     steps = {} if at is None else {2: at}
     return decide(
-        fault, history=history, culprits=culprits, leader=0, leader_name="n0", can_resign=can_resign,
-        **{"steps": steps} | more,
+        fault, history=history, culprits=culprits, leader_name="n0", can_resign=can_resign,
+        **{"steps": steps, "leader": 0} | more,
     )  # fmt: skip
 
 
@@ -185,3 +185,28 @@ def test_a_checkpoint_between_two_faults_is_progress():
     steps = (10, 20, 30, 40)
     decisions = [move(judged(), history=history, at=step, checkpoint=step - 5) for step in steps]
     assert {each.restarts for each in decisions} == {True}
+
+
+def differs(rank: int = 2, what: str = "model/w at step 40", **more: Any) -> GuardVerdict:
+    return judged(cures=True, may_stay=True, comes_back_as=what, exit_code=75, ranks=(rank,), nodes=(rank,), **more)
+
+
+def test_the_node_of_a_flipped_bit_is_left_out_where_enough_remain():
+    assert move(differs(), history=History(restarts_left=3)) == Decision(restarts=True, without=frozenset({2}))
+
+
+@pytest.mark.parametrize("why", [{"can_spare": False}, {"leader": 2}])
+def test_else_the_job_goes_on_with_it_once(why: dict[str, Any]):
+    history = History(restarts_left=3)
+    assert move(differs(), history=history, **why) == Decision(restarts=True)
+    second = move(differs(what="model/w at step 90"), history=history, **why)
+    assert (second.restarts, second.exit_code) == (False, 75)
+    assert second.note == "not restarted: rank 2 had this fault before, and its node cannot be left out"
+
+
+def test_the_same_tensor_at_the_same_step_ends_the_job_whichever_rank_it_was():
+    history = History(restarts_left=3)
+    assert move(differs(2), history=history).restarts
+    again = move(differs(1), history=history, culprits=(1,))
+    assert (again.restarts, again.exit_code) == (False, 78)
+    assert again.again == Crash(cause="AR407 dead-rank", ranks=(1,), step=40, what="model/w")

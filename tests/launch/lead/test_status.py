@@ -15,13 +15,13 @@ from allranks.guard.verdict import Guard
 from allranks.guard.waits import find_waiting
 from allranks.launch.events import Due, Effect, Heard, Record, WriteLedger, WriteStatus
 from allranks.launch.lead.assignment import make_group
-from allranks.launch.lead.course import Terms
+from allranks.launch.lead.course import Phase, Terms
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import ConnectedNode
 from allranks.launch.lead.rank_rows import CpuMeter, see_ranks, see_stuck
 from allranks.launch.lead.status import MAX_BYTES, describe_event, fit, on_wall_clock
 from allranks.launch.lead.step_rate import StepRate
-from allranks.model.beat import CallSeen, GroupSeen, InterfaceSeen, NodeBeat, ProcessState, RankBeat
+from allranks.model.beat import CallSeen, GpuSeen, GroupSeen, InterfaceSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.job_status import EventSeen, JobStatus, NodeRow, RankRow, write_status
@@ -105,6 +105,13 @@ def test_a_row_says_what_a_rank_does(beat: RankBeat | None, state: str, place: s
     assert (row.state, row.place, row.for_s, row.ranks, row.nodes) == (state, place, for_s, (0,), ("n0",))
 
 
+@pytest.mark.parametrize(("for_s", "shown_s"), [(0.08, 0.08), (1.5, 3.5)])
+def test_a_beat_that_is_old_makes_no_step_longer(for_s: float, shown_s: float) -> None:
+    scene = see(busy(0, pace=pace(PaceState.STEP, for_s=for_s)))
+    [row] = see_ranks(scene, NOW_S + 2, waiting=None, steps={}, late={}, cpu=CpuMeter())
+    assert row.for_s == shown_s
+
+
 def test_nodes_that_are_lost_silent_or_over_are_told_as_such() -> None:
     scene = see(busy(0), busy(1), busy(2), busy(3))
     scene.nodes[1].lost_s = NOW_S - 2
@@ -143,6 +150,14 @@ def test_cores_are_told_from_two_beats() -> None:
     assert cpu.look(scene.ranks[0]) is None
     scene.hear(NodeBeat(node_index=0, generation=0, ranks=(busy(0, cpu_s=8.0),)), NOW_S + 2)
     assert cpu.look(scene.ranks[0]) == 1.5
+
+
+def test_the_gpus_of_a_row_are_the_idlest_and_the_fullest() -> None:
+    seen = {0: GpuSeen(97, 10, 80), 1: GpuSeen(40, 70, 80), 2: GpuSeen(None, 5, 80), 3: None}
+    scene = see(*(busy(rank, gpu=seen.get(rank % 64, GpuSeen(97, 20, 80))) for rank in range(64)))
+    [row] = rows(scene)
+    assert row.gpu == GpuSeen(40, 70, 80)
+    assert [row.gpu for row in rows(see(busy(0, gpu=seen[2]), busy(1)))] == [seen[2], None]
 
 
 def test_stuck_says_who_is_missing_and_when_the_job_ends_for_it() -> None:
@@ -287,10 +302,69 @@ def test_a_checkpoint_is_an_event_once_with_the_time_of_its_writing() -> None:
     for now_s in (2.0, 3.0, 4.0):
         effects += tell(leader, now_s, busy(0, step=19, checkpoint=15, write_s=3.25), busy(1, step=19, checkpoint=15))
     records = [effect for effect in effects if isinstance(effect, Record)]
-    assert [(record.event, record.fields) for record in records] == [("checkpoint", {"step": 15, "write_s": 3.25})]
+    assert [(record.event, record.fields) for record in records] == [
+        ("checkpoint", {"step": 15, "write_s": 3.25, "is_verified": True})
+    ]
     status = last(effects)
     assert (status.checkpoint, status.checkpoint_s) == (15, 2.0)
     assert status.events == (EventSeen(time_s=2.0, event="checkpoint", text="step 15, written in 3.2 s"),)
+
+
+def saves_of(
+    *looks: tuple[PaceState, int, float], session: bool = False, stops_s: float | None = None
+) -> list[dict[str, object]]:
+    """Events `checkpoint` of looks a second apart: what rank 0 does, its steps, how long it has saved so far."""
+    leader, effects = lead(), list[Effect]()
+    for now_s, (state, steps, save_s) in enumerate(looks, start=1):
+        totals = list(pace(state).totals_us)
+        totals[PACE_STATES.index(PaceState.SAVE)] = round(save_s * 1e6)
+        of_0 = msgspec.structs.replace(pace(state, steps=steps), totals_us=tuple(totals))
+        effects += tell(leader, float(now_s), busy(0, pace=of_0, step=steps if session else None), busy(1), busy(2))
+        if now_s == stops_s:
+            end = WorkerEnd(rank=1, node="gpu-b0001", exit_code=1, time_s=stops_s)
+            effects += leader.step(Heard(now_s=stops_s, node=1, message=Ended(end=end, age_s=0)))
+    if stops_s is not None:
+        assert leader.phase is Phase.STOPPING
+    records = [effect for effect in effects if isinstance(effect, Record) and effect.event == "checkpoint"]
+    return [dict(record.fields) for record in records]
+
+
+STEP, SAVES = PaceState.STEP, PaceState.SAVE
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ([(STEP, 5, 0.0), (STEP, 12, 0.03), (STEP, 20, 0.03), (STEP, 30, 0.04), (STEP, 40, 0.04)], []),  # too small
+        # nor is a little in each step; beside that, a checkpoint is told
+        ([(STEP, 10 * second, 0.01 * second) for second in range(30)], []),
+        ([(STEP, 10 * second, 0.01 * second + (second > 9)) for second in range(30)], [(90, 1.01)]),
+        # the files of one checkpoint are one event, and a save that takes seconds is told when it is over
+        ([(STEP, 5, 0.0), (STEP, 12, 0.04), (STEP, 20, 0.08), (STEP, 30, 0.08), (STEP, 40, 0.08)], [(5, 0.08)]),
+        ([(STEP, 5, 0.0), (SAVES, 9, 0.4), (SAVES, 9, 1.4), (STEP, 12, 2.0), (STEP, 20, 2.0)], [(9, 2.0)]),
+        # what was saved before this leader's first look is not its event
+        ([(STEP, 5, 7.0), (STEP, 12, 7.0), (STEP, 20, 7.0)], []),
+        # one that saves in each step
+        ([(STEP, 10 * second, 0.2 * second) for second in range(30)], []),
+        # one that saves every three seconds is told every ten
+        (
+            [(STEP, 10 * second, 0.1 * (second // 3)) for second in range(30)],
+            [(20, 0.1), (50, 0.3), (140, 0.4)],
+        ),
+    ],
+)  # fmt: skip
+def test_a_script_that_saves_noticeably_long_is_an_event_that_is_not_verified(
+    looks: list[tuple[PaceState, int, float]], told: list[tuple[int, float]]
+) -> None:
+    found = saves_of(*looks)
+    assert [(event["optimizer_steps"], event["save_s"]) for event in found] == told
+    assert all((event["is_verified"], event["generation"]) == (False, 0) for event in found)
+    assert saves_of(*looks, session=True) == []
+
+
+def test_a_checkpoint_that_a_script_writes_while_it_is_stopped_is_one_event() -> None:
+    looks = [(STEP, 5, 0.0), (STEP, 9, 0.0), (STEP, 9, 0.3), (STEP, 9, 0.8), (STEP, 9, 1.2), (STEP, 9, 1.2)]
+    assert [event["save_s"] for event in saves_of(*looks, stops_s=2.0)] == [1.2]
 
 
 def test_a_hang_is_an_event_once_for_the_same_ranks() -> None:

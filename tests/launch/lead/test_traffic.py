@@ -50,23 +50,23 @@ def lead() -> Leader:
     )
 
 
-def pace(for_s: float) -> Pace | None:
-    """Of a rank that has trained for so long, with 0.4 s a step, of which it is blocked for 63 %."""
+def pace(for_s: float, free_s: float = 0.0) -> Pace | None:
+    """Of a rank that has trained for so long, with 0.4 s a step, of which it is blocked for 63 % after the first."""
     if for_s < 0:
         return None
     start_us, rest_us = min(1, round(1e6 * for_s)), max(0, round(1e6 * for_s) - 1)
-    blocked_us = round(0.63 * rest_us)
+    blocked_us = round(0.63 * max(rest_us - 1e6 * free_s, 0))
     totals = (start_us, rest_us - blocked_us, 0, 0, 0, 0, blocked_us)
     return Pace(state=1, state_us=0, steps=round(for_s / 0.4), totals_us=totals)
 
 
-def live(leader: Leader, *, for_s: int, steps_from_s: float = 0.0) -> list[tuple[float, Effect]]:
+def live(leader: Leader, *, for_s: int, steps_from_s: float = 0.0, free_s: float = 0.0) -> list[tuple[float, Effect]]:
     """Beats of all nodes, twice a second, and the end."""
     effects: list[tuple[float, Effect]] = []
     for half in range(1, 2 * for_s):
         now_s = half / 2
         for node in range(3):
-            told = RankBeat(rank=node, pace=pace(now_s - steps_from_s), segments=100 * half, retransmits=half)
+            told = RankBeat(rank=node, pace=pace(now_s - steps_from_s, free_s), segments=100 * half, retransmits=half)
             beat = NodeBeat(node_index=node, generation=0, ranks=(told,), interfaces=(FULL,))
             effects += [(now_s, each) for each in leader.step(Heard(now_s=now_s, node=node, message=Beat(node=beat)))]
         effects += [(now_s, each) for each in leader.step(Due(now_s=now_s))]
@@ -97,6 +97,13 @@ def test_what_steps_wait_is_written_down_as_soon_as_it_is_known() -> None:
     effects = live(lead(), for_s=360, steps_from_s=40.0)
     told = [(at, each.fields.get("wait_share")) for at, each in effects if isinstance(each, Record)]
     assert [each for each in told if each[0] < 360] == [(12.0, None), (44.0, 0.63), (344.0, 0.63)]
+
+
+def test_a_share_that_is_known_better_is_written_down_again() -> None:
+    effects = live(lead(), for_s=360, free_s=16.0)
+    told = [(at, each.fields.get("wait_share")) for at, each in effects if isinstance(each, Record)]
+    known = [(12.0, 0.0), (20.0, 0.116), (28.0, 0.268), (44.0, 0.403), (76.0, 0.63)]
+    assert [each for each in told if each[0] < 360] == known
 
 
 def test_a_job_that_tells_of_neither_steps_nor_network_writes_nothing_of_it() -> None:

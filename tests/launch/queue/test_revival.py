@@ -78,8 +78,8 @@ def test_an_srun_that_waits_for_its_node_is_ended_with_its_owner(srun: Srun, tmp
     log = tmp_path / LOG
     turn_until(revivals, lambda: log.exists() and "my train.py" in log.read_text())
     assert log.read_text().startswith("--jobid=13 --overlap --nodelist=node03")
-    (child,) = [each for each in psutil.Process().children() if each.name() == "sleep"]
-    assert revivals.pids == [child.pid]
+    (child,) = map(psutil.Process, revivals.pids)
+    assert child.parent() == psutil.Process()
     assert revivals.turn(1000.0) == [], "patience is for tries, not for an srun that runs"
     revivals.close()
     assert not child.is_running()

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing costs every Python process some milliseconds
     from collections.abc import Callable
 
-PACE, PACE_WORDS = 32, 14
+PACE, PACE_WORDS = 32, 15
 """First word in the cell, and how many."""
 STATE, BEGAN, STEPS, TOTALS = 0, 1, 2, 3
 """Counted from PACE: the present state and 1 (0: nothing is booked), CLOCK_MONOTONIC at the beginning, steps that have
@@ -23,6 +23,9 @@ STEP_MOVED, DATA_MOVED = 10, 11
 """Nanoseconds of `step` and of `data` that are `eval`."""
 BACK, ASYNC = 12, 13
 """Permille of the backward passes that is waiting, and 1 (0: not known); whether the host runs ahead of its device."""
+LEFT = 14
+"""CLOCK_MONOTONIC when the script was over (0: it is not): the end of the interpreter, which takes a second where torch
+is loaded and the cores are busy, belongs to no state."""
 _LOOKS = 64
 """A mark takes a microsecond, and comes some thousand times a second."""
 

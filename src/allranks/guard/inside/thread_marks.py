@@ -35,7 +35,7 @@ from types import ModuleType
 from typing import Any
 
 from .cell import Cell
-from .pace_words import ASYNC, BACK, BEGAN, DATA_MOVED, PACE_WORDS, STATE, STEP_MOVED, STEPS, TOTALS
+from .pace_words import ASYNC, BACK, BEGAN, DATA_MOVED, LEFT, PACE_WORDS, STATE, STEP_MOVED, STEPS, TOTALS
 from .user_frames import drop_frame, hide_from_dynamo
 
 START, STEP, BACKWARD, DATA, EVAL, SAVE, BLOCKED = range(7)
@@ -145,7 +145,7 @@ class ThreadBook:
                 kept, gap = [0] * PACE_WORDS, 0
                 kept[BEGAN] = now
             kept[TOTALS + START] += gap
-            kept[STATE] = 1 + START
+            kept[STATE], kept[LEFT] = 1 + START, 0
             for word in reversed(range(PACE_WORDS)):  # the state makes it count
                 self._words[word] = kept[word]
             self._totals, self._since = kept[TOTALS : TOTALS + 7], now
@@ -153,11 +153,16 @@ class ThreadBook:
         self._thread, self._state = get_ident(), STEP
 
     def end(self) -> None:
-        """The process ends: what came after the last step may have been an evaluation."""
+        """The script is over, and nothing more is booked: what came after the last step may have been an evaluation."""
         if self.has_compiled_step:
             self._count_compiled()
+        if self._thread <= 0:
+            return
         if get_ident() == self._thread and self._is_gap_open:
             self._close_gap()
+        self._words[LEFT] = self._clock()
+        self._words = list(self._words)  # for the marks of handlers that come after this one
+        self._thread, self._is_refused = NOT_OURS, True
 
     def stop(self) -> None:
         """This process is a fork of the one that is booked."""

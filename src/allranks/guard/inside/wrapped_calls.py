@@ -137,7 +137,8 @@ class _Collective:
                     key, backend, numbers = self._row(flight, group, given)
                     before, num_p2p = numbers._get_sequence_number_for_group(), flight.num_p2p.get(key, 0)
                     seq = 1 + (num_p2p if self._is_p2p else before - num_p2p)
-                    number = self._enter(cell, group, key, backend, seq, given)
+                    blocks = is_blocking and threading.current_thread() is threading.main_thread()
+                    number = self._enter(cell, group, key, backend, seq, given, blocks=blocks)
             except Exception as exc:  # an argument that torch will refuse, or a torch whose inside we do not know
                 flight.note(f"a call could not be told: {exc!r}")
             state = book.enter(BLOCKED) if is_blocking else NOT_OURS
@@ -173,7 +174,7 @@ class _Collective:
             backend, numbers = known.backends[device_type], group._get_backend(sys.modules["torch"].device(device_type))
         return known.key(backend), backend, numbers
 
-    def _enter(self, cell: Cell, group: Any, key: str, backend: str, seq: int, given: _Given) -> int:
+    def _enter(self, cell: Cell, group: Any, key: str, backend: str, seq: int, given: _Given, *, blocks: bool) -> int:
         sizes, dtypes = self._inputs(given)
         told = {  # with the fields of model.beat.CallSeen
             "group": key,
@@ -183,6 +184,7 @@ class _Collective:
             "dtypes": dtypes,
             "place": place_of(sys._getframe(3)),
             "peer": self._peer(group, given),
+            "blocks": blocks,
             "created_ns": time.time_ns(),
         }
         return cell.enter_call(json.dumps(told).encode())

@@ -23,6 +23,8 @@ def render_table(done: Sequence[StrikeResult], *, seed: int) -> str:
         "Seconds count from the strike: to the verdict as it was printed, and to the next optimizer step",
         "of new workers; of several drills minimum / median / maximum. torchrun: the same training, unmodified, under",
         f"plain torchrun with restarts; cut off after {BASELINE_S:.0f} s.",
+        f"{sum(drill.has_account for drill in done)} of {len(done)} jobs left an account of their time (goodput.json);",
+        "a row is correct only if it sums to the whole time of all ranks within 0.1 %, by category, rank and attempt.",
         "",
         "| fault | the truth | verdict | to the verdict | to the next step | exit | correct | torchrun |",
         "|---|---|---|---|---|---|---|---|",

@@ -13,7 +13,10 @@ from allranks.lab.faults.running.target import Saved, StepDone
 from allranks.lab.running.rivals import find_rivals
 from allranks.lab.start_drill import is_named
 from allranks.model.finding import Confidence, Finding, Severity
+from allranks.model.ledger import MAX_RANKS, Ledger
 
+ACCOUNT_ERROR = 0.001
+"""Part of the whole time, by which the sums of a job's account may differ from it."""
 EARLY_S = 0.2
 """An order is logged a moment before it is executed, a signal after it was sent."""
 
@@ -52,6 +55,8 @@ class JobSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that outlived the job."""
     more: tuple[str, ...] = ()
     """Errors from the strike's own check."""
+    ledger: Ledger | None = None
+    """Where the job says that its time went; None: it left nothing that can be read."""
 
     def verdicts(self, succession: NextLeader | None = None) -> list[Mapping[str, Any]]:
         """Return the finding events since the strike; after the loss of a leader, those of its successor only."""
@@ -126,7 +131,24 @@ def judge(
         wrong.append("the job was requeued" if seen.num_requeues else "the job was not requeued")
     wrong += [*_judge_leaders(strike, seen, truth), *_judge_end(strike, seen)]
     wrong += find_rivals(seen.steps, seen.saved)
+    wrong += [] if seen.ledger is None else judge_account(seen.ledger, attempts=1 + seen.num_requeues)
     return [*wrong, *seen.more, *(f"left running: {process}" for process in seen.left)]
+
+
+def judge_account(ledger: Ledger, *, attempts: int) -> list[str]:
+    """Return what does not close in a job's account: by category, by rank, and by attempt."""
+    by_rank = sum(sum(rank.seconds.values()) for rank in ledger.ranks)
+    sums = {"the categories": sum(ledger.seconds.values())}
+    if 0 < len(ledger.ranks) < MAX_RANKS:
+        sums["the ranks"] = by_rank
+    wrong = [
+        f"{name} of the account sum to {sum_s:.1f} s of {ledger.rank_s:.1f} s"
+        for name, sum_s in sums.items()
+        if abs(sum_s - ledger.rank_s) > ACCOUNT_ERROR * ledger.rank_s
+    ]
+    if ledger.attempts != attempts:
+        wrong.append(f"the account has {ledger.attempts} attempts of {attempts}")
+    return wrong
 
 
 def _judge_verdict(

@@ -71,6 +71,8 @@ class StrikeResult(msgspec.Struct, frozen=True, kw_only=True):
     wrong: tuple[str, ...]
     """Differences from the expected result; empty if it is correct."""
     baseline: StrikeBaseline | None = None
+    has_account: bool = False
+    """Whether the job left an account of its time; what does not sum in it is in `wrong`."""
 
 
 def drill_running(
@@ -168,6 +170,7 @@ def _strike_job(
         num_requeues=num_requeues,
         left=tuple(left),
         more=tuple(more),
+        ledger=job.ledger(),
     )
     return seen, truth, ranks
 
@@ -251,6 +254,7 @@ def _conclude(
         leader=", ".join(seen.successors()),
         wrong=tuple(judge(strike, seen, truth, ranks, slowness=slowness())),
         baseline=baseline,
+        has_account=seen.ledger is not None,
     )
 
 

@@ -22,6 +22,8 @@ from allranks.lab.faulty_job import cut_off, data_interface_of, start_on, write_
 from allranks.lab.lab import Lab
 from allranks.model.errors import SetupError
 from allranks.model.finding import Verdict
+from allranks.model.ledger import Ledger
+from allranks.report.readback import parse_ledger
 
 PROGRAM, PLAIN, ORDERS = PROGRAMS / "train.py", PROGRAMS / "train_plain.py", PROGRAMS / "orders.py"
 GUARD: Mapping[str, float] = {
@@ -90,7 +92,7 @@ class Running:
             *(("--checkpoint-every", str(EVERY_STEPS)) if program is PROGRAM else ()),
             *(*self._strike.run_flags, *self._start.run_flags),
         ]
-        script = [str(self._copy(program)), "--dir", str(self.directory), *arguments]
+        script = [str(self._copy(program)), "--dir", str(self.directory), *arguments, *self._strike.arguments]
         if self._strike.launch is Launch.STEP:
             self._srun([*self._start.prefix, "allranks", "run", *flags, *script])
         else:
@@ -170,6 +172,13 @@ class Running:
                 with contextlib.suppress(json.JSONDecodeError):
                     found.append(json.loads(line))
         return sorted(found, key=lambda event: float(event["time_s"]))
+
+    def ledger(self) -> Ledger | None:
+        """Return the account of the job's time; None: it left none."""
+        for path in (self.directory / "runs").glob("[0-9]*/goodput.json"):
+            with contextlib.suppress(OSError):
+                return parse_ledger(path.read_bytes())
+        return None
 
     def cut_off(self) -> None:
         """End it in any case."""

@@ -77,11 +77,17 @@ def refuse_too_large(options: SbatchOptions) -> None:
     Raises:
         UsageError: how many there are.
     """
-    least = re.match(r"\d+(?![kKmM\d])", options.nodes or "1")
+    least = least_nodes(options)
     counts = _count_nodes(options.partition or "")
-    if least and counts and int(least[0]) > max(counts.values()):
+    if least and counts and least > max(counts.values()):
         have = ", ".join(f"partition {name} has {count_of(count, 'node')}" for name, count in counts.items())
         raise UsageError(f"--nodes {options.nodes}: {have}; nothing was submitted")
+
+
+def least_nodes(options: SbatchOptions) -> int | None:
+    """Return how many nodes the job needs at least; None if `--nodes` has a notation that only sbatch reads."""
+    least = re.match(r"\d+(?![kKmM\d])", options.nodes or "1")
+    return int(least[0]) if least else None
 
 
 def _count_nodes(partitions: str) -> dict[str, int]:

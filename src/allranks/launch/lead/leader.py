@@ -204,8 +204,7 @@ class Leader(Reports):
 
     def _choose(self, judged: GuardVerdict, now_s: float) -> Decision:
         """Return the next move after a fault, and write the fault into the history."""
-        plan = self._generation.plan
-        at_fault = frozenset(plan.nodes[position] for position in judged.nodes)
+        at_fault = frozenset(self._generation.plan.nodes[position] for position in judged.nodes)
         return decide(
             judged,
             steps=self.steps,
@@ -215,6 +214,7 @@ class Leader(Reports):
             leader_name=self._members.name_of(self._own),
             lost_srun=self._find_lost_srun(judged),
             can_resign=self._can_resign(at_fault),
+            can_spare=len(self._members.nodes.keys() - at_fault) >= self._terms.min_nodes,
             checkpoint=self.checkpoint,
             ran_s=now_s - self._generation.began_s,
         )

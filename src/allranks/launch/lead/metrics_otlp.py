@@ -1,11 +1,13 @@
 """Send the metrics of a job to a collector of OpenTelemetry, with its own SDK and its own variables (OTEL_*).
 
 Names and attributes are the names and labels of report.metrics. A write collects all samples once and exports them, so
-that a failure is known here: the SDK's own periodic export would log it on the terminal, each time.
+that a failure is known here: the SDK's own periodic export would log it on the terminal, each time. The state at the
+end of the job is written, too, since a collector keeps what it got last.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import logging
@@ -13,9 +15,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from allranks.report.metrics import FAMILIES, Sample
+from allranks.report.text import one_line
 
 PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
+MAX_REASON = 300
 EXPORTER = "opentelemetry.exporter.otlp.proto.{}.metric_exporter"
+
+
+class FirstWords(logging.Handler):
+    """Keeps what the SDK logs first: why a collector does not take something. What it logs last only sums up."""
+
+    text = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it, if it is the first."""
+        with contextlib.suppress(Exception):  # words and values that do not fit
+            self.text = self.text or one_line(record.getMessage())[:MAX_REASON]
 
 
 class OtlpExport:
@@ -25,12 +40,15 @@ class OtlpExport:
         env: with OpenTelemetry's variables.
     """
 
+    keeps_last = True
+
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
         self._kind = "grpc" if env.get(PROTOCOL, "").startswith("grpc") else "http"
         package = f"opentelemetry-exporter-otlp-proto-{self._kind}"
         self.needs = f"{package}: pip install {package}"
         self._samples: Sequence[Sample] = ()
+        self._first_words = FirstWords()
         self._parts: tuple[Any, Any] | None = None
         """Reader and exporter."""
 
@@ -43,12 +61,12 @@ class OtlpExport:
         """
         from opentelemetry.sdk.metrics.export import MetricExportResult
 
-        self._samples = samples
+        self._samples, self._first_words.text = samples, ""
         self._parts = self._parts or self._begin()
         reader, exporter = self._parts
         data = reader.get_metrics_data()
         if data is not None and exporter.export(data) is not MetricExportResult.SUCCESS:
-            raise OSError(errno.EIO, "OpenTelemetry's collector did not take them")
+            raise OSError(errno.EIO, f"OpenTelemetry's collector did not take them ({self._first_words.text})")
 
     def end(self) -> None:
         """Close the connection."""
@@ -60,7 +78,7 @@ class OtlpExport:
         from opentelemetry.sdk.metrics.export import InMemoryMetricReader
         from opentelemetry.sdk.resources import Resource
 
-        logging.getLogger("opentelemetry").addHandler(logging.NullHandler())
+        logging.getLogger("opentelemetry").addHandler(self._first_words)
         logging.getLogger("opentelemetry").propagate = False
         exporter = importlib.import_module(EXPORTER.format(self._kind)).OTLPMetricExporter()
         reader = InMemoryMetricReader()

@@ -34,6 +34,8 @@ class Sink(Protocol):
 
     needs: str
     """What must be installed, and how."""
+    keeps_last: bool
+    """What was written last stays after the end of the job, so the state at the end is written, too."""
 
     def write(self, samples: Sequence[Sample]) -> None:
         """Write all samples, or raise OSError or ImportError."""
@@ -46,6 +48,7 @@ class MetricsFile:
     """One file, `allranks_<job>.prom`, written whole each time; a leader that is killed leaves it behind."""
 
     needs = "prometheus-client: pip install 'allranks[metrics]'"
+    keeps_last = False
 
     def __init__(self, directory: Path, job: str) -> None:
         self._directory, self._name = directory, f"allranks_{as_file_name(job)}.prom"
@@ -67,16 +70,20 @@ class MetricsWriter:
         self._sink, self._say = sink, say
         self._is_turn, self._is_told, self._is_over = threading.Lock(), False, False
         self._written_s: float | None = None
+        self._untold: JobStatus | None = None
+        """The newest one, where it was not written."""
         self._before: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def offer(self, status: JobStatus, *, now_s: float) -> threading.Thread | None:
         """Write the status as metrics, if the last write is EVERY_S ago and has ended; return the writing thread."""
         is_due = self._written_s is None or now_s - self._written_s >= EVERY_S
+        self._untold = status
         if not is_due or not self._is_turn.acquire(blocking=False):
             return None
-        self._written_s = now_s
+        self._written_s, self._untold = now_s, None
         thread = start_thread(lambda: self._write(status), name="allranks-metrics")
         if thread is None:
+            self._keep(status)
             self._is_turn.release()
         return thread
 
@@ -89,15 +96,26 @@ class MetricsWriter:
 
     def _write(self, status: JobStatus) -> None:
         try:
-            samples = hold_counters(make_samples(status), self._before)
-            self._before |= {(sample.name, sample.labels): sample.value for sample in samples}
-            if not self._is_over:
-                self._attempt(lambda: self._sink.write(samples))
+            if self._is_over:
+                self._keep(status)
+            else:
+                self._write_samples(status)
         finally:
             self._is_turn.release()
 
+    def _keep(self, status: JobStatus) -> None:
+        """Leave it for the end, unless a newer one came."""
+        self._untold = self._untold or status
+
+    def _write_samples(self, status: JobStatus) -> None:
+        samples = hold_counters(make_samples(status), self._before)
+        self._before |= {(sample.name, sample.labels): sample.value for sample in samples}
+        self._attempt(lambda: self._sink.write(samples))
+
     def _end(self) -> None:
         with self._is_turn:
+            if self._sink.keeps_last and self._untold is not None and not self._is_told:
+                self._write_samples(self._untold)
             self._attempt(self._sink.end)
 
     def _attempt(self, action: Callable[[], None]) -> None:

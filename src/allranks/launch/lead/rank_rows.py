@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from allranks.guard.scene import NodeView, RankView, Scene
 from allranks.guard.stragglers import Straggler
 from allranks.guard.waits import Waiting
-from allranks.model.beat import CallSeen, ProcessState
+from allranks.model.beat import CallSeen, GpuSeen, ProcessState
 from allranks.model.job_status import MAX_NODES, MAX_ROWS, NodeRow, RankRow, Stuck
-from allranks.model.pace import PACE_STATES, PaceState
+from allranks.model.pace import PACE_STATES, Pace, PaceState
 
 MAX_SINGLE = 32
 MAX_PLACES = 24
@@ -30,7 +30,6 @@ COSTLY = 0.02
 """Share of the others' time from which on a rank has a row of its own kind."""
 CPU_S = 0.9
 """Between two looks at the processor time of a rank, at least."""
-IDLE_STATES = ("start", "running")
 _STATES = tuple(str(state) for state in PACE_STATES)
 _OF_PROCESS = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
 _OF_PHASE = {"": "running", "init": "start", "arriving": "start", "training": "running", "saving": "save"}
@@ -58,7 +57,7 @@ class CpuMeter:
 
 
 @dataclass(slots=True)
-class _Row:
+class RowDraft:
     """A row while ranks are added to it."""
 
     state: str
@@ -67,11 +66,14 @@ class _Row:
     ranks: list[int] = field(default_factory=list)
     nodes: dict[str, None] = field(default_factory=dict)
     for_s: float = 0.0
+    is_suspect: bool = False
+    is_at_least: bool = False
     step: int | None = None
     late_s: float = 0.0
     cost_share: float = 0.0
     cpu_cores: float | None = None
     rss_bytes: int = 0
+    gpu: GpuSeen | None = None
     segments: int = 0
     retransmits: int = 0
 
@@ -81,19 +83,21 @@ class _Row:
         severity = _SEVERITY.index(self.state) if self.state in _SEVERITY else len(_SEVERITY)
         is_costly = self.cost_share >= COSTLY
         share = self.cost_share if is_costly else 0.0  # else rows would change places all the time
-        return not self.is_culprit, severity, -share, self.state == "ended", self.ranks[0]
+        return not self.is_culprit, severity, -share, self.state == "ended", self.ranks[:1]
 
-    def merge(self, other: _Row) -> None:
+    def merge(self, other: RowDraft) -> None:
         """Take in the ranks of another row."""
         self.ranks += other.ranks
         self.nodes |= other.nodes
-        self.for_s = max(self.for_s, other.for_s)
+        longest = max(self, other, key=lambda row: row.for_s)
+        self.for_s, self.is_at_least = longest.for_s, longest.is_at_least
         steps = [step for step in (self.step, other.step) if step is not None]
         self.step = min(steps, default=None)
         self.late_s, self.cost_share = max(self.late_s, other.late_s), max(self.cost_share, other.cost_share)
         cores = [used for used in (self.cpu_cores, other.cpu_cores) if used is not None]
         self.cpu_cores = max(cores, default=None)
         self.rss_bytes = max(self.rss_bytes, other.rss_bytes)
+        self.gpu = _worst_gpu(self.gpu, other.gpu)
         self.segments += other.segments
         self.retransmits += other.retransmits
 
@@ -106,15 +110,27 @@ class _Row:
             state=self.state,
             place=self.place,
             for_s=round(self.for_s, 2),
+            is_at_least=self.is_at_least and self.for_s > 0,
             step=self.step,
             is_culprit=self.is_culprit,
+            is_suspect=self.is_suspect and self.is_culprit,
             late_s=round(self.late_s, 4),
             cost_share=round(self.cost_share, 4),
             cpu_cores=None if self.cpu_cores is None else round(self.cpu_cores, 2),
             rss_bytes=self.rss_bytes or None,
+            gpu=self.gpu,
             segments=self.segments,
             retransmits=self.retransmits,
         )
+
+
+def _worst_gpu(one: GpuSeen | None, other: GpuSeen | None) -> GpuSeen | None:
+    """Return the lower use of the two, and the memory of the fuller one."""
+    if one is None or other is None:
+        return one or other
+    fuller = max(one, other, key=lambda gpu: gpu.used_mib)
+    percents = [gpu.percent for gpu in (one, other) if gpu.percent is not None]
+    return GpuSeen(percent=min(percents, default=None), used_mib=fuller.used_mib, total_mib=fuller.total_mib)
 
 
 def see_ranks(
@@ -137,7 +153,7 @@ def see_ranks(
     culprits = frozenset(waiting.sinks) if waiting is not None else frozenset[int]()
     away = {node.index: _where_is(node, now_s) for node in scene.nodes}
     is_single = scene.num_ranks <= MAX_SINGLE
-    rows: dict[object, _Row] = {}
+    rows: dict[object, RowDraft] = {}
     for node in scene.nodes:
         for rank in node.ranks:
             view, is_culprit = scene.ranks.get(rank), rank in culprits
@@ -148,7 +164,7 @@ def see_ranks(
             place = place if is_single or is_culprit or state not in _STATES else ""
             key = rank if is_single else (state, is_culprit, cost_share >= COSTLY, place)
             if (row := rows.get(key)) is None:
-                row = rows[key] = _Row(state, is_culprit, place)
+                row = rows[key] = RowDraft(state, is_culprit, place)
             row.ranks.append(rank)
             row.nodes[node.name] = None
             row.for_s = max(row.for_s, for_s)
@@ -163,20 +179,26 @@ def see_ranks(
             if (cores := cpu.look(view)) is not None and cores > (row.cpu_cores or 0.0):
                 row.cpu_cores = cores
             row.rss_bytes = max(row.rss_bytes, beat.rss_mib << 20)
+            row.gpu = _worst_gpu(row.gpu, beat.gpu)
             row.segments += beat.segments
             row.retransmits += beat.retransmits
-    found = list(rows.values()) if is_single else _fold(rows.values())
+    return show_rows(rows.values(), is_single=is_single)
+
+
+def show_rows(rows: Iterable[RowDraft], *, is_single: bool) -> tuple[RankRow, ...]:
+    """Return the rows, the worst first; where not each rank has its own, those of many places as one."""
+    found = list(rows) if is_single else _fold(rows)
     shown = sorted(found, key=lambda row: row.weight)[:MAX_ROWS]
     num_shown = min(SHOWN_RANKS, max(4, MAX_SHOWN // max(1, len(shown))))
     return tuple(row.show(num_shown) for row in shown)
 
 
-def _fold(rows: Iterable[_Row]) -> list[_Row]:
+def _fold(rows: Iterable[RowDraft]) -> list[RowDraft]:
     """Return the rows, those that differ in their places only as one where there are many."""
     found = list(rows)
     if len(found) <= MAX_PLACES:
         return found
-    folded: dict[tuple[str, bool, bool], _Row] = {}
+    folded: dict[tuple[str, bool, bool], RowDraft] = {}
     for row in found:
         key = row.state, row.is_culprit, row.cost_share >= COSTLY
         if (known := folded.get(key)) is None:
@@ -212,14 +234,20 @@ def _see_rank(
     is_blocked = pace is not None and PACE_STATES[pace.state] is PaceState.BLOCKED
     if waits_s >= WAITS_S or is_blocked:
         call = find_open(beat.calls)
-        for_s = max(waits_s, pace.state_us / 1e6 + ago_s) if pace is not None and is_blocked else waits_s
+        for_s = max(waits_s, _for_s(pace, ago_s)) if pace is not None and is_blocked else waits_s
         name = call.op if call is not None else "collective"
         return name or "collective", for_s, (call.place if call is not None else "") or beat.main_at
     if beat.phase == "leaving":
         return "leaving", 0.0, beat.main_at
     if pace is not None:
-        return _STATES[pace.state], pace.state_us / 1e6 + ago_s, beat.main_at
+        return _STATES[pace.state], _for_s(pace, ago_s), beat.main_at
     return _OF_PHASE.get(beat.phase, "running"), 0.0, beat.main_at
+
+
+def _for_s(pace: Pace, ago_s: float) -> float:
+    """Return how long a rank has been in its state: since its last beat, too, unless it changes state all the time."""
+    state_s = pace.state_us / 1e6
+    return state_s + ago_s if state_s >= WAITS_S else state_s
 
 
 def find_open(calls: Iterable[CallSeen]) -> CallSeen | None:

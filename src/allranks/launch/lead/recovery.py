@@ -5,9 +5,10 @@ A restart does not cure a fault that comes back. So an error of the user's code 
 there was no progress in between. A full disk is no error of the code: the leader waits for room before it restarts
 (launch.lead.leader). Where several ranks broke by themselves, the job restarts only if each of these failures may be
 retried. A node at fault is left out if enough nodes remain (over all runs of the job:
-launch.queue.scheduler). The leader's own node cannot be left out where nobody else may lead, since the store and the
-verdict are there; nor can a lost machine on which srun ran, since SLURM learns the job's end from srun. The job then
-ends with the exit code that asks for a requeue.
+launch.queue.scheduler). A fault that may stay (a flipped bit) is retried once with its node, where that cannot be left
+out; the same one at the same step, on whichever rank, ends the job. The leader's own node cannot be left out where
+nobody else may lead, since the store and the verdict are there; nor can a lost machine on which srun ran, since SLURM
+learns the job's end from srun. The job then ends with the exit code that asks for a requeue.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def decide(
     leader: int,
     leader_name: str,
     can_resign: bool,
+    can_spare: bool = True,
     lost_srun: str = "",
     checkpoint: int | None = None,
     ran_s: float = 0.0,
@@ -62,13 +64,18 @@ def decide(
         history: the job's faults so far.
         culprits: the nodes at fault, if nodes are at fault; they and the leader's node by their index in the job.
         can_resign: whether the nodes that are not at fault may go on under another leader.
+        can_spare: whether enough nodes remain without the culprits.
         lost_srun: name of the node on which srun ran, if its machine does not answer.
         checkpoint: step of the newest checkpoint.
         ran_s: how long this generation of workers has run, in seconds.
     """
     crashes = [_crash_of(part, steps) for part in judged.parts]
+    known = {(crash.cause, crash.what, crash.step) for crash in history.crashes}
+    has_stayed = any((crashes[0].cause, crashes[0].ranks) == (crash.cause, crash.ranks) for crash in history.crashes)
     # Of a node that is left out, the ranks are others' now.
     again = next((crash for crash in crashes if crash in history.crashes and not judged.cures), None)
+    if judged.comes_back_as and (crashes[0].cause, crashes[0].what, crashes[0].step) in known:
+        again = crashes[0]
     history.crashes += crashes
     if checkpoint != history.checkpoint or ran_s >= PROGRESS_S:
         history.faults.clear()
@@ -81,9 +88,11 @@ def decide(
     errors = [part for part in judged.parts if not part.is_retryable]
     is_error = bool(errors)
     if is_error and not (history.retries_errors and all(error.exit_code == Exit.USER_CODE for error in errors)):
-        return Decision(exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")
+        return Decision(
+            exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left and not judged.comes_back_as else ""
+        )
     if again is not None and not is_error and again.step is not None:
-        return Decision(exit_code=judged.exit_code, again=again)
+        return Decision(exit_code=Exit.SETUP if judged.comes_back_as else judged.exit_code, again=again)
     if history.restarts_left <= 0:
         has_used = len(history.crashes) > len(crashes)  # each fault before this one cost a restart
         return Decision(exit_code=judged.exit_code, note=_ALL_USED if has_used else "")
@@ -95,6 +104,12 @@ def decide(
         note = f"{lost_srun} is lost, and with it srun, which SLURM learns the job's end from: the job must start again"
         return Decision(exit_code=Exit.NODE_FAULT, note=note)
     without = frozenset(culprits) if judged.cures else frozenset()
+    if judged.may_stay and without and (not can_spare or (leader in without and not can_resign)):
+        if has_stayed:
+            who = ", ".join(map(str, judged.ranks))
+            note = f"not restarted: rank {who} had this fault before, and its node cannot be left out"
+            return Decision(exit_code=judged.exit_code, note=note)
+        without = frozenset()
     if leader in without and not can_resign:
         note = f"{leader_name} runs the leader, and the other nodes are no majority without it: the job must "
         note += "start again on other nodes"
@@ -104,6 +119,9 @@ def decide(
 
 
 def _crash_of(judged: GuardVerdict, steps: Mapping[int, int]) -> Crash:
+    if judged.comes_back_as:
+        what, _, step = judged.comes_back_as.rpartition(" at step ")
+        return Crash(cause=judged.findings[0].cause, ranks=judged.ranks, step=int(step), what=what)
     cause, what = (judged.findings[0].cause, judged.findings[0].message) if judged.findings else ("", "")
-    step = min((steps[rank] for rank in judged.ranks if rank in steps), default=None)
-    return Crash(cause=cause, ranks=judged.ranks, step=step, what=what)
+    at = min((steps[rank] for rank in judged.ranks if rank in steps), default=None)
+    return Crash(cause=cause, ranks=judged.ranks, step=at, what=what)

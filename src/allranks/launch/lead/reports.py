@@ -33,8 +33,8 @@ from allranks.wire.protocol import Goodbye, Message, Order, Plan, Relay, Stop
 
 FIRST_TRAFFIC_S, TRAFFIC_EVERY_S = 12.0, 300.0
 """From the start of a generation to its first event `network`, and between two of them: some 0.5 MB a day."""
-TRAFFIC_LOOK_S = 4.0
-"""Between two looks whether a rank has told how long its steps wait: then one more event comes at once."""
+TRAFFIC_LOOK_S, SHARE_CHANGE = 4.0, 0.1
+"""Between two looks whether it is known how long ranks wait, or better by as much: then an event comes at once."""
 
 
 class Reports:
@@ -193,7 +193,8 @@ class Reports:
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._own], ports=ports)
         self._capacity_until_s, self._kept_s = None, now_s
         self._next_traffic_s = self._traffic_due_s = now_s + FIRST_TRAFFIC_S
-        self._are_waits_told = False
+        self._told_share: float | None = None
+        self._traffic_look_s = TRAFFIC_LOOK_S
         self.steps, self.total_steps, self.is_finished = {}, None, False
         self._handled, self._saving = {}, set()
 
@@ -252,15 +253,17 @@ class Reports:
         return disk.describe_full(full)
 
     def _note_traffic(self, now_s: float) -> None:
-        """Write down what the nodes send and how long steps wait: as soon as that is known, and from time to time."""
+        """Write down what the nodes send and how long steps wait: from time to time, and when that is known better."""
         if now_s < self._next_traffic_s:
             return
-        traffic = self._guard.traffic
-        is_known = traffic is not None and traffic.wait_share is not None
-        if traffic is not None and (now_s >= self._traffic_due_s or (is_known and not self._are_waits_told)):
-            self._traffic_due_s, self._are_waits_told = now_s + TRAFFIC_EVERY_S, is_known
+        traffic, told = self._guard.traffic, self._told_share
+        share = None if traffic is None else traffic.wait_share
+        is_news = share is not None and (told is None or abs(share - told) >= SHARE_CHANGE)
+        if traffic is not None and (is_news or now_s >= self._traffic_due_s):
+            self._traffic_look_s *= 2 if is_news and told is not None else 1
+            self._traffic_due_s, self._told_share = now_s + TRAFFIC_EVERY_S, share
             self._record("network", **msgspec.to_builtins(traffic))
-        self._next_traffic_s = self._traffic_due_s if self._are_waits_told else now_s + TRAFFIC_LOOK_S
+        self._next_traffic_s = now_s + min(self._traffic_look_s, TRAFFIC_EVERY_S)
 
     def _note_lost(self, end: protocol.WorkerEnd, node: str) -> None:
         """Take in that lines of a worker's output could not be written."""
@@ -281,7 +284,7 @@ class Reports:
             self.total_steps = rank.total_steps or self.total_steps
             if rank.write_s is not None and rank.checkpoint not in (None, self._complete[0]):
                 self._complete = rank.checkpoint, self._stepped_s
-                self._record("checkpoint", step=rank.checkpoint, write_s=round(rank.write_s, 3))
+                self._record("checkpoint", step=rank.checkpoint, write_s=round(rank.write_s, 3), is_verified=True)
 
     def _take(self, signum: int, now_s: float) -> None:
         """Take in a signal, which SLURM sends to all agents, and ask the scheduler, once, what it means."""

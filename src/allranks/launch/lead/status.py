@@ -24,6 +24,7 @@ from allranks.launch import events
 from allranks.launch.events import Effect
 from allranks.launch.lead.course import Phase
 from allranks.launch.lead.rank_rows import CpuMeter, see_nodes, see_ranks, see_stuck
+from allranks.launch.lead.script_saves import ScriptSaves
 from allranks.launch.lead.step_rate import StepRate
 from allranks.model.errors import name_signal
 from allranks.model.finding import Finding
@@ -90,6 +91,7 @@ class StatusKeeper:
     _events: deque[EventSeen] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     _rate: StepRate = field(default_factory=StepRate)
     _cpu: CpuMeter = field(default_factory=CpuMeter)
+    _saves: ScriptSaves = field(default_factory=ScriptSaves)
     _ledger: Ledger | None = None
     _waiting: Waiting | None = None
     _walked_s: float = -math.inf
@@ -116,7 +118,8 @@ class StatusKeeper:
         scene, guard_s = guard.look(now_s)
         is_new_phase, self._phase, self._due_s = known.phase is not self._phase, known.phase, now_s + STATUS_S
         if known.plan.generation != self._generation:
-            self._generation, self._cpu, self._warnings = known.plan.generation, CpuMeter(), ()
+            self._generation, self._warnings = known.plan.generation, ()
+            self._cpu, self._saves = CpuMeter(), ScriptSaves()
             self._hung, self._waiting, self._walked_s = None, None, -math.inf
             self._rate.begin()
         is_kept = is_new_phase or now_s >= self._ledger_due_s
@@ -134,6 +137,8 @@ class StatusKeeper:
             records.append(events.Record(event="hang", fields=hang))
         for straggler in self._find_stragglers(guard.warnings):
             records.append(events.Record(event="straggler", fields=straggler))
+        if (saved := self._find_save(known, scene, now_s)) is not None:
+            records.append(events.Record(event="checkpoint", fields=saved))
         for record in records:
             self.note(record.event, record.fields, now_s)
         effects: list[Effect] = [*records]
@@ -166,6 +171,15 @@ class StatusKeeper:
         self._hung = stuck.ranks
         told = {name: getattr(stuck, name) for name in ("op", "for_s", "num_waiting", "ranks", "place", "ends_in_s")}
         return {name: value for name, value in told.items() if value not in ("", None)}
+
+    def _find_save(self, known: Known, scene: Scene, now_s: float) -> dict[str, object] | None:
+        """Return the fields of an event `checkpoint`, where a script without a session has saved."""
+        first = scene.ranks.get(0)
+        if first is None or known.steps:  # a session tells of its checkpoints itself
+            return None
+        is_over = known.phase not in (Phase.RUNNING, Phase.STOPPING)  # ranks save also when they are to stop
+        saved = self._saves.look(first.beat.pace, now_s, is_over=is_over)
+        return None if saved is None else saved._asdict() | {"generation": self._generation, "is_verified": False}
 
     def _find_stragglers(self, warnings: tuple[Finding, ...]) -> list[dict[str, object]]:
         """Return the fields of events `straggler`, for each rank that was named since the last look."""
@@ -278,6 +292,8 @@ def describe_event(event: str, fields: Mapping[str, object]) -> str:
             return f"step {step}, written in {write_s:.{1 if write_s >= 1 else 3}f} s"
         case {"step": step} if event == "checkpoint":
             return f"step {step}"
+        case {"optimizer_steps": steps, "save_s": float() as save_s} if event == "checkpoint":
+            return f"about step {steps}, saved in {save_s:.{1 if save_s >= 1 else 2}f} s, not verified"
         case {"generation": number, "members": list() as members} if event == "restarting":
             checkpoint = fields.get("checkpoint")
             begins = "" if checkpoint is None else f", from step {checkpoint}"

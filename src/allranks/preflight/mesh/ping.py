@@ -8,7 +8,6 @@ import socket
 import time
 from collections.abc import Callable, Collection
 
-from allranks.model.pair import MAX_PAIR_BYTES
 from allranks.preflight.mesh.dial import Address
 from allranks.preflight.mesh.echo import DATAGRAM_BYTES, ECHO, HEAD, REQUEST, TOO_LARGE, open_datagram_socket
 from allranks.preflight.mesh.mesh_loop import MeshLoop
@@ -27,7 +26,7 @@ COMMON_MTU = 1500
 """What passes nearly everywhere: tried beside a larger MTU, so that it can be said what passes."""
 
 _MAX_PACKET_BYTES = 65535
-_MAX_PROBE_BYTES = MAX_PAIR_BYTES // 2
+_MAX_PROBE_BYTES = 128 << 10
 """For all tries of one size, both ways: jumbo frames have all, the 65520 bytes of IPoIB one."""
 _HEADER_BYTES = {socket.AF_INET: 28, socket.AF_INET6: 48}
 _DATAGRAMS_AT_ONCE = 64

@@ -23,8 +23,8 @@ The tester speaks first, but in 5. A pair that works takes some milliseconds, a 
 A port counts as closed after ANSWER_S of fresh tries, so that lost packets do not look like a firewall (see dial).
 Targets are taken in a circle that begins behind this node, so that not all nodes try the same one at once; while
 MAX_SOCKETS are in use, the next one waits, and its time has not begun. Connections begin at the data address, so that
-the data network is what is tested. A size above what MAX_PAIR_BYTES leaves for TRIES is tried once, and only said when
-it came back. Nothing here blocks: one thread can run many nodes on one selector.
+the data network is what is tested. A size of which not all TRIES fit (ping.py) is tried once, and only said when it
+came back. Nothing here blocks: one thread can run many nodes on one selector.
 
 Limits: `within_s` ends everything; what was not tried by then says so.
 """

@@ -16,12 +16,14 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import math
 import os
 import random
 import resource
 import socket
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,10 @@ PAUSE_S = 0.02
 class Orders:
     """Orders and step log of one rank."""
 
-    def __init__(self, directory: Path, *, rank: int, seed: int | None = None) -> None:
-        self._directory = directory
+    def __init__(
+        self, directory: Path, *, rank: int, seed: int | None = None, weights: Sequence[torch.Tensor] = ()
+    ) -> None:
+        self._directory, self._weights = directory, weights
         self._rank = rank
         self._diary = os.open(directory / f"steps_{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._order: dict[str, Any] = {}
@@ -141,10 +145,33 @@ class Orders:
                         file.write(bytes(1 << 16))
             case "hold-gil":
                 sum(itertools.repeat(0))
+            case "flip":
+                self._weights[0].data.view(torch.int32).view(-1)[100] ^= 1 << 10
+            case "err":
+                self._weights[0].register_hook(with_wrong_bit)
+            case "nan":
+                make_nan_once(self._weights[0])
             case "evaluate":
                 evaluate(seconds)
             case "late":
                 time.sleep(seconds)
+
+
+def with_wrong_bit(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the gradient with another bit, as a device that computes wrongly has it."""
+    wrong = gradient.clone()
+    wrong.view(torch.int32).view(-1)[100] ^= 1 << 10
+    return wrong
+
+
+def make_nan_once(weight: torch.Tensor) -> None:
+    """Make the next gradient of this weight NaN."""
+
+    def ruin(gradient: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        return torch.full_like(gradient, math.nan)
+
+    handle = weight.register_hook(ruin)
 
 
 def evaluate(seconds: float) -> None:

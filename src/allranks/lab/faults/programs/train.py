@@ -22,6 +22,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--mix", type=int, metavar="SEED", help="mix in slow steps and evaluations")
+    parser.add_argument("--replay-every", type=int, metavar="STEPS", help="have ranks repeat each other's steps")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -31,15 +32,22 @@ def main() -> None:
         model = s.ddp(torch.nn.Sequential(*layers))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
         sampler = s.sampler(data, global_batch_size=GLOBAL_BATCH, seed=0)
-        state = s.track(model=model, optimizer=optimizer, sampler=sampler)
-        orders = Orders(arguments.dir, rank=s.rank, seed=arguments.mix)
+
+        def train(batch: list[torch.Tensor]) -> torch.Tensor:
+            loss = (model(batch[0]) - batch[0]).square().mean()
+            loss.backward()
+            return loss
+
+        every = arguments.replay_every
+        parts = {"model": model, "optimizer": optimizer, "sampler": sampler}
+        state = s.track(**parts, replay=train if every else None, replay_every=every)
+        orders = Orders(arguments.dir, rank=s.rank, seed=arguments.mix, weights=[*model.parameters()])
         for step in state.steps(DataLoader(data, batch_sampler=sampler)):
             number = step.number + 1
-            with step as (batch,):
+            with step as batch:
                 orders.obey(number)
-                loss = (model(batch) - batch).square().mean()
                 optimizer.zero_grad()
-                loss.backward()
+                loss = train(batch)
                 optimizer.step()
                 orders.reduce(loss)
             orders.write(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shlex
 import signal
@@ -14,6 +15,7 @@ from allranks.lab.faults.fault import Expected, FaultPlace, JobStart, LabScene
 from allranks.lab.faults.running.strike import Strike
 from allranks.lab.faults.running.target import DrilledJob
 from allranks.model.errors import SetupError
+from allranks.state.saved.parts import list_checkpoints, read_manifest
 
 DEAD_S = 2.0
 """0.25 s for others that are about to break, up to 1 s for all to end (guard/ends.py), and what six nodes on two cores
@@ -22,6 +24,11 @@ RAISED_S = 3.0
 """The same, after the interpreter has ended: 0.6 to 0.9 s with torch, on a core of its own."""
 STOPPED_S = 3.0
 NEXT_STEP_S = 12.0
+CHECKED_S = 10.0
+"""Until replicas are compared the next time, which takes 0.5 % of the time, and RAISED_S."""
+REPLAY_EVERY = 10
+REPLAYED_S = 6.0
+"""Until the rank's next replay, 10 or 20 steps of 0.06 s, and RAISED_S."""
 HEADROOM_BYTES = 96 << 20
 CGROUP_1, CGROUP_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
@@ -89,6 +96,38 @@ class WorkerSegfaults(OrderStrike, name="worker-segfaults", cause="AR407"):
     """One rank reads from address 0."""
 
     order, verdict_s, next_step_s = "segfault", DEAD_S, NEXT_STEP_S
+
+
+class WeightFlipped(OrderStrike, name="weight-bit-flipped", cause="AR610"):
+    """One bit of one weight is flipped in one rank; nothing else happens to it."""
+
+    place = FaultPlace.NOT_FIRST
+    order, verdict_s, next_step_s, num_lost = "flip", CHECKED_S, CHECKED_S + NEXT_STEP_S, 1
+
+
+class GradientWrong(OrderStrike, name="gradient-bit-wrong", cause="AR611"):
+    """From one step on, one bit of a gradient is wrong in each backward pass of one rank; ranks repeat steps."""
+
+    place = FaultPlace.NOT_FIRST
+    arguments: ClassVar = ("--replay-every", str(REPLAY_EVERY))
+    order, verdict_s, next_step_s, num_lost = "err", REPLAYED_S, REPLAYED_S + NEXT_STEP_S, 1
+
+
+class GradientsNan(OrderStrike, name="gradients-nan", cause="AR604"):
+    """In one step, the gradient of one rank is NaN: the session says so once, and saves nothing of it."""
+
+    severity = Expected.SURVIVED
+    order, watch_s = "nan", 15.0
+
+    @classmethod
+    def check(cls, scene: LabScene, target: DrilledJob) -> list[str]:
+        """Check that it was said, and that no later checkpoint exists."""
+        struck = json.loads((target.directory / f"struck_{target.rank_on(scene.node.name)}.json").read_text())["step"]
+        said = (target.directory / "output.txt").read_text(errors="replace")
+        line = f"AR604 nan-loss: gradients are NaN or infinite at step {struck}, and then model/"
+        saved = [path.name for path in list_checkpoints(target.checkpoints) if read_manifest(path).step >= struck]
+        times = said.count(line)
+        return [f"{line!r}: said {times} times"] * (times != 1) + [f"{name} was saved" for name in saved]
 
 
 class WorkerLoops(OrderStrike, name="worker-loops", cause=("AR408", "AR491")):

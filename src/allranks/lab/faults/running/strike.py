@@ -58,6 +58,8 @@ class Strike(Fault):
     """MIN:MAX."""
     run_flags: ClassVar[tuple[str, ...]] = ()
     """Options of `allranks run`, in addition to those of all drills."""
+    arguments: ClassVar[tuple[str, ...]] = ()
+    """Of the training program."""
     submit_flags: ClassVar[tuple[str, ...]] = ()
     """Options of `allranks submit`."""
     guard: ClassVar[Mapping[str, float]] = {}
