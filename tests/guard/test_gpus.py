@@ -83,7 +83,7 @@ def test_it_is_asked_every_few_seconds_and_the_less_often_the_slower_it_is() -> 
 
     def read() -> tuple[GpuLoad, ...]:
         asked.append(now_s)
-        return (GpuLoad(A, 50, 1, 2, (own,)),)
+        return (GpuLoad(A, 50, 16, 32, (own,)),)
 
     def start(target: Callable[[], None], *, name: str) -> str:
         target()
@@ -96,7 +96,7 @@ def test_it_is_asked_every_few_seconds_and_the_less_often_the_slower_it_is() -> 
         meter.look(now_s, {4: own})
     # Each answer is taken in a second later; 0.2 s are one part in a hundred of 20 s.
     assert asked == [100 + EVERY_S, 106 + EVERY_S, 112 + 20.0]
-    assert meter.of_rank == {4: GpuSeen(50, 1, 2)}
+    assert meter.of_rank == {4: GpuSeen(50, 16, 32)}
 
 
 @pytest.mark.parametrize(
@@ -135,12 +135,12 @@ def test_where_no_answer_comes_beats_go_on_and_the_last_one_is_forgotten() -> No
         return name
 
     own = os.getpid()
-    meter = GpuMeter({}, read=lambda: (GpuLoad(A, 50, 1, 2, (own,)),), start=start, clock=lambda: 0.0)
+    meter = GpuMeter({}, read=lambda: (GpuLoad(A, 50, 16, 32, (own,)),), start=start, clock=lambda: 0.0)
     watch = WorkerWatch(FAST, data_address="127.0.0.1", control_address="127.0.0.1", gpus=meter)
     watch.begin(0, [Told(RankBeat(rank=4, pid=own))], 0.0, node_index=0)
-    seen = [watch.beat(float(now_s)).ranks[0].gpu for now_s in range(40)]
+    seen = [watch.beat(float(now_s)).ranks[0].load.gpu for now_s in range(40)]
     watch.close()
     first_s = round(EVERY_S) + 1
     last_s = first_s + round(OLD_S * EVERY_S)
-    assert seen == [None] * first_s + [GpuSeen(50, 1, 2)] * (last_s - first_s + 1) + [None] * (39 - last_s)
+    assert seen == [None] * first_s + [GpuSeen(50, 16, 32)] * (last_s - first_s + 1) + [None] * (39 - last_s)
     assert len(started) == 2

@@ -12,7 +12,7 @@ import pytest
 from allranks.guard.inside.cell import Cell
 from allranks.guard.inside.pace_words import BEGAN, STATE, STEPS
 from allranks.guard.worker import WatchedWorker
-from allranks.model.beat import CallSeen, NodeBeat, ProcessState, RankBeat
+from allranks.model.beat import CallSeen, GpuSeen, LoadSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.pace import Pace
 from allranks.wire.connection import encode_frame
 from allranks.wire.protocol import Beat
@@ -200,9 +200,11 @@ def test_what_a_worker_has_booked_goes_on_until_it_ends_and_is_a_small_part_of_a
     ended = view.look().pace
     time.sleep(0.02)
     assert view.look().pace == ended
-    week_us = 7 * 86400 * 10**6
-    pace = Pace(state=1, state_us=week_us, steps=10**7, totals_us=(week_us,) * 7, back_blocked_permille=500)
-    beats = [RankBeat(rank=0), RankBeat(rank=0, pace=pace, rss_mib=2**13)]
+    week_us, start_us = 7 * 86400 * 10**6, 1200 * 10**6
+    totals = start_us, *(week_us // 6,) * 6
+    pace = Pace(state=1, state_us=start_us, steps=10**7, totals_us=totals, back_blocked_permille=500)
+    load = LoadSeen(2**13).with_gpu(GpuSeen(97, 62_695, 81_559))
+    beats = [RankBeat(rank=0), RankBeat(rank=0, pace=pace, load=load)]
     sizes = [len(encode_frame(Beat(node=NodeBeat(node_index=0, generation=0, ranks=(beat,))))) for beat in beats]
     assert sizes[1] - sizes[0] <= 100
 

@@ -71,6 +71,15 @@ def test_what_no_busy_machine_explains_is_not_tried_again():
         assert plan_confirmation(results.values()) is None
 
 
+@pytest.mark.parametrize("lost", [1, 0])
+def test_a_silent_pair_of_a_node_that_loses_some_packets_is_tried_again(lost: int):
+    results = mesh(6)
+    change(results, around(5, 6), datagrams_lost=lost)
+    silence(results, [(1, 5), (5, 1)])  # two answers to ARP were lost
+    look = plan_confirmation(results.values())
+    assert (None if look is None else look.pairs) == ([(1, 5), (5, 1)] if lost else None)
+
+
 def test_hundreds_of_failures_need_no_confirmation():
     results = mesh(64)
     for node in range(10):

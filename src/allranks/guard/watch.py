@@ -177,7 +177,7 @@ class WorkerWatch:
         """Return the beat of a rank with what it has sent and what its GPU does, as far as that is known."""
         sent = self._traffic.sent.get(rank.rank)
         gpu = self._gpus.of_rank.get(rank.rank) if self._gpus is not None else None
-        more = (sent._asdict() if sent is not None else {}) | ({} if gpu is None else {"gpu": gpu})
+        more = (sent._asdict() if sent is not None else {}) | ({} if gpu is None else {"load": rank.load.with_gpu(gpu)})
         return msgspec.structs.replace(rank, **more) if more else rank
 
     def place_of(self, rank: int) -> str:

@@ -30,6 +30,7 @@ from allranks.model.beat import (
     POINT_TO_POINT,
     CallSeen,
     GroupSeen,
+    LoadSeen,
     Number,
     Parts,
     ProcessState,
@@ -153,7 +154,7 @@ class WatchedWorker:
             pace=pace,
             has_left=read.pace is not None and read.pace[LEFT] > 0,
             begun_ago_s=_begun_ago_s(read.pace, now_ns) if pace is not None else None,
-            rss_mib=seen.rss_bytes >> 20,
+            load=LoadSeen(rss_mib=seen.rss_bytes >> 20),
         )
 
     def _handled(self, pid: int) -> frozenset[int]:

@@ -28,6 +28,7 @@ MAX_PRINTED = 3000
 MAX_INTERFACES = 16
 MAX_SIZES = 64
 """Tensors of one call that are told, and dimensions of each."""
+GPU_UNIT_MIB = 16
 
 Age = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
 """Seconds; neither NaN nor infinite."""
@@ -130,6 +131,29 @@ class GpuSeen(msgspec.Struct, frozen=True, gc=False):
     total_mib: Amount
 
 
+class LoadSeen(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one rank takes of its machine, without keys: a beat grows by at most 100 bytes a rank with it and `pace`."""
+
+    rss_mib: Amount = 0
+    """Resident memory of its process; 0: not known."""
+    gpu_percent: Annotated[int, msgspec.Meta(ge=0, le=100)] | None = None
+    gpu_used: Amount = 0
+    """Memory, in units of GPU_UNIT_MIB: two bytes hold a TiB."""
+    gpu_total: Amount = 0
+    """0: it has no GPU, or nobody can tell."""
+
+    @property
+    def gpu(self) -> GpuSeen | None:
+        """What its GPUs do; None: it has none, or nobody can tell."""
+        used_mib, total_mib = GPU_UNIT_MIB * self.gpu_used, GPU_UNIT_MIB * self.gpu_total
+        return GpuSeen(percent=self.gpu_percent, used_mib=used_mib, total_mib=total_mib) if self.gpu_total else None
+
+    def with_gpu(self, gpu: GpuSeen) -> LoadSeen:
+        """Return it with what its GPUs do."""
+        used, total = round(gpu.used_mib / GPU_UNIT_MIB), round(gpu.total_mib / GPU_UNIT_MIB)
+        return LoadSeen(rss_mib=self.rss_mib, gpu_percent=gpu.percent, gpu_used=used, gpu_total=total)
+
+
 class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One worker, as its agent knows it now."""
 
@@ -182,10 +206,7 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     """Since it began to book, with init_process_group; told for a minute."""
     has_left: bool = False
     """Its script is over; what its interpreter then does is not booked."""
-    rss_mib: Amount = 0
-    """Resident memory of its process; 0: not known."""
-    gpu: GpuSeen | None = None
-    """None: it has none, or nobody can tell."""
+    load: LoadSeen = LoadSeen()
 
 
 class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,8 +55,8 @@ NUM_RATE_LOOKS = 2
 
 def plan_confirmation(results: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that repeat what failed outright; None where nothing did, or what did is proven."""
-    # Where much is lost, ARP may be, too, which asks once a second: such a pair is silent for a while.
-    losers = {*_cover([result for result in results if is_heavy_loss(result)])}
+    # Where packets are lost, ARP may be, too, which asks once a second: two lost answers silence a pair, both ways.
+    losers = {*_cover([result for result in results if result.datagrams_lost and not is_silent(result)])}
     pairs = [
         (result.source, result.target)
         for result in results

@@ -21,7 +21,7 @@ from allranks.launch.lead.members import ConnectedNode
 from allranks.launch.lead.rank_rows import CpuMeter, see_ranks, see_stuck
 from allranks.launch.lead.status import MAX_BYTES, describe_event, fit, on_wall_clock
 from allranks.launch.lead.step_rate import StepRate
-from allranks.model.beat import CallSeen, GpuSeen, GroupSeen, InterfaceSeen, NodeBeat, ProcessState, RankBeat
+from allranks.model.beat import CallSeen, GpuSeen, GroupSeen, InterfaceSeen, LoadSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.job_status import EventSeen, JobStatus, NodeRow, RankRow, write_status
@@ -153,11 +153,11 @@ def test_cores_are_told_from_two_beats() -> None:
 
 
 def test_the_gpus_of_a_row_are_the_idlest_and_the_fullest() -> None:
-    seen = {0: GpuSeen(97, 10, 80), 1: GpuSeen(40, 70, 80), 2: GpuSeen(None, 5, 80), 3: None}
-    scene = see(*(busy(rank, gpu=seen.get(rank % 64, GpuSeen(97, 20, 80))) for rank in range(64)))
+    seen = {0: LoadSeen(9, 97, 10, 80), 1: LoadSeen(9, 40, 70, 80), 2: LoadSeen(9, None, 5, 80), 3: LoadSeen(9)}
+    scene = see(*(busy(rank, load=seen.get(rank % 64, LoadSeen(9, 97, 20, 80))) for rank in range(64)))
     [row] = rows(scene)
-    assert row.gpu == GpuSeen(40, 70, 80)
-    assert [row.gpu for row in rows(see(busy(0, gpu=seen[2]), busy(1)))] == [seen[2], None]
+    assert row.gpu == GpuSeen(40, 70 * 16, 80 * 16)
+    assert [row.gpu for row in rows(see(busy(0, load=seen[2]), busy(1)))] == [GpuSeen(None, 80, 1280), None]
 
 
 def test_stuck_says_who_is_missing_and_when_the_job_ends_for_it() -> None:

@@ -178,8 +178,8 @@ def see_ranks(
                 row.step = step
             if (cores := cpu.look(view)) is not None and cores > (row.cpu_cores or 0.0):
                 row.cpu_cores = cores
-            row.rss_bytes = max(row.rss_bytes, beat.rss_mib << 20)
-            row.gpu = _worst_gpu(row.gpu, beat.gpu)
+            row.rss_bytes = max(row.rss_bytes, beat.load.rss_mib << 20)
+            row.gpu = _worst_gpu(row.gpu, beat.load.gpu)
             row.segments += beat.segments
             row.retransmits += beat.retransmits
     return show_rows(rows.values(), is_single=is_single)

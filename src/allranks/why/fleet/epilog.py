@@ -230,7 +230,8 @@ def append_line(to: Path, line: bytes, *, node: str) -> None:
         status = os.fstat(fd)
         if status.st_nlink > 1 or (status.st_uid not in trusted and status.st_uid != folder.find_own_uid()):
             raise PermissionError(errno.EPERM, "it belongs to another user, or has a second name", str(path))
-        if status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n":  # a full disk has cut the line before
+        # A full disk has cut the line before; or it is being written, and an empty line follows it, which readers skip.
+        if status.st_size and os.pread(fd, 1, status.st_size - 1) != b"\n":
             line = b"\n" + line
         os.write(fd, line)
     finally:
