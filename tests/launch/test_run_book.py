@@ -47,7 +47,7 @@ def test_books_have_each_step_of_ranks_that_ended_well_and_of_one_that_was_kille
     for account in accounts.values():
         assert -1_000_000 < account.begun_us < account.begun_us + account.last.age_us <= book.until_us
         assert account.last.of(PaceState.START) > 0
-        assert account.last.of(PaceState.STEP) + account.last.of(PaceState.BLOCKED) > 5 * 20_000  # the first step ends START
+        assert account.last.of(PaceState.STEP) + account.last.of(PaceState.BLOCKED) > 5 * 20_000  # START has the first
     over_time = lanes(found.books)
     assert [{LaneState.START, LaneState.GONE} <= {*lane.columns} for lane in over_time.lanes] == [True, True]
     assert [known.steps for known in sums(found.books)] == [15, 15]
