@@ -5,7 +5,7 @@ from __future__ import annotations
 from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import FactKind, Said, Same
-from allranks.facts.item import Item, Sort
+from allranks.facts.item import GENERIC, Item, Sort
 from allranks.model.finding import Confidence
 
 MONITOR_S = 5.0
@@ -58,7 +58,7 @@ def by_another_clock(reason: Item, effect: Item) -> bool:
     """
     gap_s = (reason.when.earliest_s or 0.0) - (effect.when.latest_s or 0.0)
     is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO and not _is_one_file(reason, effect)
-    return is_elsewhere and reason.strength == 0 and reason.sort is Sort.BREAK and gap_s <= CLOCKS_S
+    return is_elsewhere and reason.strength < GENERIC and reason.sort is Sort.BREAK and gap_s <= CLOCKS_S
 
 
 def _is_one_file(reason: Item, effect: Item) -> bool:
@@ -168,8 +168,11 @@ def strikes(reason: Item, effect: Item) -> bool:
     """Whether what happened to a machine explains a fact of a process on it."""
     if reason is effect:
         return False
-    if reason.kind is FactKind.ENDED:  # the kernel killed some process there: the one that a SIGKILL ended
-        return reason.sort is Sort.BREAK and reason.who.pid is None and _is_same_end(reason, effect)
+    if reason.kind is FactKind.ENDED and reason.who.is_node:  # the kernel killed some process there
+        return reason.sort is Sort.BREAK and _is_same_end(reason, effect)
+    if reason.kind is FactKind.ENDED:  # or one that is no rank: that of a data loader, whose rank gives up then
+        is_helper = reason.sort is Sort.BREAK and reason.who.rank is None and reason.who.local_rank is None
+        return is_helper and effect.is_first and effect.fact.code is not None
     if reason.kind is FactKind.DEVICE_FAULT:
         is_named = effect.kind is FactKind.RAISED and reason.strength <= effect.strength and not effect.fact.is_generic
         return effect.kind is FactKind.ENDED or is_named
