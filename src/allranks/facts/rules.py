@@ -33,6 +33,10 @@ def sooner(reason: Item, effect: Item) -> bool:
     for mine, its in ((reason.when, effect.when), (reason.seen, effect.seen)):
         if mine.is_before(its) or its.is_before(mine):
             return mine.is_before(its)
+    return _is_line_before(reason, effect)
+
+
+def _is_line_before(reason: Item, effect: Item) -> bool:
     first, second = reason.place, effect.place
     return first is not None and second is not None and first.source == second.source and 0 < first.line < second.line
 
@@ -52,13 +56,17 @@ def named_before(reason: Item, effect: Item) -> bool:
 
 
 def by_another_clock(reason: Item, effect: Item) -> bool:
-    """Whether the reason is a certain break on another machine, which only that machine's clock dates after the loss.
+    """Whether the reason is a break on another machine, which only that machine's clock dates after the loss.
 
-    Nodes' clocks differ by minutes, and not all of them can be compared: the last resort, and never certain.
+    Nodes' clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file
+    that several nodes write to, the order of the lines counts.
     """
     gap_s = (reason.when.earliest_s or 0.0) - (effect.when.latest_s or 0.0)
-    is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO and not _is_one_file(reason, effect)
-    return is_elsewhere and reason.strength < GENERIC and reason.sort is Sort.BREAK and gap_s <= CLOCKS_S
+    is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO
+    if not is_elsewhere or gap_s > CLOCKS_S or (_is_one_file(reason, effect) and not _is_line_before(reason, effect)):
+        return False
+    is_kill = reason.is_first and reason.fact.signal == SIGKILL
+    return is_kill or (reason.sort is Sort.BREAK and reason.strength < GENERIC)
 
 
 def _is_one_file(reason: Item, effect: Item) -> bool:
@@ -133,10 +141,11 @@ def may_end_it(reason: Item, effect: Item) -> bool:
     is_unknown = reason.who.compare(effect.who) is Same.UNKNOWN and not is_elsewhere
     if effect.fact.signal == SIGKILL and (effect.is_first or reason.sort is not Sort.WAIT):
         return False  # no loss sends it
-    if effect.is_first and effect.fact.signal is None and reason.who.compare(effect.who) is Same.NO:
-        # It ended by itself; but if others had given up waiting for all to join, it may have, too.
+    if effect.fact.signal is None and reason.who.compare(effect.who) is Same.NO:
+        # If others had given up waiting for all to join, it may have, too; else who was the first ended by itself.
         is_start = reason.sort is Sort.WAIT and reason.fact.seq is None and not reason.fact.peer
-        return is_start and sooner(reason, effect)
+        if effect.is_first or (is_start and sooner(reason, effect)):
+            return is_start and sooner(reason, effect)
     if reason.fact.peer and reason.fact.peer.compare_machines(effect.who) is Same.YES:
         return False  # it is the one that was lost
     if is_unknown and effect.fact.signal != SIGKILL and not_after(reason, effect):

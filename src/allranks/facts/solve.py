@@ -157,7 +157,12 @@ class _Between:
             elif self._by_machine(item, FactKind.DEVICE_FAULT) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
-                self._possibly(item, (suffered, may_crash_it))
+                own_words = None if item.who.is_node else told.find(item, may_be_its_own)
+                if own_words is not None and own_words.who.is_node:  # it names its machine only
+                    own_words.explain(item, is_named=False)
+                    own_words.blamed = (*own_words.blamed, item.who)
+                else:
+                    self._possibly(item, (suffered, may_crash_it))
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
                 self._possibly(item, (told, not_later))
             elif not item.who:
