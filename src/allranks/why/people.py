@@ -75,18 +75,15 @@ class People:
             return who
         if who.node in self.aliases:
             who = replace(who, node=self.aliases[who.node])
+        if who.node is None and who.pod in self.nodes:  # pods may be named as their hosts are
+            who = replace(who, node=who.pod)
         own = self.found.get(("pid", who.node, who.pid)) if who.node and who.pid else None
         if own is not None and own.rank is not None:  # who.rank may be srun's task
             who = replace(who, rank=own.rank)
         known = next((self.found[handle] for handle in _handles(who) if handle in self.found), None)
         node = who.node or (self.node_of_address.get(who.address) if who.address else None)
         who = replace(who, node=node) if node != who.node else who
-        return who if known is None or self._differ(who, known) else who | known
-
-    def _differ(self, who: Who, known: Who) -> bool:
-        """Whether two descriptions contradict each other; pods may be named as their hosts are."""
-        is_host = who.pod in self.nodes and known.node is not None
-        return _differ(who, known) or (is_host and who.pod != known.node)
+        return who if known is None or _differ(who, known) else who | known
 
     def speaker(self, line: Line) -> Who:
         """Return the writer of a line."""
