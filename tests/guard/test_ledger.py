@@ -202,9 +202,9 @@ def test_the_end_of_an_interpreter_is_unknown() -> None:
     """The script ends at 6.0 s, its process at 9.0 s: torch has much to unload, and the cores are busy."""
     books, totals = Books(), (1_000_000, 5_000_000, 0, 0, 0, 0, 0)
     books.begin(plan(1, 1), 0.0)
-    rank = RankBeat(rank=0, pace=Pace(state=1, state_us=10, steps=60, totals_us=totals))
+    pace = Pace(state=1, state_us=10, steps=60, totals_us=totals)
     for now_s in (6.0, 7.0, 8.0):
-        told = msgspec.structs.replace(rank, has_left=now_s > 6.0)
+        told = RankBeat(rank=0, pace=msgspec.structs.replace(pace, has_left=now_s > 6.0))
         books.hear(NodeBeat(node_index=0, generation=0, ranks=(told,)), now_s)
     assert books.snapshot(8.5).seconds == {"start": 1.0, "step": 5.0, "unknown": 2.5}
     books.ended(WorkerEnd(rank=0, node="", exit_code=0, time_s=0.0), 9.0)

@@ -93,9 +93,10 @@ class Account:
         if self._is_stopped or told_s < self.told_s or (self.until_s is not None and told_s > self.until_s + TAIL_S):
             return
         self.beat, self.is_dead = beat, self.is_dead and self.until_s is not None
-        self.groups, self._has_left = beat.groups or self.groups, beat.has_left
+        self.groups = beat.groups or self.groups
         if pace is None:
             return
+        self._has_left = pace.has_left
         if self._is_running and self.pace is None:
             here_us = min(round(1e6 * (told_s - self.begun_s)), pace.totals_us[pace.state])
             base = [*pace.totals_us]
