@@ -210,16 +210,16 @@ def test_what_a_worker_has_booked_goes_on_until_it_ends(cell: Cell, tmp_path: Pa
 
 
 WEEK_US, MINUTE_US = 7 * 86400 * 10**6, 60 * 10**6
-LOADED = LoadSeen(2**17).with_gpu(GpuSeen(97, 8 * 160_695, 8 * 183_359))
+LOADED = LoadSeen(2**17).with_gpu(GpuSeen(97, 4 * 160_695, 4 * 183_359))
 
 
 @pytest.mark.parametrize(
     "beat",
     [
-        # in its first minute, of which all is `start`; and where the states have had hours each, on its way out
+        # in its first minute, of which all is `start`; and where each state has had hours, the last one in a row
         RankBeat(rank=0, begun_ago_s=59.9, pace=Pace(0, MINUTE_US, 0, (MINUTE_US, *(0,) * 6)), load=LOADED),
         RankBeat(rank=0, begun_ago_s=59.9, pace=Pace(6, MINUTE_US, 9**6, (MINUTE_US,) * 7, 500), load=LOADED),
-        RankBeat(rank=0, pace=Pace(1, 20 * MINUTE_US, 10**7, (WEEK_US // 7,) * 7, 500, has_left=True), load=LOADED),
+        RankBeat(rank=0, pace=Pace(1, 99 * MINUTE_US, 10**7, (WEEK_US // 7,) * 7, 500, has_left=True), load=LOADED),
     ],
     ids=["start", "first minute", "last beat of a week"],
 )

@@ -41,7 +41,7 @@ def see_lately(accounts: Iterable[Account], late: Mapping[int, Straggler]) -> La
     steps, shares, steps_s = 0, dict[int, float](), list[float]()
     for account in accounts:
         steps = max(steps, account.steps)
-        if (recent := account.blocked.recent()) is not None and not account.is_async:
+        if not account.is_async and (recent := account.blocked.recent()) is not None:
             shares[account.rank] = recent.wait_share
             if recent.steps > 0:
                 steps_s.append(recent.passed_s / recent.steps)
