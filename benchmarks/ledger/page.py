@@ -44,7 +44,7 @@ TEXTS = {
         "and its files are the product's. Every beat is heard at the beginning, around the restarts, and at the end; "
         "in between each node sends one every three hours. A beat grows by what the ledger and `top` add to it. "
         "Points of a core are the leader's processor time with ledger, status and files less that without, with the "
-        "same beats by turns; `with times of calls` is another job, with Gloo."
+        "same beats by turns."
     ),
 }
 

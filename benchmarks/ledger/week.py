@@ -18,7 +18,6 @@ A job on GPUs tells no times of collectives. Another short job does, with Gloo: 
 
 from __future__ import annotations
 
-import json
 import random
 import statistics
 import time
@@ -60,7 +59,7 @@ from allranks.wire.protocol import Beat, Ended, Message, Plan, Stopped, WorkerEn
 
 from ..many_agents import card_of
 from .jobs import Check, MeasurementError, Part
-from .week_job import LATE_RANK, NODES, PER_NODE, RANKS, VirtualJob
+from .week_job import CALLS, LATE_RANK, NODES, PER_NODE, RANKS, STEP_US, VirtualJob
 
 MOST_BYTES, MOST_POINTS, MOST_REPORT_MB = 100, 2.0, 10
 WEEK_S, HOUR_S, JUMP_S = 7 * 86400.0, 3600.0, 10_800.0
@@ -356,16 +355,22 @@ def measure(directory: Path) -> Part:
     with_times = Week(directory / "times", is_async=False)
     with_times.jump(BEGUN_S + HOUR_S)
     with_times.listen("with times of calls", with_times.now_s + WITH_TIMES_S)
-    part.add(_weigh(with_times, "with times of calls"))
+    times = _weigh(with_times, "with times of calls")
     for name in (STATUS, GOODPUT):
         part.add(_at_most(name, sizes[name], MAX_BYTES, "bytes"))
     part.add(_at_most(f"{BOOK}, a rank", sizes[BOOK], MAX_BYTES_PER_RANK, "bytes"))
-    page = render(read_page(week.run_dir.path))
-    lacks = json.dumps(read_page(week.run_dir.path).missing)
-    part.add(_at_most("report", len(page.encode()) / 1e6, MOST_REPORT_MB, "MB", note=f"without {lacks}"))
+    page = read_page(week.run_dir.path)
+    if page.missing or page.lanes is None or len(page.lanes.lanes) != RANKS:
+        raise MeasurementError(f"the report lacks {page.missing or 'lanes'}")
+    about = (
+        f"{len(page.lanes.lanes)} lanes of {page.lanes.num_columns} columns, {len(page.curves)} curves, no roll call"
+    )
+    part.add(_at_most("report", len(render(page).encode()) / 1e6, MOST_REPORT_MB, "MB", note=about))
     for check in _check_ledger(week):
         part.add(check)
     part.notes.append(f"{NODES} nodes of {PER_NODE} ranks, a beat every {BEAT_S:g} s.")
+    part.notes.append(f"A job of that size with Gloo, whose ranks tell the times of {CALLS / STEP_US * 1e6:.1f} "
+                      f"collectives a second: {times.told:.2f} points; {times.note}.")  # fmt: skip
     return part
 
 

@@ -247,6 +247,18 @@ def test_the_last_word_of_a_large_job_is_weighed_before_its_account_is_closed() 
     assert found[Category.WAIT] == pytest.approx(2.0)
 
 
+@pytest.mark.parametrize(("num_ranks", "steps"), [(256, [1, 2, 3, 4]), (300, [1, 1, 1, 4])])
+def test_how_a_large_job_was_lately_is_looked_at_less_often(num_ranks: int, steps: list[int]) -> None:
+    books, found = Books(), list[int | None]()
+    books.begin(plan(1, num_ranks), 0.0)
+    for number in range(1, 5):
+        pace = Pace(state=1, state_us=10, steps=number, totals_us=(0, 400_000 * number, 0, 0, 0, 0, 0))
+        ranks = tuple(RankBeat(rank=rank, pace=pace) for rank in range(num_ranks))
+        books.hear(NodeBeat(node_index=0, generation=0, ranks=ranks), 0.4 * number)
+        found.append(books.lately().steps)
+    assert found == steps
+
+
 def test_calls_that_a_rank_tells_after_it_has_destroyed_its_groups_count() -> None:
     ranks = live(["start 1 opt 9 * ( step 0.1 all 0.01 opt )", "start 1 opt 9 * ( step 0.2 all 0.01 opt )"])
     books = Books()

@@ -210,7 +210,7 @@ def test_what_a_worker_has_booked_goes_on_until_it_ends(cell: Cell, tmp_path: Pa
 
 
 WEEK_US, MINUTE_US = 7 * 86400 * 10**6, 60 * 10**6
-LOADED = LoadSeen(2**17).with_gpu(GpuSeen(97, 4 * 160_695, 4 * 183_359))
+LOADED = LoadSeen(2**17).with_gpu(GpuSeen(97, 8 * 160_695, 8 * 183_359))
 
 
 @pytest.mark.parametrize(

@@ -43,8 +43,8 @@ MAX_MISSING = 1024
 POINT_FOR_RANK_S = 0.004
 """Between two points of a rank's way to which redo is reckoned."""
 EACH_WORD_UP_TO, WEIGH_FOR_RANK_S = 256, 0.004
-"""Ranks of a job whose every word is weighed; and in a larger one, for each rank, the time between two that are. Words
-have running totals, so what is left out is in the next one: 1,024 ranks cost one part in a hundred of a core."""
+"""Ranks of a job whose every word is weighed; and in a larger one, for each rank, the time between two that are, and
+between two looks at how it was lately. Words have running totals, so what is left out is in the next one."""
 TRUST_EVERY_S, TRUST_FOR_RANK_S = 2.0, 0.004
 """Between two looks at how far the waits in collectives are borne out, with many ranks more."""
 
@@ -105,7 +105,8 @@ class Books:
         self._is_estimated = earlier is not None and earlier.is_estimated
         self._chronic = {found.rank: found for found in earlier.chronic} if earlier else {}
         self._times, self._stragglers, self._start_waits = CallTimes(), Stragglers(), StartWaits()
-        self._next_trust_s = 0.0
+        self._next_trust_s = self._told_s = self._lately_due_s = 0.0
+        self._lately: Lately | None = None
         self._missing: dict[tuple[str, int], tuple[float, int | None, float]] = {}
         """By group and number of an open call: when this was looked at, who has not made it, until when that holds."""
 
@@ -130,7 +131,7 @@ class Books:
         self._accounts = {rank: Account(rank, node=node, begun_s=since_s, **about) for rank, node in nodes.items()}
         self._saved = 0, None, 0
         self._times, self._stragglers, self._start_waits = CallTimes(), Stragglers(), StartWaits()
-        self._missing, self._next_trust_s = {}, now_s
+        self._missing, self._next_trust_s, self._lately = {}, now_s, None
 
     def hear(self, beat: NodeBeat, told_s: float, *, clock: NodeClock | None = None) -> None:
         """A node told of its ranks.
@@ -139,6 +140,7 @@ class Books:
             told_s: when, by the leader's clock.
             clock: the node's, which puts the times of its calls on the leader's.
         """
+        self._told_s = told_s
         for rank in beat.ranks:
             account = self._accounts.get(rank.rank)
             if account is None:
@@ -153,7 +155,7 @@ class Books:
             for group in rank.groups:
                 if group.waiting_s >= LONG_S and group.completed >= 0:
                     self._look_at_wait(account, group, told_s)
-            if clock is None or clock.offset_s is None or not rank.lags:
+            if not rank.lags or clock is None or clock.offset_s is None:
                 continue
             members = {group.name: group.ranks or self._everybody for group in account.groups}
             calls: dict[str, list[tuple[int, float]]] = {}
@@ -267,8 +269,12 @@ class Books:
         return found
 
     def lately(self) -> Lately:
-        """Return how long ranks wait now, and for whom."""
-        return see_lately(self._accounts.values(), self._stragglers.lately())
+        """Return how long ranks wait now, and for whom; of a large job, as the last look has found."""
+        is_large = len(self._accounts) > EACH_WORD_UP_TO
+        if self._lately is None or not is_large or self._told_s >= self._lately_due_s:
+            self._lately_due_s = self._told_s + WEIGH_FOR_RANK_S * len(self._accounts)
+            self._lately = see_lately(self._accounts.values(), self._stragglers.lately())
+        return self._lately
 
     def snapshot(self, now_s: float) -> Ledger:
         """Return the whole account up to now; takes 20 us for each rank."""
