@@ -81,8 +81,7 @@ class Books:
         attempt: int = 0,
         takes_over: bool = False,
     ) -> None:
-        self._epoch_s, self._attempt = epoch_s, attempt
-        self._started_s = started_s
+        self._epoch_s, self._attempt, self._started_s = epoch_s, attempt, started_s
         self._earlier, self._takes_over = earlier, takes_over
         self._begun_s = 0.0
         self._past = Totals() if earlier is None else Totals.of(earlier)
@@ -168,9 +167,8 @@ class Books:
             self._next_trust_s = told_s + max(TRUST_EVERY_S, TRUST_FOR_RANK_S * len(self._accounts))
             trust = weigh_trust({rank: account.blocked for rank, account in self._accounts.items()})
             self._stragglers.trust = trust
-            self._stragglers.compare(
-                {rank: account.loads for rank, account in self._accounts.items() if account.is_async}
-            )
+            loads = {rank: account.loads for rank, account in self._accounts.items() if account.is_async}
+            self._stragglers.compare(loads)
             for account in self._accounts.values():
                 account.blocked.trust = trust
 
@@ -225,9 +223,8 @@ class Books:
         died_s = [account.until_s for account in self._accounts.values() if account.is_dead and account.until_s]
         at_s = min([now_s, *died_s])
         fault = self._fault = _Fault(at_s, cause, node)
-        told = [
-            account.beat.step for account in self._accounts.values() if account.beat and account.beat.step is not None
-        ]
+        beats = (account.beat for account in self._accounts.values() if account.beat is not None)
+        told = [beat.step for beat in beats if beat.step is not None]
         _, saved_s, saved_step = self._saved
         for account in self._accounts.values():
             account.stop(at_s, has_stood_still=not died_s)
@@ -270,8 +267,7 @@ class Books:
 
     def lately(self) -> Lately:
         """Return how long ranks wait now, and for whom; of a large job, as the last look has found."""
-        is_large = len(self._accounts) > EACH_WORD_UP_TO
-        if self._lately is None or not is_large or self._told_s >= self._lately_due_s:
+        if self._lately is None or len(self._accounts) <= EACH_WORD_UP_TO or self._told_s >= self._lately_due_s:
             self._lately_due_s = self._told_s + WEIGH_FOR_RANK_S * len(self._accounts)
             self._lately = see_lately(self._accounts.values(), self._stragglers.lately())
         return self._lately
@@ -415,10 +411,8 @@ class Books:
                 for rank in members
                 if (found := self._accounts.get(rank)) is not None and found.has_not_called(group.name, seq)
             ]
-            whom, known_s = (
-                missing[0][0] if len(missing) == 1 else None,
-                max((at_s for _, at_s in missing), default=0.0),
-            )
+            whom = missing[0][0] if len(missing) == 1 else None
+            known_s = max((at_s for _, at_s in missing), default=0.0)
             if len(self._missing) >= MAX_MISSING:
                 self._missing.clear()
             self._missing[group.name, seq] = told_s, whom, known_s
