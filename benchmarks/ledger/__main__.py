@@ -1,15 +1,16 @@
-"""Does the ledger say where the time went? Planted losses, a chronic straggler, shaped links, and what it costs.
+"""Does the ledger say where the time went? Planted losses, a chronic straggler, shaped links, what it costs, a week.
 
 python -m benchmarks.ledger losses          seven planted losses, each within 5 % or 50 ms, and the right rank
 python -m benchmarks.ledger chronic         six ranks on six lab nodes, one of them 10 ms late in steps of 100 ms
 python -m benchmarks.ledger links           DDP on shaped links, 2 and 6 ranks: `wait` + `transfer` within 5 points
 python -m benchmarks.ledger cost            live line, status file and books; marks of a step and of a collective
+python -m benchmarks.ledger week            1,024 virtual ranks: bytes of a beat, the leader's processor time, its files
 
-Run it from the repository's root, with the Python that has allranks and torch; all but `cost` as root, since they use a
-lab (`losses --plants slow-rank,slow-loader` does not). Each takes at most 4 minutes, prints a line for each figure, and
-ends with 0 if all are right, 1 if one is wrong, 2 if a job did not run. docs/evidence/ledger.md is written from what
-each command found last, unless --no-page is given. Measure on a quiet machine: the truth has the machine's noise in it,
-too, but a step that takes longer changes what is measured.
+Run it from the repository's root, with the Python that has allranks and torch; all but `cost` and `week` as root, since
+they use a lab (`losses --plants slow-rank,slow-loader` does not). Each takes at most 4 minutes, prints a line for each
+figure, and ends with 0 if all are right, 1 if one is wrong, 2 if a job did not run. docs/evidence/ledger.md is written
+from what each command found last, unless --no-page is given. Measure on a quiet machine: the truth has the machine's
+noise in it, too, but a step that takes longer changes what is measured.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import chronic, cost, links, losses, page
+from . import chronic, cost, links, losses, page, week
 from .jobs import MeasurementError, Part, scratch
 
 
@@ -45,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     price.add_argument("--ranks", type=int, default=cost.RANKS)
     price.add_argument("--pairs", type=int, default=cost.PAIRS, help="of halves, with and without")
     price.add_argument("--half-s", type=float, default=cost.HALF_S, help="seconds of each half")
+    commands.add_parser("week")
     for command in commands.choices.values():
         command.add_argument("--name", default=f"ledger-{os.getpid()}", help="of the lab")
         command.add_argument("--keep", type=Path, metavar="DIR", help="keep the files of the jobs there")
@@ -75,6 +77,8 @@ def measure(options: argparse.Namespace, directory: Path) -> Part:
         return links.measure(directory, lab=options.name, steps=options.steps, sizes=options.ranks)
     if options.command == "cost":
         return cost.measure(directory, ranks=options.ranks, pairs=options.pairs, half_s=options.half_s)
+    if options.command == "week":
+        return week.measure(directory)
     if unknown := {plant.partition("=")[0] for plant in options.plants} - {*losses.PLANTS}:
         raise MeasurementError(f"{', '.join(sorted(unknown))}: expected of {', '.join(losses.PLANTS)}")
     about = {"lab": options.name, "is_together": options.together, "steps": options.steps, "within": options.within}

@@ -19,6 +19,7 @@ TITLES = {
     "chronic": "A chronic straggler",
     "links": "DDP on shaped links",
     "cost": "What it costs",
+    "week": "1,024 ranks for a week",
 }
 TEXTS = {
     "losses": (
@@ -37,6 +38,13 @@ TEXTS = {
     "cost": (
         "Processor time of the leader and agent with the live line (on a terminal), `status.json`, `goodput.json` and "
         "`book.bin`, and without; both alternate in one job. Marks are measured by calling them."
+    ),
+    "week": (
+        "128 virtual nodes with 8 GPUs each, two restarts, a rank that loads its batches late; the leader, its ledger, "
+        "and its files are the product's. Every beat is heard at the beginning, around the restarts, and at the end; "
+        "in between each node sends one every three hours. A beat grows by what the ledger and `top` add to it. "
+        "Points of a core are the leader's processor time with ledger, status and files less that without, with the "
+        "same beats by turns."
     ),
 }
 
@@ -61,8 +69,8 @@ def render(record: Mapping[str, Any]) -> str:
     lines = [
         "# The ledger, measured",
         "",
-        "`python -m benchmarks.ledger losses|chronic|links|cost` writes this page: jobs in which something is planted,",
-        "and what the ledger says of it. [What the categories mean](../how-to/ledger.md).",
+        "`python -m benchmarks.ledger losses|chronic|links|cost|week` writes this page: jobs in which something is",
+        "planted, and what the ledger says of it. [What the categories mean](../how-to/ledger.md).",
     ]
     for name, title in TITLES.items():
         if name in record:

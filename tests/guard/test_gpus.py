@@ -12,7 +12,7 @@ import pytest
 from allranks.guard.gpus import EVERY_S, MOST_S, OLD_S, GpuMeter
 from allranks.guard.watch import WorkerWatch
 from allranks.host.gpu_load import GpuLoad, load_of, parse_gpu_loads, read_gpu_loads
-from allranks.model.beat import GpuSeen, RankBeat
+from allranks.model.beat import GpuSeen, LoadSeen, RankBeat
 from host.fake_nvidia_smi import install
 
 from .scenes import FAST
@@ -75,6 +75,12 @@ def test_a_rank_has_the_gpu_that_its_process_uses(
 def test_two_gpus_of_one_process_are_the_use_of_the_idlest_and_all_memory(tmp_path: Path) -> None:
     loads = (GpuLoad(A, 90, 10, 80, (70,)), GpuLoad(B, 20, 5, 80, (70,)), GpuLoad("GPU-c", 0, 1, 80))
     assert load_of({0: 70}, loads, root=processes(tmp_path, 70)) == {0: GpuSeen(20, 15, 160)}
+
+
+def test_what_a_gpu_does_stands_beside_the_memory_of_its_rank() -> None:
+    load = LoadSeen(rss_mib=9000).with_gpu(GpuSeen(97, 62_695, 81_559))
+    assert load == LoadSeen(9000, 97, 3918, 5097)
+    assert load.gpu == GpuSeen(97, 62_688, 81_552)
 
 
 def test_it_is_asked_every_few_seconds_and_the_less_often_the_slower_it_is() -> None:

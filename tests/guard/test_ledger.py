@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from allranks.guard.blocked import Blocked, Booked
 from allranks.guard.ledger import Books
+from allranks.guard.rank_account import Account
 from allranks.guard.waited import WaitSample
 from allranks.model.beat import GroupSeen, NodeBeat, RankBeat
 from allranks.model.finding import Confidence, Finding, Severity
@@ -21,7 +22,7 @@ from allranks.model.ledger import Category, Ledger, LostTime
 from allranks.model.pace import Pace
 from allranks.wire.protocol import WorkerEnd
 
-from .ledger_world import Told, live, plan
+from .ledger_world import Told, live, pace_at, plan
 
 CASES: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("ledger_cases.toml").read_text())["case"]
 
@@ -202,14 +203,60 @@ def test_the_end_of_an_interpreter_is_unknown() -> None:
     """The script ends at 6.0 s, its process at 9.0 s: torch has much to unload, and the cores are busy."""
     books, totals = Books(), (1_000_000, 5_000_000, 0, 0, 0, 0, 0)
     books.begin(plan(1, 1), 0.0)
-    rank = RankBeat(rank=0, pace=Pace(state=1, state_us=10, steps=60, totals_us=totals))
+    pace = Pace(state=1, state_us=10, steps=60, totals_us=totals)
     for now_s in (6.0, 7.0, 8.0):
-        told = msgspec.structs.replace(rank, has_left=now_s > 6.0)
+        told = RankBeat(rank=0, pace=msgspec.structs.replace(pace, has_left=now_s > 6.0))
         books.hear(NodeBeat(node_index=0, generation=0, ranks=(told,)), now_s)
     assert books.snapshot(8.5).seconds == {"start": 1.0, "step": 5.0, "unknown": 2.5}
     books.ended(WorkerEnd(rank=0, node="", exit_code=0, time_s=0.0), 9.0)
     books.hear(NodeBeat(node_index=0, generation=0, ranks=(told,)), 9.1)
     assert books.snapshot(9.5).seconds == {"start": 1.0, "step": 5.0, "unknown": 3.5}
+
+
+STEPS = "( step 0.08 data 0.01 all 0.02 opt )"
+
+
+def test_the_account_of_a_large_job_whose_words_are_not_all_weighed_is_the_same() -> None:
+    """Steps, a save, a wait of 9 s for a rank that is late, and steps, of which a fault loses what follows the save."""
+    programs = [f"start 2.5 25 * {STEPS} save 0.7 {late} 25 * {STEPS} hang" for late in ("step 0.1", "step 9.1")]
+    rank, _ = live(programs)
+    each, some = (Account(0, node=0, begun_s=0.0, weigh_s=weigh_s) for weigh_s in (0.0, 4.0))
+    kept_s = 6.1
+    for half in range(1, 36):
+        now_s = half / 2
+        word = RankBeat(rank=0, pace=pace_at(rank, now_s))
+        for account in (each, some):
+            account.hear(word, now_s)
+        assert some.first_s == each.first_s
+    expected, _ = each.close(17.5)
+    found, _ = some.close(17.5)
+    assert expected[Category.SAVE] == found[Category.SAVE] == pytest.approx(0.7)
+    assert {name: found[name] for name in Category} == pytest.approx(expected, abs=0.01)
+    for account in (each, some):
+        account.stop(17.4)
+    assert some.lose_since(kept_s) == pytest.approx(each.lose_since(kept_s), abs=0.15)
+    assert some.close(17.5)[0][Category.SAVE] == each.close(17.5)[0][Category.SAVE] == pytest.approx(0.7)
+
+
+def test_the_last_word_of_a_large_job_is_weighed_before_its_account_is_closed() -> None:
+    account, pace = Account(0, node=0, begun_s=0.0, weigh_s=4.0), Pace(6, 10, 60, (0, 0, 0, 0, 0, 0, 1_000_000))
+    account.hear(RankBeat(rank=0, pace=pace), 1.0)
+    account.hear(RankBeat(rank=0, pace=msgspec.structs.replace(pace, totals_us=(0, 0, 0, 0, 0, 0, 2_000_000))), 2.0)
+    assert account.blocked.recent() is None
+    found, _ = account.close(2.0)
+    assert found[Category.WAIT] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("num_ranks", "steps"), [(256, [1, 2, 3, 4]), (300, [1, 1, 1, 4])])
+def test_how_a_large_job_was_lately_is_looked_at_less_often(num_ranks: int, steps: list[int]) -> None:
+    books, found = Books(), list[int | None]()
+    books.begin(plan(1, num_ranks), 0.0)
+    for number in range(1, 5):
+        pace = Pace(state=1, state_us=10, steps=number, totals_us=(0, 400_000 * number, 0, 0, 0, 0, 0))
+        ranks = tuple(RankBeat(rank=rank, pace=pace) for rank in range(num_ranks))
+        books.hear(NodeBeat(node_index=0, generation=0, ranks=ranks), 0.4 * number)
+        found.append(books.lately().steps)
+    assert found == steps
 
 
 def test_calls_that_a_rank_tells_after_it_has_destroyed_its_groups_count() -> None:

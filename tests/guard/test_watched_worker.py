@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from allranks.guard.inside.cell import Cell
-from allranks.guard.inside.pace_words import BEGAN, STATE, STEPS
+from allranks.guard.inside.pace_words import BEGAN, LEFT, STATE, STEPS
 from allranks.guard.worker import WatchedWorker
 from allranks.model.beat import CallSeen, GpuSeen, LoadSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.pace import Pace
@@ -183,7 +184,7 @@ def test_what_makes_no_sense_costs_itself_alone(cell: Cell, tmp_path: Path):
     assert (beat.main_at, beat.phase) == (r"evil\x1b[2J.py:1 in f", r"\x1b[2J")
 
 
-def test_what_a_worker_has_booked_goes_on_until_it_ends_and_is_a_small_part_of_a_beat(cell: Cell, tmp_path: Path):
+def test_what_a_worker_has_booked_goes_on_until_it_ends(cell: Cell, tmp_path: Path):
     proc(tmp_path, 70, "S")
     assert watched(cell, tmp_path).look().pace is None
     view, began_ns = watched(cell, tmp_path), time.monotonic_ns()
@@ -196,16 +197,37 @@ def test_what_a_worker_has_booked_goes_on_until_it_ends_and_is_a_small_part_of_a
     assert second is not None
     assert (second.steps, second.totals_us[3]) == (3, second.state_us)
     assert second.total_us - first.total_us >= 20_000
+    assert not second.has_left
+    cell.pace[LEFT] = time.monotonic_ns()
+    left = view.look().pace
+    assert left is not None
+    assert left.has_left
+    cell.pace[LEFT] = 0
     (tmp_path / "proc/70/stat").unlink()
     ended = view.look().pace
     time.sleep(0.02)
     assert view.look().pace == ended
-    week_us, start_us = 7 * 86400 * 10**6, 1200 * 10**6
-    totals = start_us, *(week_us // 6,) * 6
-    pace = Pace(state=1, state_us=start_us, steps=10**7, totals_us=totals, back_blocked_permille=500)
-    load = LoadSeen(2**13).with_gpu(GpuSeen(97, 62_695, 81_559))
-    beats = [RankBeat(rank=0), RankBeat(rank=0, pace=pace, load=load)]
-    sizes = [len(encode_frame(Beat(node=NodeBeat(node_index=0, generation=0, ranks=(beat,))))) for beat in beats]
+
+
+WEEK_US, MINUTE_US = 7 * 86400 * 10**6, 60 * 10**6
+LOADED = LoadSeen(2**17).with_gpu(GpuSeen(97, 8 * 160_695, 8 * 183_359))
+
+
+@pytest.mark.parametrize(
+    "beat",
+    [
+        # in its first minute, of which all is `start`; and where each state has had hours, the last one in a row
+        RankBeat(rank=0, begun_ago_s=59.9, pace=Pace(0, MINUTE_US, 0, (MINUTE_US, *(0,) * 6)), load=LOADED),
+        RankBeat(rank=0, begun_ago_s=59.9, pace=Pace(6, MINUTE_US, 9**6, (MINUTE_US,) * 7, 500), load=LOADED),
+        RankBeat(rank=0, pace=Pace(1, 99 * MINUTE_US, 10**7, (WEEK_US // 7,) * 7, 500, has_left=True), load=LOADED),
+    ],
+    ids=["start", "first minute", "last beat of a week"],
+)
+def test_what_the_ledger_and_top_add_to_a_beat_is_at_most_100_bytes_a_rank(beat: RankBeat):
+    plain = msgspec.structs.replace(beat, begun_ago_s=None, pace=None, load=LoadSeen())
+    sizes = [
+        len(encode_frame(Beat(node=NodeBeat(node_index=0, generation=0, ranks=(rank,))))) for rank in (plain, beat)
+    ]
     assert sizes[1] - sizes[0] <= 100
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from statistics import mean, median
+from statistics import fmean, median
 
 from allranks.guard.rank_account import Account
 from allranks.guard.stragglers import Straggler
@@ -41,13 +41,13 @@ def see_lately(accounts: Iterable[Account], late: Mapping[int, Straggler]) -> La
     steps, shares, steps_s = 0, dict[int, float](), list[float]()
     for account in accounts:
         steps = max(steps, account.steps)
-        if (recent := account.blocked.recent()) is not None and not account.is_async:
+        if not account.is_async and (recent := account.blocked.recent()) is not None:
             shares[account.rank] = recent.wait_share
             if recent.steps > 0:
                 steps_s.append(recent.passed_s / recent.steps)
     worst = max(late.values(), key=lambda straggler: straggler.share, default=None)
     return Lately(
-        wait_share=mean(shares.values()) if shares else None,
+        wait_share=fmean(shares.values()) if shares else None,
         wait_shares=shares,
         waits_for=worst.rank if worst is not None and worst.share >= MIN_SHARE else None,
         late=late,

@@ -42,7 +42,10 @@ MISSING_EVERY_S = 0.5
 MAX_MISSING = 1024
 POINT_FOR_RANK_S = 0.004
 """Between two points of a rank's way to which redo is reckoned."""
-TRUST_EVERY_S, TRUST_FOR_RANK_S = 2.0, 0.002
+EACH_WORD_UP_TO, WEIGH_FOR_RANK_S = 256, 0.004
+"""Ranks of a job whose every word is weighed; and in a larger one, for each rank, the time between two that are, and
+between two looks at how it was lately. Words have running totals, so what is left out is in the next one."""
+TRUST_EVERY_S, TRUST_FOR_RANK_S = 2.0, 0.004
 """Between two looks at how far the waits in collectives are borne out, with many ranks more."""
 
 
@@ -78,8 +81,7 @@ class Books:
         attempt: int = 0,
         takes_over: bool = False,
     ) -> None:
-        self._epoch_s, self._attempt = epoch_s, attempt
-        self._started_s = started_s
+        self._epoch_s, self._attempt, self._started_s = epoch_s, attempt, started_s
         self._earlier, self._takes_over = earlier, takes_over
         self._begun_s = 0.0
         self._past = Totals() if earlier is None else Totals.of(earlier)
@@ -102,7 +104,8 @@ class Books:
         self._is_estimated = earlier is not None and earlier.is_estimated
         self._chronic = {found.rank: found for found in earlier.chronic} if earlier else {}
         self._times, self._stragglers, self._start_waits = CallTimes(), Stragglers(), StartWaits()
-        self._next_trust_s = 0.0
+        self._next_trust_s = self._told_s = self._lately_due_s = 0.0
+        self._lately: Lately | None = None
         self._missing: dict[tuple[str, int], tuple[float, int | None, float]] = {}
         """By group and number of an open call: when this was looked at, who has not made it, until when that holds."""
 
@@ -123,10 +126,11 @@ class Books:
         self._generation, self._gen_s = plan.generation, now_s
         since_s = self._book_before(now_s) if is_first else now_s
         about: dict[str, Any] = {"is_running": is_first and self._takes_over, "point_s": POINT_FOR_RANK_S * len(nodes)}
+        about["weigh_s"] = WEIGH_FOR_RANK_S * len(nodes) if len(nodes) > EACH_WORD_UP_TO else 0.0
         self._accounts = {rank: Account(rank, node=node, begun_s=since_s, **about) for rank, node in nodes.items()}
         self._saved = 0, None, 0
         self._times, self._stragglers, self._start_waits = CallTimes(), Stragglers(), StartWaits()
-        self._missing, self._next_trust_s = {}, now_s
+        self._missing, self._next_trust_s, self._lately = {}, now_s, None
 
     def hear(self, beat: NodeBeat, told_s: float, *, clock: NodeClock | None = None) -> None:
         """A node told of its ranks.
@@ -135,6 +139,7 @@ class Books:
             told_s: when, by the leader's clock.
             clock: the node's, which puts the times of its calls on the leader's.
         """
+        self._told_s = told_s
         for rank in beat.ranks:
             account = self._accounts.get(rank.rank)
             if account is None:
@@ -149,7 +154,7 @@ class Books:
             for group in rank.groups:
                 if group.waiting_s >= LONG_S and group.completed >= 0:
                     self._look_at_wait(account, group, told_s)
-            if clock is None or clock.offset_s is None or not rank.lags:
+            if not rank.lags or clock is None or clock.offset_s is None:
                 continue
             members = {group.name: group.ranks or self._everybody for group in account.groups}
             calls: dict[str, list[tuple[int, float]]] = {}
@@ -162,9 +167,8 @@ class Books:
             self._next_trust_s = told_s + max(TRUST_EVERY_S, TRUST_FOR_RANK_S * len(self._accounts))
             trust = weigh_trust({rank: account.blocked for rank, account in self._accounts.items()})
             self._stragglers.trust = trust
-            self._stragglers.compare(
-                {rank: account.loads for rank, account in self._accounts.items() if account.is_async}
-            )
+            loads = {rank: account.loads for rank, account in self._accounts.items() if account.is_async}
+            self._stragglers.compare(loads)
             for account in self._accounts.values():
                 account.blocked.trust = trust
 
@@ -219,9 +223,8 @@ class Books:
         died_s = [account.until_s for account in self._accounts.values() if account.is_dead and account.until_s]
         at_s = min([now_s, *died_s])
         fault = self._fault = _Fault(at_s, cause, node)
-        told = [
-            account.beat.step for account in self._accounts.values() if account.beat and account.beat.step is not None
-        ]
+        beats = (account.beat for account in self._accounts.values() if account.beat is not None)
+        told = [beat.step for beat in beats if beat.step is not None]
         _, saved_s, saved_step = self._saved
         for account in self._accounts.values():
             account.stop(at_s, has_stood_still=not died_s)
@@ -263,8 +266,11 @@ class Books:
         return found
 
     def lately(self) -> Lately:
-        """Return how long ranks wait now, and for whom."""
-        return see_lately(self._accounts.values(), self._stragglers.lately())
+        """Return how long ranks wait now, and for whom; of a large job, as the last look has found."""
+        if self._lately is None or len(self._accounts) <= EACH_WORD_UP_TO or self._told_s >= self._lately_due_s:
+            self._lately_due_s = self._told_s + WEIGH_FOR_RANK_S * len(self._accounts)
+            self._lately = see_lately(self._accounts.values(), self._stragglers.lately())
+        return self._lately
 
     def snapshot(self, now_s: float) -> Ledger:
         """Return the whole account up to now; takes 20 us for each rank."""
@@ -405,10 +411,8 @@ class Books:
                 for rank in members
                 if (found := self._accounts.get(rank)) is not None and found.has_not_called(group.name, seq)
             ]
-            whom, known_s = (
-                missing[0][0] if len(missing) == 1 else None,
-                max((at_s for _, at_s in missing), default=0.0),
-            )
+            whom = missing[0][0] if len(missing) == 1 else None
+            known_s = max((at_s for _, at_s in missing), default=0.0)
             if len(self._missing) >= MAX_MISSING:
                 self._missing.clear()
             self._missing[group.name, seq] = told_s, whom, known_s

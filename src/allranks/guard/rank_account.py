@@ -27,6 +27,8 @@ TAIL_S = 3.0
 """So long may the present state go on behind a word; what is longer is unknown."""
 STANDSTILL_US = 5_000_000
 """A rank that a fault finds in one step for longer did no work there. One in a backward pass may wait for others."""
+LONG_US = 1_000_000
+"""A wait that is told as such."""
 POINT_S, MAX_POINTS = 1.0, 64
 """What is remembered of the way since the last checkpoint: one point a second; of more, every second one goes."""
 
@@ -51,13 +53,23 @@ class Account:
         begun_s: when its time begins, by the leader's clock.
         is_running: its process began before that, under another leader: what it booked before does not count here.
         point_s: how often a point is remembered, to which a fault can go back.
+        weigh_s: how often a word is weighed at least: each one for 0, but of many ranks that is too much.
     """
 
     def __init__(
-        self, rank: int, *, node: int, begun_s: float, is_running: bool = False, point_s: float = POINT_S
+        self,
+        rank: int,
+        *,
+        node: int,
+        begun_s: float,
+        is_running: bool = False,
+        point_s: float = POINT_S,
+        weigh_s: float = 0.0,
     ) -> None:
         self.rank, self.node, self.begun_s = rank, node, begun_s
-        self._point_s = max(POINT_S, point_s)
+        self._point_s, self._weigh_s = max(POINT_S, point_s), weigh_s
+        self._weighed_s = -math.inf
+        """When the last word that was weighed had been told."""
         self.beat: RankBeat | None = None
         self.pace: Pace | None = None
         self.told_s = begun_s
@@ -93,18 +105,35 @@ class Account:
         if self._is_stopped or told_s < self.told_s or (self.until_s is not None and told_s > self.until_s + TAIL_S):
             return
         self.beat, self.is_dead = beat, self.is_dead and self.until_s is not None
-        self.groups, self._has_left = beat.groups or self.groups, beat.has_left
+        self.groups = beat.groups or self.groups
         if pace is None:
             return
+        self._has_left = pace.has_left
         if self._is_running and self.pace is None:
             here_us = min(round(1e6 * (told_s - self.begun_s)), pace.totals_us[pace.state])
             base = [*pace.totals_us]
             base[pace.state] -= here_us
             self._base, self._base_steps = tuple(base), pace.steps
-        self.pace, self.told_s = pace, told_s
+        before, self.pace, self.told_s = self.pace, pace, told_s
         if beat.begun_ago_s is not None:
             arrived_s = told_s - beat.begun_ago_s
             self._arrived_s = arrived_s if self._arrived_s is None else min(self._arrived_s, arrived_s)
+        if told_s >= self._weighed_s + self._weigh_s or self._is_news(before, pace):
+            self._weigh(beat, pace)
+
+    def _is_news(self, before: Pace | None, pace: Pace) -> bool:
+        """Whether a word is to be weighed at once: its first step, a save, a long wait."""
+        return (
+            before is None
+            or pace.totals_us[SAVE] != before.totals_us[SAVE]
+            or (pace.state in (BLOCKED, BACKWARD) and pace.state_us >= LONG_US)
+            or (pace.steps > 0 and self.first_s == math.inf)
+            or self._is_keeping
+        )
+
+    def _weigh(self, beat: RankBeat, pace: Pace) -> None:
+        """Reckon what follows from its last word."""
+        told_s = self._weighed_s = self.told_s
         front_s = told_s - self.begun_s - self._booked_us / 1e6
         self._front_s = front_s if self._front_s is None else min(self._front_s, front_s)
         if pace.steps > 0:
@@ -209,6 +238,8 @@ class Account:
 
         And how long it has waited, by the rank that was waited for; what of that a fault has turned into `redo`, too.
         """
+        if self.beat is not None and self.beat.pace is not None and self._weighed_s < self.told_s:
+            self._weigh(self.beat, self.beat.pace)
         waits_s = self.blocked.waits_s()
         total_s = sum(waits_s.values())
         found = self._split(now_s, total_s)

@@ -24,7 +24,7 @@ _MAX_OPEN = 512
 """Collectives of a group of which not all ranks have told yet; of large groups so many that MAX_TOLD calls are kept,
 and at least MIN_OPEN: those of some seconds. A rank without a hook tells of none."""
 MAX_TOLD, MIN_OPEN = 100_000, 64
-LOOKS_PER_S, TOLD_PER_S = 4096, 20
+LOOKS_PER_S, TOLD_PER_S = 2048, 20
 """Of all ranks of a group, how many are gone through in a second at most; and how many collectives a rank tells of."""
 PERIOD_PART = 0.1
 MAX_GROUPS = 1024

@@ -152,7 +152,6 @@ class WatchedWorker:
             reads_terminal=activity is not None and activity.reads_terminal,
             printed=as_utf8(activity.printed) if activity else "",
             pace=pace,
-            has_left=read.pace is not None and read.pace[LEFT] > 0,
             begun_ago_s=_begun_ago_s(read.pace, now_ns) if pace is not None else None,
             load=LoadSeen(rss_mib=seen.rss_bytes >> 20),
         )
@@ -228,6 +227,7 @@ def to_pace(words: tuple[int, ...] | None, *, started_ns: int, now_ns: int) -> P
         totals_us=tuple(total // 1000 for total in totals),  # type: ignore[arg-type]  # as many as the cell has
         back_blocked_permille=words[BACK] - 1,
         is_async=words[ASYNC] == 1,
+        has_left=words[LEFT] > 0,
     )
 
 

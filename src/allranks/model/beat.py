@@ -200,13 +200,11 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_default
     segments: Amount = 0
     """Of TCP, that its connections to other machines have sent since it began; and of those, sent again."""
     retransmits: Amount = 0
-    pace: Pace | None = None
-    """None: it has booked nothing (no hook, no torch, not begun)."""
+    pace: Pace | None = msgspec.field(default=None, name="p")
+    """None: it has booked nothing (no hook, no torch, not begun). Its key is short, as is that of `load`."""
     begun_ago_s: Age | None = None
     """Since it began to book, with init_process_group; told for a minute."""
-    has_left: bool = False
-    """Its script is over; what its interpreter then does is not booked."""
-    load: LoadSeen = LoadSeen()
+    load: LoadSeen = msgspec.field(default=LoadSeen(), name="l")
 
 
 class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,6 +49,8 @@ class Pace(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Share of its backward passes in which DDP waits for its last bucket, measured on some of them; -1: not known."""
     is_async: bool = False
     """The host runs ahead of its device (NCCL): `step`, `wait` and `transfer` cannot be told apart."""
+    has_left: bool = False
+    """Its script is over; what its interpreter then does is not booked."""
 
     @property
     def total_us(self) -> int:

@@ -289,6 +289,20 @@ def test_a_leader_tells_its_job_once_a_second_and_its_end_at_once() -> None:
     assert leader.step(Due(now_s=75.0)) == []
 
 
+def test_a_leader_of_many_ranks_looks_at_them_every_few_seconds_and_at_once_where_they_wait() -> None:
+    """A status is made at the first word of a second, so it has what the other ranks told in the second before."""
+    leader, seen = lead(1024), []
+    for second in range(1, 8):
+        ranks = (busy(rank, pace=pace(PaceState.STEP, steps=40 + second)) for rank in range(1024))
+        seen.append(last(tell(leader, float(second), *ranks)).rows[0].step)
+    assert seen == [41, 41, 42, 42, 44, 44, 46]
+    places = []
+    for second in range(8, 13):
+        ranks = (waits(rank) if rank else busy(0, main_at=f"a.py:{second} in f") for rank in range(1024))
+        places.append(last(tell(leader, float(second), *ranks)).rows[0].place)
+    assert places[2:] == ["a.py:10 in f", "a.py:11 in f", "a.py:12 in f"]
+
+
 def test_a_script_without_a_session_has_the_steps_of_its_optimizer_and_no_total() -> None:
     leader, ranks = lead(), (busy(0), busy(1, pace=pace(PaceState.STEP, steps=41)), busy(2, pace=None))
     tell(leader, 1.0, *ranks)

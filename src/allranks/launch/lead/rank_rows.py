@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from allranks.guard.scene import NodeView, RankView, Scene
 from allranks.guard.stragglers import Straggler
 from allranks.guard.waits import Waiting
-from allranks.model.beat import CallSeen, GpuSeen, ProcessState
+from allranks.model.beat import HELD_STATES, CallSeen, GpuSeen, ProcessState
 from allranks.model.job_status import MAX_NODES, MAX_ROWS, NodeRow, RankRow, Stuck
 from allranks.model.pace import PACE_STATES, Pace, PaceState
 
@@ -31,6 +31,7 @@ COSTLY = 0.02
 CPU_S = 0.9
 """Between two looks at the processor time of a rank, at least."""
 _STATES = tuple(str(state) for state in PACE_STATES)
+_BLOCKED = PACE_STATES.index(PaceState.BLOCKED)
 _OF_PROCESS = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
 _OF_PHASE = {"": "running", "init": "start", "arriving": "start", "training": "running", "saving": "save"}
 _SEVERITY = ("lost", "silent", "stopped", "kernel")
@@ -128,9 +129,12 @@ def _worst_gpu(one: GpuSeen | None, other: GpuSeen | None) -> GpuSeen | None:
     """Return the lower use of the two, and the memory of the fuller one."""
     if one is None or other is None:
         return one or other
-    fuller = max(one, other, key=lambda gpu: gpu.used_mib)
-    percents = [gpu.percent for gpu in (one, other) if gpu.percent is not None]
-    return GpuSeen(percent=min(percents, default=None), used_mib=fuller.used_mib, total_mib=fuller.total_mib)
+    fuller = other if other.used_mib > one.used_mib else one
+    is_idler = other.percent is not None and (one.percent is None or other.percent < one.percent)
+    if fuller is one and not is_idler:  # of most ranks: there are thousands
+        return one
+    percent = other.percent if is_idler else one.percent
+    return GpuSeen(percent=percent, used_mib=fuller.used_mib, total_mib=fuller.total_mib)
 
 
 def see_ranks(
@@ -167,7 +171,8 @@ def see_ranks(
                 row = rows[key] = RowDraft(state, is_culprit, place)
             row.ranks.append(rank)
             row.nodes[node.name] = None
-            row.for_s = max(row.for_s, for_s)
+            if for_s > row.for_s:
+                row.for_s = for_s
             if lateness is not None:
                 row.late_s, row.cost_share = max(row.late_s, lateness.lag_s), max(row.cost_share, cost_share)
             if view is None:
@@ -178,8 +183,11 @@ def see_ranks(
                 row.step = step
             if (cores := cpu.look(view)) is not None and cores > (row.cpu_cores or 0.0):
                 row.cpu_cores = cores
-            row.rss_bytes = max(row.rss_bytes, beat.load.rss_mib << 20)
-            row.gpu = _worst_gpu(row.gpu, beat.load.gpu)
+            load = beat.load
+            if (rss_bytes := load.rss_mib << 20) > row.rss_bytes:
+                row.rss_bytes = rss_bytes
+            if load.gpu_total:
+                row.gpu = _worst_gpu(row.gpu, load.gpu)
             row.segments += beat.segments
             row.retransmits += beat.retransmits
     return show_rows(rows.values(), is_single=is_single)
@@ -228,10 +236,10 @@ def _see_rank(
     if view is None:
         return "start", 0.0, ""
     beat, ago_s = view.beat, max(0.0, now_s - view.told_s)
-    if (held := _OF_PROCESS.get(beat.state)) is not None and beat.state_for_s >= WAITS_S:
-        return held, beat.state_for_s + ago_s, beat.main_at
-    waits_s, pace = view.waits_s(now_s), beat.pace
-    is_blocked = pace is not None and PACE_STATES[pace.state] is PaceState.BLOCKED
+    if beat.state in HELD_STATES and beat.state_for_s >= WAITS_S:
+        return _OF_PROCESS[beat.state], beat.state_for_s + ago_s, beat.main_at
+    waits_s, pace = view.waits_s(now_s) if rank in scene.waiting_since_s else 0.0, beat.pace
+    is_blocked = pace is not None and pace.state == _BLOCKED
     if waits_s >= WAITS_S or is_blocked:
         call = find_open(beat.calls)
         for_s = max(waits_s, _for_s(pace, ago_s)) if pace is not None and is_blocked else waits_s

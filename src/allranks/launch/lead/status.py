@@ -28,7 +28,7 @@ from allranks.launch.lead.script_saves import ScriptSaves
 from allranks.launch.lead.step_rate import StepRate
 from allranks.model.errors import name_signal
 from allranks.model.finding import Finding
-from allranks.model.job_status import MAX_EVENTS, EventSeen, JobStatus, Stuck, write_status
+from allranks.model.job_status import MAX_EVENTS, EventSeen, JobStatus, RankRow, Stuck, write_status
 from allranks.model.ledger import Ledger
 from allranks.wire.protocol import Plan
 
@@ -36,8 +36,10 @@ STATUS_S = 1.0
 """Between two statuses."""
 LEDGER_S = 60.0
 """Between two writings of the ledger, besides those at a fault, a restart and the end."""
-SAMPLE_S = 5.0
-"""Between two looks at the ledger."""
+SAMPLE_S, SAMPLE_FOR_RANK_S = 5.0, 0.02
+"""Between two looks at the ledger, and the same for each rank: a look takes 20 us a rank."""
+ROWS_FOR_RANK_S = 2e-3
+"""Between two looks at what all ranks do, for each rank; at least STATUS_S. A look takes 4 us a rank."""
 STUCK_S = 3.0
 """Ranks that wait for so long are told as waiting for others."""
 WALK_S = 6e-3
@@ -93,6 +95,8 @@ class StatusKeeper:
     _cpu: CpuMeter = field(default_factory=CpuMeter)
     _saves: ScriptSaves = field(default_factory=ScriptSaves)
     _ledger: Ledger | None = None
+    _rows: tuple[RankRow, ...] = ()
+    _rows_due_s: float = -math.inf
     _waiting: Waiting | None = None
     _walked_s: float = -math.inf
     """When the last walk over all groups was made, by the guard's clock."""
@@ -120,11 +124,11 @@ class StatusKeeper:
         if known.plan.generation != self._generation:
             self._generation, self._warnings = known.plan.generation, ()
             self._cpu, self._saves = CpuMeter(), ScriptSaves()
-            self._hung, self._waiting, self._walked_s = None, None, -math.inf
+            self._hung, self._waiting, self._walked_s, self._rows_due_s = None, None, -math.inf, -math.inf
             self._rate.begin()
         is_kept = is_new_phase or now_s >= self._ledger_due_s
         if is_kept or now_s >= self._sample_due_s:
-            self._sample_due_s = now_s + SAMPLE_S
+            self._sample_due_s = now_s + max(SAMPLE_S, SAMPLE_FOR_RANK_S * scene.num_ranks)
             if known.phase is Phase.OVER:
                 self.books.end(now_s)
             self._ledger = self.books.snapshot(now_s)
@@ -194,7 +198,10 @@ class StatusKeeper:
         is_running = known.phase is Phase.RUNNING
         lately = self.books.lately() if is_running else None
         wait_share = lately.wait_share if lately is not None else None
-        late = lately.late if lately is not None else {}
+        if now_s >= self._rows_due_s or waiting is not None or not is_running:
+            self._rows_due_s = now_s + ROWS_FOR_RANK_S * scene.num_ranks - STATUS_S / 2
+            late = lately.late if lately is not None else {}
+            self._rows = see_ranks(scene, guard_s, waiting=waiting, steps=known.steps, late=late, cpu=self._cpu)
         step = max(known.steps.values(), default=None)
         is_of_session = step is not None
         if step is None:
@@ -229,7 +236,7 @@ class StatusKeeper:
             stuck=stuck,
             missing=known.missing,
             gives_up_in_s=None if known.gives_up_s is None else round(max(0.0, known.gives_up_s - now_s), 1),
-            rows=see_ranks(scene, guard_s, waiting=waiting, steps=known.steps, late=late, cpu=self._cpu),
+            rows=self._rows,
             nodes=see_nodes(scene, guard_s),
             events=tuple(self._events),
             ledger=None if self._ledger is None else shorten_ledger(self._ledger),
