@@ -60,9 +60,10 @@ SETTLE_S, SILENT_S = 0.4, 3.0
 """A rank of another node may have ended first: looks are waited for so long, and for a silent node so long at most."""
 LOOK_S = 0.3
 """Ends that are no further apart may have been in any order."""
-STOP_S, BEFORE_S = 5.0, 10.0
+STOP_S, ALONE_S, BEFORE_S = 5.0, 2.0, 10.0
 """Whoever stops a job sends a signal to all of its processes: the second one has ended by then, and nobody is blamed
-before. Whom ranks waited for is told if that was at most BEFORE_S before the first end."""
+before. ALONE_S: where a rank lives that SIGTERM would have ended at once. Whom ranks waited for is told if that was at
+most BEFORE_S before the first end."""
 LOADER_S, LEFT_S = 10.0, 15.0
 """A rank that fails so shortly after a child of its own was killed, or in a collective after another rank exited with
 0, failed because of that: Python needs seconds to end after an error of Gloo."""
@@ -141,6 +142,8 @@ class _Court:
         self.ended = sorted(self._find_ended(), key=lambda track: track.ended_s)
         """What ended badly: ranks, their killed children, and launchers that a signal ended; the first one first."""
         self._was_stopped = bool(self.ended) and self._was_stopped_from_outside()
+        is_one_spared = not all(track.look.may_outlive_sigterm for track in ranks.living.values())
+        self._stop_s = ALONE_S if is_one_spared else STOP_S
         told_s = max((node.told_s for node in self._history.nodes.values()), default=0.0)
         self._is_suspended = bool(ranks.living) and self._history.suspended_s >= told_s
 
@@ -163,7 +166,7 @@ class _Court:
         if self._was_stopped:
             yield WatchState(f"{self._say_ends()}: the job was stopped from outside", cause="cancelled")
         elif self.ended and not is_judged and not self._history.proven:
-            is_asked, stop = _is_asked(self.ended[0]), f"whether the job is being stopped shows within {STOP_S:.0f} s"
+            is_asked, stop = _is_asked(self.ended[0]), f"whether the job is being stopped shows within {self._stop_s:.0f} s"
             text = f"{self._say_ends()}; {stop if is_asked else 'other ranks may have ended before'}"
             yield WatchState(text, cause="dead-rank")
         if self._is_suspended:
@@ -219,7 +222,7 @@ class _Court:
     def _judge_ended(self) -> tuple[Finding, ...]:
         """Return the verdict on who ended first."""
         first_s, nodes = self.ended[0].ended_s, {track.node for track in self._ranks.living.values()}
-        settle_s = STOP_S if _is_asked(self.ended[0]) else SETTLE_S
+        settle_s = self._stop_s if _is_asked(self.ended[0]) else SETTLE_S
         are_heard = all(self._history.nodes[node].told_s >= first_s + settle_s for node in nodes)
         silent_s = max(SILENT_S, 2 * settle_s)
         waits = self._now_s < first_s + settle_s or not (are_heard or self._now_s > first_s + silent_s)
