@@ -135,8 +135,8 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: P
         process = f"; to watch the process {job}: allranks watch --pid {job}" if Path(f"/proc/{job}").exists() else ""
         others = "; jobs here:" if here else f"; {none}"
         raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{process}{others}", more=known)
-    is_only = not target and not found.has_name  # then all ranks are its, and whoever started them
-    return watch_here(job if found.has_name else "", pids=() if is_only or found.has_name else found.pids)
+    is_only = not target  # then all ranks are its, and whoever started them
+    return watch_here(found.name, pids=() if is_only or found.name else found.pids)
 
 
 def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json: bool) -> None:

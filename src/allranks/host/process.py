@@ -56,7 +56,7 @@ class ProcessSeen:
     num_switches: int = 0
     """How often its main thread went to sleep: a process that still moves changes it."""
     may_outlive_sigterm: bool = True
-    """It handles, blocks or ignores SIGTERM, or has not taken one that was sent; False: SIGTERM would end it at once."""
+    """It handles, blocks or ignores SIGTERM, or has not taken one yet that was sent; False: SIGTERM would end it."""
     start_ticks: int = 0
     """Since the boot: tells it from a later process with the same pid."""
     wait_status: int | None = None

@@ -143,7 +143,8 @@ class _Court:
         """What ended badly: ranks, their killed children, and launchers that a signal ended; the first one first."""
         self._was_stopped = bool(self.ended) and self._was_stopped_from_outside()
         is_one_spared = not all(track.look.may_outlive_sigterm for track in ranks.living.values())
-        self._stop_s = ALONE_S if is_one_spared else STOP_S
+        stop_s = ALONE_S if is_one_spared else STOP_S
+        self._settle_s = stop_s if self.ended and _is_asked(self.ended[0]) else SETTLE_S
         told_s = max((node.told_s for node in self._history.nodes.values()), default=0.0)
         self._is_suspended = bool(ranks.living) and self._history.suspended_s >= told_s
 
@@ -166,8 +167,8 @@ class _Court:
         if self._was_stopped:
             yield WatchState(f"{self._say_ends()}: the job was stopped from outside", cause="cancelled")
         elif self.ended and not is_judged and not self._history.proven:
-            is_asked, stop = _is_asked(self.ended[0]), f"whether the job is being stopped shows within {self._stop_s:.0f} s"
-            text = f"{self._say_ends()}; {stop if is_asked else 'other ranks may have ended before'}"
+            stop = f"whether the job is being stopped shows within {self._settle_s:.0f} s"
+            text = f"{self._say_ends()}; {stop if self._settle_s > SETTLE_S else 'other ranks may have ended before'}"
             yield WatchState(text, cause="dead-rank")
         if self._is_suspended:
             text = "the job is suspended: all of its processes are stopped (scontrol suspend, a frozen cgroup, ^Z)"
@@ -222,10 +223,10 @@ class _Court:
     def _judge_ended(self) -> tuple[Finding, ...]:
         """Return the verdict on who ended first."""
         first_s, nodes = self.ended[0].ended_s, {track.node for track in self._ranks.living.values()}
-        settle_s = self._stop_s if _is_asked(self.ended[0]) else SETTLE_S
-        are_heard = all(self._history.nodes[node].told_s >= first_s + settle_s for node in nodes)
-        silent_s = max(SILENT_S, 2 * settle_s)
-        waits = self._now_s < first_s + settle_s or not (are_heard or self._now_s > first_s + silent_s)
+        settled_s = first_s + self._settle_s
+        are_heard = all(self._history.nodes[node].told_s >= settled_s for node in nodes)
+        silent_s = first_s + max(SILENT_S, 2 * self._settle_s)
+        waits = self._now_s < settled_s or not (are_heard or self._now_s > silent_s)
         if self._was_stopped or (waits and nodes):  # where nobody lives, no look will tell more
             return ()
         facts = dict(self._state_facts(first_s))

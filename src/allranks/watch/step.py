@@ -60,7 +60,7 @@ class JobHere(NamedTuple):
     """A job that has ranks on this machine."""
 
     name: str
-    """As `name_job` says; of processes without such a name empty, or the pid of whoever started them."""
+    """As `name_job` says; empty: its processes have no such name."""
     pids: tuple[int, ...]
     """Of its ranks."""
     is_of_slurm: bool
@@ -70,21 +70,16 @@ class JobHere(NamedTuple):
     @property
     def target(self) -> str:
         """What `allranks watch` takes for it."""
-        return shlex.quote(self.name) if self.has_name else f"--pid {' '.join(map(str, self.pids))}"
-
-    @property
-    def has_name(self) -> bool:
-        """Whether its processes are found by its name."""
-        return bool(self.name) and not self.name.startswith("pid ")
+        return shlex.quote(self.name) if self.name else f"--pid {' '.join(map(str, self.pids))}"
 
 
 def find_jobs_here() -> dict[str, JobHere]:
-    """Return the jobs of this machine by their names."""
+    """Return the jobs of this machine by their names; those without one by the pid of whoever started them."""
     ranks: dict[str, list[FoundProcess]] = {}
     for process in find_processes(WantedStacks())[0]:
         if process.role is ProcessRole.WORKER and process.rank is not None and process.stat.state != "Z":
             ranks.setdefault(process.job, []).append(process)
-    return {name: _describe(name, found) for name, found in ranks.items()}
+    return {key: _describe("" if key.startswith("pid ") else key, found) for key, found in ranks.items()}
 
 
 def _describe(name: str, ranks: Sequence[FoundProcess]) -> JobHere:
