@@ -42,11 +42,6 @@ class EndSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: Whole | None = None
     signal: Whole | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Whether anybody could tell how it ended."""
-        return self.code is not None or self.signal is not None
-
 
 class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One TCP socket of a process of the job. The other end has the same addresses the other way round.

@@ -176,7 +176,7 @@ class _Court:
         for track in () if self._is_suspended else self._held(*ProcessRole):
             if track.look.role is not ProcessRole.WORKER and _say_subject(track) not in named:
                 for_s, is_at_least = track.told_s - track.state_s, is_open(track.state_s, track.began_s)
-                text = f"{self._name(track)} has been stopped {_say_state(track)}"
+                text = f"{_name(track)} has been stopped {_say_state(track)}"
                 yield WatchState(text, (), track.node, "", for_s, is_at_least, cause="process-stopped")
 
     # Ends
@@ -186,7 +186,7 @@ class _Court:
         failed_s = {track.look.rank: track.ended_s for track in ranks}
         yield from ranks
         for track in self._history.tracks(ProcessRole.CHILD):
-            later_s = failed_s.get(self._rank_of(track), -1.0) - track.ended_s
+            later_s = failed_s.get(track.look.rank, -1.0) - track.ended_s
             if track.end.signal in {*CRASHES, signal.SIGKILL} and 0 <= later_s <= LOADER_S:
                 yield track
         for track in self._history.tracks(ProcessRole.LAUNCHER, ProcessRole.STORE):
@@ -210,11 +210,11 @@ class _Court:
         """`all 3 ranks ended (2 with SIGTERM, 1 with SIGKILL)`; before it, which launcher was ended by a signal."""
         ranks = [track for track in self.ended if track.look.role is ProcessRole.WORKER]
         others = [track for track in self.ended if track.look.role in (ProcessRole.LAUNCHER, ProcessRole.STORE)]
-        parts = [f"{self._name(track)} ended with {_name_end(track)}" for track in others]
+        parts = [f"{_name(track)} ended with {_name_end(track)}" for track in others]
         hows = [f"{num} with {how}" for how, num in Counter(map(_name_end, ranks)).items()]
         how = f"({', '.join(hows)})" if len(hows) > 1 else "".join(hows).partition(" ")[2]
         is_all = len(ranks) == len(self._ranks.workers) > 1
-        who = f"all {len(ranks)} ranks" if is_all else fold_ranks(self._rank_of(track) or 0 for track in ranks)
+        who = f"all {len(ranks)} ranks" if is_all else fold_ranks(track.look.rank or 0 for track in ranks)
         return ", ".join([*parts, *([f"{who} ended {how}"] if ranks else [])])
 
     def _left_before(self, first_s: float) -> list[Track]:
@@ -234,7 +234,7 @@ class _Court:
         unsure = [facts[fact] for root in roots for fact in root.facts if root.part is RootPart.UNDECIDED]
         if not unsure:
             return tuple(self._name_ended([facts[fact] for fact in root.facts]) for root in roots)
-        ways = "; ".join(f"{self._name(track)} {_say_end(track)}" for track in unsure)
+        ways = "; ".join(f"{_name(track)} {_say_end(track)}" for track in unsure)
         what = f"one of these ended first, within one look: {ways}"
         return (self._fault("AR407", what, unsure, confidence=Confidence.UNDECIDED),)
 
@@ -245,7 +245,7 @@ class _Court:
         sure = kills if sum(track.ended_s <= first_s + LOOK_S for track in kills) == 1 else []
         left, is_lost = self._left_before(first_s), False
         for track in (*self.ended, *left):
-            end, rank = track.end, self._rank_of(track)
+            end, rank = track.end, track.look.rank
             who = Who(node=track.node, pid=track.look.pid) if rank is None else Who(rank=rank)
             about: dict[str, Any] = {"who": who, "when": track.ended, "cause": "dead-rank"}
             if track in left:
@@ -307,7 +307,7 @@ class _Court:
             return ()
         is_traced = tracks[0].look.state is ProcessState.TRACED
         how = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
-        seen = [f"{self._name(track)}, pid {track.look.pid}: {track.look.state} in /proc" for track in tracks[:8]]
+        seen = [f"{_name(track)}, pid {track.look.pid}: {track.look.state} in /proc" for track in tracks[:8]]
         what = f"the process has been {how} {_say_state(tracks[0])}: it exists, but does not run"
         return (self._fault("AR010", what, tracks, evidence=seen, fix=_say_continue(tracks)),)
 
@@ -321,7 +321,7 @@ class _Court:
             for_s = track.told_s - min((flow.unread_s for flow in unread), default=track.told_s)
             if (is_held or never_runs) and for_s >= (STORE_S if is_held else 3 * STORE_S):
                 how = "is stopped" if is_held else "does not run"
-                what = f"{self._name(track)} serves the job's store, and {how}: ranks wait for its answer"
+                what = f"{_name(track)} serves the job's store, and {how}: ranks wait for its answer"
                 num = count_of(len(unread), "connection")
                 unread_for = say_for(track.told_s - for_s, track.told_s, track.began_s)
                 seen = f"{num} to the store (port {port}) unread {unread_for}"
@@ -369,7 +369,7 @@ class _Court:
     # Words
 
     def _fault(self, cause_id: str, what: str, tracks: Sequence[Track], **about: Any) -> Finding:
-        ranks = tuple(sorted({rank for track in tracks if (rank := self._rank_of(track)) is not None}))
+        ranks = tuple(sorted({track.look.rank for track in tracks if track.look.rank is not None}))
         spared = {*ranks, *(track.look.rank for track in self._left)}
         about["victims"] = tuple(rank for rank in self._ranks.workers if rank not in spared)
         about["subject"] = None if ranks else _say_subject(tracks[0])
@@ -377,18 +377,12 @@ class _Court:
         values = {"rank": ranks[0]} if ranks else {}
         return name_fault(cause_id, what, ranks=ranks, reader=self._reader, values=values, **about)
 
-    def _name(self, track: Track) -> str:
-        rank = self._rank_of(track)
-        if track.look.role is ProcessRole.CHILD:
-            return f"a child of {'a rank' if rank is None else f'rank {rank}'} (pid {track.look.pid})"
-        return f"rank {rank}" if rank is not None else f"the {track.look.role} on {track.node} (pid {track.look.pid})"
 
-    def _rank_of(self, track: Track) -> int | None:
-        """Its rank; of a child, that of its parent."""
-        if track.look.role is not ProcessRole.CHILD or track.look.rank is not None:
-            return track.look.rank
-        parent, workers = (track.node, track.look.parent), self._ranks.workers.items()
-        return next((rank for rank, other in workers if (other.node, other.look.pid) == parent), None)
+def _name(track: Track) -> str:
+    rank, pid = track.look.rank, track.look.pid
+    if track.look.role is ProcessRole.CHILD:
+        return f"a child of {'a rank' if rank is None else f'rank {rank}'} (pid {pid})"
+    return f"the {track.look.role} on {track.node} (pid {pid})" if rank is None else f"rank {rank}"
 
 
 def _say_continue(tracks: Sequence[Track]) -> str:
