@@ -234,8 +234,9 @@ class _Court:
         unsure = [facts[fact] for root in roots for fact in root.facts if root.part is RootPart.UNDECIDED]
         if not unsure:
             return tuple(self._name_ended([facts[fact] for fact in root.facts]) for root in roots)
-        ways = "; ".join(f"{_name(track)} {_say_end(track)}" for track in unsure)
-        what = f"one of these ended first, within one look: {ways}"
+        hows = ["was killed by" if track.end.signal else "ended with" for track in unsure]
+        ways = [f"{_name(track)} {how} {_name_end(track)}" for track, how in zip(unsure, hows, strict=True)]
+        what = f"one of these ended first, within one look: {'; '.join(ways)}"
         return (self._fault("AR407", what, unsure, confidence=Confidence.UNDECIDED),)
 
     def _state_facts(self, first_s: float) -> Iterator[tuple[Fact, Track]]:
@@ -396,10 +397,6 @@ def _say_continue(tracks: Sequence[Track]) -> str:
 
 def _say_subject(track: Track) -> str:
     return f"{track.look.role} (pid {track.look.pid})"
-
-
-def _say_end(track: Track) -> str:
-    return f"was killed by {_name_end(track)}" if track.end.signal else f"ended with {_name_end(track)}"
 
 
 def _name_end(track: Track) -> str:

@@ -262,7 +262,8 @@ class LookHistory:
     def keep(self, found: tuple[Finding, ...], now_s: float) -> None:
         """Remember what is proven now: a fault that is known is told anew, and one that followed from it is not."""
         if not found and now_s - self.held_s > PASSED_S and self.moved_s > self.held_s:
-            self.proven = [finding for finding in self.proven if not may_pass(finding)]
+            # Only processes that live get over it: stopped, no link, no store.
+            self.proven = [old for old in self.proven if Trait.PASSES not in find_cause(old.cause_id).traits]
         sure = [finding for finding in found if finding.confidence is not Confidence.UNDECIDED]
         again = {index: new for new in sure for index, old in enumerate(self.proven) if _is_same(new, old)}
         for index, finding in again.items():
@@ -282,11 +283,6 @@ def is_open(since_s: float, first_s: float) -> bool:
 def say_for(since_s: float, now_s: float, first_s: float) -> str:
     """`for 41 s`, or `for at least 5.2 s`: it was so at the first look."""
     return f"for {'at least ' * is_open(since_s, first_s)}{describe_time(now_s - since_s)}"
-
-
-def may_pass(finding: Finding) -> bool:
-    """Whether its processes live: stopped, no link, no store."""
-    return Trait.PASSES in find_cause(finding.cause_id).traits
 
 
 def _is_same(finding: Finding, other: Finding) -> bool:
