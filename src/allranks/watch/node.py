@@ -21,7 +21,7 @@ import os
 import resource
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from pathlib import Path
 from msgspec import convert
 from msgspec.structs import replace
 
-from allranks.host.gpu import read_gpu_use
+from allranks.host.gpu_load import load_of, read_gpu_loads
 from allranks.host.job_processes import FoundProcess, WantedStacks, find_processes, find_store
 from allranks.host.nccl_ras import read_operation_counts
 from allranks.host.process import read_process, read_wait_status
@@ -57,7 +57,7 @@ _Found = tuple[Sequence[FoundProcess], tuple[str, int] | None, float]
 """Processes, the store's address, and processor time for it."""
 _Read = tuple[StackSeen | None, str, float]
 """The stack of a main thread, or why there is none; processor time of this process for it."""
-_Nccl = tuple[dict[int, int], dict[int, int], str]
+_Nccl = tuple[dict[int, int], dict[int, int | None], str]
 """By pid, operations of NCCL that were started, and percent of a GPU; why NCCL does not tell."""
 
 
@@ -235,7 +235,8 @@ class NodeWatcher:
             for watched in self._watched.values():
                 pid = watched.told.pid
                 watched.told = replace(watched.told, nccl_ops=counts.get(pid), gpu_percent=percents.get(pid))
-        ranks = [watched.told.pid for watched in self._alive(ProcessRole.WORKER)]
+        looks = [watched.told for watched in self._alive(ProcessRole.WORKER)]
+        ranks = {look.rank: look.pid for look in looks if look.rank is not None}
         if ranks and self._nccl is None and now_s >= self._nccl_s:
             self._nccl = ask_in_thread(lambda: _read_nccl(ranks, self._root), name="allranks-nccl")
 
@@ -286,13 +287,14 @@ def _read_stack(pid: int, root: Path, *, at_s: float, is_still: bool) -> _Read:
     return stack, problem[:300], time.thread_time() - began_s
 
 
-def _read_nccl(ranks: Sequence[int], root: Path) -> _Nccl:
-    counts, limit = None, ""
+def _read_nccl(ranks: Mapping[int, int], root: Path) -> _Nccl:
+    limit = ""
     try:
-        counts = read_operation_counts(ranks, root=root)
+        counts = read_operation_counts(ranks.values(), root=root)
     except Exception as exc:  # whatever it has answered, it costs only the counts
         counts, limit = {}, f"NCCL's RAS does not tell which operations its ranks have started: {exc}"[:300]
-    return counts or {}, read_gpu_use(deadline_s=GPU_S) if counts is not None else {}, limit
+    loads = load_of(ranks, read_gpu_loads(deadline_s=GPU_S), root=root) if counts is not None else {}
+    return counts or {}, {ranks[rank]: load.percent for rank, load in loads.items()}, limit
 
 
 def _network(pid: int, root: Path) -> int:
