@@ -99,7 +99,6 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     start_ticks: Amount = 0
     """Since the boot: tells it from a later process with the same pid."""
     rank: Whole | None = None
-    local_rank: Whole | None = None
     world_size: Whole | None = None
     parent: Amount = 0
     state: ProcessState = ProcessState.RUNNING

@@ -38,11 +38,10 @@ from allranks.facts.fact import Fact, FactKind, Said, Who
 from allranks.facts.solve import solve
 from allranks.facts.story import RootPart
 from allranks.guard.failure import describe as describe_end
-from allranks.guard.failure import signal_name
 from allranks.guard.guard_verdict import name_fault
 from allranks.guard.origin import CRASHES
 from allranks.model.beat import ProcessState
-from allranks.model.errors import Exit
+from allranks.model.errors import Exit, name_signal
 from allranks.model.finding import Confidence, Finding
 from allranks.model.fix import ANYBODY, Reader
 from allranks.model.hostlist import fold_hosts
@@ -401,7 +400,7 @@ def _say_subject(track: Track) -> str:
 
 def _name_end(track: Track) -> str:
     if track.end.signal:
-        return signal_name(track.end.signal)
+        return name_signal(track.end.signal)
     return "an unknown exit code" if track.end.code is None else f"exit code {track.end.code}"
 
 

@@ -151,8 +151,8 @@ class NodeWatcher:
                 self._follow(watched, now_s)
                 self._are_owners_old = True
             if found.env or watched.told.rank is None:  # the dead have no environment
-                numbers = {"rank": found.rank, "local_rank": found.local_rank, "world_size": found.world_size}
-                watched.told = replace(watched.told, role=found.role, **numbers)
+                about = {"role": found.role, "rank": found.rank, "world_size": found.world_size}
+                watched.told = replace(watched.told, **about)
         ended = [key for key, watched in self._watched.items() if watched.told.end is not None]
         for key in [key for key in ended if self._watched[key].told.role is ProcessRole.CHILD][:-MAX_ENDED_CHILDREN]:
             del self._watched[key]
