@@ -181,7 +181,6 @@ class Case:
                 processes.append(ProcessLook(pid=actor.pid + 1, **child))
         return NodeLook(
             node=node,
-            job="7",
             at_s=now_s + OFFSETS[node],
             processes=tuple(processes),
             store=(address(self._store().node), PORT),

@@ -126,7 +126,6 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One look at one node."""
 
     node: Word
-    job: Word = ""
     at_s: Age
     """When it was taken."""
     processes: Annotated[tuple[ProcessLook, ...], msgspec.Meta(max_length=MAX_PROCESSES)] = ()

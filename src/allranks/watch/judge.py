@@ -43,7 +43,6 @@ from allranks.guard.origin import CRASHES
 from allranks.model.beat import ProcessState
 from allranks.model.errors import Exit, name_signal
 from allranks.model.finding import Confidence, Finding
-from allranks.model.fix import ANYBODY, Reader
 from allranks.model.hostlist import fold_hosts
 from allranks.model.node_look import ProcessRole
 from allranks.report.text import Style, count_of, describe_time, fold_ranks, one_row, render_finding
@@ -86,10 +85,10 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be seen."""
 
 
-def judge(history: LookHistory, now_s: float, *, reader: Reader = ANYBODY) -> Opinion:
+def judge(history: LookHistory, now_s: float) -> Opinion:
     """Return what is wrong now. A verdict stays, as what came later may follow from it, until the job goes on."""
     ranks = RanksNow(history, now_s)
-    court = _Court(ranks, reader)
+    court = _Court(ranks)
     found = court.find()
     history.keep(found, now_s)
     verdicts = tuple(history.proven) or found
@@ -132,8 +131,8 @@ def describe(opinion: Opinion, style: Style) -> list[str]:
 class _Court:
     """The verdicts of one moment, one method for each kind."""
 
-    def __init__(self, ranks: RanksNow, reader: Reader) -> None:
-        self._ranks, self._history, self._now_s, self._reader = ranks, ranks.history, ranks.now_s, reader
+    def __init__(self, ranks: RanksNow) -> None:
+        self._ranks, self._history, self._now_s = ranks, ranks.history, ranks.now_s
         workers = ranks.workers.values()
         left = [track for track in workers if not (track.is_alive or track.end.signal or track.end.code)]
         self._left = sorted(left, key=lambda track: track.ended_s)
@@ -377,7 +376,7 @@ class _Court:
         about["subject"] = None if ranks else _say_subject(tracks[0])
         about = {"node": fold_hosts(sorted({track.node for track in tracks}))} | about
         values = {"rank": ranks[0]} if ranks else {}
-        return name_fault(cause_id, what, ranks=ranks, reader=self._reader, values=values, **about)
+        return name_fault(cause_id, what, ranks=ranks, values=values, **about)
 
 
 def _name(track: Track) -> str:

@@ -78,7 +78,7 @@ class NodeWatcher:
 
     def __init__(self, wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> None:
         self._wanted, self._node, self._root = wanted, node, root
-        self._job, self._limits = wanted.job, dict[str, None]()
+        self._limits = dict[str, None]()
         self._store: tuple[str, int] | None = None
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._pidfds: dict[int, _Watched] = {}
@@ -117,7 +117,6 @@ class NodeWatcher:
         self._start_reading(now_s)
         return NodeLook(
             node=self._node,
-            job=self._job[:300],
             at_s=now_s,
             processes=tuple(watched.told for watched in self._watched.values()),
             store=self._store,
@@ -156,7 +155,6 @@ class NodeWatcher:
         ended = [key for key, watched in self._watched.items() if watched.told.end is not None]
         for key in [key for key in ended if self._watched[key].told.role is ProcessRole.CHILD][:-MAX_ENDED_CHILDREN]:
             del self._watched[key]
-        self._job = self._job or next((found.job for found in processes), "")
         self._store = store or self._store
         self._find_s = self._next_s(now_s, FIND_EVERY_S, cost_s, FIND_SHARE)
 
