@@ -9,7 +9,7 @@ import json
 
 import pytest
 
-from allranks.host.gpu import read_gpu_use
+from allranks.host.gpu_load import load_of, read_gpu_loads
 from allranks.host.nccl_ras import read_operation_counts
 from conftest import free_port, wait_until
 
@@ -48,10 +48,11 @@ def test_ras_counts_the_operations_of_each_rank(start: StartJob, note: Note):
     before = read_operation_counts(pids)
     (job.where / "more").touch()
     wait_until(lambda: all((job.where / f"{rank}.done").exists() for rank in (0, 1)), "5 all-reduces", PATIENCE_S)
-    after, use = read_operation_counts(pids), read_gpu_use(deadline_s=10)
+    after, use = read_operation_counts(pids), load_of(dict(enumerate(pids)), read_gpu_loads(deadline_s=10))
+    percents = {rank: load.percent for rank, load in use.items()}
     (job.where / "end").touch()
     assert job.end() == [0, 0], job.tail()
-    note("counts", json.dumps([before, after, use]))
+    note("counts", json.dumps([before, after, percents]))
     assert before is not None
     assert after == {pid: count + 5 for pid, count in before.items()}
-    assert set(pids) == set(before) == set(pids) & set(use)
+    assert (set(before), set(percents)) == (set(pids), {0, 1})

@@ -17,7 +17,6 @@ from allranks.host.gpu import (
     count_gpus,
     find_unknown_fields,
     parse_gpu_processes,
-    parse_gpu_use,
     parse_gpus,
     parse_nvlinks,
     parse_remapped_rows,
@@ -281,7 +280,6 @@ def test_any_answer_of_nvidia_smi_can_be_read(text, rc, stderr):
     parse_remapped_rows(text)
     parse_remapped_rows(f"{H100[0]}, {text}, {text}")
     parse_gpu_processes(f"{H100[0]}, 812, {text}, {text}\n{text}", is_own=lambda pid: False)
-    parse_gpu_use(f"0 {text} C {text}\n0 1 C {text}")
     parse_nvlinks(f"GPU 0: x (UUID: y)\n Link 0: {text}\n{text}")
     find_unknown_fields(text)
 
@@ -323,10 +321,6 @@ def test_own_processes_are_not_foreign(tmp_path):
 
 def test_links_that_are_up_are_counted():
     assert parse_nvlinks(recorded("550-h100.nvlink.txt")) == {H100[0]: 3, H100[1]: 2}
-
-
-def test_processes_that_use_a_gpu_are_told_and_those_of_which_it_is_not_known_are_not():
-    assert parse_gpu_use(recorded("550-h100.pmon.txt")) == {1524344: 97, 1524345: 0}
 
 
 def test_details_find_their_gpu(tmp_path):

@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import pytest
 
-from allranks.host import rank_in_stack
+from allranks.host import py_spy
 from allranks.host.job_processes import FoundProcess, WantedStacks, find_processes, find_store
-from allranks.host.py_spy import PySpyDump, ToldFrame, ToldLocal, ToldThread
-from allranks.host.rank_in_stack import ToldRank, find_rank
+from allranks.host.py_spy import PySpyDump, ToldFrame, ToldLocal, ToldRank, ToldThread, find_rank
 from conftest import clean_env, free_port
 
 # What starts two ranks; the words after the script's name say how.
@@ -399,11 +398,11 @@ def test_a_process_without_a_rank_is_asked_more_and_more_rarely_and_each_has_its
 
     def search(now_s: float, *pids: int) -> None:
         clock[0] = now_s
-        assert rank_in_stack.ask_for_ranks(pids, clock=lambda: clock[0]) == {}
+        assert py_spy.ask_for_ranks(pids, clock=lambda: clock[0]) == {}
 
-    monkeypatch.setattr(rank_in_stack, "MAX_AT_ONCE", 1)
-    monkeypatch.setattr(rank_in_stack, "ask_py_spy", ask)
-    monkeypatch.setattr(rank_in_stack, "read_start_ticks", lambda pid: 1)
+    monkeypatch.setattr(py_spy, "MAX_AT_ONCE", 1)
+    monkeypatch.setattr(py_spy, "ask_py_spy", ask)
+    monkeypatch.setattr(py_spy, "read_start_ticks", lambda pid: 1)
     search(0.0, 7, 8, 9)
     search(10.0, 7, 8, 9)
     assert asked == [(0.0, 7), (2.0, 8), (10.0, 9), (12.0, 7)]  # the time is up after two of them

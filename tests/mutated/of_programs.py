@@ -24,7 +24,6 @@ def nvidia_smi(text: str) -> object:
     gpu.parse_remapped_rows(text)
     gpu.parse_gpu_processes(text, is_own=lambda pid: pid == 1)
     gpu.parse_nvlinks(text)
-    gpu.parse_gpu_use(text)
     msgspec.msgpack.encode(answer.gpus)
     return answer
 

@@ -120,7 +120,6 @@ def _parsers() -> Iterator[Parser]:
         "550-h100.csv",
         "550-h100.apps.txt",
         "550-h100.nvlink.txt",
-        "550-h100.pmon.txt",
         "550-h100.remapped.txt",
         "470-a100.csv",
     )

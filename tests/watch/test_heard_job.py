@@ -13,10 +13,9 @@ from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.job_status import JobStatus
 from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, StackSeen
 from allranks.report.text import Style
-from allranks.watch import record
-from allranks.watch.heard_job import HeardJob
+from allranks.watch import heard_job
+from allranks.watch.heard_job import HeardJob, make_verdict
 from allranks.watch.judge import Opinion, describe
-from allranks.watch.record import LastLooks, make_verdict
 from allranks.watch.standstill import WatchState
 
 WAITS = StackSeen(at_s=1, operation="all_reduce", place="train.py:9 in step", is_collective=True)
@@ -110,12 +109,12 @@ def test_a_state_is_left_as_a_warning_below_the_verdict() -> None:
 def test_the_last_looks_are_bounded_and_a_second_watch_does_not_overwrite_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "MAX_BYTES", 1000)
-    last = LastLooks()
+    monkeypatch.setattr(heard_job, "MAX_BYTES", 1000)
+    heard = HeardJob("h:29500", [])
     for at_s in range(100):
-        last.keep(look(rank(0), at_s=at_s))
-    paths = [last.save(tmp_path / "runs", make_verdict("h:29500", Opinion(), [])) for _ in range(2)]
-    assert [path.name for path in paths] == ["watch-h_29500", "watch-h_29500-2"]
+        heard.hear(look(rank(0), at_s=at_s), at_s)
+    paths = [heard.save(tmp_path / "runs") for _ in range(3)]
+    assert [path.name for path in paths] == ["watch-h_29500", "watch-h_29500-2", "watch-h_29500-3"]
     lines = (paths[1] / "looks.jsonl").read_text().splitlines()
     assert sum(map(len, lines)) <= 1000
     assert json.loads(lines[-1])["at_s"] == 99

@@ -100,7 +100,7 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: P
     """
     from allranks.host.slurm_command import NoSlurmError
     from allranks.report.runs import find_run, is_job_of_slurm
-    from allranks.watch.step import find_jobs_here, watch_here, watch_job
+    from allranks.watch.step import find_jobs_here, has_name, list_jobs, watch_here, watch_job
 
     if are_pids:
         pids = read_pids("watch", targets)
@@ -108,9 +108,7 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: P
     if len(targets) > 1:
         raise UsageError(f"watch {' '.join(targets)}: expected one job; for process ids: allranks watch --pid PID...")
     target, here = "".join(targets), find_jobs_here()
-    commands = [(f"allranks watch {job.target}", job.words) for job in here.values()]
-    width = max((len(command) for command, _ in commands), default=0)
-    known = [f"  {command:<{width}}    {words}" for command, words in commands]
+    known = list_jobs(here)
     none = "no ranks that this user can see run on this machine; for process ids: allranks watch --pid PID..."
     if not target and len(here) != 1:
         nothing = f"{none}; for a job in SLURM: allranks watch JOB (allranks list prints yours)"
@@ -118,10 +116,11 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: P
     may_be_of_slurm = is_job_of_slurm(target) and not is_here
     run = find_run(target, log_dir) if target and target not in here and not may_be_of_slurm else None
     job = run.id if run is not None else target or next(iter(here))
-    found, no_slurm = here.get(job), ""
-    if run is not None and run.verdict is not None and found is None:
+    found, no_slurm = here.get(job, []), ""
+    if run is not None and run.verdict is not None and not found:
         raise AllranksError(f"run {job} has ended; to see what happened: allranks why {job}")
-    is_of_slurm = run.is_of_slurm if run else found.is_of_slurm if found else may_be_of_slurm
+    is_of_slurm = found[0].env.get("SLURM_JOB_ID") == job if found else may_be_of_slurm
+    is_of_slurm = run.is_of_slurm if run else is_of_slurm
     if is_of_slurm and not is_here:  # it may have more nodes
         try:
             return watch_job(job, env=os.environ)
@@ -131,12 +130,13 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: P
             no_slurm = "no SLURM here, and "
             if found:
                 say(f"{exc}; this machine's ranks of job {job} are watched")
-    if found is None:
+    if not found:
         process = f"; to watch the process {job}: allranks watch --pid {job}" if Path(f"/proc/{job}").exists() else ""
         others = "; jobs here:" if here else f"; {none}"
         raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{process}{others}", more=known)
-    is_only = not target and not found.has_name  # then all ranks are its, and whoever started them
-    return watch_here(job if found.has_name else "", pids=() if is_only or found.has_name else found.pids)
+    if not target or has_name(job):  # without a name, all ranks are of the only job, and whoever started them
+        return watch_here(job if has_name(job) else "")
+    return watch_here("", pids=tuple(process.pid for process in found))
 
 
 def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json: bool) -> None:

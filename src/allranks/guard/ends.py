@@ -26,13 +26,12 @@ from allranks.guard.failure import (
     is_killed,
     is_own_doing,
     loader_death,
-    signal_name,
 )
 from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.named import NamedRanks, read_named
 from allranks.guard.origin import FailureOrigin, is_abort_for_size, is_crash, killed_by, origin_of, parse_ranks
 from allranks.guard.scene import Scene
-from allranks.model.errors import Exit
+from allranks.model.errors import Exit, name_signal
 from allranks.model.finding import Confidence, Evidence, Finding
 from allranks.report.text import fold_ranks
 from allranks.wire.protocol import WorkerEnd
@@ -171,7 +170,7 @@ class _Failure:
         if Trait.ENDS_BY_ITSELF not in cause.traits:
             return cause.label
         if signum := (loader_death(self.end) or ("", killed_by(self.end)))[1]:
-            return signal_name(signum)
+            return name_signal(signum)
         kind = re.match(r"[\w.]+", self.end.message or "")
         return kind[0].rpartition(".")[2] if kind else f"exit code {self.end.exit_code}"
 

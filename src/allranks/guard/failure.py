@@ -8,7 +8,7 @@ import signal
 
 from allranks.causes.book import find_cause
 from allranks.guard.origin import CRASHES, killed_by
-from allranks.model.errors import Exit, UsageError, exit_for_signal
+from allranks.model.errors import Exit, UsageError, exit_for_signal, name_signal
 from allranks.model.finding import Evidence
 from allranks.model.raised import find_fatal_place, find_origin
 from allranks.wire.protocol import WorkerEnd
@@ -39,8 +39,6 @@ _CRASHED = re.compile(
 )
 """How the words begin with which a process ends itself. Source: glibc 2.36 (malloc, assert), libstdc++, Python's
 faulthandler, torch 2.13."""
-
-_SIGNALS = {int(signum): signum.name for signum in signal.Signals}
 
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a known cause."""
@@ -78,7 +76,7 @@ def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     death = loader_death(end)
     if death is not None or killed_by(end):
         pids, signum = death or ("", killed_by(end))
-        name = f"{signal_name(signum)} (signal {signum})" if signum in _SIGNALS else f"signal {signum}"
+        name = f"{name_signal(signum)} (signal {signum})" if signum in set(signal.Signals) else f"signal {signum}"
         fixes: dict[int, str] = {
             signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
             "if that lists it, memory ran out: request more, or use less",
@@ -131,11 +129,6 @@ def _last_words(end: WorkerEnd) -> str:
         found = _CRASHED.search(text) if signum in CRASHES else None
         return text[found.start() :] if found else ""
     return text
-
-
-def signal_name(signum: int) -> str:
-    """`SIGSEGV`, `signal 40`."""
-    return _SIGNALS.get(signum, f"signal {signum}")
 
 
 def exit_code_of(end: WorkerEnd) -> int:

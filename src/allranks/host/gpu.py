@@ -296,26 +296,6 @@ def parse_gpu_processes(text: str, *, is_own: Callable[[int], bool]) -> dict[str
     return {uuid: tuple(processes[:MAX_PROCESSES]) for uuid, processes in found.items()}
 
 
-def read_gpu_use(*, deadline_s: float, env: Mapping[str, str] | None = None) -> dict[int, int]:
-    """Ask for which part of the last second each process kept a GPU busy, in percent, by pid; empty: nobody says.
-
-    A collective of NCCL that waits for other ranks keeps it busy, too.
-
-    Args:
-        deadline_s: for the answer, which takes a second.
-        env: PATH in it says where nvidia-smi is.
-    """
-    ran = run_command(("nvidia-smi", "pmon", "-c", "1", "-s", "u"), deadline_s=deadline_s, env=env)
-    return parse_gpu_use(ran.stdout)
-
-
-def parse_gpu_use(text: str) -> dict[int, int]:
-    """Read `0 812 C 97 31 - - python3` below `# gpu pid type sm mem enc dec command`; `-` is not known."""
-    rows = [line.split() for line in text.splitlines() if not line.startswith("#")]
-    numbers = [(_number(row[1]), _number(row[3])) for row in rows if len(row) > 3]
-    return {pid: percent for pid, percent in numbers if pid is not None and percent is not None}
-
-
 def read_nvlinks(*, deadline_s: float, env: Mapping[str, str] | None = None) -> Details[int]:
     """Ask how many NVLinks of each GPU are up; GPUs without NVLink are not there.
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from allranks.host.live_environment import read_live_environment
 from allranks.host.process import STANDBY, read_environment, read_file
-from allranks.host.rank_in_stack import ask_for_ranks
+from allranks.host.py_spy import ask_for_ranks
 from allranks.host.sockets import TcpConnection, read_proc
 from allranks.host.traffic import find_sockets
 from allranks.model.node_look import ProcessRole

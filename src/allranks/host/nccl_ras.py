@@ -57,10 +57,11 @@ def ask_ras(env: Mapping[str, str], *, timeout_s: float = ASK_S) -> bytes:
     where = _ADDRESS.fullmatch(env.get("NCCL_RAS_ADDR") or DEFAULT)
     if where is None or int(where[2]) > 65535 or env.get("NCCL_RAS_ENABLE") == "0":
         raise OSError("it is switched off in the job's environment, or its address cannot be read")
-    with (
-        _connect(where[1], int(where[2]), timeout_s) as connection,
-        connection.makefile("rwb") as lines,
-    ):
+    try:
+        connection = socket.create_connection((where[1], int(where[2])), timeout=timeout_s)
+    except UnicodeError as exc:  # no name of a host
+        raise OSError(f"its address cannot be read: {exc}") from exc
+    with connection, connection.makefile("rwb") as lines:
         for question in ("CLIENT PROTOCOL 2", f"TIMEOUT {GATHER_S}", "SET FORMAT json"):
             lines.write(f"{question}\n".encode())
             lines.flush()
@@ -70,13 +71,6 @@ def ask_ras(env: Mapping[str, str], *, timeout_s: float = ASK_S) -> bytes:
         lines.write(b"VERBOSE STATUS\n")
         lines.flush()
         return lines.read(MAX_BYTES)
-
-
-def _connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    try:
-        return socket.create_connection((host, port), timeout=timeout_s)
-    except UnicodeError as exc:  # no name of a host
-        raise OSError(f"its address cannot be read: {exc}") from exc
 
 
 class _Rank(msgspec.Struct):

@@ -42,11 +42,6 @@ class EndSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     code: Whole | None = None
     signal: Whole | None = None
 
-    @property
-    def is_known(self) -> bool:
-        """Whether anybody could tell how it ended."""
-        return self.code is not None or self.signal is not None
-
 
 class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One TCP socket of a process of the job. The other end has the same addresses the other way round.
@@ -104,7 +99,6 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     start_ticks: Amount = 0
     """Since the boot: tells it from a later process with the same pid."""
     rank: Whole | None = None
-    local_rank: Whole | None = None
     world_size: Whole | None = None
     parent: Amount = 0
     state: ProcessState = ProcessState.RUNNING
@@ -113,6 +107,8 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_switches: Amount = 0
     """How often its main thread went to sleep; a process that still moves changes it."""
     rss_bytes: Amount = 0
+    may_outlive_sigterm: bool = False
+    """It handles, blocks or ignores SIGTERM, or has not taken one that was sent."""
     end: EndSeen | None = None
     """It has ended; it is told so for the rest of the watch."""
     sockets: Annotated[tuple[SocketSeen, ...], msgspec.Meta(max_length=MAX_SOCKETS)] = ()
@@ -130,7 +126,6 @@ class NodeLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One look at one node."""
 
     node: Word
-    job: Word = ""
     at_s: Age
     """When it was taken."""
     processes: Annotated[tuple[ProcessLook, ...], msgspec.Meta(max_length=MAX_PROCESSES)] = ()

@@ -1,9 +1,16 @@
-"""A watched job as it is heard: its looks, what is wrong with it, and that as rows of `allranks top` and JSON."""
+"""A watched job as it is heard: its looks, what is wrong with it, and that as rows of `allranks top` and JSON.
+
+When it ends, `runs/watch-<job>/` stays, which is no run: `list` and `clean` pass it over. Its `verdict.json` has the
+last opinion in the form of a job's own verdict, as which `allranks why` reads it; `looks.jsonl` the last looks.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import time
+from collections import deque
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Literal
@@ -11,24 +18,30 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
+from allranks.causes.book import find_cause
+from allranks.files.folder import Folder
 from allranks.launch.lead.rank_rows import MAX_SINGLE, RowDraft, show_rows
 from allranks.launch.srun import describe_missing
 from allranks.model.beat import ProcessState
 from allranks.model.errors import Exit, name_signal
-from allranks.model.finding import Finding
+from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.job_status import MAX_NODES, JobStatus, NodeRow, RankRow
-from allranks.model.node_look import NodeLook
+from allranks.model.node_look import EndSeen, NodeLook
+from allranks.report.last_files import VERDICT
 from allranks.report.machine import to_json
+from allranks.report.mask import mask_verdict
+from allranks.report.rundir import as_file_name
 from allranks.report.status_line import OVER, RUNNING
 from allranks.report.text import count_of
 from allranks.report.top_rows import TopView, make_view
 from allranks.watch.judge import Opinion, judge
-from allranks.watch.record import LastLooks, make_verdict
 from allranks.watch.since import LookHistory, Track, is_open
 from allranks.watch.standstill import WatchState
 
 SILENT_S = 10.0
+MAX_BYTES = 4 << 20
+"""Of all looks that are kept: minutes of a few ranks, seconds of thousands."""
 UNKNOWN = ("LATE", "COST", "OUT", "IN", "RESENT", "LAST LINE")
 """Columns of `allranks top` that cannot be known from outside."""
 _HELD = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
@@ -55,7 +68,9 @@ class HeardJob:
 
     def __init__(self, job: str, nodes: Collection[str]) -> None:
         self.job, self.is_over, self.opinion = job, False, Opinion()
-        self._history, self._last, self._nodes = LookHistory(), LastLooks(), nodes
+        self._history, self._nodes = LookHistory(), nodes
+        self._lines, self._num_bytes = deque[bytes](), 0
+        """The last looks, as lines."""
         self._began_s = self._now_s = time.monotonic()
 
     def hear(self, look: NodeLook | None, now_s: float) -> None:
@@ -63,11 +78,11 @@ class HeardJob:
         self._now_s = now_s
         if look is not None:
             self._history.hear(look, now_s)
-            self._last.keep(look)
+            self._keep(look)
         elif not self._silent:
             return
         opinion, workers = judge(self._history, now_s), self._history.all_workers()
-        num_unknown = sum(worker.look.end is not None and not worker.end.is_known for worker in workers)
+        num_unknown = sum((end.code, end.signal) == (None, None) for worker in workers if (end := worker.look.end))
         limits = [fold_hosts([node for node in self._silent if node in self.unheard])]
         limits += [f"how {count_of(num_unknown, 'rank')} ended"] if num_unknown else []
         nameless = [worker.look for worker in workers if worker.look.rank is None]
@@ -160,14 +175,50 @@ class HeardJob:
         told = msgspec.structs.asdict(self.opinion) | {"rows": self.status(time.time()).rows}
         return to_json(WatchDocument(job=self.job, time_s=time.time(), is_over=self.is_over, **told), indent=None)
 
+    def _keep(self, look: NodeLook) -> None:
+        self._lines.append(msgspec.json.encode(look) + b"\n")
+        self._num_bytes += len(self._lines[-1])
+        while self._num_bytes > MAX_BYTES and len(self._lines) > 1:
+            self._num_bytes -= len(self._lines.popleft())
+
     def save(self, log_dir: Path) -> Path:
         """Write the last looks and the opinion into a new directory below `log_dir`, and return it.
 
         Raises:
             OSError: it cannot be written.
         """
-        ends = [worker.look.end for worker in self._history.all_workers()]
-        return self._last.save(log_dir, make_verdict(self.job, self.opinion, ends))
+        verdict = make_verdict(self.job, self.opinion, [worker.look.end for worker in self._history.all_workers()])
+        log_dir.mkdir(parents=True, exist_ok=True)
+        root, name = Folder.root(log_dir), f"watch-{as_file_name(self.job)}"
+        for new in itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2))):
+            with contextlib.suppress(FileExistsError):  # the port of a store is soon another job's
+                root.make_new(new)
+                break
+        root.sub(new).write_whole(VERDICT, mask_verdict(verdict).to_json())  # first: the disk may be full
+        root.sub(new).write_whole("looks.jsonl", b"".join(self._lines))
+        return log_dir / new
+
+
+def make_verdict(job: str, opinion: Opinion, ends: Collection[EndSeen | None]) -> Verdict:
+    """Return the last opinion as a verdict; a state is a warning in it.
+
+    Args:
+        ends: of all ranks; that a job succeeded is said only if each is known to have ended with code 0.
+    """
+    has_succeeded = bool(ends) and all(end is not None and end.code == 0 for end in ends)
+    code = opinion.exit_code or (Exit.OK if has_succeeded else Exit.UNKNOWN)
+    states = [
+        Finding(
+            cause=find_cause(state.cause).label,
+            severity=Severity.WARN,
+            confidence=Confidence.LIKELY if state.is_suspicion else Confidence.UNDECIDED,
+            node=state.node or None,
+            ranks=state.ranks,
+            message=state.text,
+        )
+        for state in opinion.states
+    ]
+    return Verdict(job=job, attempt=0, exit_code=code, findings=(*opinion.verdicts, *states))
 
 
 def _make_row(worker: Track, opinion: Opinion, *, is_silent: bool) -> RowDraft:

@@ -38,13 +38,11 @@ from allranks.facts.fact import Fact, FactKind, Said, Who
 from allranks.facts.solve import solve
 from allranks.facts.story import RootPart
 from allranks.guard.failure import describe as describe_end
-from allranks.guard.failure import signal_name
 from allranks.guard.guard_verdict import name_fault
 from allranks.guard.origin import CRASHES
 from allranks.model.beat import ProcessState
-from allranks.model.errors import Exit
+from allranks.model.errors import Exit, name_signal
 from allranks.model.finding import Confidence, Finding
-from allranks.model.fix import ANYBODY, Reader
 from allranks.model.hostlist import fold_hosts
 from allranks.model.node_look import ProcessRole
 from allranks.report.text import Style, count_of, describe_time, fold_ranks, one_row, render_finding
@@ -60,9 +58,10 @@ SETTLE_S, SILENT_S = 0.4, 3.0
 """A rank of another node may have ended first: looks are waited for so long, and for a silent node so long at most."""
 LOOK_S = 0.3
 """Ends that are no further apart may have been in any order."""
-STOP_S, BEFORE_S = 5.0, 10.0
+STOP_S, ALONE_S, BEFORE_S = 5.0, 2.0, 10.0
 """Whoever stops a job sends a signal to all of its processes: the second one has ended by then, and nobody is blamed
-before. Whom ranks waited for is told if that was at most BEFORE_S before the first end."""
+before, or not before ALONE_S where a rank lives on that SIGTERM would have ended at once. Whom ranks waited for is told
+if that was at most BEFORE_S before the first end."""
 LOADER_S, LEFT_S = 10.0, 15.0
 """A rank that fails so shortly after a child of its own was killed, or in a collective after another rank exited with
 0, failed because of that: Python needs seconds to end after an error of Gloo."""
@@ -86,10 +85,10 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     """What could not be seen."""
 
 
-def judge(history: LookHistory, now_s: float, *, reader: Reader = ANYBODY) -> Opinion:
+def judge(history: LookHistory, now_s: float) -> Opinion:
     """Return what is wrong now. A verdict stays, as what came later may follow from it, until the job goes on."""
     ranks = RanksNow(history, now_s)
-    court = _Court(ranks, reader)
+    court = _Court(ranks)
     found = court.find()
     history.keep(found, now_s)
     verdicts = tuple(history.proven) or found
@@ -132,8 +131,8 @@ def describe(opinion: Opinion, style: Style) -> list[str]:
 class _Court:
     """The verdicts of one moment, one method for each kind."""
 
-    def __init__(self, ranks: RanksNow, reader: Reader) -> None:
-        self._ranks, self._history, self._now_s, self._reader = ranks, ranks.history, ranks.now_s, reader
+    def __init__(self, ranks: RanksNow) -> None:
+        self._ranks, self._history, self._now_s = ranks, ranks.history, ranks.now_s
         workers = ranks.workers.values()
         left = [track for track in workers if not (track.is_alive or track.end.signal or track.end.code)]
         self._left = sorted(left, key=lambda track: track.ended_s)
@@ -141,6 +140,11 @@ class _Court:
         self.ended = sorted(self._find_ended(), key=lambda track: track.ended_s)
         """What ended badly: ranks, their killed children, and launchers that a signal ended; the first one first."""
         self._was_stopped = bool(self.ended) and self._was_stopped_from_outside()
+        self._settle_s = SETTLE_S
+        if self.ended and _is_asked(self.ended[0]):
+            alone_s = self.ended[0].ended_s + ALONE_S
+            mortal = [track for track in ranks.living.values() if not track.look.may_outlive_sigterm]
+            self._settle_s = ALONE_S if any(track.told_s >= alone_s for track in mortal) else STOP_S
         told_s = max((node.told_s for node in self._history.nodes.values()), default=0.0)
         self._is_suspended = bool(ranks.living) and self._history.suspended_s >= told_s
 
@@ -163,8 +167,8 @@ class _Court:
         if self._was_stopped:
             yield WatchState(f"{self._say_ends()}: the job was stopped from outside", cause="cancelled")
         elif self.ended and not is_judged and not self._history.proven:
-            is_asked, stop = _is_asked(self.ended[0]), f"whether the job is being stopped shows within {STOP_S:.0f} s"
-            text = f"{self._say_ends()}; {stop if is_asked else 'other ranks may have ended before'}"
+            stop = f"whether the job is being stopped shows within {self._settle_s:.0f} s"
+            text = f"{self._say_ends()}; {stop if self._settle_s > SETTLE_S else 'other ranks may have ended before'}"
             yield WatchState(text, cause="dead-rank")
         if self._is_suspended:
             text = "the job is suspended: all of its processes are stopped (scontrol suspend, a frozen cgroup, ^Z)"
@@ -172,7 +176,7 @@ class _Court:
         for track in () if self._is_suspended else self._held(*ProcessRole):
             if track.look.role is not ProcessRole.WORKER and _say_subject(track) not in named:
                 for_s, is_at_least = track.told_s - track.state_s, is_open(track.state_s, track.began_s)
-                text = f"{self._name(track)} has been stopped {_say_state(track)}"
+                text = f"{_name(track)} has been stopped {_say_state(track)}"
                 yield WatchState(text, (), track.node, "", for_s, is_at_least, cause="process-stopped")
 
     # Ends
@@ -182,7 +186,7 @@ class _Court:
         failed_s = {track.look.rank: track.ended_s for track in ranks}
         yield from ranks
         for track in self._history.tracks(ProcessRole.CHILD):
-            later_s = failed_s.get(self._rank_of(track), -1.0) - track.ended_s
+            later_s = failed_s.get(track.look.rank, -1.0) - track.ended_s
             if track.end.signal in {*CRASHES, signal.SIGKILL} and 0 <= later_s <= LOADER_S:
                 yield track
         for track in self._history.tracks(ProcessRole.LAUNCHER, ProcessRole.STORE):
@@ -206,11 +210,11 @@ class _Court:
         """`all 3 ranks ended (2 with SIGTERM, 1 with SIGKILL)`; before it, which launcher was ended by a signal."""
         ranks = [track for track in self.ended if track.look.role is ProcessRole.WORKER]
         others = [track for track in self.ended if track.look.role in (ProcessRole.LAUNCHER, ProcessRole.STORE)]
-        parts = [f"{self._name(track)} ended with {_name_end(track)}" for track in others]
+        parts = [f"{_name(track)} ended with {_name_end(track)}" for track in others]
         hows = [f"{num} with {how}" for how, num in Counter(map(_name_end, ranks)).items()]
         how = f"({', '.join(hows)})" if len(hows) > 1 else "".join(hows).partition(" ")[2]
         is_all = len(ranks) == len(self._ranks.workers) > 1
-        who = f"all {len(ranks)} ranks" if is_all else fold_ranks(self._rank_of(track) or 0 for track in ranks)
+        who = f"all {len(ranks)} ranks" if is_all else fold_ranks(track.look.rank or 0 for track in ranks)
         return ", ".join([*parts, *([f"{who} ended {how}"] if ranks else [])])
 
     def _left_before(self, first_s: float) -> list[Track]:
@@ -219,10 +223,10 @@ class _Court:
     def _judge_ended(self) -> tuple[Finding, ...]:
         """Return the verdict on who ended first."""
         first_s, nodes = self.ended[0].ended_s, {track.node for track in self._ranks.living.values()}
-        settle_s = STOP_S if _is_asked(self.ended[0]) else SETTLE_S
-        are_heard = all(self._history.nodes[node].told_s >= first_s + settle_s for node in nodes)
-        silent_s = max(SILENT_S, 2 * settle_s)
-        waits = self._now_s < first_s + settle_s or not (are_heard or self._now_s > first_s + silent_s)
+        settled_s = first_s + self._settle_s
+        are_heard = all(self._history.nodes[node].told_s >= settled_s for node in nodes)
+        silent_s = first_s + max(SILENT_S, 2 * self._settle_s)
+        waits = self._now_s < settled_s or not (are_heard or self._now_s > silent_s)
         if self._was_stopped or (waits and nodes):  # where nobody lives, no look will tell more
             return ()
         facts = dict(self._state_facts(first_s))
@@ -230,8 +234,9 @@ class _Court:
         unsure = [facts[fact] for root in roots for fact in root.facts if root.part is RootPart.UNDECIDED]
         if not unsure:
             return tuple(self._name_ended([facts[fact] for fact in root.facts]) for root in roots)
-        ways = "; ".join(f"{self._name(track)} {_say_end(track)}" for track in unsure)
-        what = f"one of these ended first, within one look: {ways}"
+        hows = ["was killed by" if track.end.signal else "ended with" for track in unsure]
+        ways = [f"{_name(track)} {how} {_name_end(track)}" for track, how in zip(unsure, hows, strict=True)]
+        what = f"one of these ended first, within one look: {'; '.join(ways)}"
         return (self._fault("AR407", what, unsure, confidence=Confidence.UNDECIDED),)
 
     def _state_facts(self, first_s: float) -> Iterator[tuple[Fact, Track]]:
@@ -241,7 +246,7 @@ class _Court:
         sure = kills if sum(track.ended_s <= first_s + LOOK_S for track in kills) == 1 else []
         left, is_lost = self._left_before(first_s), False
         for track in (*self.ended, *left):
-            end, rank = track.end, self._rank_of(track)
+            end, rank = track.end, track.look.rank
             who = Who(node=track.node, pid=track.look.pid) if rank is None else Who(rank=rank)
             about: dict[str, Any] = {"who": who, "when": track.ended, "cause": "dead-rank"}
             if track in left:
@@ -303,7 +308,7 @@ class _Court:
             return ()
         is_traced = tracks[0].look.state is ProcessState.TRACED
         how = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
-        seen = [f"{self._name(track)}, pid {track.look.pid}: {track.look.state} in /proc" for track in tracks[:8]]
+        seen = [f"{_name(track)}, pid {track.look.pid}: {track.look.state} in /proc" for track in tracks[:8]]
         what = f"the process has been {how} {_say_state(tracks[0])}: it exists, but does not run"
         return (self._fault("AR010", what, tracks, evidence=seen, fix=_say_continue(tracks)),)
 
@@ -317,7 +322,7 @@ class _Court:
             for_s = track.told_s - min((flow.unread_s for flow in unread), default=track.told_s)
             if (is_held or never_runs) and for_s >= (STORE_S if is_held else 3 * STORE_S):
                 how = "is stopped" if is_held else "does not run"
-                what = f"{self._name(track)} serves the job's store, and {how}: ranks wait for its answer"
+                what = f"{_name(track)} serves the job's store, and {how}: ranks wait for its answer"
                 num = count_of(len(unread), "connection")
                 unread_for = say_for(track.told_s - for_s, track.told_s, track.began_s)
                 seen = f"{num} to the store (port {port}) unread {unread_for}"
@@ -365,26 +370,20 @@ class _Court:
     # Words
 
     def _fault(self, cause_id: str, what: str, tracks: Sequence[Track], **about: Any) -> Finding:
-        ranks = tuple(sorted({rank for track in tracks if (rank := self._rank_of(track)) is not None}))
+        ranks = tuple(sorted({track.look.rank for track in tracks if track.look.rank is not None}))
         spared = {*ranks, *(track.look.rank for track in self._left)}
         about["victims"] = tuple(rank for rank in self._ranks.workers if rank not in spared)
         about["subject"] = None if ranks else _say_subject(tracks[0])
         about = {"node": fold_hosts(sorted({track.node for track in tracks}))} | about
         values = {"rank": ranks[0]} if ranks else {}
-        return name_fault(cause_id, what, ranks=ranks, reader=self._reader, values=values, **about)
+        return name_fault(cause_id, what, ranks=ranks, values=values, **about)
 
-    def _name(self, track: Track) -> str:
-        rank = self._rank_of(track)
-        if track.look.role is ProcessRole.CHILD:
-            return f"a child of {'a rank' if rank is None else f'rank {rank}'} (pid {track.look.pid})"
-        return f"rank {rank}" if rank is not None else f"the {track.look.role} on {track.node} (pid {track.look.pid})"
 
-    def _rank_of(self, track: Track) -> int | None:
-        """Its rank; of a child, that of its parent."""
-        if track.look.role is not ProcessRole.CHILD or track.look.rank is not None:
-            return track.look.rank
-        parent, workers = (track.node, track.look.parent), self._ranks.workers.items()
-        return next((rank for rank, other in workers if (other.node, other.look.pid) == parent), None)
+def _name(track: Track) -> str:
+    rank, pid = track.look.rank, track.look.pid
+    if track.look.role is ProcessRole.CHILD:
+        return f"a child of {'a rank' if rank is None else f'rank {rank}'} (pid {pid})"
+    return f"the {track.look.role} on {track.node} (pid {pid})" if rank is None else f"rank {rank}"
 
 
 def _say_continue(tracks: Sequence[Track]) -> str:
@@ -400,13 +399,9 @@ def _say_subject(track: Track) -> str:
     return f"{track.look.role} (pid {track.look.pid})"
 
 
-def _say_end(track: Track) -> str:
-    return f"was killed by {_name_end(track)}" if track.end.signal else f"ended with {_name_end(track)}"
-
-
 def _name_end(track: Track) -> str:
     if track.end.signal:
-        return signal_name(track.end.signal)
+        return name_signal(track.end.signal)
     return "an unknown exit code" if track.end.code is None else f"exit code {track.end.code}"
 
 

@@ -21,7 +21,7 @@ import os
 import resource
 import select
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +30,7 @@ from pathlib import Path
 from msgspec import convert
 from msgspec.structs import replace
 
-from allranks.host.gpu import read_gpu_use
+from allranks.host.gpu_load import load_of, read_gpu_loads
 from allranks.host.job_processes import FoundProcess, WantedStacks, find_processes, find_store
 from allranks.host.nccl_ras import read_operation_counts
 from allranks.host.process import read_process, read_wait_status
@@ -51,13 +51,13 @@ MAX_ENDED_CHILDREN = 64
 """DataLoader workers end with every epoch; the last ones are told."""
 NCCL_EVERY_S, GPU_S = 5.0, 5.0
 """NCCL and nvidia-smi are asked so often; nvidia-smi is waited for so long."""
-_BY_KERNEL = ("parent", "state", "cpu_s", "num_switches", "rss_bytes")
+_BY_KERNEL = ("parent", "state", "cpu_s", "num_switches", "rss_bytes", "may_outlive_sigterm")
 """Fields that the kernel tells at each look, by the same names in ProcessSeen and ProcessLook."""
 _Found = tuple[Sequence[FoundProcess], tuple[str, int] | None, float]
 """Processes, the store's address, and processor time for it."""
 _Read = tuple[StackSeen | None, str, float]
 """The stack of a main thread, or why there is none; processor time of this process for it."""
-_Nccl = tuple[dict[int, int], dict[int, int], str]
+_Nccl = tuple[dict[int, int], dict[int, int | None], str]
 """By pid, operations of NCCL that were started, and percent of a GPU; why NCCL does not tell."""
 
 
@@ -78,7 +78,7 @@ class NodeWatcher:
 
     def __init__(self, wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> None:
         self._wanted, self._node, self._root = wanted, node, root
-        self._job, self._limits = wanted.job, dict[str, None]()
+        self._limits = dict[str, None]()
         self._store: tuple[str, int] | None = None
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._pidfds: dict[int, _Watched] = {}
@@ -117,7 +117,6 @@ class NodeWatcher:
         self._start_reading(now_s)
         return NodeLook(
             node=self._node,
-            job=self._job[:300],
             at_s=now_s,
             processes=tuple(watched.told for watched in self._watched.values()),
             store=self._store,
@@ -151,12 +150,11 @@ class NodeWatcher:
                 self._follow(watched, now_s)
                 self._are_owners_old = True
             if found.env or watched.told.rank is None:  # the dead have no environment
-                numbers = {"rank": found.rank, "local_rank": found.local_rank, "world_size": found.world_size}
-                watched.told = replace(watched.told, role=found.role, **numbers)
+                about = {"role": found.role, "rank": found.rank, "world_size": found.world_size}
+                watched.told = replace(watched.told, **about)
         ended = [key for key, watched in self._watched.items() if watched.told.end is not None]
         for key in [key for key in ended if self._watched[key].told.role is ProcessRole.CHILD][:-MAX_ENDED_CHILDREN]:
             del self._watched[key]
-        self._job = self._job or next((found.job for found in processes), "")
         self._store = store or self._store
         self._find_s = self._next_s(now_s, FIND_EVERY_S, cost_s, FIND_SHARE)
 
@@ -235,7 +233,8 @@ class NodeWatcher:
             for watched in self._watched.values():
                 pid = watched.told.pid
                 watched.told = replace(watched.told, nccl_ops=counts.get(pid), gpu_percent=percents.get(pid))
-        ranks = [watched.told.pid for watched in self._alive(ProcessRole.WORKER)]
+        looks = [watched.told for watched in self._alive(ProcessRole.WORKER)]
+        ranks = {look.rank: look.pid for look in looks if look.rank is not None}
         if ranks and self._nccl is None and now_s >= self._nccl_s:
             self._nccl = ask_in_thread(lambda: _read_nccl(ranks, self._root), name="allranks-nccl")
 
@@ -286,13 +285,14 @@ def _read_stack(pid: int, root: Path, *, at_s: float, is_still: bool) -> _Read:
     return stack, problem[:300], time.thread_time() - began_s
 
 
-def _read_nccl(ranks: Sequence[int], root: Path) -> _Nccl:
-    counts, limit = None, ""
+def _read_nccl(ranks: Mapping[int, int], root: Path) -> _Nccl:
+    limit = ""
     try:
-        counts = read_operation_counts(ranks, root=root)
+        counts = read_operation_counts(ranks.values(), root=root)
     except Exception as exc:  # whatever it has answered, it costs only the counts
         counts, limit = {}, f"NCCL's RAS does not tell which operations its ranks have started: {exc}"[:300]
-    return counts or {}, read_gpu_use(deadline_s=GPU_S) if counts is not None else {}, limit
+    loads = load_of(ranks, read_gpu_loads(deadline_s=GPU_S), root=root) if counts is not None else {}
+    return counts or {}, {ranks[rank]: load.percent for rank, load in loads.items()}, limit
 
 
 def _network(pid: int, root: Path) -> int:

@@ -53,7 +53,7 @@ class Flow:
     moved_s: float
     """When bytes last went through it, either way."""
     stuck_s: float
-    """Since when bytes are unacknowledged, and no more of them get acknowledged; now if none are."""
+    """Since when bytes are unacknowledged, and no more get acknowledged, where that is told; now if none are."""
     unread_s: float
     """Since when as many bytes as now wait to be read; now if none do."""
 
@@ -62,8 +62,7 @@ class Flow:
         before, self.seen = self.seen, seen
         if _BYTES(seen) != _BYTES(before):
             self.moved_s = told_s
-        is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
-        if not seen.unacked_bytes or not before.unacked_bytes or is_acked:
+        if not seen.unacked_bytes or not before.unacked_bytes or seen.acked_bytes != before.acked_bytes:
             self.stuck_s = told_s
         if not seen.unread_bytes or seen.unread_bytes != before.unread_bytes:
             self.unread_s = told_s
@@ -71,29 +70,30 @@ class Flow:
 
 @dataclass(slots=True)
 class Track:
-    """One process, and since when what is seen of it is so."""
+    """One process that is looked at without a gap, and since when what is seen of it is so."""
 
     node: str
     look: ProcessLook
     told_s: float
-    began_s: float = 0.0
-    """It is looked at without a gap."""
-    state_s: float = 0.0
-    place_s: float = 0.0
+    began_s: float
+    """Since when it is looked at."""
+    state_s: float = field(init=False)
+    place_s: float = field(init=False)
     """Each stack shows the same place, operation and counters."""
-    away_s: float = 0.0
-    """No stack shows a collective."""
-    ops_s: float = 0.0
+    ops_s: float = field(init=False)
     """It has started no collective of NCCL's."""
     stack_s: float = -math.inf
     """When its last stack was read."""
-    first_s: float = 0.0
-    """Since when its stacks are seen without a gap: what held then began at some time before."""
+    first_s: float = field(init=False)
+    """Since when its stacks are seen: what held then began at some time before."""
     ended: When = NEVER_SAID
     """When it ended: after the last look that saw it alive."""
     flows: dict[Ends, Flow] = field(default_factory=dict)
     cpu: deque[tuple[float, float]] = field(default_factory=deque)
     steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
+
+    def __post_init__(self) -> None:
+        self.state_s = self.place_s = self.ops_s = self.first_s = self.began_s
 
     @property
     def is_alive(self) -> bool:
@@ -134,13 +134,6 @@ class Track:
             return math.inf
         return (self.steps[-1][0] - self.steps[0][0]) / made if made > 1 else None  # of one, only the end was seen
 
-    def begin(self, told_s: float) -> None:
-        """Forget since when things hold: they begin now."""
-        self.began_s = self.state_s = self.place_s = self.away_s = self.ops_s = self.first_s = told_s
-        self.flows = {}
-        self.cpu.clear()
-        self.steps.clear()
-
     def hear(self, look: ProcessLook, told_s: float, offset_s: float) -> None:
         """Take in what is seen of it now."""
         before, lived_s, self.look, self.told_s = self.look, self.told_s, look, told_s
@@ -162,18 +155,13 @@ class Track:
             flow = self.flows[ends] = known.get(ends) or Flow(seen, told_s, told_s, told_s)
             flow.hear(seen, told_s)
         if look.stack is not None and look.stack.at_s + offset_s > self.stack_s + 0.01:  # offsets drift
-            self._hear_stack(look.stack, None if math.isinf(self.stack_s) else before.stack, offset_s)
-
-    def _hear_stack(self, stack: StackSeen, before: StackSeen | None, offset_s: float) -> None:
-        self.stack_s = stack.at_s + offset_s
-        if before is None:
-            self.first_s = max(self.stack_s, self.first_s)
-        if before is None or _PLACE(stack) != _PLACE(before):
-            self.place_s = max(self.stack_s, self.place_s)
-        if before is None or stack.is_collective or before.is_collective:
-            self.away_s = max(self.stack_s, self.away_s)
-        if stack.counter is not None:
-            self.steps.append((self.stack_s, stack.counter[1]))
+            is_first, self.stack_s = math.isinf(self.stack_s), look.stack.at_s + offset_s
+            if is_first:
+                self.first_s = max(self.stack_s, self.first_s)
+            if before.stack is None or _PLACE(look.stack) != _PLACE(before.stack):
+                self.place_s = max(self.stack_s, self.place_s)
+            if look.stack.counter is not None:
+                self.steps.append((self.stack_s, look.stack.counter[1]))
 
 
 @dataclass(slots=True)
@@ -226,11 +214,9 @@ class LookHistory:
         for key in [key for key in self._tracks if key[0] == look.node and key not in keys]:
             del self._tracks[key]
         for key, process in keys.items():
-            is_new = key not in self._tracks
-            track = self._tracks.setdefault(key, Track(look.node, process, node.told_s))
-            if is_new or not is_continued:
-                track.begin(node.told_s)
-            track.hear(process, node.told_s, node.offset_s)
+            if key not in self._tracks or not (is_continued or process.end):
+                self._tracks[key] = Track(look.node, process, node.told_s, node.told_s)
+            self._tracks[key].hear(process, node.told_s, node.offset_s)
         living = [track for track in self.tracks(*MAIN) if track.is_alive]
         if len(living) > 1 and all(track.is_held for track in living):
             self.suspended_s = node.told_s
@@ -276,7 +262,8 @@ class LookHistory:
     def keep(self, found: tuple[Finding, ...], now_s: float) -> None:
         """Remember what is proven now: a fault that is known is told anew, and one that followed from it is not."""
         if not found and now_s - self.held_s > PASSED_S and self.moved_s > self.held_s:
-            self.proven = [finding for finding in self.proven if not may_pass(finding)]
+            # Only processes that live get over it: stopped, no link, no store.
+            self.proven = [old for old in self.proven if Trait.PASSES not in find_cause(old.cause_id).traits]
         sure = [finding for finding in found if finding.confidence is not Confidence.UNDECIDED]
         again = {index: new for new in sure for index, old in enumerate(self.proven) if _is_same(new, old)}
         for index, finding in again.items():
@@ -296,11 +283,6 @@ def is_open(since_s: float, first_s: float) -> bool:
 def say_for(since_s: float, now_s: float, first_s: float) -> str:
     """`for 41 s`, or `for at least 5.2 s`: it was so at the first look."""
     return f"for {'at least ' * is_open(since_s, first_s)}{describe_time(now_s - since_s)}"
-
-
-def may_pass(finding: Finding) -> bool:
-    """Whether its processes live: stopped, no link, no store."""
-    return Trait.PASSES in find_cause(finding.cause_id).traits
 
 
 def _is_same(finding: Finding, other: Finding) -> bool:

@@ -128,13 +128,12 @@ class RanksNow:
 
         for ranks in sorted(_group(elsewhere, key).values(), key=len):
             track, who = elsewhere[ranks[0]], f"{fold_ranks(ranks)} {'has' if len(ranks) == 1 else 'have'} been"
-            away_s = max(track.away_s, self.still_s)  # between two stacks it may have been with the others
-            since_s = max(track.place_s, away_s)
+            since_s = max(track.place_s, self.still_s)  # between two stacks it may have been with the others
             if track.stack_s < self.still_s:
                 why = f" ({track.look.problem})" if track.look.problem else ""
                 text, since_s = f"where {fold_ranks(ranks)} {_be(ranks)} cannot be seen{why}", self.still_s
             elif track.told_s - since_s < STILL_S:  # it moves, but not to where the others are
-                since_s = away_s
+                since_s = self.still_s
                 text = f"{who} elsewhere {say_for(since_s, track.told_s, track.first_s)}, now {_say_where(track)}"
             else:
                 text = f"{who} {_say_where(track, since_s)}"

@@ -56,44 +56,31 @@ class Watched(NamedTuple):
     """Arguments with which `allranks stack` looks at the same processes."""
 
 
-class JobHere(NamedTuple):
-    """A job that has ranks on this machine."""
-
-    name: str
-    """As `name_job` says; of processes without such a name empty, or the pid of whoever started them."""
-    pids: tuple[int, ...]
-    """Of its ranks."""
-    is_of_slurm: bool
-    words: str
-    """`3 ranks of train.py in /home/ada/gpt, pid 4711`."""
-
-    @property
-    def target(self) -> str:
-        """What `allranks watch` takes for it."""
-        return shlex.quote(self.name) if self.has_name else f"--pid {' '.join(map(str, self.pids))}"
-
-    @property
-    def has_name(self) -> bool:
-        """Whether its processes are found by its name."""
-        return bool(self.name) and not self.name.startswith("pid ")
-
-
-def find_jobs_here() -> dict[str, JobHere]:
-    """Return the jobs of this machine by their names."""
-    ranks: dict[str, list[FoundProcess]] = {}
+def find_jobs_here() -> dict[str, list[FoundProcess]]:
+    """Return the ranks of each job on this machine by its name, or where it has none by `pid` and who started them."""
+    jobs: dict[str, list[FoundProcess]] = {}
     for process in find_processes(WantedStacks())[0]:
         if process.role is ProcessRole.WORKER and process.rank is not None and process.stat.state != "Z":
-            ranks.setdefault(process.job, []).append(process)
-    return {name: _describe(name, found) for name, found in ranks.items()}
+            jobs.setdefault(process.job, []).append(process)
+    return jobs
 
 
-def _describe(name: str, ranks: Sequence[FoundProcess]) -> JobHere:
-    folder = ""
-    with contextlib.suppress(OSError):
-        folder = f" in {Path(f'/proc/{ranks[0].pid}/cwd').readlink()}"
-    words = f"{count_of(len(ranks), 'rank')} of {name_script(ranks[0].command)}{folder}, pid {ranks[0].pid}"
-    is_of_slurm = ranks[0].env.get("SLURM_JOB_ID") == name
-    return JobHere(name, tuple(process.pid for process in ranks), is_of_slurm, one_line(words))
+def list_jobs(jobs: Mapping[str, Sequence[FoundProcess]]) -> list[str]:
+    """Return a line for each job here: the command that watches it, and `3 ranks of train.py in /home/ada/gpt`."""
+    lines = []
+    for name, ranks in jobs.items():
+        pids, folder = " ".join(str(process.pid) for process in ranks), ""
+        with contextlib.suppress(OSError):
+            folder = f" in {Path(f'/proc/{ranks[0].pid}/cwd').readlink()}"
+        words = f"{count_of(len(ranks), 'rank')} of {name_script(ranks[0].command)}{folder}, pid {ranks[0].pid}"
+        lines.append((f"allranks watch {shlex.quote(name) if has_name(name) else f'--pid {pids}'}", one_line(words)))
+    width = max((len(command) for command, _ in lines), default=0)
+    return [f"  {command:<{width}}    {words}" for command, words in lines]
+
+
+def has_name(job: str) -> bool:
+    """Whether the processes of a job here are found by its name."""
+    return bool(job) and not job.startswith("pid ")
 
 
 def watch_here(job: str, *, pids: tuple[int, ...] = ()) -> Watched:
