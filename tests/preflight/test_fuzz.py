@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -22,6 +23,7 @@ from allranks import __version__
 from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, JobDirectory, RdmaPort, TestPorts
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import PairResult
+from allranks.preflight import rollcall
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
 from allranks.preflight.second_look import merge, plan_confirmation, plan_quiet_look
 from allranks.preflight.vet import find_nonsense, is_plausible, vet_card
@@ -355,7 +357,9 @@ WORDS: dict[str, Callable[[bytes], list[bytes]]] = {
 
 @pytest.mark.parametrize("is_hanging_up", [True, False], ids=["and leaves", "and stays"])
 @pytest.mark.parametrize("words", WORDS)
-def test_whatever_a_connection_says_the_others_are_called(call, words, is_hanging_up):  # noqa: F811
+def test_whatever_a_connection_says_the_others_are_called(call, monkeypatch, words, is_hanging_up):  # noqa: F811
+    monkeypatch.setattr(rollcall, "ANSWER_S", 5.0)
+    monkeypatch.setattr(rollcall, "time", SimpleNamespace(monotonic=lambda: now_s(), sleep=time.sleep))
     is_over = threading.Event()
     others: list[threading.Thread] = []
 
@@ -374,9 +378,18 @@ def test_whatever_a_connection_says_the_others_are_called(call, words, is_hangin
             others[0].start()
             call.add(card(1), delay_s=0.05)
 
-    began_s = time.monotonic()
+    began_s, goes_on_s = time.monotonic(), None
+
+    def now_s() -> float:
+        """The leader's time, which stands still until node02 has joined: on a busy machine it comes late."""
+        nonlocal goes_on_s
+        joined = [fields["node"] for event, fields in call.events if event == "joined"]
+        if goes_on_s is None and ("node02" in joined or time.monotonic() > began_s + PATIENCE_S):
+            goes_on_s = time.monotonic()
+        return began_s if goes_on_s is None else began_s + time.monotonic() - goes_on_s
+
     judgement = call.hold(3, check=check, join_s=0.3)
-    assert time.monotonic() - began_s < 6
+    assert time.monotonic() - began_s < 45  # who stays does so for PATIENCE_S
     is_over.set()
     assert judgement.findings  # node03 never came properly
     assert {finding.node for finding in judgement.findings if finding.severity == "fail"} <= {"node03"}
