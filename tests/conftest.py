@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -203,7 +204,7 @@ def write(path: Path, text: str) -> Path:
 def without_waiting(stderr: str) -> str:
     """What a command said, without its lines on what it waits for: only a slow machine waits long enough for them."""
     lines = stderr.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("allranks: still waiting "))
+    return "".join(line for line in lines if not re.match(r"(\[[^]]+\] )?allranks: still waiting ", line))
 
 
 def is_alive(pid: int) -> bool:
