@@ -86,7 +86,7 @@ class Terminal:
     def shows(self, expected: str) -> bool:
         """Whether the terminal gets exactly this since the last call, `<` for the empty begin of the line."""
         assert self.console.screen["err"].drain(patience_s=30)
-        wanted, got, end_s = expected.replace("<", "\r\x1b[K").encode(), b"", time.monotonic() + 5
+        wanted, got, end_s = expected.replace("<", "\r\x1b[K").encode(), b"", time.monotonic() + 30
         while len(got) < len(wanted) and time.monotonic() < end_s:
             with contextlib.suppress(BlockingIOError):
                 got += os.read(self.master, 1 << 16).replace(b"\r\n", b"\n")

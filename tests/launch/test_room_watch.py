@@ -140,5 +140,5 @@ def test_a_look_that_has_begun_before_is_not_the_answer(tmp_path: Path, monkeypa
     with RoomWatch(run_dir) as rooms:
         monkeypatch.setattr(room_module, "look", look_slowly)
         rooms.begin(run_dir.create_node("a"), ["a"], 0)
-        assert began.acquire(timeout=10)
+        assert began.acquire(timeout=60)
         assert look(rooms).free_bytes == 2
