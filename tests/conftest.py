@@ -289,8 +289,11 @@ LABS = {
     ),
 }  # fmt: skip
 """Tests of these files share one lab each, one after the other; both take about as long."""
-SHARING = ("tests/cli/test_diff_rerun.py", "tests/state/truth/test_replay.py")
-"""Tests of each of these files share runs that take long."""
+SHARING = (
+    "tests/cli/test_diff_rerun.py", "tests/state/truth/test_replay.py",
+    "tests/why/logs/test_engines.py", "tests/why/logs/test_match.py",
+)  # fmt: skip
+"""Tests of each of these files share what takes long: runs, or the patterns of all causes, compiled."""
 
 
 @pytest.hookimpl(optionalhook=True)
