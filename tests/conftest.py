@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import os
+import re
 import shutil
 import signal
 import socket
@@ -175,7 +176,7 @@ def agents_in_background() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield start
     for agent in agents:
         agent.kill()
-        agent.communicate(timeout=10)
+        agent.communicate(timeout=HANG_S)  # its workers hold its pipes until its sweeper ends them
 
 
 @pytest.fixture
@@ -200,10 +201,14 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+SLOW = r"(\[[^]]+\] )?allranks: (still waiting |no report was written \(it took longer than )"
+
+
 def without_waiting(stderr: str) -> str:
-    """What a command said, without its lines on what it waits for: only a slow machine waits long enough for them."""
+    """What a command said, without its lines on what it waits for, and on a report that took too long: only a slow
+    machine takes long enough for them."""
     lines = stderr.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("allranks: still waiting "))
+    return "".join(line for line in lines if not re.match(SLOW, line))
 
 
 def is_alive(pid: int) -> bool:
@@ -284,8 +289,11 @@ LABS = {
     ),
 }  # fmt: skip
 """Tests of these files share one lab each, one after the other; both take about as long."""
-SHARING = ("tests/cli/test_diff_rerun.py", "tests/state/truth/test_replay.py")
-"""Tests of each of these files share runs that take long."""
+SHARING = (
+    "tests/cli/test_diff_rerun.py", "tests/state/truth/test_replay.py",
+    "tests/why/logs/test_engines.py", "tests/why/logs/test_match.py",
+)  # fmt: skip
+"""Tests of each of these files share what takes long: runs, or the patterns of all causes, compiled."""
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -267,7 +267,7 @@ def test_ctrl_c_ends_it_like_any_python(started: Started, tmp_path: Path, size: 
         """,
     )
     process = started.start(script, env=task(0, (size,)))
-    wait_until((tmp_path / ("in" if size == 1 else "runs/4711/leader.json")).exists, "the job", 30)
+    wait_until((tmp_path / ("in" if size == 1 else "runs/4711/leader.json")).exists, "the job")
     process.send_signal(signal.SIGINT)
     code, _, err = end(process, within_s=60)
     assert code == -signal.SIGINT

@@ -32,7 +32,7 @@ def run(folder: Path, *command: object, within_s: float = 200) -> subprocess.Com
     )
 
 
-def run_ranks(folder: Path, sizes: str, script: str, within_s: float = 60) -> subprocess.CompletedProcess[str]:
+def run_ranks(folder: Path, sizes: str, script: str, within_s: float = 200) -> subprocess.CompletedProcess[str]:
     path = folder / "train.py"
     path.write_text(textwrap.dedent(script))
     return run(folder, SCRIPTS / "fork_ranks.py", sizes, path, within_s=within_s)

@@ -19,7 +19,7 @@ from allranks.launch.batch.local_run import cancel_run
 from allranks.model.errors import UsageError
 from allranks.report.rundir import RunDir
 from allranks.report.runs import read_run
-from conftest import Tell, wait_until
+from conftest import HANG_S, Tell, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm  # noqa: F401  (a fixture)
 
 NAME = "20261123-040000-42"
@@ -185,7 +185,7 @@ def test_a_name_of_ten_megabytes_is_cut(tmp_path: Path, tell: Tell) -> None:
     began_s = time.monotonic()
     assert max(map(len, tell("list").out.splitlines())) < 1000
     assert max(map(len, tell("status").out.splitlines())) < 3000
-    assert time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s < HANG_S
 
 
 def test_damaged_lines_are_counted_and_said(tmp_path: Path, tell: Tell) -> None:
@@ -214,7 +214,7 @@ def test_no_file_of_a_run_holds_a_command(name: str, kind: str, tmp_path: Path, 
         ("clean", "--keep", "0"),
     ):
         assert "Traceback" not in tell(*words).err
-    assert time.monotonic() - began_s < 10.0
+    assert time.monotonic() - began_s < HANG_S
     assert (tmp_path / "mine").read_text() == "mine"
 
 

@@ -19,7 +19,7 @@ from allranks.model.job_status import FILE, JobStatus, NodeRow, RankRow, write_s
 from allranks.report.rundir import RunDir
 from allranks.report.runs import find_run
 from allranks.report.text import Style
-from conftest import Tell
+from conftest import HANG_S, Tell
 
 JOB = "20261128-190000-41"
 ROWS = (
@@ -147,7 +147,7 @@ def screen_lines(app: Any) -> list[str]:
 
 async def shown(app: Any, pilot: Any, line: str) -> list[str]:
     """The screen as soon as `line` stands on it: textual lays it out some messages after its text has changed."""
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + HANG_S
     while line not in (lines := screen_lines(app)) and time.monotonic() < deadline_s:
         await pilot.pause(0.01)
     assert line in lines, lines

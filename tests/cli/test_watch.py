@@ -35,7 +35,7 @@ store = dict(WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT="29511") | dic
 envs = [dict(store, RANK=str(rank), LOCAL_RANK=str(rank)) for rank in range(3)]
 ranks = [subprocess.Popen([sys.executable, __file__], env=env) for env in envs]
 code = ranks[2].wait()
-time.sleep(1)
+open("told").read()  # a fifo: until it has been seen
 for rank in ranks:
     rank.kill()
     rank.wait()
@@ -50,7 +50,8 @@ class Job:
     def __init__(self, folder: Path, name: str, **env: str) -> None:
         self.name, self.folder = name, folder
         folder.mkdir()
-        os.mkfifo(folder / "block")
+        for fifo in ("block", "told"):
+            os.mkfifo(folder / fifo)
         (folder / "train.py").write_text(TRAIN)
         library = folder / "torch_like" / "torch" / "distributed"
         library.mkdir(parents=True)
@@ -67,8 +68,9 @@ class Job:
         told = [self.process.stdout.readline().split() for _ in range(3)]
         self.pids = {int(rank): int(pid) for rank, pid in told}
 
-    def end(self) -> None:
-        (self.folder / "block").write_text("")
+    def end(self, *, which: str) -> None:
+        """Let rank 2 end (`block`), or the other ones (`told`)."""
+        (self.folder / which).write_text("")
 
     def kill(self) -> None:
         with self.process:
@@ -117,7 +119,9 @@ def test_a_job_that_ends_ends_the_watch_and_why_says_the_same(allranks: Allranks
         ) as watch,
     ):
         wait_until(lambda: STATE in out.read_text(), "the state")
-        job.end()
+        job.end(which="block")
+        wait_until(lambda: "✗ AR" in out.read_text(), "the verdict")  # before the launcher ends the others
+        job.end(which="told")
         assert watch.wait(60) == 1
     text, record = out.read_text(), tmp_path / "runs" / f"watch-{job.name}"
     head = next(line for line in text.splitlines() if line.startswith("✗ AR"))
@@ -161,7 +165,7 @@ def test_a_terminal_has_the_table_and_q_quits(job: Job, tmp_path: Path) -> None:
     ) as watch:
         os.close(tail)
         drawn, until_s = "", time.monotonic() + 60
-        while not (STATE in drawn and "RANKS" in drawn) and time.monotonic() < until_s:
+        while not all(words in drawn for words in (STATE, "RANKS", "WHERE")) and time.monotonic() < until_s:
             drawn += os.read(head, 1 << 16).decode(errors="replace")
         os.write(head, b"q")
         while watch.poll() is None:  # a full terminal would hold it

@@ -16,7 +16,7 @@ from allranks.host.job_processes import WantedStacks
 from allranks.host.py_spy import explain_refusal
 from allranks.host.stacks import Frame, NodeStacks, Process, look
 from allranks.model.node_look import ProcessRole
-from conftest import wait_until
+from conftest import HANG_S, wait_until
 
 JOB = f"9{os.getpid():06}"
 SCRIPT = """\
@@ -59,7 +59,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def look_until(is_there: Callable[[NodeStacks], bool]) -> NodeStacks:
     """The processes need a moment until they are where they stay."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + HANG_S
     while not is_there(found := look(WantedStacks(job=JOB), node="here")):
         assert time.monotonic() < deadline_s, found
     return found

@@ -41,11 +41,13 @@ def on(lab: TestLab, node: str, *command: str, cwd: Path) -> subprocess.Complete
 
 def is_quiet(lab: TestLab) -> bool:
     """No job, no member, no listener of ours is left; SLURM needs a moment to notice the end of a job."""
+    commands = ("squeue", "--noheader"), ("ss", "-Hltn", "sport >= :29500 and sport < :29516")
     end_s = time.monotonic() + 60
-    while (busy := lab.ask("squeue", "--noheader").strip()) and time.monotonic() < end_s:
+    while is_busy := any(lab.ask(*command).strip() for command in commands):
+        if time.monotonic() > end_s:
+            break
         time.sleep(0.1)
-    listening = lab.ask("ss", "-Hltn", "sport >= :29500 and sport < :29516").strip()
-    return not busy and not listening
+    return not is_busy
 
 
 @pytest.fixture(autouse=True)

@@ -371,7 +371,7 @@ class Screen:
         what is written a moment later."""
         assert self.console.screen["err"].drain(patience_s=30)
         expected = expected.replace(b"<", b"\r\x1b[K")
-        got, end_s = b"", time.monotonic() + 5
+        got, end_s = b"", time.monotonic() + 30
         while len(got) < len(expected) and time.monotonic() < end_s:
             with contextlib.suppress(BlockingIOError):
                 got += os.read(self._master, 1 << 16).replace(b"\r\n", b"\n")

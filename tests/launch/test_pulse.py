@@ -13,7 +13,7 @@ from allranks.launch.lead.summary import describe_output
 from allranks.launch.live import describe_silence
 from allranks.launch.pulse import Pulse
 from allranks.report.text import describe_time
-from conftest import Allranks, allranks_command, clean_env
+from conftest import Allranks, allranks_command, clean_env, without_waiting
 
 
 def lines(until_s: int, *, spoken_s: tuple[int, ...] = (), changed_s: tuple[int, ...] = ()) -> list[int]:
@@ -102,11 +102,12 @@ def test_a_silent_job_is_spoken_of_once_it_is_silent_for_long(tmp_path: Path):
         try:
             assert agent.stderr is not None
             assert "logs in" in agent.stderr.readline()
-            line = r"allranks: 0:00:(09|1\d) . (2/)?2 ranks . no output yet\n"  # of a status that is up to 1 s old
+            # Of a status that is up to 1 s old; on a busy machine, later.
+            line = r"allranks: 0:(00:(09|[1-5]\d)|0[1-9]:\d\d) . (2/)?2 ranks . no output yet\n"
             assert re.fullmatch(line, agent.stderr.readline())
         finally:
             (tmp_path / "go").touch()
-        said = agent.stderr.read().splitlines()
+        said = without_waiting(agent.stderr.read()).splitlines()
     assert said[-1].startswith("allranks: train.py succeeded: 2 ranks, ")
     assert agent.returncode == 0
 
@@ -115,7 +116,7 @@ def test_success_is_one_line_on_standard_error_and_nothing_on_standard_output(al
     (tmp_path / "train.py").write_text("print('42')\n")
     result = allranks("run", "--master-port", "0", "train.py")
     assert result.stdout == "42\n"
-    head, *between, last = result.stderr.splitlines()
+    head, *between, last = without_waiting(result.stderr).splitlines()
     assert all("no output yet" in line for line in between)  # a very slow machine
     assert "logs in " in head
     assert last.startswith("allranks: train.py succeeded: 1 rank, ")

@@ -14,14 +14,19 @@ from pathlib import Path
 
 import pytest
 
-from conftest import allranks_command, clean_env
+from conftest import allranks_command, clean_env, without_waiting
 
 TRAIN = """
 import os, time
+from pathlib import Path
 from tqdm import tqdm
+rank = os.environ["RANK"]
 for step in tqdm(range(20), desc="train"):
-    time.sleep(0.05 + 0.02 * (os.environ["RANK"] == "1"))
-    if step == 10 and os.environ["RANK"] == "0":
+    time.sleep(0.05 + 0.02 * (rank == "1"))
+    if step == 10:
+        while not Path("shown").exists():  # the bars of all ranks at the same time
+            time.sleep(0.02)
+    if step == 10 and rank == "0":
         print("halfway", flush=True)
 print("done")
 """
@@ -34,6 +39,7 @@ def test_a_terminal_shows_one_bar_for_all_ranks(tmp_path: Path):
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
     shown = b""
+    bars = rb"\x1b\[K\S+ 0:\d\d:\d\d[^\r\n]*  \[\S+ r\d\] train: [^\r\n]* \+2 (alike|ranks: [^\r\n]*%)"
     with subprocess.Popen(
         allranks_command("run", "--master-port", "0", "--nproc-per-node", "3", "train.py"),
         cwd=tmp_path,
@@ -46,9 +52,11 @@ def test_a_terminal_shows_one_bar_for_all_ranks(tmp_path: Path):
         with contextlib.suppress(OSError):  # EIO: nobody has the terminal open any more
             while data := os.read(ours, 1 << 16):
                 shown += data
+                if re.search(bars, shown):
+                    (tmp_path / "shown").touch()
         assert agent.wait(60) == 0
-    text = shown.decode().replace("\r\n", "\n")
-    assert re.search(r"\x1b\[K\S+ 0:00:\d\d[^\r\n]*  \[\S+ r\d\] train: [^\r\n]* \+2 (alike|ranks: [^\r\n]*%)", text)
+    text = without_waiting(shown.decode().replace("\r\n", "\n"))
+    assert re.search(bars, shown)
     lines = [re.sub(r".*\x1b\[K", "", line) for line in text.split("\n") if line]
     ended = [line for line in lines if "train: 100%" in line]
     alike = [int(found[1]) for line in ended if (found := re.search(r" \+(\d) alike$", line))]

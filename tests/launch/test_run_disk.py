@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from allranks.report.runs import find_run
-from conftest import Allranks, write
+from conftest import Allranks, without_waiting, write
 
 pytestmark = pytest.mark.torch
 RUN = ("run", "--ignore", "AR011", "--master-port", "0")
@@ -42,7 +42,7 @@ def test_ranks_go_on_while_the_ballast_is_used_up_and_the_end_is_written(
         """
         import os, sys, time
 
-        disk = sys.argv[1]
+        disk, deadline = sys.argv[1], time.monotonic() + 60
 
         def fill(name):
             with open(f"{disk}/{name}", "wb", buffering=0) as file:
@@ -52,9 +52,10 @@ def test_ranks_go_on_while_the_ballast_is_used_up_and_the_end_is_written(
                 except OSError:
                     pass
 
-        time.sleep(1)  # the ballast is there
+        while (room := os.statvfs(disk)) and (room.f_blocks - room.f_bfree) * room.f_bsize < 3 << 20:
+            assert time.monotonic() < deadline, "the ballast is not there"
+            time.sleep(0.05)
         fill("other")
-        deadline = time.monotonic() + 20
         while os.statvfs(disk).f_bavail < 400 and time.monotonic() < deadline:
             time.sleep(0.05)
         print("x" * 100_000, flush=True)
@@ -114,7 +115,7 @@ def test_a_job_goes_on_without_its_directory_and_does_not_promise_its_output(
     )
     result = allranks(*RUN, "--log-dir", runs, "train.py", how.format(runs=runs, mount=mount))
     assert (result.returncode, result.stdout) == (0, "before\nafter\n")
-    *_, gone, last = result.stderr.splitlines()
+    *_, gone, last = without_waiting(result.stderr).splitlines()
     assert "the run directory is gone on " in gone
     assert result.stderr.count("is gone") == 1
     assert last.startswith("allranks: train.py succeeded: 1 rank, ")

@@ -94,12 +94,19 @@ def test_a_job_whose_lines_are_lost_says_how_many(tmp_path: Path) -> None:
         fill()
     except OSError:
         pass
+    more = open("disk/more", "wb", buffering=0)
     for number in range(2000):  # more than Python's buffer keeps until there is room
+        try:
+            while True:  # what the agent has given back, too
+                more.write(bytes(1 << 16))
+        except OSError:
+            pass
         try:
             print("line", number)
         except OSError:
             pass
     os.unlink("disk/other")
+    os.unlink("disk/more")
     """
     ran = run(tmp_path, script)
     (out,) = (tmp_path / "kept").glob("*/rank_0.out")

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from conftest import Allranks, allranks_command, clean_env, wait_until
+from conftest import Allranks, allranks_command, clean_env, wait_until, without_waiting
 
 START_S = 120
 """Deadline for workers to come up on a busy machine."""
@@ -46,7 +46,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "tree.py").write_text(TREE)
     agents: list[subprocess.Popen[str]] = []
 
-    def start_agent(*arguments: str) -> subprocess.Popen[str]:
+    def start_agent(*arguments: str, shutdown_s: int = 4) -> subprocess.Popen[str]:
+        # 4: longer than RECEIPT_S, a slow look and GRACE_S: what is said does not depend on the load.
         agents.append(
             subprocess.Popen(
                 allranks_command(
@@ -56,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
                     "--master-port",
                     "0",
                     "--shutdown-timeout",
-                    "4",  # longer than RECEIPT_S, a slow look and GRACE_S: what is said does not depend on the load
+                    str(shutdown_s),
                     "tree.py",
                     *arguments,
                 ),
@@ -118,8 +119,8 @@ def test_a_signal_ends_the_whole_tree(start: Start, tmp_path: Path, signum: sign
     assert time.monotonic() - sent_s < 60  # the workers sleep for 300
     assert agent.returncode == exit_code
     assert alive(pids) == []
-    head = rf"allranks: {signum.name} after \d+ s: all workers here have ended; "
-    assert re.fullmatch(head + r"output in runs/[\w./-]+; report in runs/[\w-]+/report\.html", stderr.splitlines()[-1])
+    said = rf"allranks: {signum.name} after \d+ s: all workers here have ended; output in runs/[\w./-]+"
+    assert re.fullmatch(said + r"; report in runs/[\w-]+/report\.html", without_waiting(stderr).splitlines()[-1])
 
 
 @pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -141,14 +142,12 @@ def test_workers_that_ignore_the_signal_are_killed(
 def test_a_second_ctrl_c_kills_at_once_and_the_run_is_known_as_cancelled(
     start: Start, allranks: Allranks, tmp_path: Path
 ):
-    agent = start("deaf")
+    agent = start("deaf", shutdown_s=200)
     pids = wait_for_tree(tmp_path)
     agent.send_signal(signal.SIGINT)
     wait_until(lambda: all((tmp_path / f"heard_{rank}").exists() for rank in (0, 1)), "the first signal")
-    sent_s = time.monotonic()
     agent.send_signal(signal.SIGINT)
-    _, stderr = agent.communicate(timeout=60)
-    assert time.monotonic() - sent_s < 2.5  # the first one alone kills after 3
+    _, stderr = agent.communicate(timeout=60)  # the first one alone kills after 200
     assert re.search(r"^allranks: second Ctrl-C: all workers on \S+ were killed$", stderr, re.MULTILINE)
     # The kernel takes some milliseconds to free a worker that has torch imported.
     assert (agent.returncode, alive(pids, patience_s=20)) == (130, [])
@@ -162,8 +161,7 @@ from pathlib import Path
 def save(signum, frame):
     with open(f"log_{os.environ['RANK']}", "a") as log:
         log.write(f"{signum} ")
-    end_s = time.monotonic() + 4  # longer than a rank without a handler would have
-    while time.monotonic() < end_s:
+    while not Path("go").exists():
         time.sleep(0.05)
     with open(f"log_{os.environ['RANK']}", "a") as log:
         log.write("saved ")
@@ -200,8 +198,10 @@ def test_a_script_that_saves_on_sigterm_saves_once(tmp_path: Path, signum: int, 
         pids = [list(map(int, path.read_text().split())) for path in tmp_path.glob("pids_*")]
         for pid in (agent.pid, *(worker for worker, _ in pids if who == "all")):
             os.kill(pid, signum)
-        time.sleep(2)
+        wait_until(lambda: [path.read_text() for path in tmp_path.glob("log_*")] == ["15 "] * 2, "both handlers")
+        time.sleep(3.5)  # longer than a rank without a handler has
         assert alive([child for _, child in pids]), "a process of the rank was ended that it may need to save"
+        (tmp_path / "go").touch()
         _, stderr = agent.communicate(timeout=60)
     finally:
         agent.kill()
@@ -227,7 +227,7 @@ def test_a_signal_that_means_nothing_ends_no_job_and_reaches_who_handles_it(tmp_
             agent.send_signal(signum)
         time.sleep(1.5)  # until a heartbeat has said what the rank handles
         agent.send_signal(signal.SIGUSR2)
-        _, stderr = agent.communicate(timeout=30)
+        _, stderr = agent.communicate(timeout=60)
     finally:
         agent.kill()
         agent.communicate()
@@ -292,14 +292,14 @@ def test_a_daemon_left_by_a_worker_that_ended_well_is_ended_and_named(allranks: 
 
 
 def test_a_job_whose_agent_was_stopped_for_long_goes_on(tmp_path: Path):
-    """Ctrl-Z and `fg`: the workers go on meanwhile. 60 s of a leader's silence are shortened to 3 s."""
+    """Ctrl-Z and `fg`: the workers go on meanwhile. 60 s of a leader's silence are shortened to 6 s."""
     (tmp_path / "train.py").write_text(
         "import time\nfrom pathlib import Path\nPath('up').touch()\n"
         "while not Path('go').exists():\n    time.sleep(0.01)\n"
     )
     program = (
         "import allranks.launch.agent as agent\nfrom allranks.cli.main import main\n"
-        "agent.LEADER_SILENT_S = 3.0\nmain()\n"
+        "agent.LEADER_SILENT_S = 6.0\nmain()\n"
     )
     agent = subprocess.Popen(
         [sys.executable, "-c", program, "run", "--master-port", "0", "train.py"],
@@ -312,11 +312,11 @@ def test_a_job_whose_agent_was_stopped_for_long_goes_on(tmp_path: Path):
         wait_until((tmp_path / "up").exists, "the worker is up")
         for _ in range(2):  # a Ping may wait for the agent when it is stopped, not each time
             agent.send_signal(signal.SIGSTOP)
-            time.sleep(5)
+            time.sleep(7)
             agent.send_signal(signal.SIGCONT)
             time.sleep(0.5)
         (tmp_path / "go").touch()
-        _, stderr = agent.communicate(timeout=30)
+        _, stderr = agent.communicate(timeout=60)
     finally:
         agent.kill()
         agent.communicate()

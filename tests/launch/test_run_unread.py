@@ -56,7 +56,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
     yield start_agent
     for agent in agents:
         agent.kill()
-        agent.communicate(timeout=10)
+        agent.communicate(timeout=60)
 
 
 @pytest.mark.parametrize(

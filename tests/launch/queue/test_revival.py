@@ -13,6 +13,7 @@ import pytest
 from allranks.launch.queue.revival import BACK_VARIABLE, Revivals, srun_command
 from allranks.model.identity import world_from_env
 from allranks.report.rundir import RunDir
+from conftest import HANG_S
 
 LOG = "13/attempt_0/node03/back.log"
 Srun = Callable[[str], None]
@@ -41,12 +42,12 @@ def revive(tmp_path: Path, *, patience_s: float = 60.0, **env: str) -> Revivals:
 
 
 def turn_until(revivals: Revivals, is_done: Callable[[], bool] = lambda: False, *, step_s: float = 0.0) -> list[str]:
-    """What is said until something has happened, or until something is said."""
-    now_s, end_s, lines = 0.0, time.monotonic() + 10, list[str]()
+    """What is said until something has happened, or until something is said; time passes between two tries only."""
+    now_s, end_s, lines = 0.0, time.monotonic() + HANG_S, list[str]()
     while not lines and not is_done():
         assert time.monotonic() < end_s
         lines = [line for line in revivals.turn(now_s) if "will be restarted" not in line]
-        now_s += step_s
+        now_s += 0.0 if revivals.pids else step_s
         time.sleep(0.02)
     return lines
 
@@ -117,7 +118,7 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
     revivals.expect("node03", node_index=3)
     revivals.expect("node03", node_index=3)
     assert revivals.turn(0.0) == [f"node03: its agent will be restarted when the node comes back; see {log}"]
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + HANG_S
     while not log.exists() or not log.read_text().endswith("t.py\n"):
         assert time.monotonic() < end_s
         assert revivals.turn(0.0) == []
@@ -135,7 +136,7 @@ def test_a_node_that_is_gone_for_good_is_said_once(srun: Srun, tmp_path: Path) -
     revivals = Revivals(env=os.environ | {"SLURM_JOB_ID": "13"}, run_dir=RunDir(tmp_path, "13"), patience_s=9)
     revivals.expect("node03", node_index=3)
     lines: list[str] = []
-    end_s = time.monotonic() + 10
+    end_s = time.monotonic() + HANG_S
     while len(lines) < 2 and time.monotonic() < end_s:
         lines += revivals.turn(0.0)
         time.sleep(0.02)

@@ -22,7 +22,7 @@ from allranks.model.finding import Confidence, Finding, Severity
 from allranks.why.fleet import epilog
 from allranks.why.fleet.epilog import SLOTS, append_line, explain, take_slot
 from allranks.why.fleet.told import MAX_COMMENT, Duty, choose_duty, is_well, may_comment, tell_comment
-from conftest import NOBODY, Allranks, allranks_command, clean_env, is_alive, wait_until
+from conftest import HANG_S, NOBODY, Allranks, allranks_command, clean_env, is_alive, wait_until
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 XID = "Nov 28 10:00:01 n3 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, name=python, GPU has fallen off the bus.\n"
@@ -40,7 +40,8 @@ def without_comment(text: str, comment: str = "(null)") -> str:
 
 
 def lines_of(path: Path) -> list[dict[str, object]]:
-    wait_until(lambda: path.exists() and path.stat().st_size, "a line in the file", 60)
+    # The watcher has nice 19 and one core: beside busy processes it gets a hundredth of it.
+    wait_until(lambda: path.exists() and path.stat().st_size, "a line in the file", 2 * HANG_S)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -55,11 +56,10 @@ def test_a_failed_job_gets_a_comment_and_a_line(slurm: FakeSlurm, allranks: Allr
     (tmp_path / "slurm-12.out").write_text(OOM)
     slurm.answer("scontrol", "show job 12", out=without_comment(show_job(state="FAILED", code="1:0", work=tmp_path)))
     slurm.answer("sacctmgr", out=" Modified jobs...\n  12 submitted at 2026-11-21T03:16:18\n")
-    began = time.monotonic()
     done = allranks("why", "--epilog", "--to", "ends.jsonl", env=NODE)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (line,) = lines_of(tmp_path / "ends.jsonl")
-    assert line.pop("time_s") == pytest.approx(time.time(), abs=120)
+    assert line.pop("time_s") == pytest.approx(time.time(), abs=2 * HANG_S)
     assert line == {
         "version": 1,
         "job": "12",
@@ -72,7 +72,6 @@ def test_a_failed_job_gets_a_comment_and_a_line(slurm: FakeSlurm, allranks: Allr
         "--immediate", "modify", "job", "where", "jobid=12", "set",
         "comment=allranks: AR109 cuda-oom, rank 3 GPU 3 (certain): a rank ran out of GPU memory; allranks why 12",
     ]]  # fmt: skip
-    assert time.monotonic() - began < 60
     assert (tmp_path / "ends.jsonl").stat().st_mode & 0o777 == 0o644
 
 
@@ -149,19 +148,20 @@ def test_it_ends_with_0_at_once_whatever_is_broken(
 
 def test_a_slurm_that_hangs_holds_nobody_up_and_the_watcher_ends(slurm: FakeSlurm, tmp_path: Path) -> None:
     for tool in ("scontrol", "sinfo"):
-        (slurm.bin / tool).write_text(f"#!/bin/sh\necho $PPID >{tmp_path}/watcher\nexec sleep 20\n")
+        (slurm.bin / tool).write_text(f"#!/bin/sh\necho $PPID >{tmp_path}/watcher\nexec sleep 30\n")
     code = (
         "import os; from pathlib import Path; from allranks.why.fleet.epilog import start; "
-        f"start(os.environ, to=Path('{tmp_path}/ends.jsonl'), command=['false'], life_s=4)"
+        "os.nice = int; "  # with nice 19 its life may be over on a busy machine before it has asked SLURM
+        f"start(os.environ, to=Path('{tmp_path}/ends.jsonl'), command=['false'], life_s=6)"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], env=clean_env(os.environ, **NODE), capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
-    wait_until(lambda: (tmp_path / "watcher").exists() and (tmp_path / "watcher").read_text(), "the watcher", 30)
+    wait_until(lambda: (tmp_path / "watcher").exists() and (tmp_path / "watcher").read_text(), "the watcher")
     watcher = int((tmp_path / "watcher").read_text())
     assert is_alive(watcher)  # so it holds nothing that the epilog's caller waits for
-    wait_until(lambda: not is_alive(watcher), "SIGALRM ends the watcher", 30)
+    wait_until(lambda: not is_alive(watcher), "SIGALRM ends the watcher")
     assert not (tmp_path / "ends.jsonl").exists()
 
 
@@ -174,9 +174,9 @@ def test_on_a_full_disk_nothing_is_written_and_the_next_line_is_whole(
     limited = ["prlimit", f"--fsize={(1 << 16) + 20}", *map(str, allranks_command("why", "--epilog", "--to", ends))]
     done = subprocess.run(limited, env=clean_env(os.environ, **NODE), timeout=60, check=False)
     assert done.returncode == 0
-    wait_until(lambda: ends.stat().st_size == (1 << 16) + 20, "a line that is cut", 30)
+    wait_until(lambda: ends.stat().st_size == (1 << 16) + 20, "a line that is cut")
     assert allranks("why", "--epilog", "--to", ends, env=NODE).returncode == 0
-    wait_until(lambda: ends.read_text().endswith("}\n"), "a whole line", 30)
+    wait_until(lambda: ends.read_text().endswith("}\n"), "a whole line")
     assert json.loads(ends.read_text().splitlines()[-1])["job"] == "12"
 
 
@@ -229,7 +229,7 @@ def test_the_second_node_explains_it_only_if_the_first_is_out_of_service(
     slurm.answer("scontrol", "show job 12", out=without_comment(show_job(state="COMPLETED", work=tmp_path)))
     slurm.answer("sinfo", "-n n1", out=f"n1\x1f{state}\x1fnone\x1fmain*\x1f(null)\n")
     assert allranks("why", "--epilog", "--to", tmp_path, env=NODE | {"SLURMD_NODENAME": "n2"}).returncode == 0
-    wait_until(lambda: slurm.calls("sinfo"), "a question for the first node", 30)
+    wait_until(lambda: slurm.calls("sinfo"), "a question for the first node")
     if is_explained:
         assert lines_of(tmp_path / "n2.jsonl")[0]["job"] == "12"
     else:

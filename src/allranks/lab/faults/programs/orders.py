@@ -4,7 +4,7 @@
     orders.obey(step)                   # before each step: does what it is ordered to, or nothing
     metrics = orders.reduce(loss)       # the collective in which ranks may do different things
     orders.write(step)                  # after each optimizer step
-    if orders.is_last(step): ...        # the same answer on all ranks
+    if orders.is_last(): ...            # the same answer on all ranks
 
 `order.json` says which rank does what at which step. A rank writes `struck_RANK.json` before it executes an order, so
 that the time is known. An executed order is not repeated by a later start of the same rank, unless the order says
@@ -49,12 +49,13 @@ class Orders:
         self._diary = os.open(directory / f"steps_{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._order: dict[str, Any] = {}
         self._order_mtime_ns = 0
-        self._now = ""
+        self._now, self._step, self._is_ending = "", 0, False
         self._mixed = None if seed is None else Mixture(seed, directory, rank)
 
     def obey(self, step: int) -> None:
         """Execute the order for this step; most orders never return."""
         time.sleep(PAUSE_S)
+        self._step = step
         if self._mixed is not None:
             self._mixed.live(step)
         self._now = self._due(step)
@@ -64,6 +65,8 @@ class Orders:
     def reduce(self, loss: torch.Tensor) -> float:
         """Return the mean of the loss over all ranks; an order may let this rank do something else."""
         metrics = torch.full((METRICS,), float(loss.detach()))
+        # The order to end may come while some ranks have looked for it and others have not: its step may be over then.
+        metrics[1] = float(self._should_end())
         match self._now:
             case "skip":
                 return 0.0
@@ -76,6 +79,7 @@ class Orders:
             case _:
                 dist.all_reduce(metrics)
         mean: float = metrics[0].item() / dist.get_world_size()
+        self._is_ending = metrics[1].item() > 0
         return mean
 
     def write(self, step: int) -> None:
@@ -92,10 +96,13 @@ class Orders:
         }
         os.write(self._diary, json.dumps(line).encode() + b"\n")
 
-    def is_last(self, step: int) -> bool:
-        """Whether the program is ordered to end after this step."""
+    def is_last(self) -> bool:
+        """Whether the program ends after this step: a rank has seen the order to end before its `reduce`."""
+        return self._is_ending
+
+    def _should_end(self) -> bool:
         try:
-            return step >= int(json.loads((self._directory / "stop.json").read_text())["step"])
+            return self._step >= int(json.loads((self._directory / "stop.json").read_text())["step"])
         except FileNotFoundError:
             return False
 

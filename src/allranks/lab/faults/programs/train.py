@@ -51,7 +51,7 @@ def main() -> None:
                 optimizer.step()
                 orders.reduce(loss)
             orders.write(number)
-            if orders.is_last(number):
+            if orders.is_last():
                 break
 
 

@@ -39,7 +39,7 @@ def main() -> None:
         optimizer.step()
         orders.reduce(loss)
         orders.write(step)
-        if orders.is_last(step):
+        if orders.is_last():
             break
     dist.destroy_process_group()
 
