@@ -157,3 +157,11 @@ def test_a_node_whose_clock_stood_still_is_heard() -> None:
         assert heard.opinion.exit_code == 0
         assert not any(node.silent_s for node in heard.status(passed_s).nodes)
     assert not any("n1" in line for line in heard.opinion.limits)
+
+
+def test_a_job_is_looked_at_as_long_as_the_node_that_is_looked_at_least() -> None:
+    heard = HeardJob("7", [])
+    assert heard.looked_s == 0.0
+    for at_s, node in ((10.0, "n1"), (50.0, "n2"), (16.0, "n1"), (52.5, "n2")):
+        heard.hear(look(rank(0), at_s=at_s, node=node), now_s=60.0)
+    assert heard.looked_s == 2.5

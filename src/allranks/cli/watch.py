@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 ANSWER_S = 20.0
 """How long `--once` waits for the first look of each node."""
 NOTICE_S, ONCE_S = 2.0, 5.0
+LOOK_S = 1.0
+"""Between two looks of a busy machine: there, an answer waits for looks, at most ANSWER_S."""
 SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
 """How often the table is drawn, a line is printed where nothing changes, and a document is printed."""
 
@@ -154,7 +156,8 @@ def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json:
         if is_first or (first_s is None and now_s - began_s > notice_s):
             notice_s *= 4
             say(heard.describe_progress(now_s - began_s))
-        has_looked = first_s is not None and now_s - first_s > ONCE_S
+        passed_s = 0.0 if first_s is None else now_s - first_s
+        has_looked = passed_s > ONCE_S and (heard.looked_s > ONCE_S - LOOK_S or passed_s > ANSWER_S)
         if is_once and has_looked:
             break
         # It takes some looks to know that nothing is wrong.

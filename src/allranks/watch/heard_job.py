@@ -113,6 +113,11 @@ class HeardJob:
         return bool(self._history.nodes)
 
     @property
+    def looked_s(self) -> float:
+        """How long nodes have been looked at, by their clocks; of the one that was looked at least."""
+        return min((node.look.at_s - node.first_at_s for node in self._history.nodes.values()), default=0.0)
+
+    @property
     def news(self) -> object:
         """What is wrong, without the times: where it is equal, there is nothing new to tell."""
         opinion = self.opinion

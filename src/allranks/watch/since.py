@@ -172,6 +172,8 @@ class NodeTrack:
     offset_s: float
     told_s: float
     heard_s: float
+    first_at_s: float
+    """When the first look was taken, by the node's clock."""
     num_late: int = 0
 
     def follow(self, look: NodeLook, now_s: float) -> bool:
@@ -205,7 +207,7 @@ class LookHistory:
 
     def hear(self, look: NodeLook, now_s: float) -> None:
         """Take in one look; one that is older than the last one of its node does not count."""
-        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s))
+        node = self.nodes.setdefault(look.node, NodeTrack(look, now_s - look.at_s, now_s, now_s, look.at_s))
         node.heard_s = now_s
         if look.at_s <= node.look.at_s and look is not node.look:
             return
