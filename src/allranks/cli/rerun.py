@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +100,8 @@ def find_refusal(record: Record, step: int, here: Mapping[str, Any]) -> str | No
     about = row_at(record[0], step).about
     if "directory" not in about:
         return "its record does not say where it was started (an older version of allranks wrote it)"
+    if about.get("call"):
+        return "its record is of a later track() in its script; only the first one can be run again"
     for name in ("torch", "python"):
         if about[name] != here[name]:
             return f"it had {name} {about[name]}, here is {here[name]}"
@@ -180,7 +181,7 @@ operations are recorded from step 96 on, up to 20 times slower'
 def describe_outcome(outcome: RerunOutcome, num_ranks: int) -> list[str]:
     """Return what was found, in lines."""
     lines = []
-    for letter, own in outcome.unrepeated:
+    for letter, own in outcome.unrepeated.items():
         names = ", ".join(differing.describe(num_ranks) for differing in own.differing)
         why = "its compiled code ran eager here" if letter in outcome.eager else "it is not deterministic"
         lines.append(f"run {letter} does not repeat its own record at step {own.until}: {why}: {names}")
@@ -197,11 +198,6 @@ def describe_outcome(outcome: RerunOutcome, num_ranks: int) -> list[str]:
     if outcome.num_left_out:
         lines.append(f"{count_of(outcome.num_left_out, 'operation')} not compared: a step had too many")
     return lines
-
-
-def to_document(outcome: RerunOutcome) -> dict[str, Any]:
-    """Return what `--json` prints."""
-    return asdict(outcome) | {"unrepeated": {letter: asdict(own) for letter, own in outcome.unrepeated}}
 
 
 def read_machine() -> dict[str, Any]:

@@ -71,7 +71,7 @@ class RerunOutcome:
     """How many steps were compared, what is before the first one not counted."""
     num_left_out: int
     """Operations that were not recorded, since a step had too many."""
-    unrepeated: tuple[tuple[str, Parting], ...]
+    unrepeated: Mapping[str, Parting]
     """Runs that do not repeat their own record, and where not."""
     eager: tuple[str, ...]
     """Runs that had compiled code, which ran eager here."""
@@ -165,7 +165,7 @@ class Rerun:
             difference=first and first[1],
             num_steps=num_steps,
             num_left_out=num_left_out,
-            unrepeated=tuple((letter, own) for letter, own in partings if own.until is not None),
+            unrepeated={letter: own for letter, own in partings if own.until is not None},
             eager=tuple(run.letter for run in self._runs if run.about.get("is_compiled")),
             at_end=at_end,
         )

@@ -132,8 +132,8 @@ def test_no_flipped_bit_gives_a_row_another_number_or_column() -> None:
 def test_another_version_is_refused() -> None:
     from allranks.state.truth import trace_file
 
-    line = trace_file._with_crc('{"format": 2, "about": {}}', 0)
-    with pytest.raises(OtherFormatError, match="format 2"):
+    line = trace_file._with_crc('{"format": 3, "about": {}}')
+    with pytest.raises(OtherFormatError, match="format 3"):
         parse_rows(line.encode())
 
 

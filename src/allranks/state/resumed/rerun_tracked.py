@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from allranks.model.errors import UsageError
 from allranks.state.resumed.steps import Step
 from allranks.state.resumed.telling import Telling
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Stall
-from allranks.state.truth.op_file import MOST_FILES, SETUP, VARIABLE, RerunPlan, to_text
+from allranks.state.truth.op_file import MOST_FILES, SETUP, VARIABLE, RerunPlan, encode_ops
 from allranks.state.truth.ops import OpRecorder
 
 TOLD_EVERY_S = 0.2
@@ -47,8 +48,19 @@ class RerunTracked(Tracked):
         self._plan = RerunPlan.read(os.environ[VARIABLE])
         self._told_s = 0.0
 
+    def load(self, **told: Any) -> None:
+        """Begin at the plan's checkpoint; what a later `track` holds begins at step 0."""
+        if self._trace.is_of_first_call:
+            super().load(**told)
+
     def steps(self, loader: Any, **told: Any) -> Iterator[Step]:
-        """Yield the steps up to the plan's end."""
+        """Yield the steps up to the plan's end.
+
+        Raises:
+            UsageError: a later `track` makes steps before that: these are not in the record.
+        """
+        if not self._trace.is_of_first_call:
+            raise UsageError("diff --replay follows the first track() of a script; here a second one makes steps, too")
         for step in super().steps(loader, **told):
             if step.number < self._plan.first:
                 yield step
@@ -84,7 +96,7 @@ class RerunTracked(Tracked):
         is_over = self.step >= self._plan.until
         if self._membership.is_leader and (is_over or time.monotonic() - self._told_s >= TOLD_EVERY_S):
             self._told_s = time.monotonic()
-            self._put(Path(self._plan.folder) / "at", str(self.step))
+            self._put(Path(self._plan.folder) / "at", b"%d" % self.step)
         if self.step >= self._plan.first:
             self._trace.saved(self.step, None)  # a row of its own: `reach` records at some steps only
         if is_over:
@@ -93,22 +105,21 @@ class RerunTracked(Tracked):
             raise SystemExit(0)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
-        modules = {part: own for part, own in self._parts.live.items() if isinstance(own, torch.nn.Module)}
-        return {f"{part}.{name}".rstrip("."): module for part, own in modules.items()
+        return {f"{part}.{name}".rstrip("."): module for part, own in self._parts.modules.items()
                 for name, module in own.named_modules()}  # fmt: skip
 
     def _write(self, step: int, recorder: OpRecorder) -> None:
         """Write a step's file; wait while the command has not read those before it."""
         path = self._plan.file_of(step, self._membership.rank)
         path.parent.mkdir(exist_ok=True)
-        self._put(path, to_text(recorder.ops(), recorder.num_left_out))
+        self._put(path, encode_ops(recorder.ops(), recorder.num_left_out))
         deadline_s = time.monotonic() + READ_S
         while self._plan.file_of(step - MOST_FILES + 1, self._membership.rank).exists():
             if time.monotonic() > deadline_s:
                 raise SystemExit(f"allranks: nobody has read the operations of step {step - 1} for {READ_S:.0f} s")
             time.sleep(0.02)
 
-    def _put(self, path: Path, text: str) -> None:
+    def _put(self, path: Path, data: bytes) -> None:
         new = path.with_name(f"{path.name}.new")
-        new.write_text(text)
+        new.write_bytes(data)
         new.rename(path)

@@ -37,13 +37,13 @@ from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.best import Best
 from allranks.state.resumed.buckets import Compressors, Wrapped
 from allranks.state.resumed.feed import Feed
-from allranks.state.resumed.left import StepsLeft
 from allranks.state.resumed.sampler import mix
 from allranks.state.resumed.save_clock import SaveClock
 from allranks.state.resumed.steps import (
     Losses,
     Progress,
     Step,
+    StepsLeft,
     describe_resumed,
     first_words,
     sink_of,
@@ -115,8 +115,10 @@ class Tracked:
         self._pace, self._wrapped = pace, wrapped or Wrapped()
         self._averaging, self._compressors = Averaging(parts, membership), Compressors(parts)
         self._losses = Losses(membership, checkpoints, step=lambda: self.step, on_loss=on_loss)
-        self._replay = Replay.asked_for(
-            replay, replay_every, self._parts, self._averaging, self._comparing, talks=self._agreement, say=say
+        asked = replay is not None or replay_every is not None
+        told: Any = {"talks": self._agreement, "say": say}
+        self._replay = (
+            Replay(replay, replay_every, self._parts, self._averaging, self._comparing, **told) if asked else None
         )
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""

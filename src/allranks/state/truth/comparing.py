@@ -33,7 +33,7 @@ from allranks.state.resumed.telling import add_event
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.corruption import Corruption, OnCorruption, tell_next
+from allranks.state.truth.corruption import Corruption, OnCorruption
 from allranks.state.truth.difference import Difference
 from allranks.state.truth.fingerprint import hash_text
 from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
@@ -95,7 +95,7 @@ class Comparing:
         """Rank 0, which saves, is compared with another rank."""
         self._talks, self._directory, self._say = talks, checkpoints.directory, say
         self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
-        self._difference = Difference(talks, policy=policy, verified=self._roll_back)
+        self.difference = Difference(talks, policy=policy, verified=self._roll_back)
         self._learner = Learner()
         self._is_on = self._membership.world_size > 1
         self._groups: list[str] | None = None
@@ -243,16 +243,11 @@ class Comparing:
     def exchange(self) -> list[ReplicaReport]:
         """Return who all ranks are, and which of them compute the same bits; all ranks call it together."""
         contents = Contents.of(self._read())
-        return self._difference.exchange({}, _describe_group(contents), contents)
+        return self.difference.exchange({}, _describe_group(contents), contents)
 
     def compare_now(self, step: int) -> None:
         """Compare the replicas, due or not; raises as `heard` does."""
         self.heard(step, self._talks.largest(*self.words_now()))
-
-    def give_up(self, tell: Callable[[str, bool], AllranksError]) -> AllranksError:
-        """Return what all ranks raise, given what becomes of the job, and whether it may be started again."""
-        verified, *_ = self._talks.gather(self._roll_back())
-        return as_raised(tell(*tell_next(self._policy, verified=verified)))
 
     # The words
 
@@ -295,7 +290,7 @@ class Comparing:
             return
         self._tell_unlike(judged.not_replicated)
         if suspects := judged.suspects:
-            counts = self._difference.count(suspects, reports, self._contents)
+            counts = self.difference.count(suspects, reports, self._contents)
             updated = find_updates(suspects, counts)
             self._learner.drop(updated)
             self._tell_unlike(updated, f" from step {step} on")
@@ -311,7 +306,7 @@ class Comparing:
         found = self._talks.gather((seen_at, name))
         step, name = max(seen for seen, _ in found), next((own for _, own in found if own), "")
         if suspects := judge(reports).suspects:
-            raise self._difference.error(Corruption(suspects, {}, step, self.equal_step), reports)
+            raise self._error(Corruption(suspects, {}, step, self.equal_step), reports)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
         if ruined and step == self._ruined:
@@ -328,7 +323,7 @@ class Comparing:
 
     def _heal_or_raise(self, found: Corruption, reports: Sequence[ReplicaReport]) -> None:
         suspects = found.suspects
-        if self._policy is OnCorruption.HEAL and self._difference.heal(suspects, reports, self._contents):
+        if self._policy is OnCorruption.HEAL and self.difference.heal(suspects, reports, self._contents):
             self._numbers = self._contents.numbers()
             if _are_equal(self._talks.largest(*self._said())):
                 names, ranks = [own.name for own in suspects], list(suspects[0].ranks)
@@ -338,7 +333,13 @@ class Comparing:
                 what = f"AR610 replica-differs: {found.describe(reports)}"
                 self._tell(f"{what}; healed: the run is no longer the undisturbed one")
                 return
-        raise self._difference.error(found, reports)
+        raise self._error(found, reports)
+
+    def _error(self, found: Corruption, reports: Sequence[ReplicaReport]) -> AllranksError:
+        first = found.suspects[0]
+        return self.difference.error(
+            "AR610", found.describe(reports), first.ranks, reports, is_decided=first.is_decided
+        )
 
     def _report(self, numbers: Mapping[str, int], *, group: str | None = None) -> list[ReplicaReport]:
         known, forms = self._known, self._contents.forms()
@@ -353,7 +354,7 @@ class Comparing:
         }
         if group is None:
             self._own_group = _describe_group(self._contents)  # the script may have set another number of threads
-        reports = self._difference.exchange(entries, group or self._own_group, self._contents)
+        reports = self.difference.exchange(entries, group or self._own_group, self._contents)
         if group is None:
             self._groups = sorted({report.group for report in reports})
         return reports

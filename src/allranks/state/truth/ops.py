@@ -4,7 +4,7 @@
     recorder.begin(batches)
     with recorder:
         train_step(...)
-    to_text(recorder.ops())
+    encode_ops(recorder.ops())
 
 A TorchDispatchMode gets each operation below autograd, collectives included; compiled code runs eager meanwhile. A mode
 belongs to one thread. Backward operations on a CPU run on the thread that calls `backward()`. Those on a GPU, and those

@@ -41,12 +41,14 @@ class Replay:
         every: steps between two replays.
         comparing: of the replicas, which must be equal for this.
         say: takes what rank 0 tells.
+    Raises:
+        UsageError: these parts can never be replayed, or only one of function and number was given.
     """
 
     def __init__(
         self,
-        function: Replayed,
-        every: int,
+        function: Replayed | None,
+        every: int | None,
         parts: Parts,
         averaging: Averaging,
         comparing: Comparing,
@@ -54,7 +56,9 @@ class Replay:
         talks: Agreement,
         say: Callable[[str], None],
     ) -> None:
-        self._function, self._every = function, every
+        if averaging.counts_passes:
+            raise UsageError("track(replay=): DDP with static_graph counts backward passes, so none can be repeated")
+        self._function, self._every = check(function, every, parts.live)
         self._parts, self._averaging, self._comparing = parts, averaging, comparing
         self._talks, self._say = talks, say
         self._rank = talks.membership.rank
@@ -65,22 +69,6 @@ class Replay:
         self._changing = set[Attribute]()
         """Numbers of modules that are sent."""
         self._is_on, self._is_due = True, False
-
-    @classmethod
-    def asked_for(
-        cls, function: Replayed | None, every: int | None, parts: Parts, averaging: Averaging, *others: Any, **told: Any
-    ) -> Replay | None:
-        """Return what replays steps; None: nobody asked for it.
-
-        Raises:
-            UsageError: these parts can never be replayed, or only one of function and number was given.
-        """
-        if function is None and every is None:
-            return None
-        if averaging.counts_passes:
-            raise UsageError("track(replay=): DDP with static_graph counts backward passes, so none can be repeated")
-        own, steps = check(function, every, parts.live)
-        return cls(own, steps, parts, averaging, *others, **told)
 
     def fetched(self, step: int, batch: Any) -> None:
         """Take in the batch of this rank's next step; all ranks call it together.
@@ -167,9 +155,9 @@ class Replay:
                 numbers, error = self._run(parcel, error)
         told = self._talks.gather(numbers if self._rank in pair.members else {})
         if wrong := find_wrong(pair, {rank: own for rank, own in enumerate(told) if own}):
-            raise self._comparing.give_up(
-                lambda then, is_retryable: wrong.to_error(step, reports, then, is_retryable=is_retryable)
-            ) from error
+            told_of, is_decided = wrong.describe(step, reports), bool(wrong.right)
+            error_of = self._comparing.difference.error
+            raise error_of("AR611", told_of, wrong.ranks, reports, is_decided=is_decided) from error
         self._end(f"three ranks computed three different gradients at step {step}: the model is not deterministic")
 
     def _parcel(self, owner: int, other: int, batch: Any) -> tuple[bytes, Exception | None]:

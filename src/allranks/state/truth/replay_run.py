@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -193,8 +194,10 @@ def try_out(
             f"it talks to other ranks ({watching.found}), and only two of them repeat a step; track the module as "
             f"s.ddp() returned it, and leave other collectives out"
         )
-    before = _weights(parts)
+    before, outside = _weights(parts), _gradients_outside(parts)
     first = run(function, parcel, parts, synchronization, changing=changing)
+    if outside != _gradients_outside(parts, of=outside):
+        return "it leaves gradients in parameters that are not tracked, which nobody puts back: track their module, too"
     if changed := [name for name, own in _weights(parts).items() if own != before[name]]:
         return f"it changed {changed[0].removeprefix('/')}: it must do forward and backward only"
     if not first:
@@ -206,6 +209,18 @@ def try_out(
             f"(torch.use_deterministic_algorithms), or the device computes wrongly"
         )
     return ""
+
+
+def _gradients_outside(parts: Parts, of: Collection[torch.Tensor] | None = None) -> dict[torch.Tensor, tuple[int, int]]:
+    """Return which gradients there are of parameters that no part has, as identity and version.
+
+    Args:
+        of: only of these; None: of all in this process.
+    """
+    own = {*parts.parameters().values(), *parts.optimized()}
+    found = gc.get_objects() if of is None else of
+    leaves = (one for one in found if issubclass(type(one), torch.Tensor) and one.is_leaf and one.requires_grad)
+    return {one: (id(one.grad), getattr(one.grad, "_version", 0)) for one in leaves if one not in own}
 
 
 def _weights(parts: Parts) -> dict[str, int]:
@@ -244,8 +259,7 @@ class _Before:
 
     def __init__(self, parts: Parts) -> None:
         self._modules = parts.modules
-        owned = [own for optimizer in parts.optimizers for group in optimizer.param_groups for own in group["params"]]
-        self._gradients = {own: own.grad for own in (*parts.parameters().values(), *owned)}
+        self._gradients = {own: own.grad for own in (*parts.parameters().values(), *parts.optimized())}
         self._tensors: list[tuple[MutableMapping[str, Any], str, torch.Tensor, torch.Tensor]] = []
         self._plain: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = []
         self._keys: list[tuple[MutableMapping[str, Any], frozenset[str]]] = []

@@ -15,6 +15,7 @@ import atexit
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import os
 import platform
 import sys
@@ -40,6 +41,8 @@ FLUSH_S = 10.0
 _ANEW = ("_ID", "_PORT", "_FD", "_PID", "_FILE", "_COUNT", "_RESTARTS")
 """How the names of variables end that are others in each run."""
 _PLAIN = (str, bytes, int, float, complex, type(None))
+_calls = itertools.count()
+"""Of `track` in this process."""
 
 
 class Trace:
@@ -60,7 +63,7 @@ class Trace:
     ) -> None:
         self._directory, self._membership, self._read = directory, membership, read
         self._about = {**experiment, "world_size": membership.world_size, "is_sharded": False, "is_compiled": False}
-        self._about |= describe_machine()
+        self._about |= describe_machine() | {"call": next(_calls)}
         self._rows = list[TraceRow]()
         self._num_written = 0
         """Of `_rows`, the first ones are in the file."""
@@ -71,6 +74,11 @@ class Trace:
         self._num_checks, self._check_s, self._ended_s, self._proposed = 0, 0.0, 0.0, 0
         self._flushed_s = time.monotonic()
         self._is_begun = self._is_flush_due = False
+
+    @property
+    def is_of_first_call(self) -> bool:
+        """Whether it belongs to the first `track` of this process."""
+        return not self._about["call"]
 
     @property
     def notice(self) -> int:
