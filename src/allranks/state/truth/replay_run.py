@@ -260,13 +260,12 @@ class _Before:
     def __init__(self, parts: Parts) -> None:
         self._modules = parts.modules
         self._gradients = {own: own.grad for own in (*parts.parameters().values(), *parts.optimized())}
-        self._tensors: list[tuple[MutableMapping[str, Any], str, torch.Tensor, torch.Tensor]] = []
-        self._plain: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = []
-        self._keys: list[tuple[MutableMapping[str, Any], frozenset[str]]] = []
+        self._kept = list[tuple[MutableMapping[str, Any], frozenset[str], dict[str, Any], dict[str, torch.Tensor]]]()
+        """Each place with all its keys, what is put back there, and the content of tensors among that."""
         for place in _places(parts.live):
-            self._keys.append((place, frozenset(place)))
-            self._plain.append((place, {key: value for key, value in place.items() if isinstance(value, _PLAIN)}))
-            self._tensors += [(place, key, own, own.detach().clone()) for key, own in place.items() if _is_state(own)]
+            kept = {key: own for key, own in place.items() if _is_put_back(own)}
+            content = {key: own.detach().clone() for key, own in kept.items() if _is_state(own)}
+            self._kept.append((place, frozenset(place), kept, content))
         scalers = [part for part in parts.live.values() if isinstance(part, torch.amp.GradScaler)]
         self._scalers = [(own, copy.deepcopy(own._per_optimizer_states)) for own in scalers]
         self._generators = rng.capture()
@@ -286,14 +285,12 @@ class _Before:
         """Have what there was before."""
         for own, gradient in self._gradients.items():
             own.grad = gradient
-        for place, keys in self._keys:
+        for place, keys, kept, content in self._kept:
             for key in [key for key, own in place.items() if key not in keys and _is_put_back(own)]:
                 del place[key]
-        for place, key, tensor, data in self._tensors:
-            _write(tensor, data)
-            place[key] = tensor
-        for place, values in self._plain:
-            place.update(values)
+            for key, data in content.items():
+                _write(kept[key], data)
+            place.update(kept)
         for scaler, states in self._scalers:
             scaler._per_optimizer_states = states
         rng.restore(self._generators)
