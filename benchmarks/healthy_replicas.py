@@ -71,9 +71,9 @@ def train(name: str, seconds: float) -> None:
 
     steps, heard, sampler, seen = Tracked.steps, Comparing.heard, Session.sampler, {"checks": 0, "steps": 0, "s": 0.0}
 
-    def heard_words(self: Any, step: int, largest: Any, **told: Any) -> None:
+    def heard_words(self: Any, step: int, largest: Any, **told: Any) -> bool:
         seen["checks"] += bool(largest)
-        heard(self, step, largest, **told)
+        return bool(heard(self, step, largest, **told))
 
     def steps_for_so_long(self: Any, loader: Any, **told: Any) -> Iterator[Any]:
         end = {"epochs": 10**9} if "epochs" in told else {"total": 10**9}
@@ -85,7 +85,7 @@ def train(name: str, seconds: float) -> None:
                 self.stop()
         if self._membership.is_leader:
             learner = self._comparing._learner
-            standings = [learner.standing(own) for own in self._comparing._numbers]
+            standings = [learner.standing(own) for own in self._comparing.numbers]
             watched = sum(own in ("watched", "frozen") for own in standings)
             print("SEEN", json.dumps({**seen, "watched": watched, "unlike": sorted(learner._dropped)}), flush=True)
 

@@ -98,7 +98,8 @@ class RerunTracked(Tracked):
             self._told_s = time.monotonic()
             self._put(Path(self._plan.folder) / "at", b"%d" % self.step)
         if self.step >= self._plan.first:
-            self._trace.saved(self.step, None)  # a row of its own: `reach` records at some steps only
+            self._comparing.measure()  # a row of its own, check or not
+            self._note(is_saved=True)
         if is_over:
             self._saved = self._place
             self._trace.flush()
