@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 
 import torch
 
 from allranks.model.membership import Membership
 from allranks.state.resumed.buckets import Wrapped
-from allranks.state.truth.op_file import VARIABLE
+from allranks.state.truth.op_file import RerunPlan
 
 
 def open_state(membership: Membership, device: torch.device, on_exit: contextlib.ExitStack) -> Wrapped:
@@ -20,8 +19,8 @@ def open_state(membership: Membership, device: torch.device, on_exit: contextlib
     """
     wrapped = Wrapped(membership, device)
     on_exit.callback(wrapped.close)
-    if VARIABLE in os.environ:
+    if plan := RerunPlan.inherited():
         from allranks.state.resumed.rerun_tracked import begin_setup
 
-        begin_setup()
+        begin_setup(plan)
     return wrapped

@@ -1,6 +1,6 @@
 """A training that `allranks diff --replay` runs again: it saves and logs nothing, and records the operations of steps.
 
-    begin_setup(rank)      in session(): records from here to the first step, if nothing is equal before that
+    begin_setup(plan)      in session(): records from here to the first step, if nothing is equal before that
     RerunTracked(parts, ...)   in place of Tracked: the step that the plan names first is recorded, and so on
 
 It begins at the only checkpoint in the plan's folder, else at step 0, and ends with 0 at the boundary `until`.
@@ -8,7 +8,6 @@ It begins at the only checkpoint in the plan's folder, else at step 0, and ends 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,7 +20,7 @@ from allranks.state.resumed.steps import Step
 from allranks.state.resumed.telling import Telling
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Stall
-from allranks.state.truth.op_file import MOST_FILES, SETUP, VARIABLE, RerunPlan, encode_ops
+from allranks.state.truth.op_file import MOST_FILES, SETUP, RerunPlan, encode_ops
 from allranks.state.truth.ops import OpRecorder
 
 TOLD_EVERY_S = 0.2
@@ -31,9 +30,8 @@ _setup: list[OpRecorder | None] = []
 """What records this process until its first step, and then None."""
 
 
-def begin_setup() -> None:
+def begin_setup(plan: RerunPlan) -> None:
     """Record from here on, if the plan says so; once in a process."""
-    plan = RerunPlan.read(os.environ[VARIABLE])
     if plan.first == SETUP and not _setup:
         _setup.append(recorder := OpRecorder())
         recorder.__enter__()
@@ -45,7 +43,9 @@ class RerunTracked(Tracked):
     def __init__(self, parts: Mapping[str, Any], **told: Any) -> None:
         super().__init__(parts, **told)
         self._telling = Telling(told["cell"])  # without what the training logs to
-        self._plan = RerunPlan.read(os.environ[VARIABLE])
+        plan = RerunPlan.inherited()
+        assert plan is not None
+        self._plan = plan
         self._told_s = 0.0
 
     def load(self, **told: Any) -> None:

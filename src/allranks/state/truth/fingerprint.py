@@ -63,8 +63,12 @@ def fingerprint(tensors: Sequence[Tensor]) -> list[int]:
 
 def hash_text(*texts: str) -> int:
     """Return 64 bits of texts, as int64 has them."""
-    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    return hash_bytes("\0".join(texts).encode())
+
+
+def hash_bytes(data: bytes) -> int:
+    """Return 64 bits of bytes, as int64 has them."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 @lru_cache(4096)

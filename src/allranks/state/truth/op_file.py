@@ -1,8 +1,9 @@
 """What does a training record that is run again? A file for each step of each rank.
 
-    SCRATCH/a/plan.json                  what the ranks of run A shall do, named by $ALLRANKS_RERUN
     SCRATCH/a/at                         the step that rank 0 has reached
     SCRATCH/a/step_96/rank_00001         the operations of step 96 on rank 1; step -1 is all that is before step 0
+
+$ALLRANKS_RERUN says what the ranks of a run shall do.
 
 A step's file appears whole. `allranks diff` compares it with the same file of the other run and deletes it; a rank
 waits while it has MOST_FILES of them. So the disk holds at most that many steps, of at most MOST_OPS operations each.
@@ -12,6 +13,7 @@ waits while it has MOST_FILES of them. So the disk holds at most that many steps
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,13 +82,14 @@ class RerunPlan:
     """The run ends when so many steps are done."""
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Return the plan in a file."""
-        return msgspec.json.decode(Path(path).read_bytes(), type=cls)
+    def inherited(cls) -> Self | None:
+        """Return the plan of this process; None: it is no training that runs again."""
+        text = os.environ.get(VARIABLE)
+        return msgspec.json.decode(text, type=cls) if text else None
 
-    def write(self, path: Path) -> None:
-        """Write the file that `read` reads."""
-        path.write_bytes(msgspec.json.encode(self))
+    def to_environ(self) -> dict[str, str]:
+        """Return the variable that `inherited` reads."""
+        return {VARIABLE: msgspec.json.encode(self).decode()}
 
     @property
     def checkpoints(self) -> Path:

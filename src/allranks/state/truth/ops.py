@@ -35,9 +35,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.fingerprint import can_watch, hash_text, on_one_device
+from allranks.state.truth.fingerprint import can_watch, hash_bytes, hash_text, on_one_device
 from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue
-from allranks.state.truth.trace import as_data, hash_bytes
+from allranks.state.truth.trace import as_data
 
 _OVERWRITES = frozenset((
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_",

@@ -13,7 +13,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import hashlib
 import itertools
 import os
 import platform
@@ -32,7 +31,7 @@ from allranks.report.mask import mask_setting
 from allranks.state.resumed import rng
 from allranks.state.truth import trace_file
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.fingerprint import hash_text
+from allranks.state.truth.fingerprint import hash_bytes, hash_text
 from allranks.state.truth.trace_file import TraceRow
 
 FLUSH_S = 10.0
@@ -166,11 +165,6 @@ def _has_compiled() -> bool:
     """Return whether this process has compiled code by torch.compile."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return bool(dynamo and getattr(dynamo, "counters", {}).get("stats", {}).get("unique_graphs"))
-
-
-def hash_bytes(data: bytes) -> int:
-    """Return 64 bits of bytes, as int64 has them."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def as_data(value: Any, depth: int = 5) -> Any:
