@@ -1,6 +1,6 @@
 """A training that `allranks diff --replay` runs again: it saves and logs nothing, and records the operations of steps.
 
-    begin_setup(plan)      in session(): records from here to the first step, if nothing is equal before that
+    begin_setup()          in session(): records from here to the first step, if nothing is equal before that
     RerunTracked(parts, ...)   in place of Tracked: the step that the plan names first is recorded, and so on
 
 It begins at the only checkpoint in the plan's folder, else at step 0, and ends with 0 at the boundary `until`.
@@ -30,11 +30,17 @@ _setup: list[OpRecorder | None] = []
 """What records this process until its first step, and then None."""
 
 
-def begin_setup(plan: RerunPlan) -> None:
+def begin_setup() -> None:
     """Record from here on, if the plan says so; once in a process."""
-    if plan.first == SETUP and not _setup:
+    if _plan().first == SETUP and not _setup:
         _setup.append(recorder := OpRecorder())
         recorder.__enter__()
+
+
+def _plan() -> RerunPlan:
+    plan = RerunPlan.inherited()
+    assert plan is not None
+    return plan
 
 
 class RerunTracked(Tracked):
@@ -43,9 +49,7 @@ class RerunTracked(Tracked):
     def __init__(self, parts: Mapping[str, Any], **told: Any) -> None:
         super().__init__(parts, **told)
         self._telling = Telling(told["cell"])  # without what the training logs to
-        plan = RerunPlan.inherited()
-        assert plan is not None
-        self._plan = plan
+        self._plan = _plan()
         self._told_s = 0.0
 
     def load(self, **told: Any) -> None:

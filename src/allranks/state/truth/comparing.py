@@ -94,8 +94,8 @@ class Comparing:
         self._is_verified = False
         """Rank 0, which saves, is compared with another rank."""
         self._talks, self._directory, self._say = talks, checkpoints.directory, say
-        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
-        self.difference = Difference(talks, policy=policy, verified=self._roll_back)
+        roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
+        self.difference = Difference(talks, policy=policy, verified=roll_back)
         self._learner = Learner()
         self._is_on = self._membership.world_size > 1
         self._is_due = False
