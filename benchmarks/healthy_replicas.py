@@ -201,16 +201,16 @@ def main() -> int:
         run(flipped, 5.0, Path(folder))
         flip = next((line for line in flipped.alarms if "AR610" in line and "rank 1 " in line), "")
         print(f"a flip on rank 1: {flip or f'not named: {flipped.alarms}'}", flush=True)
+        page = ""
         for _ in range(num_rounds):
             for row in rows:
                 run(row, share_s / num_rounds, Path(folder))
                 print(f"{row.name}, {row.num_ranks} ranks: {row.num_checks} checks, {row.num_watched} tensors "
                       f"watched, {len(row.alarms)} alarms {' '.join(row.alarms)}", flush=True)  # fmt: skip
-    minutes = sum(row.seconds for row in rows) / 60
-    page = render(rows, f"`{flip}`" if flip else "**not named**", minutes)
+            page = render(rows, f"`{flip}`" if flip else "**not named**", sum(row.seconds for row in rows) / 60)
+            if told.page:
+                PAGE.write_text(page)
     print(page)
-    if told.page:
-        PAGE.write_text(page)
     return int(not flip or any(row.alarms or not row.num_steps for row in rows))
 
 
