@@ -68,7 +68,7 @@ def rerun(
         if why := find_refusal(record, parting.until, machine):
             raise UsageError(f"diff --replay: run {letter} cannot be run again here: {why}")
     starts = find_start(places, parting.since)
-    begin = parse_step(starts[0]) if starts else 0
+    begin, _ = (starts and parse_final(starts[0].name)) or (0, 0)
     first = SETUP if parting.since is None else parting.since
     is_in_batch = any(differing.column == "batch" for differing in parting.differing)
     until = parting.until + is_in_batch  # the batch of a step is recorded beside what is there before it
@@ -123,17 +123,10 @@ def find_refusal(record: Record, step: int, here: Mapping[str, Any]) -> str | No
 
 def find_start(places: Sequence[Path], since: int | None) -> list[Path]:
     """Return the newest checkpoints of one step that both runs have, at `since` or before; empty: there are none."""
-    by_step = [{step: path for path in reversed(list_checkpoints(place)) if (step := parse_step(path)) <= (since or 0)}
-               for place in places]  # fmt: skip
+    by_step = [{at[0]: path for path in reversed(list_checkpoints(place))
+                if (at := parse_final(path.name)) and at[0] <= (since or 0)} for place in places]  # fmt: skip
     common = by_step[0].keys() & by_step[1].keys() if since is not None else set()
     return [own[max(common)] for own in by_step] if common else []
-
-
-def parse_step(checkpoint: Path) -> int:
-    """Return the step of a checkpoint, by its name."""
-    place = parse_final(checkpoint.name)
-    assert place is not None
-    return place[0]
 
 
 def restore_words(

@@ -115,8 +115,7 @@ class Replay:
         own = next((pair for pair in pairs if self._rank in pair[:2]), None)
         numbers, error = dict[str, int](), None
         if own is not None:
-            parcel, error = self._parcel(own.owner, own.other, batch)
-            numbers, error = self._run(parcel, error)
+            numbers, error = self._compute(own.owner, own.other, batch, on=own[:2])
         told = self._talks.gather((_as_one(numbers), error is not None))
         failed = {rank for rank, (_, is_failed) in enumerate(told) if is_failed}
         if error is not None and (own is None or own.owner == self._rank or own.owner not in failed):
@@ -150,9 +149,8 @@ class Replay:
             return
         error: Exception | None = None
         if pair.third is not None and self._rank in (pair.owner, pair.third):
-            parcel, error = self._parcel(pair.owner, pair.third, batch)
-            if self._rank == pair.third:
-                numbers, error = self._run(parcel, error)
+            found, error = self._compute(pair.owner, pair.third, batch, on=(pair.third,))
+            numbers = found if self._rank == pair.third else numbers
         told = self._talks.gather(numbers if self._rank in pair.members else {})
         if wrong := find_wrong(pair, {rank: own for rank, own in enumerate(told) if own}):
             told_of, is_decided = wrong.describe(step, reports), bool(wrong.right)
@@ -160,20 +158,25 @@ class Replay:
             raise error_of("AR611", told_of, wrong.ranks, reports, is_decided=is_decided) from error
         self._end(f"three ranks computed three different gradients at step {step}: the model is not deterministic")
 
-    def _parcel(self, owner: int, other: int, batch: Any) -> tuple[bytes, Exception | None]:
-        """Return what is to be run: the owner sends it, empty where it cannot."""
-        if self._rank != owner:
-            return self._talks.receive(owner), None
-        parcel, error = b"", None
-        try:
-            parcel = pack(batch, self._parts, self._changing)
-        except UsageError as exc:
-            error = as_raised(exc)
-        self._talks.send(parcel, other)
-        return parcel, error
+    def _compute(
+        self, owner: int, other: int, batch: Any, *, on: tuple[int, ...]
+    ) -> tuple[dict[str, int], Exception | None]:
+        """Return the numbers of the gradients of the owner's batch, which it sends to the other one; none if it cannot.
 
-    def _run(self, parcel: bytes, error: Exception | None) -> tuple[dict[str, int], Exception | None]:
-        if error is None and parcel:
+        Args:
+            on: the ranks that compute them.
+        """
+        parcel = b""
+        error: Exception | None = None
+        if self._rank != owner:
+            parcel = self._talks.receive(owner)
+        else:
+            try:
+                parcel = pack(batch, self._parts, self._changing)
+            except UsageError as exc:
+                error = as_raised(exc)
+            self._talks.send(parcel, other)
+        if parcel and self._rank in on:
             try:
                 return run(self._function, parcel, self._parts, self._averaging.unsynchronized), None
             except Exception as exc:
