@@ -12,7 +12,6 @@ counters, lists and dicts of modules, files) stays changed.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import gc
 import io
@@ -22,13 +21,13 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from allranks.model.errors import UsageError
 from allranks.state.resumed import rng
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
+from allranks.state.truth.ops import EagerMode
 
 Replayed = Callable[[Any], object]
 """What the script gives to be replayed: forward and backward of a batch."""
@@ -227,25 +226,10 @@ def _weights(parts: Parts) -> dict[str, int]:
     return Contents.of({"": parts.parameters()}).numbers()
 
 
-class _Watching(TorchDispatchMode):  # type: ignore[misc]
-    """Stops the first collective.
+class _Watching(EagerMode):
+    """Stops the first collective."""
 
-    torch.compile gives up for good on code that is called in such a mode, and raises if it may not. So it is told to
-    leave compiled code eager meanwhile.
-    """
-
-    can_run_eager = hasattr(torch.compiler, "set_stance")  # torch 2.6
     found = ""
-
-    def __enter__(self) -> Any:
-        self._eager = contextlib.ExitStack()
-        if self.can_run_eager:
-            self._eager.enter_context(torch.compiler.set_stance("force_eager"))
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._eager.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _TALKS:
