@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from allranks.state.truth.op_file import to_text
+from allranks.state.truth.op_file import encode_ops
 from allranks.state.truth.ops import OpRecorder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
@@ -58,7 +58,7 @@ def measure(name: str, model: torch.nn.Module, take: Callable[[], tuple[Tensor, 
             with OpRecorder(lambda: dict(model.named_modules())) as recorder:
                 step()
             ops = [*recorder.ops()]
-            num_ops, size = len(ops), len(to_text(ops))
+            num_ops, size = len(ops), len(encode_ops(ops))
         else:
             step()
         if number >= 4:

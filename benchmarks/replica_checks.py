@@ -5,8 +5,8 @@
 First one fingerprint of 300 M numbers, on 1 and 2 threads, beside one sum of them, which is what memory allows. Then a
 GPT on the CPU, trained by a session on several ranks. Rank 0 takes the time of all that is done for checks (numbers of
 all bits, and what follows from them; without the talk, which is there anyway), of the record that `allranks diff`
-reads, and of the look at gradients before each step, beside that of all steps. With one rank there are no checks, and
-the record computes the numbers of all bits. The first checks, at each boundary, are given apart: a run has them once.
+reads, and of the look at gradients before each step, beside that of all steps. With one rank nothing is compared, and
+the numbers are computed for the record alone. The first checks, at each boundary, are given apart: a run has them once.
 
 On a machine that does other things, too, the shares of the processor's time say more than those of the clock: they
 leave out what others took, and count no waiting for the other ranks among the steps.
@@ -87,7 +87,7 @@ def train(width: int, steps: int) -> None:
 
     checks, looks = Clock((comparing.Comparing, "words_now")), Clock((Finiteness, "look"))
     following = Clock((comparing.Comparing, "heard"))
-    records = Clock((Trace, "reach"), (Trace, "batch"), (Trace, "saved"), (Trace, "flush"))
+    records = Clock((Trace, "note"), (Trace, "batch"), (Trace, "flush"))
     with allranks.session() as s:
         torch.manual_seed(1)
         blocks = [torch.nn.TransformerEncoderLayer(width, width // 64, 4 * width, 0.0) for _ in range(LAYERS)]

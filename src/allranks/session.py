@@ -351,12 +351,17 @@ def _enter(
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
     on_exit.push(partial(leave, dist, LAST_WORK_S))
-    from allranks.state.resumed.opening import open_state
+    from allranks.state.resumed.buckets import Wrapped
 
     backends = {part.rpartition(":")[2] for part in c10d.get_backend_config().split(",")}
     name, number = c10d._get_default_group().group_name, next(_incarnations)
     groups = tuple(GroupId(name, own, number) for own in sorted(backends))
-    wrapped = open_state(membership := describe_membership(world, os.environ, groups), device, on_exit)
+    wrapped = Wrapped(membership := describe_membership(world, os.environ, groups), device)
+    on_exit.callback(wrapped.close)
+    if "ALLRANKS_RERUN" in os.environ:
+        from allranks.state.resumed.rerun_tracked import begin_setup
+
+        begin_setup()
     return Session(
         membership=membership,
         local_rank=world.local_rank,

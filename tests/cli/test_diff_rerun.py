@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ def test_another_torch_hardware_or_script_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, hardware="H200", world_size=3) == "it had 3 GPUs, here is 2 GPUs"
     assert refusal(tmp_path, script="/gone/train.py") == "its script /gone/train.py is not there"
     assert refusal(tmp_path, text="5eed") == f"its script {tmp_path}/train.py was edited since"
+    later = "its record is of a later track() in its script; only the first one can be run again"
+    assert refusal(tmp_path, call=1) == later
     assert refusal(tmp_path, directory="/gone") == "its working directory /gone is not there"
     old = {name: value for name, value in about(tmp_path).items() if name != "directory"}
     assert "older version" in (find_refusal({0: [TraceRow(0, {}, old)]}, 0, HERE) or "")
@@ -104,7 +107,7 @@ def test_a_run_that_does_not_repeat_itself_is_named() -> None:
         difference=None,
         num_steps=2,
         num_left_out=0,
-        unrepeated=(("B", parting),),
+        unrepeated={"B": parting},
         eager=(),
         at_end=Parting(num_steps=2),
     )
@@ -229,11 +232,9 @@ def environment(pid: int) -> str:
 
 
 def test_the_document_has_what_was_found() -> None:
-    from allranks.cli.rerun import to_document
-
-    outcome = RerunOutcome(step=None, difference=None, num_steps=2, num_left_out=0, unrepeated=(), eager=("A",),
+    outcome = RerunOutcome(step=None, difference=None, num_steps=2, num_left_out=0, unrepeated={}, eager=("A",),
                       at_end=Parting(num_steps=2))  # fmt: skip
-    document = json.loads(json.dumps(to_document(outcome)))
+    document = json.loads(json.dumps(asdict(outcome)))
     assert {name: document[name] for name in ("difference", "num_steps", "eager")} == {
         "difference": None,
         "num_steps": 2,

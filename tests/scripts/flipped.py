@@ -57,7 +57,7 @@ with allranks.session(timeout_s=60) as s:
                     data[place] ^= (1 << bit) - ((1 << bit + 1) if bit == 8 * data.element_size() - 1 else 0)
     if s.rank == 0:
         kinds = {"/exp_avg" in own["names"][0] or own["names"][0].rpartition(".")[0] for own in made}
-        digest = hashlib.sha256(repr(sorted(state._comparing._numbers.items())).encode()).hexdigest()
+        digest = hashlib.sha256(repr(sorted(state._comparing.numbers.items())).encode()).hexdigest()
         missed = [own for own in made if own not in state._comparing.healed]
         print(f"flips {len(made)} of {len(kinds)} kinds, missed {missed}")
         print(f"named {len(state._comparing.healed)}, state {digest}")

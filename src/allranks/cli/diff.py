@@ -59,7 +59,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, timeout_s: floa
         click.echo(printable(line))
     outcome: RerunOutcome | None = None
     if is_rerun and parting.until is not None and not lacking:
-        from allranks.cli.rerun import describe_outcome, rerun, to_document
+        from allranks.cli.rerun import describe_outcome, rerun
 
         can_ask = not as_json and sys.stdin.isatty()
         outcome = rerun(places, records, parting, env=os.environ, is_sure=is_sure, can_ask=can_ask, timeout_s=timeout_s)
@@ -67,7 +67,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, timeout_s: floa
         rows = [{"name": name, "a": a, "b": b} for name, a, b in unlike]
         document: dict[str, Any] = {"a": str(places[0]), "b": str(places[1]), **asdict(parting)}
         document |= {"also_differs": rows, "healed": healed, "lacking": lacking, "exit_code": int(exit_code)}
-        document |= {"replay": outcome and to_document(outcome)} if is_rerun else {}
+        document |= {"replay": outcome and asdict(outcome)} if is_rerun else {}
         click.echo(json.dumps(document, indent=2))
     elif outcome is None and is_rerun and exit_code == Exit.USER_CODE:
         say("nothing was run")

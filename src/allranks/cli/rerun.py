@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +68,7 @@ def rerun(
         if why := find_refusal(record, parting.until, machine):
             raise UsageError(f"diff --replay: run {letter} cannot be run again here: {why}")
     starts = find_start(places, parting.since)
-    begin = parse_step(starts[0]) if starts else 0
+    begin, _ = (starts and parse_final(starts[0].name)) or (0, 0)
     first = SETUP if parting.since is None else parting.since
     is_in_batch = any(differing.column == "batch" for differing in parting.differing)
     until = parting.until + is_in_batch  # the batch of a step is recorded beside what is there before it
@@ -101,6 +100,8 @@ def find_refusal(record: Record, step: int, here: Mapping[str, Any]) -> str | No
     about = row_at(record[0], step).about
     if "directory" not in about:
         return "its record does not say where it was started (an older version of allranks wrote it)"
+    if about.get("call"):
+        return "its record is of a later track() in its script; only the first one can be run again"
     for name in ("torch", "python"):
         if about[name] != here[name]:
             return f"it had {name} {about[name]}, here is {here[name]}"
@@ -122,17 +123,10 @@ def find_refusal(record: Record, step: int, here: Mapping[str, Any]) -> str | No
 
 def find_start(places: Sequence[Path], since: int | None) -> list[Path]:
     """Return the newest checkpoints of one step that both runs have, at `since` or before; empty: there are none."""
-    by_step = [{step: path for path in reversed(list_checkpoints(place)) if (step := parse_step(path)) <= (since or 0)}
-               for place in places]  # fmt: skip
+    by_step = [{at[0]: path for path in reversed(list_checkpoints(place))
+                if (at := parse_final(path.name)) and at[0] <= (since or 0)} for place in places]  # fmt: skip
     common = by_step[0].keys() & by_step[1].keys() if since is not None else set()
     return [own[max(common)] for own in by_step] if common else []
-
-
-def parse_step(checkpoint: Path) -> int:
-    """Return the step of a checkpoint, by its name."""
-    place = parse_final(checkpoint.name)
-    assert place is not None
-    return place[0]
 
 
 def restore_words(
@@ -180,7 +174,7 @@ operations are recorded from step 96 on, up to 20 times slower'
 def describe_outcome(outcome: RerunOutcome, num_ranks: int) -> list[str]:
     """Return what was found, in lines."""
     lines = []
-    for letter, own in outcome.unrepeated:
+    for letter, own in outcome.unrepeated.items():
         names = ", ".join(differing.describe(num_ranks) for differing in own.differing)
         why = "its compiled code ran eager here" if letter in outcome.eager else "it is not deterministic"
         lines.append(f"run {letter} does not repeat its own record at step {own.until}: {why}: {names}")
@@ -197,11 +191,6 @@ def describe_outcome(outcome: RerunOutcome, num_ranks: int) -> list[str]:
     if outcome.num_left_out:
         lines.append(f"{count_of(outcome.num_left_out, 'operation')} not compared: a step had too many")
     return lines
-
-
-def to_document(outcome: RerunOutcome) -> dict[str, Any]:
-    """Return what `--json` prints."""
-    return asdict(outcome) | {"unrepeated": {letter: asdict(own) for letter, own in outcome.unrepeated}}
 
 
 def read_machine() -> dict[str, Any]:

@@ -33,7 +33,7 @@ from allranks.model.errors import SetupError
 from allranks.report.mask import HIDDEN
 from allranks.report.text import print_error, printable
 from allranks.state.truth.first_difference import FirstDifference, find_first
-from allranks.state.truth.op_file import SETUP, VARIABLE, RerunPlan, read_ops
+from allranks.state.truth.op_file import SETUP, RerunPlan, read_ops
 from allranks.state.truth.parting import Parting, Record, find_parting
 from allranks.state.truth.trace_file import PREFIXES, read_record
 
@@ -71,7 +71,7 @@ class RerunOutcome:
     """How many steps were compared, what is before the first one not counted."""
     num_left_out: int
     """Operations that were not recorded, since a step had too many."""
-    unrepeated: tuple[tuple[str, Parting], ...]
+    unrepeated: Mapping[str, Parting]
     """Runs that do not repeat their own record, and where not."""
     eager: tuple[str, ...]
     """Runs that had compiled code, which ran eager here."""
@@ -165,7 +165,7 @@ class Rerun:
             difference=first and first[1],
             num_steps=num_steps,
             num_left_out=num_left_out,
-            unrepeated=tuple((letter, own) for letter, own in partings if own.until is not None),
+            unrepeated={letter: own for letter, own in partings if own.until is not None},
             eager=tuple(run.letter for run in self._runs if run.about.get("is_compiled")),
             at_end=at_end,
         )
@@ -203,13 +203,11 @@ class Rerun:
         plan.checkpoints.mkdir(parents=True)
         if run.checkpoint is not None:
             (plan.checkpoints / run.checkpoint.name).symlink_to(run.checkpoint.resolve())
-        where = Path(plan.folder) / "plan.json"
-        plan.write(where)
         with (Path(plan.folder) / "output").open("wb") as output:
             return subprocess.Popen(
                 command_of(run.about, run.words, num_ranks=self._num_ranks, log_dir=Path(plan.folder) / "runs"),
                 cwd=run.about["directory"],
-                env=environment_of(run.about, os.environ) | {VARIABLE: str(where)},
+                env=environment_of(run.about, os.environ) | plan.to_environ(),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -335,3 +335,15 @@ def test_after_a_load_everything_must_be_equal_and_the_checkpoint_decides_a_tie(
         (message,) = {*pool.map(life, range(num_ranks))}
     assert " rank 1 on n07 has other bits than " in message
     assert "in model/v: 1 of 600 elements at step 8, never equal before; " in message
+
+
+def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiples_of_a_power_of_two():
+    state, talks, taken = state_of_training(), SimpleNamespace(membership=Membership.spread(0, 1)), dict[int, int]()
+    own = comparing_of(lambda: state, talks, verified=None)
+    for step in range(20):
+        assert own.words(step) == ()
+        if own.heard(step, (), notice=3):
+            taken[step] = own.numbers["model/w"]
+        make_step(step, state)
+    assert [*taken] == [0, 1, 2, 3, 8, 16]
+    assert len({*taken.values()}) == 6

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.state.truth.first_difference import DifferenceKind, FirstDifference, align, find_first
-from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue, read_ops, to_text
+from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue, encode_ops, read_ops
 
 LINE, ALL_REDUCE = "train.py:7 in step", "c10d.allreduce_.default"
 
@@ -106,6 +106,6 @@ def test_operations_are_aligned_after_some_of_one_run_alone() -> None:
 
 def test_a_step_is_read_as_it_was_written(tmp_path) -> None:
     path = tmp_path / "rank_00000"
-    path.write_text(to_text([op("mm", "xw", "y", generator="7", settings="alpha=2"), STEP[0]], 3))
+    path.write_bytes(encode_ops([op("mm", "xw", "y", generator="7", settings="alpha=2"), STEP[0]], 3))
     assert read_ops(path) == ([op("mm", "xw", "y", generator="7", settings="alpha=2"), STEP[0]], 3)
-    assert MOST_OPS * len(to_text(STEP[1:2])) < 64 << 20
+    assert MOST_OPS * len(encode_ops(STEP[1:2])) < 64 << 20

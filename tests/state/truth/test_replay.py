@@ -19,6 +19,7 @@ from allranks.model.finding import Confidence
 from allranks.state.resumed import rng
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.truth.contents import Contents
+from allranks.state.truth.corruption import OnCorruption, error_that_names
 from allranks.state.truth.odd_one import ReplicaReport
 from allranks.state.truth.replay_pairs import ReplayPair, find_wrong, pairs_of
 from allranks.state.truth.replay_run import Attribute, check, pack, run, try_out
@@ -177,7 +178,8 @@ REPORTS = [ReplicaReport(entries={}, node="n07", device="GPU-1")] * 7
 def test_the_third_rank_decides_and_the_guard_reads_whom_the_words_name(numbers: Any, words: str, named: NamedRanks):
     wrong = find_wrong(PAIR, numbers)
     assert wrong is not None
-    error = wrong.to_error(40, REPORTS, "may go on from the checkpoint of step 30, or a newer one", is_retryable=True)
+    told: Any = {"is_decided": bool(wrong.right), "policy": OnCorruption.ROLL_BACK, "verified": 30}
+    error = error_that_names("AR611", wrong.describe(40, REPORTS), wrong.ranks, REPORTS, **told)
     assert str(error).startswith(f"allranks: AR611 wrong-arithmetic: {words}; may go on from")
     assert read_named("AR611", str(error)) == named
     assert (error.exit_code, error.finding.ranks) == (75, named.ranks)  # type: ignore[union-attr]
@@ -374,6 +376,21 @@ def test_what_f_must_not_do_is_said_at_the_start(change: Any, why: str):
         change(life)
 
     assert try_out(f, life.batch, life.parts, synchronized, set()) == why
+
+
+def test_gradients_of_what_is_not_tracked_are_refused_since_nobody_puts_them_back():
+    life, other, elsewhere = Life(), torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    elsewhere(torch.ones(1)).backward()  # of no concern
+
+    def f(batch: dict[str, Any]) -> None:
+        other(life.model(batch["x"])).sum().backward()
+
+    why = "it leaves gradients in parameters that are not tracked, which nobody puts back: track their module, too"
+    assert try_out(f, life.batch, life.parts, synchronized, set()) == why
+    whole = Parts({"model": life.model, "other": other})
+    assert try_out(f, life.batch, whole, synchronized, set()) == ""
+    also_optimized = Parts({"model": life.model, "sgd": torch.optim.SGD(other.parameters())})
+    assert try_out(f, life.batch, also_optimized, synchronized, set()) == ""
 
 
 class FullyShardedDataParallel(torch.nn.Linear):

@@ -44,16 +44,12 @@ class Odd:
 
 
 def train(directory: Path, steps: range, *, rank: int = 0, num_ranks: int = 2, seed: int = 1, strike: int = -1) -> None:
-    trace = Trace(directory, Membership.spread(rank, num_ranks), ABOUT, dict)
+    trace = Trace(directory, Membership.spread(rank, num_ranks), ABOUT)
     for step in steps:
         torch.manual_seed(seed * 1000 + step)
-        reach(trace, step, {"model/w": step + 7 * (step >= strike >= 0), "model/v": 5, "optimizer/m": 3})
+        trace.note(step, {"model/w": step + 7 * (step >= strike >= 0), "model/v": 5, "optimizer/m": 3})
         trace.batch([(torch.full((2,), step), Thing(torch.ones(3)))])
     trace.flush()
-
-
-def reach(trace: Trace, step: int, numbers: dict[str, int]) -> None:
-    trace.reach(step, numbers, is_checked=True, exponent=0)
 
 
 def rows_of(directory: Path, rank: int = 0) -> list[TraceRow]:
@@ -86,9 +82,9 @@ def test_a_resume_cuts_what_lies_behind_its_step(tmp_path: Path) -> None:
 
 
 def test_rows_are_appended_between_two_saves(tmp_path: Path) -> None:
-    trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT, dict)
+    trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT)
     for step in range(4):
-        trace.saved(step, {"model/w": step})
+        trace.note(step, {"model/w": step}, is_saved=True)
         trace.batch([step])
         assert [row.step for row in rows_of(tmp_path)] == [*range(step + 1)]
     assert (tmp_path / FOLDER / "rank_00000").read_bytes().count(b'"format"') == 1
@@ -132,8 +128,8 @@ def test_no_flipped_bit_gives_a_row_another_number_or_column() -> None:
 def test_another_version_is_refused() -> None:
     from allranks.state.truth import trace_file
 
-    line = trace_file._with_crc('{"format": 2, "about": {}}', 0)
-    with pytest.raises(OtherFormatError, match="format 2"):
+    line = trace_file._with_crc('{"format": 3, "about": {}}')
+    with pytest.raises(OtherFormatError, match="format 3"):
         parse_rows(line.encode())
 
 
@@ -147,20 +143,9 @@ def test_a_directory_that_takes_nothing_costs_the_record_only(tmp_path: Path) ->
 
 
 def test_a_batch_that_cannot_be_read_costs_its_number_only(tmp_path: Path) -> None:
-    trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT, dict)
-    reach(trace, 0, {"model/w": 1})
+    trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT)
+    trace.note(0, {"model/w": 1})
     trace.batch([Odd()])
     trace.flush()
     assert "part/model" in rows_of(tmp_path)[0].numbers
     assert "batch" not in rows_of(tmp_path)[0].numbers
-
-
-def test_without_replicas_the_first_boundaries_and_multiples_of_a_power_of_two_are_recorded(tmp_path: Path) -> None:
-    weight = torch.zeros(3)
-    trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT, lambda: {"model": {"w": weight}})
-    for step in range(20):
-        trace.reach(step, None, is_checked=False, exponent=3)
-        weight += 1
-    trace.flush()
-    assert [row.step for row in rows_of(tmp_path)] == [0, 1, 2, 3, 8, 16]
-    assert len({row.numbers["part/model"] for row in rows_of(tmp_path)}) == 6

@@ -19,7 +19,7 @@ from allranks.state.resumed.steps import StepLost
 from allranks.state.resumed.telling import Telling, leave_by_itself, leave_to_agent
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
-from allranks.state.truth.op_file import VARIABLE, RerunPlan
+from allranks.state.truth.op_file import RerunPlan
 
 
 def begin(
@@ -47,7 +47,7 @@ def begin(
         leave_to_agent(lambda: bool(cell.is_ending))
     is_below_agent = "ALLRANKS_AGENT_PID" in os.environ
     variable = f"ALLRANKS_CHECKPOINT_DIR{'_CHOSEN' * is_below_agent}"
-    plan = RerunPlan.read(os.environ[VARIABLE]) if VARIABLE in os.environ else None
+    plan = RerunPlan.inherited()
     every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
     checkpoints = Checkpointer(
         Path(plan.checkpoints if plan else checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),

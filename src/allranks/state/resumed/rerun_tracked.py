@@ -1,6 +1,6 @@
 """A training that `allranks diff --replay` runs again: it saves and logs nothing, and records the operations of steps.
 
-    begin_setup(rank)      in session(): records from here to the first step, if nothing is equal before that
+    begin_setup()          in session(): records from here to the first step, if nothing is equal before that
     RerunTracked(parts, ...)   in place of Tracked: the step that the plan names first is recorded, and so on
 
 It begins at the only checkpoint in the plan's folder, else at step 0, and ends with 0 at the boundary `until`.
@@ -8,7 +8,6 @@ It begins at the only checkpoint in the plan's folder, else at step 0, and ends 
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,11 +15,12 @@ from typing import Any
 
 import torch
 
+from allranks.model.errors import UsageError
 from allranks.state.resumed.steps import Step
 from allranks.state.resumed.telling import Telling
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Stall
-from allranks.state.truth.op_file import MOST_FILES, SETUP, VARIABLE, RerunPlan, to_text
+from allranks.state.truth.op_file import MOST_FILES, SETUP, RerunPlan, encode_ops
 from allranks.state.truth.ops import OpRecorder
 
 TOLD_EVERY_S = 0.2
@@ -32,10 +32,15 @@ _setup: list[OpRecorder | None] = []
 
 def begin_setup() -> None:
     """Record from here on, if the plan says so; once in a process."""
-    plan = RerunPlan.read(os.environ[VARIABLE])
-    if plan.first == SETUP and not _setup:
+    if _plan().first == SETUP and not _setup:
         _setup.append(recorder := OpRecorder())
         recorder.__enter__()
+
+
+def _plan() -> RerunPlan:
+    plan = RerunPlan.inherited()
+    assert plan is not None
+    return plan
 
 
 class RerunTracked(Tracked):
@@ -44,11 +49,22 @@ class RerunTracked(Tracked):
     def __init__(self, parts: Mapping[str, Any], **told: Any) -> None:
         super().__init__(parts, **told)
         self._telling = Telling(told["cell"])  # without what the training logs to
-        self._plan = RerunPlan.read(os.environ[VARIABLE])
+        self._plan = _plan()
         self._told_s = 0.0
 
+    def load(self, **told: Any) -> None:
+        """Begin at the plan's checkpoint; what a later `track` holds begins at step 0."""
+        if self._trace.is_of_first_call:
+            super().load(**told)
+
     def steps(self, loader: Any, **told: Any) -> Iterator[Step]:
-        """Yield the steps up to the plan's end."""
+        """Yield the steps up to the plan's end.
+
+        Raises:
+            UsageError: a later `track` makes steps before that: these are not in the record.
+        """
+        if not self._trace.is_of_first_call:
+            raise UsageError("diff --replay follows the first track() of a script; here a second one makes steps, too")
         for step in super().steps(loader, **told):
             if step.number < self._plan.first:
                 yield step
@@ -84,31 +100,31 @@ class RerunTracked(Tracked):
         is_over = self.step >= self._plan.until
         if self._membership.is_leader and (is_over or time.monotonic() - self._told_s >= TOLD_EVERY_S):
             self._told_s = time.monotonic()
-            self._put(Path(self._plan.folder) / "at", str(self.step))
+            self._put(Path(self._plan.folder) / "at", b"%d" % self.step)
         if self.step >= self._plan.first:
-            self._trace.saved(self.step, None)  # a row of its own: `reach` records at some steps only
+            self._comparing.measure()  # a row of its own, check or not
+            self._note(is_saved=True)
         if is_over:
             self._saved = self._place
             self._trace.flush()
             raise SystemExit(0)
 
     def _modules(self) -> dict[str, torch.nn.Module]:
-        modules = {part: own for part, own in self._parts.live.items() if isinstance(own, torch.nn.Module)}
-        return {f"{part}.{name}".rstrip("."): module for part, own in modules.items()
+        return {f"{part}.{name}".rstrip("."): module for part, own in self._parts.modules.items()
                 for name, module in own.named_modules()}  # fmt: skip
 
     def _write(self, step: int, recorder: OpRecorder) -> None:
         """Write a step's file; wait while the command has not read those before it."""
         path = self._plan.file_of(step, self._membership.rank)
         path.parent.mkdir(exist_ok=True)
-        self._put(path, to_text(recorder.ops(), recorder.num_left_out))
+        self._put(path, encode_ops(recorder.ops(), recorder.num_left_out))
         deadline_s = time.monotonic() + READ_S
         while self._plan.file_of(step - MOST_FILES + 1, self._membership.rank).exists():
             if time.monotonic() > deadline_s:
                 raise SystemExit(f"allranks: nobody has read the operations of step {step - 1} for {READ_S:.0f} s")
             time.sleep(0.02)
 
-    def _put(self, path: Path, text: str) -> None:
+    def _put(self, path: Path, data: bytes) -> None:
         new = path.with_name(f"{path.name}.new")
-        new.write_text(text)
+        new.write_bytes(data)
         new.rename(path)

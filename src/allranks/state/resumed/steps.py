@@ -34,6 +34,7 @@ from allranks.causes.book import find_loss
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.model.membership import Membership
 from allranks.report.text import one_line, say
+from allranks.state.resumed.experiment import Named
 from allranks.state.resumed.sampler import Share
 from allranks.state.resumed.step_values import Curves, own_curves
 from allranks.state.saved.checkpoint import Checkpointer
@@ -109,6 +110,41 @@ class Losses:
     ) -> None:
         if isinstance(error, Exception):
             self.lose(error)
+
+
+class StepsLeft:
+    """Says how much is left of a training that was resumed, once: when its loop begins, or when the session is left.
+
+    That is what rank 0 says; all others say nothing.
+    """
+
+    def __init__(self) -> None:
+        self._resumed: Named | None = None
+        """From the load until it is said."""
+        self._text = ""
+        """For the end of the session, if no loop had a step to make."""
+
+    def resumed(self, named: Named) -> None:
+        """A checkpoint was loaded, from a directory that the user named so."""
+        self._resumed = named
+
+    def note(self, step: int, epochs_done: int, *, total: int | None, epochs: int | None) -> None:
+        """A loop begins. One over epochs begins with loops that have nothing left."""
+        if self._resumed is None or (total is None and epochs is None):
+            return
+        is_over, self._text = describe_left(step, epochs_done, total=total, epochs=epochs)
+        if is_over:
+            self._text += ": the body of the loop does not run"
+            if not self._resumed.is_below_agent:
+                self._text += f"; to begin anew, {self._resumed.how('NEW_DIRECTORY')}"
+        if total is not None or not is_over:
+            self.say()
+
+    def say(self) -> None:
+        """Say it, if it was not said yet."""
+        if self._text:
+            say(self._text)
+            self._text, self._resumed = "", None
 
 
 def describe_left(step: int, epoch: int, *, total: int | None, epochs: int | None) -> tuple[bool, str]:

@@ -37,13 +37,13 @@ from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.best import Best
 from allranks.state.resumed.buckets import Compressors, Wrapped
 from allranks.state.resumed.feed import Feed
-from allranks.state.resumed.left import StepsLeft
 from allranks.state.resumed.sampler import mix
 from allranks.state.resumed.save_clock import SaveClock
 from allranks.state.resumed.steps import (
     Losses,
     Progress,
     Step,
+    StepsLeft,
     describe_resumed,
     first_words,
     sink_of,
@@ -111,12 +111,14 @@ class Tracked:
         )
         if on_corruption and membership.world_size == 1:
             say(f"on_corruption={on_corruption!r} has no effect: one rank has no replica, a rank with the same state")
-        self._trace = Trace(checkpoints.directory, membership, self._experiment, self._parts.state)
+        self._trace = Trace(checkpoints.directory, membership, self._experiment)
         self._pace, self._wrapped = pace, wrapped or Wrapped()
         self._averaging, self._compressors = Averaging(parts, membership), Compressors(parts)
         self._losses = Losses(membership, checkpoints, step=lambda: self.step, on_loss=on_loss)
-        self._replay = Replay.asked_for(
-            replay, replay_every, self._parts, self._averaging, self._comparing, talks=self._agreement, say=say
+        asked = replay is not None or replay_every is not None
+        told: Any = {"talks": self._agreement, "say": say}
+        self._replay = (
+            Replay(replay, replay_every, self._parts, self._averaging, self._comparing, **told) if asked else None
         )
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
@@ -333,12 +335,12 @@ class Tracked:
             leaves=self._is_leave_wanted or (order is not None and order.leaves),
             stops=self._is_stop_wanted,
             looks=self._comparing.looks(self.step),
-            notice=self._comparing.notice if self._comparing.numbers is not None else self._trace.notice,
+            notice=self._comparing.notice,
             words=self._comparing.words(self.step, is_synchronized=self._averaging.is_synchronized),
         )
         agreed = self._agreement.reach(self.step, wish)
-        self._comparing.heard(self.step, agreed.words, notice=agreed.notice, looks=agreed.looks)
-        self._trace.reach(self.step, self._comparing.numbers, is_checked=bool(agreed.words), exponent=agreed.notice)
+        if self._comparing.heard(self.step, agreed.words, notice=agreed.notice, looks=agreed.looks):
+            self._note()
         self._is_stopped |= agreed.stops
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
         is_due = agreed.saves or agreed.leaves or is_in_turn or self._is_save_late
@@ -389,8 +391,12 @@ class Tracked:
         more: Any = {"about": self._comparing.about, "refusal": self._comparing.refuse_to_save()}
         stall = self.checkpoints.save(self.step, common, per_rank, agree=compare, patience_s=patience_s, **more)
         self._saved = self._place
-        self._trace.saved(self.step, self._comparing.numbers)
+        self._note(is_saved=True)
         return stall
+
+    def _note(self, *, is_saved: bool = False) -> None:
+        sharded = self._comparing.is_sharded
+        self._trace.note(self.step, self._comparing.numbers, is_sharded=sharded, is_saved=is_saved)
 
     def _wait(self) -> bool:
         self._trace.flush()

@@ -104,6 +104,10 @@ class Parts:
         whole = [part for part in self.live.values() if isinstance(part, torch.optim.Optimizer)]
         return [part for part in whole if not hasattr(part, "own_state_dict")]
 
+    def optimized(self) -> list[torch.Tensor]:
+        """Return the parameters that these change."""
+        return [own for optimizer in self.optimizers for group in optimizer.param_groups for own in group["params"]]
+
     def gradients(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return what has been accumulated on this rank; of sharded parameters, its shards."""
         return {

@@ -33,7 +33,7 @@ from allranks.state.resumed.telling import add_event
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.corruption import Corruption, OnCorruption, tell_next
+from allranks.state.truth.corruption import Corruption, OnCorruption
 from allranks.state.truth.difference import Difference
 from allranks.state.truth.fingerprint import hash_text
 from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
@@ -94,14 +94,20 @@ class Comparing:
         self._is_verified = False
         """Rank 0, which saves, is compared with another rank."""
         self._talks, self._directory, self._say = talks, checkpoints.directory, say
-        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
-        self._difference = Difference(talks, policy=policy, verified=self._roll_back)
+        roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
+        self.difference = Difference(talks, policy=policy, verified=roll_back)
         self._learner = Learner()
         self._is_on = self._membership.world_size > 1
+        self._is_due = False
+        """Numbers were computed for `heard`."""
+        self._num_checks = 0
+        self.is_sharded = False
+        """No rank has all of it."""
         self._groups: list[str] | None = None
         self._own_group = ""
         self._contents = Contents()
-        self._numbers: dict[str, int] = {}
+        self.numbers: dict[str, int] = {}
+        """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
         self._known: dict[str, int] | None = None
         """After a load: what the checkpoint says."""
         self._exponent = 0
@@ -118,11 +124,6 @@ class Comparing:
         """What rank 0 says of the next check."""
         return self._proposed if self._membership.is_leader else 0
 
-    @property
-    def numbers(self) -> dict[str, int] | None:
-        """Of the last check, by name; None where there are no replicas to compare."""
-        return self._numbers if self._is_on else None
-
     def looks(self, step: int) -> bool:
         """Return whether this rank's gradients were not finite since the last talk."""
         return self._finite.poll(step)
@@ -133,25 +134,32 @@ class Comparing:
         Args:
             is_synchronized: all ranks should have the same weights now.
         """
-        is_due = self._last is None or self._learner.num_checks < FIRST_CHECKS
+        is_due = self._last is None or self._num_checks < FIRST_CHECKS
         is_due = is_due or step >> self._exponent != self._last[0] >> self._exponent  # type: ignore[index]
         has_moved = self._last is None or step != self._last[0]
-        return self.words_now() if self._is_on and is_synchronized and is_due and has_moved else ()
+        self._is_due = is_synchronized and is_due and has_moved
+        return self.words_now() if self._is_due else ()
 
     def words_now(self) -> tuple[int, ...]:
         """Return the same, due or not; nothing where there are no replicas."""
-        if not self._is_on:
-            return ()
+        self.measure()
+        self._is_due = True
+        return self._said() if self._is_on else ()
+
+    def measure(self) -> None:
+        """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
         began_s = time.monotonic()
         self._contents = Contents.of(self._read())
-        if self._groups is None and not self._meet():
-            return ()
-        self._numbers = self._contents.numbers()
+        self.is_sharded = any(place != -1 for places in self._contents.shards for place in places)
+        if self._is_on and self._groups is None:
+            self._meet()
+        self.numbers = self._contents.numbers() if self._is_on or self._membership.is_leader else {}
+        if not self._is_on:
+            self._contents = Contents()  # what was gathered takes memory
         self._check_s = time.monotonic() - began_s
-        return self._said()
 
-    def heard(self, step: int, largest: Sequence[int], *, notice: int | None = None, looks: bool = False) -> None:
-        """Take in the largest of each word.
+    def heard(self, step: int, largest: Sequence[int], *, notice: int | None = None, looks: bool = False) -> bool:
+        """Take in the largest of each word; return whether there was a check here.
 
         Args:
             notice: rank 0's.
@@ -163,11 +171,13 @@ class Comparing:
         self._exponent = self._exponent if notice is None else notice
         if looks:
             self._examine_before()
-        if not largest:
-            return
-        if _are_equal(largest):
+        is_checked, self._is_due = bool(largest) or (self._is_due and not self._is_on), False
+        if not is_checked:
+            return False
+        self._num_checks += 1
+        if largest and _are_equal(largest):
             self._agree(step)
-        else:
+        elif largest:
             self._examine(step)
         if self._membership.is_leader:
             now_s = time.monotonic()
@@ -175,6 +185,7 @@ class Comparing:
                 step_s = (now_s - self._last[1] - self._check_s) / (step - self._last[0])
                 self._proposed = choose_exponent(self._check_s + RECORD_S, step_s)
         self._last = step, time.monotonic()
+        return True
 
     def loaded(self, step: int, parts: Collection[str], common: Mapping[str, Any]) -> None:
         """Compare what was loaded, on all ranks; all of it must be equal.
@@ -187,10 +198,12 @@ class Comparing:
         """
         known, self.healed = common.get("fingerprints"), [*common.get("healed", ())]
         self._ruined, *_ = self._talks.gather(read_ruined(self._directory) if self._membership.is_leader else None)
-        if words := self.words_now():
-            of_parts = {name: own for name, own in self._numbers.items() if name.partition("/")[0] in parts}
+        if self._is_on:
+            self.measure()
+        if self._is_on:  # some ranks may be compared
+            of_parts = {name: own for name, own in self.numbers.items() if name.partition("/")[0] in parts}
             self._known = of_parts if known is None else {name: known[name] for name in of_parts if name in known}
-            if not _are_equal(self._talks.largest(*words)):
+            if not _are_equal(self._talks.largest(*self._said())):
                 self._examine(step)
             self._known = None
 
@@ -220,7 +233,7 @@ class Comparing:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of this: the numbers of all that is compared, and what was healed."""
-        compared = {name: self._numbers[name] for name in self._learner.compared(self._numbers)}
+        compared = {name: self.numbers[name] for name in self._learner.compared(self.numbers)}
         return ({"fingerprints": compared} if self._is_on else {}) | ({"healed": self.healed} if self.healed else {})
 
     def about(self) -> dict[str, Any]:
@@ -243,33 +256,28 @@ class Comparing:
     def exchange(self) -> list[ReplicaReport]:
         """Return who all ranks are, and which of them compute the same bits; all ranks call it together."""
         contents = Contents.of(self._read())
-        return self._difference.exchange({}, _describe_group(contents), contents)
+        return self.difference.exchange({}, _describe_group(contents), contents)
 
     def compare_now(self, step: int) -> None:
         """Compare the replicas, due or not; raises as `heard` does."""
         self.heard(step, self._talks.largest(*self.words_now()))
 
-    def give_up(self, tell: Callable[[str, bool], AllranksError]) -> AllranksError:
-        """Return what all ranks raise, given what becomes of the job, and whether it may be started again."""
-        verified, *_ = self._talks.gather(self._roll_back())
-        return as_raised(tell(*tell_next(self._policy, verified=verified)))
-
     # The words
 
     def _said(self) -> tuple[int, ...]:
-        compared = self._learner.compared(self._numbers)
-        own = hash_text(*(f"{name}={self._numbers[name]}" for name in compared))
+        compared = self._learner.compared(self.numbers)
+        own = hash_text(*(f"{name}={self.numbers[name]}" for name in compared))
         assert self._groups is not None
         return tuple(
             word for group in self._groups for word in ((own, ~own) if group == self._own_group else (_LEAST, _LEAST))
         )
 
     def _agree(self, step: int) -> None:
-        self._learner.agree({name: self._numbers[name] for name in self._learner.compared(self._numbers)})
+        self._learner.agree({name: self.numbers[name] for name in self._learner.compared(self.numbers)})
         self.equal_step = step
 
-    def _meet(self) -> bool:
-        """Find out which ranks can be compared; once, all ranks together. Returns whether any can."""
+    def _meet(self) -> None:
+        """Find out which ranks can be compared; once, all ranks together."""
         self._own_group = _describe_group(self._contents)
         found = self._talks.gather(self._own_group)
         self._groups = sorted({*found})
@@ -280,13 +288,12 @@ class Comparing:
         elif self._contents.unwatched:
             names = self._contents.unwatched
             self._tell(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
-        return self._is_on
 
     # Where they differ
 
     def _examine(self, step: int) -> None:
-        self._numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
-        reports = self._report(self._numbers)
+        self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
+        reports = self._report(self.numbers)
         judged = judge(reports, is_loaded=self._known is not None)
         self._learner.drop(judged.not_replicated)
         if judged.is_by_script:
@@ -295,7 +302,7 @@ class Comparing:
             return
         self._tell_unlike(judged.not_replicated)
         if suspects := judged.suspects:
-            counts = self._difference.count(suspects, reports, self._contents)
+            counts = self.difference.count(suspects, reports, self._contents)
             updated = find_updates(suspects, counts)
             self._learner.drop(updated)
             self._tell_unlike(updated, f" from step {step} on")
@@ -311,7 +318,7 @@ class Comparing:
         found = self._talks.gather((seen_at, name))
         step, name = max(seen for seen, _ in found), next((own for _, own in found if own), "")
         if suspects := judge(reports).suspects:
-            raise self._difference.error(Corruption(suspects, {}, step, self.equal_step), reports)
+            raise self._error(Corruption(suspects, {}, step, self.equal_step), reports)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
         if ruined and step == self._ruined:
@@ -328,8 +335,8 @@ class Comparing:
 
     def _heal_or_raise(self, found: Corruption, reports: Sequence[ReplicaReport]) -> None:
         suspects = found.suspects
-        if self._policy is OnCorruption.HEAL and self._difference.heal(suspects, reports, self._contents):
-            self._numbers = self._contents.numbers()
+        if self._policy is OnCorruption.HEAL and self.difference.heal(suspects, reports, self._contents):
+            self.numbers = self._contents.numbers()
             if _are_equal(self._talks.largest(*self._said())):
                 names, ranks = [own.name for own in suspects], list(suspects[0].ranks)
                 self.healed.append({"step": found.step, "names": names, "ranks": ranks})
@@ -338,7 +345,13 @@ class Comparing:
                 what = f"AR610 replica-differs: {found.describe(reports)}"
                 self._tell(f"{what}; healed: the run is no longer the undisturbed one")
                 return
-        raise self._difference.error(found, reports)
+        raise self._error(found, reports)
+
+    def _error(self, found: Corruption, reports: Sequence[ReplicaReport]) -> AllranksError:
+        first = found.suspects[0]
+        return self.difference.error(
+            "AR610", found.describe(reports), first.ranks, reports, is_decided=first.is_decided
+        )
 
     def _report(self, numbers: Mapping[str, int], *, group: str | None = None) -> list[ReplicaReport]:
         known, forms = self._known, self._contents.forms()
@@ -353,7 +366,7 @@ class Comparing:
         }
         if group is None:
             self._own_group = _describe_group(self._contents)  # the script may have set another number of threads
-        reports = self._difference.exchange(entries, group or self._own_group, self._contents)
+        reports = self.difference.exchange(entries, group or self._own_group, self._contents)
         if group is None:
             self._groups = sorted({report.group for report in reports})
         return reports

@@ -47,8 +47,8 @@ class OnCorruption(StrEnum):
 class ReplicaError(AllranksError):
     """A rank has other bits than the rest, or computes others. All ranks raise it with the same words."""
 
-    def __init__(self, message: str, *, finding: Finding, is_retryable: bool) -> None:
-        super().__init__(f"allranks: {finding.cause}: {message}", finding=finding)
+    def __init__(self, finding: Finding, *, is_retryable: bool) -> None:
+        super().__init__(f"allranks: {finding.cause}: {finding.message}", finding=finding)
         self.exit_code = Exit.NODE_FAULT if is_retryable else Exit.SETUP
 
 
@@ -81,33 +81,30 @@ class Corruption:
         counted = f"{count[0]} of {count[1]} elements" if count else "before gradients were not finite,"
         return f"{what}, in {suspect.name}{more}: {counted} at step {self.step}, {equal}"
 
-    def to_error(self, reports: Sequence[ReplicaReport], then: str, *, is_retryable: bool) -> ReplicaError:
-        """Return what all ranks raise.
-
-        Args:
-            then: what becomes of the job.
-        """
-        message, suspect = f"{self.describe(reports)}; {then}", self.suspects[0]
-        return error_that_names(
-            "AR610", message, suspect.ranks, reports, is_decided=suspect.is_decided, is_retryable=is_retryable
-        )
-
 
 def error_that_names(
     cause_id: str,
-    message: str,
+    what: str,
     ranks: Sequence[int],
     reports: Sequence[ReplicaReport],
     *,
     is_decided: bool,
-    is_retryable: bool,
+    policy: OnCorruption,
+    verified: int | None,
 ) -> ReplicaError:
     """Return what all ranks raise.
 
     Args:
         ranks: at fault; where it is not decided, one of them is.
         reports: of all ranks.
+        policy: says, with `verified`, whether the job may be started again.
+        verified: step of the newest checkpoint on which the replicas agreed.
     """
+    then = f"may go on from the checkpoint of step {verified}, or a newer one"
+    if verified is None:
+        then = "not retried: there is no checkpoint on which replicas agreed"
+    if policy is OnCorruption.STOP:
+        then = 'not retried: on_corruption="stop"'
     cause, nodes = find_cause(cause_id), [*dict.fromkeys(reports[rank].node for rank in ranks)]
     finding = Finding(
         cause=cause.label,
@@ -115,23 +112,10 @@ def error_that_names(
         confidence=Confidence.CERTAIN if is_decided else Confidence.UNDECIDED,
         node=fold_hosts(nodes),
         ranks=tuple(ranks),
-        message=message,
+        message=f"{what}; {then}",
         fix=cause.fix.tell(ANYBODY, {"node": nodes[0]} if is_decided else {}),
     )
-    return ReplicaError(message, finding=finding, is_retryable=is_retryable)
-
-
-def tell_next(policy: OnCorruption, *, verified: int | None) -> tuple[str, bool]:
-    """Return what becomes of the job, and whether it may be started again.
-
-    Args:
-        verified: step of the newest checkpoint on which the replicas agreed.
-    """
-    if policy is OnCorruption.STOP:
-        return 'not retried: on_corruption="stop"', False
-    if verified is None:
-        return "not retried: there is no checkpoint on which replicas agreed", False
-    return f"may go on from the checkpoint of step {verified}, or a newer one", True
+    return ReplicaError(finding, is_retryable=verified is not None and policy is not OnCorruption.STOP)
 
 
 def place_of(report: ReplicaReport) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from allranks.model.errors import AllranksError
 from allranks.report.refusal import as_raised
 from allranks.state.resumed.agree import Agreement
 from allranks.state.truth.contents import Contents, differing_elements
-from allranks.state.truth.corruption import Corruption, OnCorruption, tell_next
+from allranks.state.truth.corruption import OnCorruption, error_that_names
 from allranks.state.truth.odd_one import DifferingTensor, ReplicaReport, TensorReport
 
 MOST_COUNTED = 8
@@ -64,11 +65,13 @@ class Difference:
                 contents.tensors[suspect.name].copy_(other)
         return True
 
-    def error(self, found: Corruption, reports: Sequence[ReplicaReport]) -> AllranksError:
-        """Return what all ranks raise."""
+    def error(
+        self, cause_id: str, what: str, ranks: Sequence[int], reports: Sequence[ReplicaReport], *, is_decided: bool
+    ) -> AllranksError:
+        """Return what all ranks raise; the arguments are those of `error_that_names`."""
         verified, *_ = self._talks.gather(self._verified())  # rank 0's: others may not have heard of that checkpoint
-        then, is_retryable = tell_next(self._policy, verified=verified)
-        return as_raised(found.to_error(reports, then, is_retryable=is_retryable))
+        told: Any = {"is_decided": is_decided, "policy": self._policy, "verified": verified}
+        return as_raised(error_that_names(cause_id, what, ranks, reports, **told))
 
     def _fetch(
         self, suspect: DifferingTensor, reports: Sequence[ReplicaReport], contents: Contents

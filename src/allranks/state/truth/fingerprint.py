@@ -63,8 +63,12 @@ def fingerprint(tensors: Sequence[Tensor]) -> list[int]:
 
 def hash_text(*texts: str) -> int:
     """Return 64 bits of texts, as int64 has them."""
-    digest = hashlib.blake2b("\0".join(texts).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    return hash_bytes("\0".join(texts).encode())
+
+
+def hash_bytes(data: bytes) -> int:
+    """Return 64 bits of bytes, as int64 has them."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 @lru_cache(4096)
@@ -87,10 +91,12 @@ def on_one_device(tensors: Sequence[Tensor]) -> Tensor:
     owner, first, count = torch.tensor(runs, dtype=torch.int64, device=device).view(-1, 3).T
     rows, columns = torch.cat(by_row), torch.zeros(len(tensors), WORDS, dtype=torch.int64, device=device)
     columns.index_add_(0, owner, torch.cat(by_column)).add_(torch.arange(1, WORDS + 1, device=device).mul_(_COLUMN))
-    shift = first - count.cumsum(0) + count  # from the place of a row among all to its number in its tensor
-    owner, shift = torch.stack((owner, shift)).repeat_interleave(count, 1, output_size=len(rows))
-    rows += torch.arange(1, len(rows) + 1, device=device).add_(shift).mul_(_ROW)
-    totals = _mix(columns).sum(1).index_add_(0, owner, _mix(rows))
+    # Running sums: a list of the owner of each row would take longer than all else that follows the sums.
+    ends, jumps = count.cumsum(0), first.clone()
+    jumps[1:] -= (first + count)[:-1]
+    number = torch.ones_like(rows).index_add_(0, ends - count, jumps).cumsum_(0)  # of a row in its tensor, from 1 on
+    mixed = _mix(rows.add_(number.mul_(_ROW))).cumsum_(0)[ends - 1]
+    totals = _mix(columns).sum(1).index_add_(0, owner, mixed.diff(prepend=mixed.new_zeros(1)))
     return totals + torch.tensor(forms, device=device)
 
 

@@ -18,6 +18,7 @@ from enum import StrEnum
 from itertools import zip_longest
 
 from allranks.state.truth.op_file import BATCH, Op, OpValue
+from allranks.state.truth.parting import say_ranks
 
 Pair = tuple[Op | None, Op | None]
 REACH = 400
@@ -68,7 +69,7 @@ class FirstDifference:
         """Return it in lines."""
         op = self.a or self.b
         assert op is not None
-        ranks = _ranks(self.ranks, num_ranks)
+        ranks = say_ranks(self.ranks, num_ranks)
         where = ", ".join(filter(None, [ranks, op.line, op.module and f"in {op.module}"]))
         said = f"{op.name} ({where}): {_SAYS[self.kind]}"
         if op.name == BATCH:
@@ -194,9 +195,3 @@ def _say_op(op: Op | None) -> str:
 
 def _name(own: FirstDifference) -> tuple[object, ...]:
     return own.kind, own.is_without_effect, *(op and (op.name, op.line) for op in (own.a, own.b))
-
-
-def _ranks(ranks: Sequence[int], num_ranks: int) -> str:
-    if len(ranks) == num_ranks > 1:
-        return "all ranks"
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -39,8 +39,6 @@ class Learner:
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
         self._dropped: set[str] = set()
-        self.num_checks = 0
-        """At which all was equal."""
 
     def compared(self, names: Iterable[str]) -> list[str]:
         """Return those of these that are compared, in their order."""
@@ -48,7 +46,6 @@ class Learner:
 
     def agree(self, numbers: Mapping[str, int]) -> None:
         """Take in that all ranks have these numbers."""
-        self.num_checks += 1
         for name in self.compared(numbers):
             seen = self._seen.get(name)
             if seen is None:

@@ -1,22 +1,25 @@
-"""What does a training record that is run again? A file for each step of each rank, with a line for each operation.
+"""What does a training record that is run again? A file for each step of each rank.
 
-    SCRATCH/a/plan.json                  what the ranks of run A shall do, named by $ALLRANKS_RERUN
     SCRATCH/a/at                         the step that rank 0 has reached
     SCRATCH/a/step_96/rank_00001         the operations of step 96 on rank 1; step -1 is all that is before step 0
+
+$ALLRANKS_RERUN says what the ranks of a run shall do.
 
 A step's file appears whole. `allranks diff` compares it with the same file of the other run and deletes it; a rank
 waits while it has MOST_FILES of them. So the disk holds at most that many steps, of at most MOST_OPS operations each.
 
-Standard library only: `allranks diff` reads it without torch.
+`allranks diff` reads it without torch.
 """
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
+
+import msgspec
 
 from allranks.files.regular import find_regular
 from allranks.model.errors import SetupError
@@ -79,13 +82,14 @@ class RerunPlan:
     """The run ends when so many steps are done."""
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
-        """Return the plan in a file."""
-        return cls(**json.loads(Path(path).read_text()))
+    def inherited(cls) -> Self | None:
+        """Return the plan of this process; None: it is no training that runs again."""
+        text = os.environ.get(VARIABLE)
+        return msgspec.json.decode(text, type=cls) if text else None
 
-    def write(self, path: Path) -> None:
-        """Write the file that `read` reads."""
-        path.write_text(json.dumps(asdict(self)))
+    def to_environ(self) -> dict[str, str]:
+        """Return the variable that `inherited` reads."""
+        return {VARIABLE: msgspec.json.encode(self).decode()}
 
     @property
     def checkpoints(self) -> Path:
@@ -102,15 +106,13 @@ class RerunPlan:
         return Path(self.folder) / f"step_{step}" / f"rank_{rank:05d}"
 
 
-def to_text(ops: Iterable[Op], num_left_out: int = 0) -> str:
-    """Return the lines of a step.
+def encode_ops(ops: Iterable[Op], num_left_out: int = 0) -> bytes:
+    """Return the content of a step's file, which `read_ops` reads.
 
-    >>> to_text([Op("aten.relu.default", "a.py:3", "model", (OpValue("float32[2]", 7),), (OpValue("float32[2]", 8),))])
-    '["aten.relu.default", "a.py:3", "model", [["float32[2]", 7]], [["float32[2]", 8]], "", ""]\\n0\\n'
+    >>> encode_ops([Op("aten.relu.default", "a.py:3", "model", (OpValue("float32[2]", 7),), ())]).decode()[:63]
+    '[[{"name":"aten.relu.default","line":"a.py:3","module":"model",'
     """
-    rows = ([op.name, op.line, op.module, _plain(op.inputs), _plain(op.outputs), op.settings, op.generator]
-            for op in ops)  # fmt: skip
-    return "".join(f"{json.dumps(row)}\n" for row in (*rows, num_left_out))
+    return msgspec.json.encode(([*ops], num_left_out))
 
 
 def read_ops(path: Path) -> tuple[list[Op], int]:
@@ -121,15 +123,4 @@ def read_ops(path: Path) -> tuple[list[Op], int]:
     """
     if (data := find_regular(path, at_most=_MAX_BYTES)) is None:
         raise SetupError(f"diff --replay: {path} cannot be read, or has more than {_MAX_BYTES >> 30} GiB")
-    *rows, num_left_out = map(json.loads, data.decode().splitlines())
-    ops = [Op(name, line, module, _values(inputs), _values(outputs), *rest)
-           for name, line, module, inputs, outputs, *rest in rows]  # fmt: skip
-    return ops, num_left_out
-
-
-def _plain(values: Iterable[OpValue]) -> list[tuple[str, int]]:
-    return [(value.form, value.number) for value in values]
-
-
-def _values(rows: Iterable[tuple[str, int]]) -> tuple[OpValue, ...]:
-    return tuple(OpValue(*row) for row in rows)
+    return msgspec.json.decode(data, type=tuple[list[Op], int])

@@ -4,7 +4,7 @@
     recorder.begin(batches)
     with recorder:
         train_step(...)
-    to_text(recorder.ops())
+    encode_ops(recorder.ops())
 
 A TorchDispatchMode gets each operation below autograd, collectives included; compiled code runs eager meanwhile. A mode
 belongs to one thread. Backward operations on a CPU run on the thread that calls `backward()`. Those on a GPU, and those
@@ -35,9 +35,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.fingerprint import can_watch, hash_text, on_one_device
+from allranks.state.truth.fingerprint import can_watch, hash_bytes, hash_text, on_one_device
 from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue
-from allranks.state.truth.trace import as_data, hash_bytes
+from allranks.state.truth.trace import as_data
 
 _OVERWRITES = frozenset((
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_",
@@ -77,7 +77,26 @@ class _Form:
 _form_of = functools.cache(_Form)
 
 
-class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
+class EagerMode(TorchDispatchMode):  # type: ignore[misc]
+    """A mode that gets operations of compiled code, too, since that runs eager meanwhile.
+
+    torch.compile gives up for good on code that is called in a mode, and raises if it may not.
+    """
+
+    can_run_eager = hasattr(torch.compiler, "set_stance")  # torch 2.6
+
+    def __enter__(self) -> Any:
+        self._until_exit = contextlib.ExitStack()
+        if self.can_run_eager:
+            self._until_exit.enter_context(torch.compiler.set_stance("force_eager"))
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._until_exit.close()
+
+
+class OpRecorder(EagerMode):
     """Records the operations of one step.
 
     Args:
@@ -97,23 +116,16 @@ class OpRecorder(TorchDispatchMode):  # type: ignore[misc]
         self._num_numbers = 0
         self._known = dict[int, tuple[StorageWeakRef, dict[object, int]]]()
         """Places in `_chunks`, by storage and by what is looked at of it."""
-        self._hooks = contextlib.ExitStack()
         self.num_left_out = 0
 
     def __enter__(self) -> Any:
-        hooks = torch.nn.modules.module
+        entered, hooks = super().__enter__(), torch.nn.modules.module
         for handle in (
             hooks.register_module_forward_pre_hook(lambda module, _: self._running.append(self._name_of(module))),
             hooks.register_module_forward_hook(self._leave_module, always_call=True),
         ):
-            self._hooks.callback(handle.remove)
-        if stance := getattr(torch.compiler, "set_stance", None):  # torch 2.6
-            self._hooks.enter_context(stance("force_eager"))
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._hooks.close()
+            self._until_exit.callback(handle.remove)
+        return entered
 
     def begin(self, batches: Sequence[Any]) -> None:
         """Take in the batch of the step; called before this is entered."""

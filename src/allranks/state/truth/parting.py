@@ -41,8 +41,7 @@ class Differing:
         kind, _, name = self.column.partition("/")
         if kind == "part":
             return f"part {name}"
-        ranks = f"rank{'s' * (len(self.ranks) > 1)} {', '.join(map(str, self.ranks))}"
-        return f"{kind}{name and f' {name}'} ({'all ranks' if len(self.ranks) == num_ranks > 1 else ranks})"
+        return f"{kind}{name and f' {name}'} ({say_ranks(self.ranks, num_ranks)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +93,13 @@ def find_parting(first: Record, second: Record) -> Parting:
         since = step
     elsewhere = _by_column(loose or set())
     return Parting(num_steps=num_steps, last=last, num_ranks=num_ranks, elsewhere=elsewhere, left_out=left_out)
+
+
+def say_ranks(ranks: Sequence[int], num_ranks: int) -> str:
+    """Return which ranks they are, of so many."""
+    if len(ranks) == num_ranks > 1:
+        return "all ranks"
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
 def row_at(rows: Sequence[TraceRow], step: int | None) -> TraceRow:
@@ -154,7 +160,7 @@ def _flatten(about: Mapping[str, Any]) -> dict[str, str]:
     flat = {
         name: str(value)
         for name, value in about.items()
-        if name not in ("environment", "is_sharded", "is_compiled", "text")
+        if name not in ("environment", "is_sharded", "is_compiled", "text", "call")
     }
     if text := about.get("text"):
         flat["checksum of the script"] = str(text)

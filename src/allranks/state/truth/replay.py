@@ -41,12 +41,14 @@ class Replay:
         every: steps between two replays.
         comparing: of the replicas, which must be equal for this.
         say: takes what rank 0 tells.
+    Raises:
+        UsageError: these parts can never be replayed, or only one of function and number was given.
     """
 
     def __init__(
         self,
-        function: Replayed,
-        every: int,
+        function: Replayed | None,
+        every: int | None,
         parts: Parts,
         averaging: Averaging,
         comparing: Comparing,
@@ -54,7 +56,9 @@ class Replay:
         talks: Agreement,
         say: Callable[[str], None],
     ) -> None:
-        self._function, self._every = function, every
+        if averaging.counts_passes:
+            raise UsageError("track(replay=): DDP with static_graph counts backward passes, so none can be repeated")
+        self._function, self._every = check(function, every, parts.live)
         self._parts, self._averaging, self._comparing = parts, averaging, comparing
         self._talks, self._say = talks, say
         self._rank = talks.membership.rank
@@ -65,22 +69,6 @@ class Replay:
         self._changing = set[Attribute]()
         """Numbers of modules that are sent."""
         self._is_on, self._is_due = True, False
-
-    @classmethod
-    def asked_for(
-        cls, function: Replayed | None, every: int | None, parts: Parts, averaging: Averaging, *others: Any, **told: Any
-    ) -> Replay | None:
-        """Return what replays steps; None: nobody asked for it.
-
-        Raises:
-            UsageError: these parts can never be replayed, or only one of function and number was given.
-        """
-        if function is None and every is None:
-            return None
-        if averaging.counts_passes:
-            raise UsageError("track(replay=): DDP with static_graph counts backward passes, so none can be repeated")
-        own, steps = check(function, every, parts.live)
-        return cls(own, steps, parts, averaging, *others, **told)
 
     def fetched(self, step: int, batch: Any) -> None:
         """Take in the batch of this rank's next step; all ranks call it together.
@@ -127,8 +115,7 @@ class Replay:
         own = next((pair for pair in pairs if self._rank in pair[:2]), None)
         numbers, error = dict[str, int](), None
         if own is not None:
-            parcel, error = self._parcel(own.owner, own.other, batch)
-            numbers, error = self._run(parcel, error)
+            numbers, error = self._compute(own.owner, own.other, batch, on=own[:2])
         told = self._talks.gather((_as_one(numbers), error is not None))
         failed = {rank for rank, (_, is_failed) in enumerate(told) if is_failed}
         if error is not None and (own is None or own.owner == self._rank or own.owner not in failed):
@@ -162,30 +149,34 @@ class Replay:
             return
         error: Exception | None = None
         if pair.third is not None and self._rank in (pair.owner, pair.third):
-            parcel, error = self._parcel(pair.owner, pair.third, batch)
-            if self._rank == pair.third:
-                numbers, error = self._run(parcel, error)
+            found, error = self._compute(pair.owner, pair.third, batch, on=(pair.third,))
+            numbers = found if self._rank == pair.third else numbers
         told = self._talks.gather(numbers if self._rank in pair.members else {})
         if wrong := find_wrong(pair, {rank: own for rank, own in enumerate(told) if own}):
-            raise self._comparing.give_up(
-                lambda then, is_retryable: wrong.to_error(step, reports, then, is_retryable=is_retryable)
-            ) from error
+            told_of, is_decided = wrong.describe(step, reports), bool(wrong.right)
+            error_of = self._comparing.difference.error
+            raise error_of("AR611", told_of, wrong.ranks, reports, is_decided=is_decided) from error
         self._end(f"three ranks computed three different gradients at step {step}: the model is not deterministic")
 
-    def _parcel(self, owner: int, other: int, batch: Any) -> tuple[bytes, Exception | None]:
-        """Return what is to be run: the owner sends it, empty where it cannot."""
-        if self._rank != owner:
-            return self._talks.receive(owner), None
-        parcel, error = b"", None
-        try:
-            parcel = pack(batch, self._parts, self._changing)
-        except UsageError as exc:
-            error = as_raised(exc)
-        self._talks.send(parcel, other)
-        return parcel, error
+    def _compute(
+        self, owner: int, other: int, batch: Any, *, on: tuple[int, ...]
+    ) -> tuple[dict[str, int], Exception | None]:
+        """Return the numbers of the gradients of the owner's batch, which it sends to the other one; none if it cannot.
 
-    def _run(self, parcel: bytes, error: Exception | None) -> tuple[dict[str, int], Exception | None]:
-        if error is None and parcel:
+        Args:
+            on: the ranks that compute them.
+        """
+        parcel = b""
+        error: Exception | None = None
+        if self._rank != owner:
+            parcel = self._talks.receive(owner)
+        else:
+            try:
+                parcel = pack(batch, self._parts, self._changing)
+            except UsageError as exc:
+                error = as_raised(exc)
+            self._talks.send(parcel, other)
+        if parcel and self._rank in on:
             try:
                 return run(self._function, parcel, self._parts, self._averaging.unsynchronized), None
             except Exception as exc:

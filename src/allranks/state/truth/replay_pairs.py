@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from allranks.report.text import fold_ranks
-from allranks.state.truth.corruption import ReplicaError, error_that_names, place_of
+from allranks.state.truth.corruption import place_of
 from allranks.state.truth.odd_one import ReplicaReport
 
 
@@ -80,12 +80,11 @@ class WrongGradients:
     names: tuple[str, ...]
     """Of the gradients that differ."""
 
-    def to_error(self, step: int, reports: Sequence[ReplicaReport], then: str, *, is_retryable: bool) -> ReplicaError:
-        """Return what all ranks raise.
+    def describe(self, step: int, reports: Sequence[ReplicaReport]) -> str:
+        """Return it in words.
 
         Args:
             step: so many are done.
-            then: what becomes of the job.
         """
         if self.right:
             (rank,) = self.ranks
@@ -93,10 +92,7 @@ class WrongGradients:
         else:
             what = f"{fold_ranks(self.ranks)} computed different gradients, and no third rank tells which are wrong,"
         more = f" (and in {len(self.names) - 1} more)" if len(self.names) > 1 else ""
-        text = f"{what} from the batch of rank {self.owner}, in {self.names[0]}{more} at step {step}"
-        return error_that_names(
-            "AR611", f"{text}; {then}", self.ranks, reports, is_decided=bool(self.right), is_retryable=is_retryable
-        )
+        return f"{what} from the batch of rank {self.owner}, in {self.names[0]}{more} at step {step}"
 
 
 def find_wrong(pair: ReplayPair, numbers: Mapping[int, Mapping[str, int]]) -> WrongGradients | None:

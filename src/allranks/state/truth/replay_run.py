@@ -12,8 +12,8 @@ counters, lists and dicts of modules, files) stays changed.
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import gc
 import io
 import pickle
 from collections.abc import Callable, Collection, Iterator, Mapping, MutableMapping, Sequence
@@ -21,13 +21,13 @@ from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple, TypeGuard
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from allranks.model.errors import UsageError
 from allranks.state.resumed import rng
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
+from allranks.state.truth.ops import EagerMode
 
 Replayed = Callable[[Any], object]
 """What the script gives to be replayed: forward and backward of a batch."""
@@ -193,8 +193,10 @@ def try_out(
             f"it talks to other ranks ({watching.found}), and only two of them repeat a step; track the module as "
             f"s.ddp() returned it, and leave other collectives out"
         )
-    before = _weights(parts)
+    before, outside = _weights(parts), _gradients_outside(parts)
     first = run(function, parcel, parts, synchronization, changing=changing)
+    if outside != _gradients_outside(parts, of=outside):
+        return "it leaves gradients in parameters that are not tracked, which nobody puts back: track their module, too"
     if changed := [name for name, own in _weights(parts).items() if own != before[name]]:
         return f"it changed {changed[0].removeprefix('/')}: it must do forward and backward only"
     if not first:
@@ -208,29 +210,26 @@ def try_out(
     return ""
 
 
+def _gradients_outside(parts: Parts, of: Collection[torch.Tensor] | None = None) -> dict[torch.Tensor, tuple[int, int]]:
+    """Return which gradients there are of parameters that no part has, as identity and version.
+
+    Args:
+        of: only of these; None: of all in this process.
+    """
+    own = {*parts.parameters().values(), *parts.optimized()}
+    found = gc.get_objects() if of is None else of
+    leaves = (one for one in found if issubclass(type(one), torch.Tensor) and one.is_leaf and one.requires_grad)
+    return {one: (id(one.grad), getattr(one.grad, "_version", 0)) for one in leaves if one not in own}
+
+
 def _weights(parts: Parts) -> dict[str, int]:
     return Contents.of({"": parts.parameters()}).numbers()
 
 
-class _Watching(TorchDispatchMode):  # type: ignore[misc]
-    """Stops the first collective.
+class _Watching(EagerMode):
+    """Stops the first collective."""
 
-    torch.compile gives up for good on code that is called in such a mode, and raises if it may not. So it is told to
-    leave compiled code eager meanwhile.
-    """
-
-    can_run_eager = hasattr(torch.compiler, "set_stance")  # torch 2.6
     found = ""
-
-    def __enter__(self) -> Any:
-        self._eager = contextlib.ExitStack()
-        if self.can_run_eager:
-            self._eager.enter_context(torch.compiler.set_stance("force_eager"))
-        return super().__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        self._eager.close()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _TALKS:
@@ -244,15 +243,13 @@ class _Before:
 
     def __init__(self, parts: Parts) -> None:
         self._modules = parts.modules
-        owned = [own for optimizer in parts.optimizers for group in optimizer.param_groups for own in group["params"]]
-        self._gradients = {own: own.grad for own in (*parts.parameters().values(), *owned)}
-        self._tensors: list[tuple[MutableMapping[str, Any], str, torch.Tensor, torch.Tensor]] = []
-        self._plain: list[tuple[MutableMapping[str, Any], dict[str, Any]]] = []
-        self._keys: list[tuple[MutableMapping[str, Any], frozenset[str]]] = []
+        self._gradients = {own: own.grad for own in (*parts.parameters().values(), *parts.optimized())}
+        self._kept = list[tuple[MutableMapping[str, Any], frozenset[str], dict[str, Any], dict[str, torch.Tensor]]]()
+        """Each place with all its keys, what is put back there, and the content of tensors among that."""
         for place in _places(parts.live):
-            self._keys.append((place, frozenset(place)))
-            self._plain.append((place, {key: value for key, value in place.items() if isinstance(value, _PLAIN)}))
-            self._tensors += [(place, key, own, own.detach().clone()) for key, own in place.items() if _is_state(own)]
+            kept = {key: own for key, own in place.items() if _is_put_back(own)}
+            content = {key: own.detach().clone() for key, own in kept.items() if _is_state(own)}
+            self._kept.append((place, frozenset(place), kept, content))
         scalers = [part for part in parts.live.values() if isinstance(part, torch.amp.GradScaler)]
         self._scalers = [(own, copy.deepcopy(own._per_optimizer_states)) for own in scalers]
         self._generators = rng.capture()
@@ -272,14 +269,12 @@ class _Before:
         """Have what there was before."""
         for own, gradient in self._gradients.items():
             own.grad = gradient
-        for place, keys in self._keys:
+        for place, keys, kept, content in self._kept:
             for key in [key for key, own in place.items() if key not in keys and _is_put_back(own)]:
                 del place[key]
-        for place, key, tensor, data in self._tensors:
-            _write(tensor, data)
-            place[key] = tensor
-        for place, values in self._plain:
-            place.update(values)
+            for key, data in content.items():
+                _write(kept[key], data)
+            place.update(kept)
         for scaler, states in self._scalers:
             scaler._per_optimizer_states = states
         rng.restore(self._generators)

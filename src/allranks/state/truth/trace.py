@@ -1,8 +1,7 @@
 """Records what a training went through, beside its checkpoints: `allranks diff` compares two such records.
 
-    trace.reach(step, numbers, ...)  # at a boundary: recorded where replicas are compared, else now and then
+    trace.note(step, numbers)        # at a boundary with a check (state.truth.comparing), and at a save
     trace.batch(batches)             # when the batch of that step has been fetched
-    trace.saved(step, numbers)       # at a save
 
 Rank 0 records a number for each tracked part; each rank records one for each generator of random numbers and one for
 its batch. Rows are written every FLUSH_S and with each save, so a slow directory delays a step as a print does. What
@@ -14,12 +13,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
-import hashlib
+import itertools
 import os
 import platform
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +30,16 @@ from allranks.model.setting import Setting
 from allranks.report.mask import mask_setting
 from allranks.state.resumed import rng
 from allranks.state.truth import trace_file
-from allranks.state.truth.comparing import FIRST_CHECKS, choose_exponent
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.fingerprint import hash_text
+from allranks.state.truth.fingerprint import hash_bytes, hash_text
 from allranks.state.truth.trace_file import TraceRow
 
 FLUSH_S = 10.0
 _ANEW = ("_ID", "_PORT", "_FD", "_PID", "_FILE", "_COUNT", "_RESTARTS")
 """How the names of variables end that are others in each run."""
 _PLAIN = (str, bytes, int, float, complex, type(None))
+_calls = itertools.count()
+"""Of `track` in this process."""
 
 
 class Trace:
@@ -48,56 +48,46 @@ class Trace:
     Args:
         directory: of the checkpoints.
         experiment: script, arguments and torch of this process.
-        read: returns the state of each part.
     """
 
-    def __init__(
-        self,
-        directory: Path,
-        membership: Membership,
-        experiment: Mapping[str, Any],
-        read: Callable[[], Mapping[str, Any]],
-    ) -> None:
-        self._directory, self._membership, self._read = directory, membership, read
+    def __init__(self, directory: Path, membership: Membership, experiment: Mapping[str, Any]) -> None:
+        self._directory, self._membership = directory, membership
         self._about = {**experiment, "world_size": membership.world_size, "is_sharded": False, "is_compiled": False}
-        self._about |= describe_machine()
+        self._about |= describe_machine() | {"call": next(_calls)}
         self._rows = list[TraceRow]()
         self._num_written = 0
         """Of `_rows`, the first ones are in the file."""
         self._is_file_old = True
         self._pending: tuple[int, dict[str, int]] | None = None
-        self._last: int | None = None
-        """Step of the last row by `reach`."""
-        self._num_checks, self._check_s, self._ended_s, self._proposed = 0, 0.0, 0.0, 0
         self._flushed_s = time.monotonic()
         self._is_begun = self._is_flush_due = False
 
     @property
-    def notice(self) -> int:
-        """What rank 0 says of the next `reach` that records."""
-        return self._proposed if self._membership.is_leader else 0
+    def is_of_first_call(self) -> bool:
+        """Whether it belongs to the first `track` of this process."""
+        return not self._about["call"]
 
-    def reach(self, step: int, numbers: Mapping[str, int] | None, *, is_checked: bool, exponent: int) -> None:
-        """Record a boundary if one is due; all ranks call it together, since a state may be gathered from all.
+    def note(self, step: int, numbers: Mapping[str, int], *, is_sharded: bool = False, is_saved: bool = False) -> None:
+        """Record a boundary.
 
         Args:
-            numbers: of the last check of the replicas, by name; None: there are none, so they are computed here.
-            is_checked: the check was at this step.
-            exponent: rank 0's `notice`, the same on all ranks.
+            numbers: of the state here, by name; those of rank 0 count.
+            is_saved: it is that of a checkpoint: have the rows so far written with the next batch.
         """
-        is_due = self._last is None or self._num_checks < FIRST_CHECKS or step >> exponent != self._last >> exponent
-        if numbers is not None and is_checked:
-            self._note(step, numbers)
-        elif numbers is None and is_due and step != self._last:
-            self._measure(step)
-
-    def saved(self, step: int, numbers: Mapping[str, int] | None) -> None:
-        """Record the step of a checkpoint, and have the rows so far written with the next batch."""
-        if numbers is None:
-            self._measure(step)
-        else:
-            self._note(step, numbers)
-        self._is_flush_due = True
+        self._is_flush_due |= is_saved
+        self._about["is_sharded"] |= is_sharded
+        if not self._is_begun:
+            self._begin(step)
+        if self._pending is not None and self._pending[0] == step:
+            return
+        self._commit()
+        if self._rows and self._rows[-1].step == step:  # saved between the last fetch and its step
+            return
+        by_part: dict[str, dict[str, int]] = {}
+        for name, number in numbers.items() if self._membership.is_leader else ():
+            by_part.setdefault(name.partition("/")[0], {})[name] = number
+        told = {f"part/{part}": _combine(own) for part, own in by_part.items()}
+        self._pending = step, told | {f"generator/{name}": number for name, number in _generators().items()}
 
     def batch(self, batches: Sequence[Any]) -> None:
         """Take in the batch of the step that was recorded last, if none was told yet."""
@@ -113,30 +103,6 @@ class Trace:
         """Write all rows: the steps are over."""
         self._commit()
         self._write()
-
-    def _measure(self, step: int) -> None:
-        began_s = time.monotonic()
-        contents = Contents.of(self._read())
-        self._about["is_sharded"] |= any(place != -1 for places in contents.shards for place in places)
-        self._note(step, contents.numbers() if self._membership.is_leader else {})
-        self._check_s = time.monotonic() - began_s
-        if self._last is not None and step > self._last:
-            self._proposed = choose_exponent(self._check_s, (began_s - self._ended_s) / (step - self._last))
-        self._last, self._ended_s, self._num_checks = step, time.monotonic(), self._num_checks + 1
-
-    def _note(self, step: int, numbers: Mapping[str, int]) -> None:
-        if not self._is_begun:
-            self._begin(step)
-        if self._pending is not None and self._pending[0] == step:
-            return
-        self._commit()
-        if self._rows and self._rows[-1].step == step:  # saved between the last fetch and its step
-            return
-        by_part: dict[str, dict[str, int]] = {}
-        for name, number in numbers.items() if self._membership.is_leader else ():
-            by_part.setdefault(name.partition("/")[0], {})[name] = number
-        told = {f"part/{part}": _combine(own) for part, own in by_part.items()}
-        self._pending = step, told | {f"generator/{name}": number for name, number in _generators().items()}
 
     def _begin(self, step: int) -> None:
         """Take up the rows of the runs before, up to the step that comes now."""
@@ -199,11 +165,6 @@ def _has_compiled() -> bool:
     """Return whether this process has compiled code by torch.compile."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return bool(dynamo and getattr(dynamo, "counters", {}).get("stats", {}).get("unique_graphs"))
-
-
-def hash_bytes(data: bytes) -> int:
-    """Return 64 bits of bytes, as int64 has them."""
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little", signed=True)
 
 
 def as_data(value: Any, depth: int = 5) -> Any:

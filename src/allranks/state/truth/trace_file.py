@@ -1,14 +1,13 @@
 """What does the record of a training look like on disk? Numbers that stand for its state, at steps of two powers.
 
-    checkpoints/trace/rank_00000        a line for what this process is, one for the columns, then a line a step
+    checkpoints/trace/rank_00000        a line for what this process is and for the columns, then a line a step
 
-    {"format": 1, "about": {"world_size": 3, "torch": "2.13.0", ...}} 5f0c9a31
-    ["batch", "generator/torch", "part/model"] 0d11c4fe
+    {"format": 2, "columns": ["batch", "generator/torch", "part/model"], "about": {"torch": "2.13.0", ...}} 5f0c9a31
     64 81c9a3b2d4e5f607 00c1d2e3f4a5b697 9d8c7b6a5f4e3d2c 71aa03c8
 
-Each line ends with a CRC-32, which continues that of the two lines above it: a row is read with its own columns, or not
-at all. Torn and damaged lines are passed over. Of more than MOST_ROWS, every other one goes, those at steps that the
-higher power of two does not divide; so two records of one training always have steps in common.
+Each line ends with a CRC-32; that of a row continues that of the head above it: a row is read with its own columns, or
+not at all. Torn and damaged lines are passed over. Of more than MOST_ROWS, every other one goes, those at steps that
+the higher power of two does not divide; so two records of one training always have steps in common.
 
 Standard library only: `allranks diff` reads it without torch.
 """
@@ -24,7 +23,7 @@ from typing import Any
 
 from allranks.files.regular import find_regular
 
-FORMAT = 1
+FORMAT = 2
 FOLDER = "trace"
 MOST_ROWS = 4096
 MAX_BYTES = 64 << 20
@@ -62,15 +61,13 @@ def to_bytes(rows: Iterable[TraceRow], after: TraceRow | None = None) -> bytes:
     Args:
         after: the row before them in the same file; None: they begin it.
     """
-    lines = []
-    heads = _heads(after) if after else ("", "")
+    lines, head = list[str](), _head_of(after) if after else ""
     for row in rows:
-        own = _heads(row)
-        if own != heads:
-            lines += [_with_crc(own[0], 0), _with_crc(own[1], 0)]
-            heads = own
+        if (own := _head_of(row)) != head:
+            head = own
+            lines.append(_with_crc(head))
         words = " ".join(f"{row.numbers[name] & _WORD:016x}" for name in sorted(row.numbers))
-        lines.append(_with_crc(f"{row.step} {words}", _crc_of(heads)))
+        lines.append(_with_crc(f"{row.step} {words}", head))
     return "".join(lines).encode()
 
 
@@ -80,21 +77,17 @@ def parse_rows(data: bytes) -> list[TraceRow]:
     Raises:
         OtherFormatError: it is of another version.
     """
-    rows, heads, about, columns = dict[int, TraceRow](), ("", ""), dict[str, Any](), list[str]()
+    rows, head, told = dict[int, TraceRow](), "", dict[str, Any]()
     for line in data.decode("ascii", "replace").splitlines():
         text, _, crc = line.rpartition(" ")
-        if text[:1] in ("{", "[") and crc == _crc(text, 0):
-            told = json.loads(text)
-            if isinstance(told, list):
-                heads, columns = (heads[0], text), told
-            elif told["format"] != FORMAT:
+        if text.startswith("{") and crc == _crc(text):
+            head, told = text, json.loads(text)
+            if told["format"] != FORMAT:
                 raise OtherFormatError(f"format {told['format']}, this allranks reads format {FORMAT}")
-            else:
-                heads, about, columns = (text, ""), told["about"], []
-        elif text and crc == _crc(text, _crc_of(heads)):
-            step, *words = text.split(" ")
-            numbers = dict(zip(columns, (int(word, 16) for word in words if word), strict=True))
-            rows[int(step)] = TraceRow(int(step), numbers, about)
+        elif text and crc == _crc(text, head):
+            step, *words = text.split()
+            numbers = dict(zip(told["columns"], (int(word, 16) for word in words), strict=True))
+            rows[int(step)] = TraceRow(int(step), numbers, told["about"])
     return [rows[step] for step in sorted(rows)]
 
 
@@ -126,17 +119,13 @@ def read_record(directory: Path) -> dict[int, list[TraceRow]]:
     return record
 
 
-def _heads(row: TraceRow) -> tuple[str, str]:
-    return json.dumps({"format": FORMAT, "about": dict(row.about)}), json.dumps(sorted(row.numbers))
+def _head_of(row: TraceRow) -> str:
+    return json.dumps({"format": FORMAT, "columns": sorted(row.numbers), "about": dict(row.about)})
 
 
-def _crc_of(heads: tuple[str, str]) -> int:
-    return zlib.crc32("".join(heads).encode())
+def _crc(text: str, head: str = "") -> str:
+    return f"{zlib.crc32(text.encode(), zlib.crc32(head.encode())):08x}"
 
 
-def _crc(text: str, before: int) -> str:
-    return f"{zlib.crc32(text.encode(), before):08x}"
-
-
-def _with_crc(text: str, before: int) -> str:
-    return f"{text} {_crc(text, before)}\n"
+def _with_crc(text: str, head: str = "") -> str:
+    return f"{text} {_crc(text, head)}\n"
