@@ -211,8 +211,7 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
         confidence = _at_most(Confidence.LIKELY, confidence) if blamed else confidence
     if best.is_doubted:
         confidence = _at_most(Confidence.LIKELY, confidence)
-    facts = tuple(item.fact for item in like)
-    return Root(facts, part, confidence, blamed, best.fact.alternatives)
+    return Root(tuple(item.fact for item in like), part, confidence, blamed)
 
 
 def _at_most(most: Confidence, confidence: Confidence) -> Confidence:
@@ -264,5 +263,4 @@ def _group(items: Iterable[Item]) -> list[list[Item]]:
 
 def _fold(items: Iterable[Item], part: RootPart) -> Iterable[Root]:
     for group in _group(items):
-        first = group[0].fact
-        yield Root(tuple(item.fact for item in group), part, first.confidence, _people(group), first.alternatives)
+        yield Root(tuple(item.fact for item in group), part, group[0].fact.confidence, _people(group))

@@ -208,9 +208,9 @@ def _notes(first: Root, cause: Cause, others: Sequence[Root]) -> Iterator[str]:
     for root in others:
         if root is not first:
             yield f"also by itself: {_culprit_of(root).words() or 'a process'}, {root.fact.told}"
-    if first.confidence is not Confidence.CERTAIN and set(first.alternatives) - {cause.id, cause.name}:
-        labels = (find_cause(name).label for name in first.alternatives)
-        names = [label for label in dict.fromkeys(labels) if label != cause.label][:MAX_ALTERNATIVES]
+    labels = dict.fromkeys(find_cause(name).label for name in first.fact.alternatives)
+    names = [label for label in labels if label != cause.label][:MAX_ALTERNATIVES]
+    if names and first.confidence is not Confidence.CERTAIN:
         yield f"these lines may also mean {' or '.join(names)}"
 
 
