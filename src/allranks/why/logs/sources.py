@@ -13,8 +13,8 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import zstandard
@@ -47,6 +47,7 @@ VERDICT = "verdict.json"
 _OWN_FILES = frozenset(("secret", "leader.json", "roll_call.json", "env.json"))
 """No logs, wherever they are: the names of files with addresses, keys and settings of the agents (report/rundir.py)."""
 NO_LOGS_BELOW = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
+_OUTPUT_OF_JOB = re.compile(r"slurm-(\d{1,12})(?:_\d+)?\.(?:out|err)(?:\.gz|\.zst)?")
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%PDF")
 
@@ -87,7 +88,20 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
             if (key := identify(source)) not in seen:
                 seen.add(key)
                 found.append(source)
+    jobs = list_jobs(found)
+    if len(jobs) > 1 and all(map(_job_of, found)):  # a later job is a later start
+        return tuple(replace(source, attempt=jobs.index(_job_of(source))) for source in found)
     return tuple(found)
+
+
+def list_jobs(sources: Iterable[Source]) -> list[int]:
+    """Return the SLURM jobs whose output these are, by the names that sbatch gives it, the newest last."""
+    return sorted({job for source in sources if (job := _job_of(source))})
+
+
+def _job_of(source: Source) -> int:
+    match = _OUTPUT_OF_JOB.fullmatch(source.path.name) if source.path else None
+    return int(match[1]) if match else 0
 
 
 def identify(source: Source) -> tuple[int, int]:
