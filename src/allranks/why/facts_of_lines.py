@@ -252,13 +252,7 @@ class _Values(dict[str, object]):
 
 def tell(cause: Cause, values: Mapping[str, str]) -> str:
     """Return the message of a cause with the values of a line."""
-    text = cause.told or cause.title.rstrip(".")
-    if "{" not in text:
-        return text
-    try:
-        return text.format_map(_Values(values))
-    except (KeyError, IndexError, ValueError):
-        return text
+    return (cause.told or cause.title.rstrip(".")).format_map(_Values(values))
 
 
 # --- How a process ended ----------------------------------------------------------------------------------------------

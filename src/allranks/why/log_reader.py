@@ -20,7 +20,7 @@ def find_reader(logs: Logs, *, job: str | None, here: Reader) -> Reader:
     scheduler = here.scheduler
     if next(logs.of("srun"), None) is not None:
         scheduler = SchedulerKind.SLURM
-    elif _is_of_pods(logs):
+    elif next(logs.of("pod"), None) or any(line.is_of_pod for tail in logs.tails for line in tail.lines):
         scheduler = SchedulerKind.POD
     vendor = Vendor.AMD if next(logs.of("rocm"), None) is not None else here.vendor
     return reader_of_job(job, here=Reader(scheduler=scheduler, vendor=vendor))
@@ -34,8 +34,3 @@ def reader_of_job(job: str | None, *, here: Reader) -> Reader:
     elif job is not None and scheduler is SchedulerKind.SLURM:
         scheduler = SchedulerKind.NONE
     return Reader(scheduler=scheduler, vendor=here.vendor, job=job)
-
-
-def _is_of_pods(logs: Logs) -> bool:
-    has_prefix = any(line.is_of_pod for tail in logs.tails for line in tail.lines)
-    return has_prefix or next(logs.of("pod"), None) is not None

@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -163,15 +163,18 @@ def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
             raise UsageError(f"{path}: this is a run's own file and no log; name the run's directory")
         if stat.S_ISSOCK(status.st_mode) or (is_file and not is_log(Path(path))):
             return
-        yield _source(path, Path(path), status.st_size if is_file else 0)
+        yield make_source(path, Path(path), status.st_size if is_file else 0)
         return
-    for file, size in _walk(Path(path)):
+    for file, size in walk(Path(path), lambda file: _is_named_like_a_log(file) and is_log(file)):
         shown = str(file) if show_target or file == Path(path) else str(file.relative_to(path))
-        yield _source(shown, file, size)
+        yield make_source(shown, file, size)
 
 
-def _walk(top: Path) -> Iterator[tuple[Path, int]]:
-    """Yield logs below a directory with their sizes. Links come last, so that files keep their own names."""
+def walk(top: Path, is_wanted: Callable[[Path], bool]) -> Iterator[tuple[Path, int]]:
+    """Yield files below a directory with their sizes, and folders that cannot be listed.
+
+    Links come last, so that files keep their own names.
+    """
     seen: set[tuple[int, int]] = set()
     waiting = [top]
     while waiting:
@@ -198,7 +201,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, int]]:
             if stat.S_ISDIR(mode.st_mode):
                 if entry.name not in NO_LOGS_BELOW:
                     folders.append((entry.is_symlink(), path))
-            elif stat.S_ISREG(mode.st_mode) and _is_named_like_a_log(path) and is_log(path):
+            elif stat.S_ISREG(mode.st_mode) and is_wanted(path):
                 yield path, mode.st_size
         waiting[:0] = [path for is_link, path in reversed(folders) if is_link]
         waiting += [path for is_link, path in reversed(folders) if not is_link]
@@ -273,6 +276,7 @@ def is_text(head: bytes, *, is_named_log: bool = False) -> bool:
     return b"\0" not in text
 
 
-def _source(shown: str, path: Path, size: int) -> Source:
+def make_source(shown: str, path: Path, size: int) -> Source:
+    """Return a file with what its path tells."""
     node, rank, local_rank, attempt = read_path(os.path.abspath(path))  # noqa: PTH100  (links stay as they are)
     return Source(shown, path, node, rank, local_rank, attempt, size)
