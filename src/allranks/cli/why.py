@@ -343,7 +343,7 @@ def make_answer(
         findings=tuple(fill_job(finding, job) for finding in findings[:count]),
         others=len(findings) - count,
         last=last,
-        problems=tuple(map(_tell_problem, problems)),
+        problems=tuple(f"{problem.source.shown}: {problem.message}" for problem in problems),
         rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
         running=running,
         restarts=restarts,
@@ -386,11 +386,6 @@ def render_answer(answer: Answer, style: Style, *, command: Sequence[str], marku
             shown.append(f"{more} more were not fully read; --json lists them")
         blocks.append("\n".join(shown))
     return "\n\n".join([*map(markup.block, first), *told, *map(markup.block, blocks)])
-
-
-def _tell_problem(problem: ReadProblem) -> str:
-    name = f"{problem.source.shown}: "
-    return name + problem.message.removeprefix(name)
 
 
 def _is_packed(source: Source) -> bool:
