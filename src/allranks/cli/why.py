@@ -313,9 +313,8 @@ def make_answer(
     """Return the findings, or the last lines if there are none; `here` is the reader by what this machine shows."""
     from allranks.why.blame import explain
     from allranks.why.chain import make_chain
-    from allranks.why.findings import count_first, fill_job, is_answer, to_finding
+    from allranks.why.findings import count_first, fill_job, find_reader, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
-    from allranks.why.log_reader import find_reader
     from allranks.why.timeline import make_timeline
     from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
