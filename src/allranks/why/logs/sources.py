@@ -77,21 +77,16 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
     Raises:
         UsageError: a target does not exist or holds no log.
     """
-    found: list[Source] = []
-    seen: set[tuple[int, int]] = set()
+    by_file: dict[tuple[int, int], Source] = {}
     for target in targets:
-        if target == STDIN:
-            new = [Source(STDIN, None, None, None, None, None, 0)]
-        else:
-            new = list(_expand(target, show_target=len(targets) > 1))
-        for source in new:
-            if (key := identify(source)) not in seen:
-                seen.add(key)
-                found.append(source)
+        is_stdin, stdin = target == STDIN, Source(STDIN, None, None, None, None, None, 0)
+        for source in (stdin,) if is_stdin else _expand(target, show_target=len(targets) > 1):
+            by_file.setdefault(identify(source), source)
+    found = tuple(by_file.values())
     jobs = list_jobs(found)
     if len(jobs) > 1 and all(map(_job_of, found)):  # a later job is a later start
         return tuple(replace(source, attempt=jobs.index(_job_of(source))) for source in found)
-    return tuple(found)
+    return found
 
 
 def list_jobs(sources: Iterable[Source]) -> list[int]:
