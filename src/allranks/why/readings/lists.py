@@ -28,6 +28,7 @@ from allranks.why.logs.log_events import LogEvent
 from allranks.why.logs.log_path import MAX_RANK
 from allranks.why.people import missing_of, named, parse_ranks
 
+_DIFFERENT = "collective-mismatch"
 _LEAST = 3
 """Minimum number of processes: if two differ, either may be wrong."""
 _RAS = "of the communicator"
@@ -59,7 +60,7 @@ def read_opcounts(reader: FactReader) -> Iterator[Fact]:
         lines = [at[index] for index in stop.ranks]
         yield from reader.infer(
             FactKind.RAISED,
-            "collective-mismatch",
+            _DIFFERENT,
             (lines[0], at[other]),
             f"call {stop.seq:x} is {odd.op} of {odd.sizes[0][0]} elements on {len(lines)} of {len(at)} processes, "
             f"{usual.op} of {usual.sizes[0][0]} on the others",
@@ -132,7 +133,7 @@ def read_stalls(reader: FactReader) -> Iterator[Fact]:
         most = max((ranks for ranks in ready if not ranks & fewest), key=len, default=fewest)
         if len(fewest) < len(most):
             told = f"{fold_ranks(fewest)} wait in a different collective than {fold_ranks(most)}"
-            yield from reader.infer(FactKind.RAISED, "collective-mismatch", lines[:2], told, ranks=sorted(fewest))
+            yield from reader.infer(FactKind.RAISED, _DIFFERENT, lines[:2], told, ranks=sorted(fewest))
 
 
 # --- Times: what the numbers mean is unknown, so the conclusion is a guess --------------------------------------------

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind
-from allranks.why.facts_of_lines import RESTART, FactReader
+from allranks.why.facts_of_lines import ANEW, RESTART, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
@@ -118,14 +118,14 @@ def read_restarts(reader: FactReader) -> Iterator[Fact]:
     Neither line alone proves it: torchrun also restarts workers that resume, and the first start finds no checkpoint.
     """
     restarts: dict[str, Line] = {}
-    for event in reader.logs.of("elastic-no-resume"):
+    for event in reader.logs.of(ANEW):
         source = event.line.source.shown
         if RESTART.search(event.line.text):
             restarts.setdefault(source, event.line)
         elif event.states is None and source in restarts:
             yield from reader.infer(
                 FactKind.RAISED,
-                "elastic-no-resume",
+                ANEW,
                 (event.line, restarts[source]),
                 "the workers were restarted, but found no checkpoint to resume from",
                 ask="which checkpoint the script loads at its start, and from where",
