@@ -296,6 +296,17 @@ def test_what_cannot_be_opened_is_a_source_whose_reading_says_why(tmp_path: Path
     assert problems[0].message.startswith("cannot be read")
 
 
+def test_the_outputs_of_several_jobs_are_starts_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    put(tmp_path, "slurm-9.out", "slurm-12.out", "slurm-12.err", "dmesg.txt")
+    found = {source.shown: source.attempt for source in find_sources([str(tmp_path)])}
+    assert found == {"slurm-9.out": 0, "slurm-12.out": 1, "slurm-12.err": 1, "dmesg.txt": 1}
+
+
+def test_the_tasks_of_one_array_are_one_job(tmp_path: Path) -> None:
+    put(tmp_path, "slurm-12_1.out", "slurm-12_2.out")
+    assert {source.attempt for source in find_sources([str(tmp_path)])} == {None}
+
+
 def test_outputs_that_a_script_names() -> None:
     script = (
         "#!/bin/bash\n#SBATCH -o logs/%x.out\n#SBATCH --error logs/%x.err\nset -e\necho -e 'x'\n"

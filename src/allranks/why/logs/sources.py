@@ -84,8 +84,9 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
             by_file.setdefault(identify(source), source)
     found = tuple(by_file.values())
     jobs = list_jobs(found)
-    if len(jobs) > 1 and all(map(_job_of, found)):  # a later job is a later start
-        return tuple(replace(source, attempt=jobs.index(_job_of(source))) for source in found)
+    if len(jobs) > 1 and all(source.attempt is None for source in found):  # a later job is a later start
+        starts = {job: start for start, job in enumerate(jobs)} | {0: len(jobs) - 1}  # others may be of the newest
+        return tuple(replace(source, attempt=starts[_job_of(source)]) for source in found)
     return found
 
 
