@@ -5,7 +5,7 @@ An id or a name may stand in an engine only where it finds that cause: as the on
 (`cause_id, what = "AR607", ...`). It may not be compared, matched or looked up, and no set, list, tuple of such
 literals or keys of a mapping may be made of them. Whatever decides is a trait (causes/cause.py).
 
-Exempt are `causes`, `lab`, whose faults say which cause is the truth, and why/evaluate.py, which reads labels.
+Exempt are `causes` and `lab`, whose faults say which cause is the truth.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from allranks.causes.book import all_causes
 from allranks.causes.cause import Trait
 
 SOURCE = Path(allranks.__file__).parent
-EXEMPT = ("causes/", "lab/", "why/evaluate.py")
+EXEMPT = ("causes/", "lab/")
 ENGINES = {
     path.relative_to(SOURCE): path.read_text()
     for path in sorted(SOURCE.rglob("*.py"))

@@ -172,7 +172,7 @@ def tell(story: Story) -> tuple[str, ...]:
     """Return the story in the words of the cases."""
     lines = [] if story.outcome is StoryEnd.FAILED else [f"=> {story.outcome.value}"]
     for root in story.roots:
-        cause = " or ".join(filter(None, (root.fact.cause, *root.alternatives)))
+        cause = " or ".join(filter(None, (root.fact.cause, *root.fact.alternatives)))
         what = f"[{cause}]" if cause else root.fact.kind.value
         lines.append(f"=> {root.part.value}: {_names(root.blamed)} {what} {root.confidence.value}")
     if story.victims:

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from allranks.why.evaluate import evaluate, main, score
+from benchmarks.why.labeled import evaluate, main, score
 
 CORPUS = Path(__file__).parents[3] / "shared/corpus/dev"
 REPORTS = Path(__file__).parent / "reports.jsonl"

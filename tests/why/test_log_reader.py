@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from allranks.model.fix import ANYBODY, Reader, SchedulerKind, Vendor
-from allranks.why.log_reader import find_reader
+from allranks.why.findings import find_reader
 from allranks.why.logs.log_events import Logs
 
 POD, NONE = Reader(SchedulerKind.POD), Reader(SchedulerKind.NONE)

@@ -191,7 +191,7 @@ def read_here() -> Reader:
 def _judge(run: Run, how: str, confidence: Confidence) -> Finding:
     from allranks.launch.batch.local_run import show_time
     from allranks.report.remains import last_alive, last_words
-    from allranks.why.log_reader import reader_of_job
+    from allranks.why.findings import reader_of_job
     from allranks.why.verdicts import judge_lost
 
     how += f"; last alive {show_time(last_alive(run.attempt_path))}"

@@ -313,9 +313,8 @@ def make_answer(
     """Return the findings, or the last lines if there are none; `here` is the reader by what this machine shows."""
     from allranks.why.blame import explain
     from allranks.why.chain import make_chain
-    from allranks.why.findings import count_first, fill_job, is_answer, to_finding
+    from allranks.why.findings import count_first, fill_job, find_reader, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
-    from allranks.why.log_reader import find_reader
     from allranks.why.timeline import make_timeline
     from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
@@ -343,7 +342,7 @@ def make_answer(
         findings=tuple(fill_job(finding, job) for finding in findings[:count]),
         others=len(findings) - count,
         last=last,
-        problems=tuple(map(_tell_problem, problems)),
+        problems=tuple(f"{problem.source.shown}: {problem.message}" for problem in problems),
         rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
         running=running,
         restarts=restarts,
@@ -386,11 +385,6 @@ def render_answer(answer: Answer, style: Style, *, command: Sequence[str], marku
             shown.append(f"{more} more were not fully read; --json lists them")
         blocks.append("\n".join(shown))
     return "\n\n".join([*map(markup.block, first), *told, *map(markup.block, blocks)])
-
-
-def _tell_problem(problem: ReadProblem) -> str:
-    name = f"{problem.source.shown}: "
-    return name + problem.message.removeprefix(name)
 
 
 def _is_packed(source: Source) -> bool:

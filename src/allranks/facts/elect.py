@@ -42,7 +42,8 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     cyclic = _find_cycles(items, tops)
     tops += cyclic
     finished = [item for item in items if item.kind is FactKind.FINISHED]
-    if any(item.sort is Sort.END and item.is_real and _comes_after(item, finished) for item in items):
+    ends = [item for item in items if item.sort is Sort.END and item.is_real]
+    if any(sooner(earlier, end) for end in ends for earlier in finished[:FEW]):
         finished = []  # who said so was not the last one
     strong = [item for item in tops if not item.causes and _is_strong(item, finished)]
     if not tops or (finished and not strong):
@@ -58,9 +59,8 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     first[0] = _join_same(first[0], tops)
     told = {fact for root in first for fact in root.facts}
     if not strong and any(item.sort is Sort.ORDER and item.fact not in told for item in tops):
-        first = [
-            _doubt(root, Confidence.UNDECIDED, RootPart.UNDECIDED) for root in first
-        ]  # somebody ended the job, and nobody says why
+        # Somebody ended the job, and nobody says why.
+        first = [_doubt(root, Confidence.UNDECIDED, RootPart.UNDECIDED) for root in first]
     rest = sorted((item for item in tops if item.fact not in told), key=directness)
     also = [item for item in rest if item.is_real and not item.causes]
     warnings = [item for item in rest if not item.is_real or item.causes]
@@ -79,10 +79,6 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
         tuple(sorted({item.who.rank for item in suffered if item.who.rank is not None} - broken)),
         attempt,
     )  # fmt: skip
-
-
-def _comes_after(item: Item, earlier: Sequence[Item]) -> bool:
-    return any(sooner(before, item) for before in earlier[:FEW])
 
 
 def _find_cycles(items: Sequence[Item], tops: Sequence[Item]) -> list[Item]:
@@ -211,8 +207,7 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
         confidence = _at_most(Confidence.LIKELY, confidence) if blamed else confidence
     if best.is_doubted:
         confidence = _at_most(Confidence.LIKELY, confidence)
-    facts = tuple(item.fact for item in like)
-    return Root(facts, part, confidence, blamed, best.fact.alternatives)
+    return Root(tuple(item.fact for item in like), part, confidence, blamed)
 
 
 def _at_most(most: Confidence, confidence: Confidence) -> Confidence:
@@ -264,5 +259,4 @@ def _group(items: Iterable[Item]) -> list[list[Item]]:
 
 def _fold(items: Iterable[Item], part: RootPart) -> Iterable[Root]:
     for group in _group(items):
-        first = group[0].fact
-        yield Root(tuple(item.fact for item in group), part, first.confidence, _people(group), first.alternatives)
+        yield Root(tuple(item.fact for item in group), part, group[0].fact.confidence, _people(group))

@@ -64,7 +64,9 @@ def _choose(items: Sequence[Item]) -> _Own:
     for item in items:
         by_sort[item.sort].append(item)
     gone = [item for item in by_sort[Sort.GONE] if item.fact.confidence is not Confidence.UNDECIDED]
-    suffered = [*filter(_is_of_another, by_sort[Sort.LOSS]), *by_sort[Sort.WAIT], *(gone or by_sort[Sort.GONE])]
+    # Who names a peer on its own machine is not who wrote the line.
+    lost_peers = [item for item in by_sort[Sort.LOSS] if item.fact.peer.compare_machines(item.who) is not Same.YES]
+    suffered = [*lost_peers, *by_sort[Sort.WAIT], *(gone or by_sort[Sort.GONE])]
     suffered = [item for item in suffered if not any(other.when.is_before(item.when) for other in suffered[:FEW])]
     lost = _first(suffered, lambda item: item.sort is Sort.LOSS and not item.fact.peer)
     behind = [item for item in by_sort[Sort.ABSENT] if lost is not None and _is_behind(item, lost)]
@@ -120,11 +122,6 @@ def _is_behind(absent: Item, wait: Item) -> bool:
         and is_same_group
         and 0 <= wait.number <= absent.number
     )
-
-
-def _is_of_another(loss: Item) -> bool:
-    """Whether it names no peer on its own machine; who names itself is not who wrote the line."""
-    return loss.fact.peer.compare_machines(loss.who) is not Same.YES
 
 
 def _rank_of_reason(item: Item) -> int:

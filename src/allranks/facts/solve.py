@@ -18,27 +18,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from signal import SIGABRT, SIGKILL
 
+from allranks.facts import rules
 from allranks.facts.elect import tell
 from allranks.facts.fact import Fact, FactKind, Said, Who
 from allranks.facts.item import FEW, Item, Pool, Rule, Sort, directness, make_items
 from allranks.facts.own import date, explain_process
-from allranks.facts.rules import (
-    by_another_clock,
-    ends_others,
-    is_failure_before,
-    is_likely,
-    is_reason,
-    is_same_told,
-    may_be_its_own,
-    may_crash_it,
-    may_end_it,
-    may_prevent,
-    named_before,
-    not_after,
-    not_later,
-    sooner,
-    strikes,
-)
+from allranks.facts.rules import not_later, sooner
 from allranks.facts.story import Story, StoryEnd
 from allranks.facts.survived import find_survived
 from allranks.model.finding import Confidence
@@ -106,7 +91,7 @@ class _Between:
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real)
         for item in self._open(Sort.ABSENT):
             if not self._by_machine(item, FactKind.NODE_LOST, FactKind.LINK_FAULT):
-                self._possibly(item, (broken, not_later), (hints, may_prevent))
+                self._possibly(item, (broken, not_later), (hints, rules.may_prevent))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(Sort.LOSS, Sort.WAIT, Sort.GONE, Sort.ORDER):
             if any(cause.sort is Sort.BREAK for cause in item.causes):
@@ -118,13 +103,13 @@ class _Between:
                 continue
             is_own = item.sort in {Sort.LOSS, Sort.WAIT}
             is_explained = self._possibly(
-                item, (broken, not_later), (absent, not_later), (weak, is_likely), (hints, may_prevent),
+                item, (broken, not_later), (absent, not_later), (weak, rules.is_likely), (hints, rules.may_prevent),
                 (losses, sooner if item.sort is Sort.LOSS else not_later), (waits, sooner if is_own else not_later),
             )  # fmt: skip
             if (
                 not is_explained
                 and item.sort in {Sort.LOSS, Sort.GONE}
-                and (other := broken.find(item, by_another_clock))
+                and (other := broken.find(item, rules.by_another_clock))
             ):
                 other.explain(item, is_named=False)
                 other.is_doubted = True
@@ -153,20 +138,20 @@ class _Between:
         suffered = Pool(self._of(Sort.LOSS, Sort.WAIT))
         for item in breaks:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
-                self._possibly(item, (own, sooner), (suffered, is_failure_before))
+                self._possibly(item, (own, sooner), (suffered, rules.is_failure_before))
             elif self._by_machine(item, FactKind.DEVICE_FAULT) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
-                own_words = None if item.who.is_node else told.find(item, may_be_its_own)
+                own_words = None if item.who.is_node else told.find(item, rules.may_be_its_own)
                 if own_words is not None and own_words.who.is_node:  # it names its machine only
                     own_words.explain(item, is_named=False)
                     own_words.blamed = (*own_words.blamed, item.who)
                 else:
-                    self._possibly(item, (suffered, may_crash_it))
+                    self._possibly(item, (suffered, rules.may_crash_it))
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
                 self._possibly(item, (told, not_later))
             elif not item.who:
-                self._possibly(item, (own, is_same_told))
+                self._possibly(item, (own, rules.is_same_told))
 
     def _ends(self) -> None:
         """Explain ends without a reason: exit codes, SIGABRT, SIGKILL that nobody claims."""
@@ -181,15 +166,15 @@ class _Between:
             links = (FactKind.LINK_FAULT,) if item.fact.signal == SIGABRT else ()  # what it lost, it told elsewhere
             if self._by_machine(item, FactKind.NODE_LOST, FactKind.DEVICE_FAULT, FactKind.ENDED, *links):
                 continue
-            own = words.find(item, may_be_its_own) or weak.find(item, may_be_its_own)
+            own = words.find(item, rules.may_be_its_own) or weak.find(item, rules.may_be_its_own)
             if own is not None:
                 own.explain(item, is_named=False)
                 date(own, item)
                 if not own.who or (own.who.is_node and item.is_first):  # it names no process, but its end is known
                     own.blamed = (*own.blamed, item.who)
                 continue
-            self._possibly(item, (scheduled, not_after), (broken, ends_others), (first, ends_others),
-                           (lost, may_end_it))  # fmt: skip
+            self._possibly(item, (scheduled, rules.not_after), (broken, rules.ends_others), (first, rules.ends_others),
+                           (lost, rules.may_end_it))  # fmt: skip
 
     def _by_machine(self, effect: Item, *kinds: FactKind) -> bool:
         """Explain it by what happened to its machine, or by the link of the peer that it names."""
@@ -198,7 +183,7 @@ class _Between:
             machines += [effect.fact.peer.node, effect.fact.peer.pod, effect.fact.peer.address]
         for machine in machines:
             for reason in self._on_machine.get(machine, ())[: 4 * FEW]:
-                if reason.kind in kinds and not_later(reason, effect) and strikes(reason, effect):
+                if reason.kind in kinds and not_later(reason, effect) and rules.strikes(reason, effect):
                     reason.explain(effect, is_named=True)
                     if reason.kind is FactKind.ENDED:
                         reason.blamed = (*reason.blamed, effect.who)
@@ -210,17 +195,17 @@ class _Between:
         told = (effect, *self._by_process[effect.process]) if effect.sort in {Sort.LOSS, Sort.WAIT} else (effect,)
         for peer in dict.fromkeys(item.fact.peer for item in told if item.fact.peer):
             for reason in self._of_peer(peer):
-                if reason.is_other(effect) and named_before(reason, effect):
+                if reason.is_other(effect) and rules.named_before(reason, effect):
                     reason.explain(effect, is_named=True)
                     return True
         return False
 
     def _of_peer(self, peer: Who) -> Iterator[Item]:
         own = self._by_process.get(("rank", peer.rank), [])
-        yield from sorted((item for item in own if is_reason(item)), key=directness)
+        yield from sorted((item for item in own if rules.is_reason(item)), key=directness)
         machines = dict.fromkeys((peer.node, peer.pod, peer.address, *(item.who.node for item in own)))
         for machine in machines if peer.is_node else ():
-            yield from (item for item in self._on_machine.get(machine, ())[: 4 * FEW] if is_reason(item))
+            yield from (item for item in self._on_machine.get(machine, ())[: 4 * FEW] if rules.is_reason(item))
 
     def _by_group(self, effect: Item) -> bool:
         """Explain a wait by who is missing in its group, or called something else there."""

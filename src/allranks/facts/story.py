@@ -43,8 +43,6 @@ class Root:
     """How sure we are, all facts considered; never more than the first fact alone makes us."""
     blamed: tuple[Who, ...] = ()
     """Who is to be named; who only reports is not. Empty: nothing tells."""
-    alternatives: tuple[str, ...] = ()
-    """Other causes that the same lines may mean, by name."""
 
     @property
     def fact(self) -> Fact:

@@ -25,6 +25,7 @@ import msgspec
 from allranks.causes.book import all_causes, find_cause
 from allranks.causes.cause import Cause, Sign, Trait
 from allranks.guard.failure import describe, find_evidence
+from allranks.guard.faults import DISK_FULL, SHM_TOO_SMALL
 from allranks.guard.guard_verdict import name_fault
 from allranks.guard.origin import killed_by
 from allranks.guard.scene import NodeView
@@ -100,7 +101,7 @@ def find_shortage(end: WorkerEnd, node: NodeView) -> Shortage | None:
     is_mute = not end.before and not last_printed(end.stderr_tail or "") and not end.could_not_start
     if places and ((is_mute and not end.message) or _SAYS_NOTHING.match(end.message or "")):
         message = f"{describe(end)[1]} while {_name(places[0])} was full"
-        return _shortage(end, "AR005", message, places, Confidence.LIKELY)
+        return _shortage(end, DISK_FULL, message, places, Confidence.LIKELY)
     return None
 
 
@@ -219,7 +220,7 @@ def _explain_bus_error(end: WorkerEnd, node: NodeView) -> Shortage | None:
     in_memory = [place for place in places if place.purpose == _SHM]
     place = (in_memory or places)[0]
     message = f"{describe(end)[1]}, while {_name(place)} was full"
-    return _shortage(end, "AR002" if in_memory else "AR005", message, (place,), Confidence.LIKELY)
+    return _shortage(end, SHM_TOO_SMALL if in_memory else DISK_FULL, message, (place,), Confidence.LIKELY)
 
 
 def _find_in_exception(text: str) -> tuple[Cause, Sign, re.Match[str]] | None:

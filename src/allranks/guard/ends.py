@@ -27,6 +27,7 @@ from allranks.guard.failure import (
     is_own_doing,
     loader_death,
 )
+from allranks.guard.faults import COLLECTIVE_TIMEOUT, DATALOADER_SHM, DEAD_RANK, HOST_OOM_KILL, MISSING_RANK
 from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.named import NamedRanks, read_named
 from allranks.guard.origin import FailureOrigin, is_abort_for_size, is_crash, killed_by, origin_of, parse_ranks
@@ -293,10 +294,10 @@ def _describe_in(scene: Scene, end: WorkerEnd) -> _Failure:
     who = f"its DataLoader worker (pid {pids})" if pids else "it"
     cause_id, what, seen = "", "", ""
     if pids and signum == signal.SIGBUS and node.beat is not None and node.beat.shm_used >= SHM_FULL:
-        cause_id, what = "AR607", f"{who} got SIGBUS: /dev/shm was full"
+        cause_id, what = DATALOADER_SHM, f"{who} got SIGBUS: /dev/shm was full"
         seen = f"{100 * node.beat.shm_used:.0f} % of /dev/shm were in use"
     elif is_killed(end) and node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
-        cause_id, what = "AR008", f"{who} was killed: the node, or the job's share of it, ran out of memory"
+        cause_id, what = HOST_OOM_KILL, f"{who} was killed: the node, or the job's share of it, ran out of memory"
         seen = f"the kernel counted {node.oom_kills} out-of-memory kills"
     elif not pids and (full := find_shortage(end, node)) is not None:
         fix = full.fix or _fix_of(scene, full.cause_id, end.rank)
@@ -322,7 +323,7 @@ def _name_absent(scene: Scene, first: WorkerEnd, absent: Sequence[int]) -> Findi
         what = "it exited with code 0 before it reached init_process_group"
     seen = [Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)]
     fix = "find out what it does before that call: read its .out and .err in the run directory"
-    return scene.fault("AR401", what, *absent, node=scene.node_of(absent[0]).name, evidence=seen, fix=fix)
+    return scene.fault(MISSING_RANK, what, *absent, node=scene.node_of(absent[0]).name, evidence=seen, fix=fix)
 
 
 def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
@@ -332,16 +333,16 @@ def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
         what = f"it exited with code 0{_when_left(scene, gone[0], first)}"
         fix = "every rank must run the same number of steps: check how the data is divided"
         about: dict[str, Any] = {"evidence": find_evidence(first), "confidence": Confidence.LIKELY, "fix": fix}
-        return scene.fault("AR407", what, gone[0], **about)
+        return scene.fault(DEAD_RANK, what, gone[0], **about)
     if gone:
         what = f"rank {first.rank} lost its connection, and one of these is why: {fold_ranks(gone)} exited with code 0"
         what += f", {fold_ranks(silent)} did not report" if silent else ""
         ranks, fix = sorted([*gone, *silent]), "compare how many steps these ranks run: read their .out and .err"
         about = {"evidence": find_evidence(first), "confidence": Confidence.UNDECIDED, "fix": fix}
-        return scene.fault("AR407", what, *ranks, **about)
+        return scene.fault(DEAD_RANK, what, *ranks, **about)
     what = "it was the first rank to lose a connection; no rank reports why"
     return scene.fault(
-        "AR490", what, first.rank, evidence=find_evidence(first), confidence=Confidence.UNDECIDED, fix=""
+        COLLECTIVE_TIMEOUT, what, first.rank, evidence=find_evidence(first), confidence=Confidence.UNDECIDED, fix=""
     )
 
 

@@ -7,6 +7,7 @@ import re
 import signal
 
 from allranks.causes.book import find_cause
+from allranks.guard.faults import DEAD_RANK, MISSING_RANK, USER_CODE_ERROR
 from allranks.guard.origin import CRASHES, killed_by
 from allranks.model.errors import Exit, UsageError, exit_for_signal, name_signal
 from allranks.model.finding import Evidence
@@ -72,7 +73,7 @@ def is_killed(end: WorkerEnd) -> bool:
 def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     """Cause, one line, and what to do about it."""
     if end.could_not_start:
-        return "AR401", f"could not be started: {end.message}", None
+        return MISSING_RANK, f"could not be started: {end.message}", None
     death = loader_death(end)
     if death is not None or killed_by(end):
         pids, signum = death or ("", killed_by(end))
@@ -92,7 +93,7 @@ def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
             how = f"its DataLoader worker (pid {pids}) {f'was {how}' if signum else 'exited unexpectedly'}"
         elif place := find_fatal_place(end.traceback or ""):
             how += f" ({place})"
-        return "AR407", how, fixes.get(signum)
+        return DEAD_RANK, how, fixes.get(signum)
     if (named := _NAMED.search(end.message or "")) is not None:
         with contextlib.suppress(UsageError):  # the user's own words
             return find_cause(named[1]).id, named[2].partition("\n")[0], None
@@ -108,8 +109,8 @@ def describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         if first_line == _NO_TORCH:
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
         lingers = "" if end.lingers is None else f"; has not exited{f': {end.lingers}' if end.lingers else ''}"
-        return "AR590", f"{first_line}{f' ({where})' if where else ''}{lingers}", fix
-    return "AR590", f"ended with exit code {end.exit_code}", None
+        return USER_CODE_ERROR, f"{first_line}{f' ({where})' if where else ''}{lingers}", fix
+    return USER_CODE_ERROR, f"ended with exit code {end.exit_code}", None
 
 
 def find_evidence(end: WorkerEnd) -> tuple[Evidence, ...]:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from allranks.guard.faults import FIREWALL_PORT, LINK_DOWN, MTU_BLACKHOLE, PACKET_LOSS, PARTITION
 from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import Scene, Tried
 from allranks.model.beat import LinkSeen
@@ -191,16 +192,16 @@ def _judge_apart(
         mine = [pair for pair in bad if set(pair) & set(part)]
         one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (in_main, part))
         is_undecided = len(part) > 1 or len(in_main) < 2
-        cause_id, ranks = "AR210", scene.nodes[part[0]].ranks
+        cause_id, ranks = LINK_DOWN, scene.nodes[part[0]].ranks
         values = scene.values(*ranks)
         what = f"no packets pass between {two} and {one} on the data network; its agent still answers"
         if is_undecided:
             what = f"no packets pass between {one} and {two} on the data network; both agents still answer"
         if len(part) > 1:
-            cause_id, ranks = "AR211", range(0)
+            cause_id, ranks = PARTITION, range(0)
             what = f"no packets pass between {one} and {two} on the data network; each group works on its own"
         elif all(_is_large_lost(now[pair]) for pair in mine):
-            cause_id = "AR204"
+            cause_id = MTU_BLACKHOLE
             what = f"small packets pass between {two} and {one}, but full-sized ones are lost"
             values = scene.values() | {"culprit": two, "path_mtu": SAFE_MTU}
         node, confidence = (f"{one} or {two}", Confidence.UNDECIDED) if is_undecided else (two, Confidence.CERTAIN)
@@ -220,7 +221,7 @@ def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> GuardV
     leave = max(met, key=lambda index: (met[index], index != scene.leader, index))
     one, two = (scene.nodes[index].name for index in pairs[0])
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
-    cause_id, passes = ("AR204", "only small packets pass") if is_mtu else ("AR211", "no packets pass")
+    cause_id, passes = (MTU_BLACKHOLE, "only small packets pass") if is_mtu else (PARTITION, "no packets pass")
     what = f"{passes} between {one} and {two} on the data network{more}; other nodes reach both"
     fix = _FIX_OF_PAIR.tell(scene.reader, {"one": one, "two": two})
     seen = _evidence(scene, stalled, pairs, now)
@@ -247,8 +248,8 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     seen = _evidence(scene, stalled, sorted(bad), episode.rounds[-1])
     about: dict[str, Any] = {"evidence": seen, "values": values, "victims": scene.others(*node.ranks)}
     if not is_decided:
-        return _undecided(scene, "AR212", what, names[:2], leave, **about)
-    finding = scene.fault("AR212", what, *node.ranks, node=node.name, confidence=Confidence.LIKELY, **about)
+        return _undecided(scene, PACKET_LOSS, what, names[:2], leave, **about)
+    finding = scene.fault(PACKET_LOSS, what, *node.ranks, node=node.name, confidence=Confidence.LIKELY, **about)
     return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
 
 
@@ -267,7 +268,7 @@ def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) 
     fix = f"on {one} and {two}: nft list ruleset; conntrack -S: "
     fix += "a stateful firewall, or a full table, drops connections that it no longer knows"
     seen = _evidence(scene, stalled, [worst.pair], {})
-    return _undecided(scene, "AR206", what, (one, two), worst.pair[1], evidence=seen, fix=fix)
+    return _undecided(scene, FIREWALL_PORT, what, (one, two), worst.pair[1], evidence=seen, fix=fix)
 
 
 def _undecided(scene: Scene, cause_id: str, what: str, names: Sequence[str], leave: int, **more: Any) -> GuardVerdict:

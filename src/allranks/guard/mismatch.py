@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from allranks.guard.faults import COLLECTIVE_MISMATCH
 from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.scene import Scene
 from allranks.model.beat import POINT_TO_POINT, CallSeen
@@ -84,7 +85,7 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> GuardVerdict:
     odd, usual = sorted(mismatch.side), sorted(calls.keys() - mismatch.side)
     names = {scene.node_of(rank).name for rank in mismatch.odd}
     finding = scene.fault(
-        "AR410",
+        COLLECTIVE_MISMATCH,
         f"at collective {mismatch.seq} of group {mismatch.group} {_say(odd, calls)}, {_say(usual, calls)}",
         *mismatch.odd,
         node=next(iter(names)) if len(names) == 1 else None,
@@ -114,7 +115,7 @@ def explain_abort(scene: Scene, aborted: int) -> GuardVerdict:
         seen = [f"rank {other}: {call}{call.at}" for other, call in sorted(calls.items())[:8]]
         ask = "run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run"
         about = {"confidence": Confidence.UNDECIDED, "ask": ask}
-    return user_error(scene.fault("AR410", what, rank, evidence=seen, **about), (rank,))
+    return user_error(scene.fault(COLLECTIVE_MISMATCH, what, rank, evidence=seen, **about), (rank,))
 
 
 def _compare(calls: Mapping[int, CallSeen]) -> dict[int, Hashable] | None:

@@ -25,6 +25,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.guard.faults import LINK_DOWN, NODE_FAILURE, PARTITION, PROCESS_STOPPED
 from allranks.guard.guard_verdict import FIX_OF_LOST_AGENT, GuardVerdict, name_fault
 from allranks.guard.scene import NodeView, Scene, Tried
 from allranks.guard.waits import find_waiting
@@ -136,7 +137,7 @@ def judge_stopped(scene: Scene) -> GuardVerdict | None:
     fix = _FIX_OF_STOPPED.tell(scene.reader, {"pid": pid, "node": node})
     if is_traced:
         fix = f"find the debugger (gdb, strace, py-spy) that held pid {pid}; on {node}: ps -ef | grep -w {pid}"
-    finding = scene.fault("AR010", what, *ranks, evidence=seen, fix=fix)
+    finding = scene.fault(PROCESS_STOPPED, what, *ranks, evidence=seen, fix=fix)
     return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 
 
@@ -181,7 +182,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
     if has_slept := scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
         seen.append(f"the leader's agent did not run for {scene.slept_s:.0f} s")
     fault = partial(_find_fault, scene, node, seen)
-    gone = partial(fault, "AR012")
+    gone = partial(fault, NODE_FAILURE)
     # An agent that was told to stop looks for no leader: it ends its workers, and leaves.
     may_have_left = is_lost and scene.may_leave
     if any(result.seen.refused for _, result in tried) and first != NOT_COME and not may_have_left:
@@ -216,7 +217,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float, needed: Callable[[],
         what = f"the node's agent has been stopped (SIGSTOP), or gets no processor time, for {silent_s:.0f} s: "
         what += "its machine answers, and all other ranks have finished"
         fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
-        return fault("AR010", what, fix=fix, confidence=Confidence.LIKELY)
+        return fault(PROCESS_STOPPED, what, fix=fix, confidence=Confidence.LIKELY)
     is_still = scene.moved_s + scene.settings.hang_s <= now_s
     is_mute = is_late and mute_s >= patience_s and first != NOT_COME and not may_have_left
     if is_mute and (is_lost or is_still or (needed() and needed() <= set(node.ranks))):
@@ -287,7 +288,7 @@ def _blame_leader(scene: Scene) -> GuardVerdict:
     silent = fold_hosts([node.name for node in scene.nodes if node is not leader])
     what = "the node receives nothing: all other nodes became silent at once, so its own link is at fault"
     seen, ranks = [f"no word from {silent}", *told[:4]], tuple(leader.ranks)
-    finding = scene.fault("AR210", what, *ranks, evidence=seen, confidence=Confidence.LIKELY)
+    finding = scene.fault(LINK_DOWN, what, *ranks, evidence=seen, confidence=Confidence.LIKELY)
     return GuardVerdict(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(leader.index,), cures=True)
 
 
@@ -301,4 +302,4 @@ def _lose_part(scene: Scene, silent: list[NodeView]) -> Finding:
     part = "half" if 2 * len(silent) == len(scene.nodes) else "most"
     what = f"{here} lost {there} at once: the network between them failed, or {part} of the nodes did"
     fix = f"from {scene.nodes[scene.leader].name}, ping {there}; look for errors of the switch between them"
-    return name_fault("AR211", what, node=f"{here} or {there}", confidence=Confidence.UNDECIDED, fix=fix)
+    return name_fault(PARTITION, what, node=f"{here} or {there}", confidence=Confidence.UNDECIDED, fix=fix)

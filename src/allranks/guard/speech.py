@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from allranks.guard import presence, waits
+from allranks.guard.faults import STRAGGLER_RANK
 from allranks.guard.idle import find_idle, say_idle
 from allranks.guard.scene import Scene
 from allranks.guard.stragglers import Straggler
@@ -122,7 +123,7 @@ class Speech:
             more = f"{100 * straggler.share:.0f} % more"
             seen = f"the DataLoader and saving take {more} of its time than of the median rank's"
         return self._scene.fault(
-            "AR409",
+            STRAGGLER_RANK,
             f"{message}{100 * straggler.share:.0f} % of the time",
             rank,
             victims=(),

@@ -19,6 +19,14 @@ from typing import Any
 
 import msgspec
 
+from allranks.guard.faults import (
+    COLLECTIVE_MISMATCH,
+    COLLECTIVE_TIMEOUT,
+    DEAD_RANK,
+    FILESYSTEM_HANG,
+    MISSING_RANK,
+    STUCK_RANK,
+)
 from allranks.guard.guard_verdict import GuardVerdict
 from allranks.guard.idle import show_printed
 from allranks.guard.mismatch import user_error
@@ -147,7 +155,9 @@ def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> GuardVerdict:
     what = ", ".join(_say_sink(scene, rank, waiting, now_s, is_short=True) for rank in ranks[:MAX_NAMED])
     what += f"; {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}"
     evidence, confidence = _evidence(scene, waiting, now_s), Confidence.LIKELY if is_decided else Confidence.UNDECIDED
-    finding = scene.fault("AR606" if is_file else "AR408", what, *ranks, evidence=evidence, confidence=confidence)
+    finding = scene.fault(
+        FILESYSTEM_HANG if is_file else STUCK_RANK, what, *ranks, evidence=evidence, confidence=confidence
+    )
     return GuardVerdict(
         findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes if is_file else (), cures=is_file
     )
@@ -164,7 +174,7 @@ def judge_circle(scene: Scene, stop: Standstill) -> GuardVerdict:
     names = {scene.node_of(rank).name for rank in stop.ranks}
     node = next(iter(names)) if len(names) == 1 else None
     about: dict[str, Any] = {"node": node, "evidence": seen, "confidence": stop.confidence, "fix": _ONE_ORDER}
-    finding = scene.fault("AR410", f"{stop.message}; none of these calls can end", *stop.ranks, **about)
+    finding = scene.fault(COLLECTIVE_MISMATCH, f"{stop.message}; none of these calls can end", *stop.ranks, **about)
     return user_error(finding, stop.ranks)
 
 
@@ -179,7 +189,7 @@ def judge_left(scene: Scene, waiting: Waiting) -> GuardVerdict | None:
     what = f"it exited with code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}"
     fix = "every rank must run the same number of steps: check how the data is divided"
     seen = [waiting.stop.message]
-    finding = scene.fault("AR407", what, *gone, evidence=seen, confidence=Confidence.LIKELY, fix=fix)
+    finding = scene.fault(DEAD_RANK, what, *gone, evidence=seen, confidence=Confidence.LIKELY, fix=fix)
     return GuardVerdict(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
 
@@ -196,7 +206,7 @@ def judge_never_came(scene: Scene) -> GuardVerdict | None:
     what = f"it exited with code 0 before it reached init_process_group, where {ranks} waited for it"
     seen = [f"rank {view.beat.rank} waits{_at(view.beat.main_at)}" for view in waiting[:MAX_NAMED]]
     fix = "find out why it exited: read its .out and .err in the run directory"
-    finding = scene.fault("AR401", what, *gone, evidence=seen, fix=fix)
+    finding = scene.fault(MISSING_RANK, what, *gone, evidence=seen, fix=fix)
     return GuardVerdict(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
 
@@ -210,7 +220,7 @@ def judge_blocked(scene: Scene) -> GuardVerdict | None:
     what = f"{fold_ranks(ranks)} waited in the kernel for {held[0].state_for_s:.0f} s: "
     what += "a disk or a file server does not answer"
     seen = [f"rank {view.rank}, pid {view.pid}: state D in /proc{_at(view.main_at)}" for view in held[:8]]
-    finding = scene.fault("AR606", what, *ranks, evidence=seen)
+    finding = scene.fault(FILESYSTEM_HANG, what, *ranks, evidence=seen)
     cures = len(nodes) < len(scene.nodes)
     return GuardVerdict(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes, cures=cures)
 
@@ -330,7 +340,7 @@ def _judge_nobody(scene: Scene, waiting: Waiting) -> GuardVerdict:
     fix = _ONE_ORDER if is_circle else ""
     seen = [f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls]
     about: dict[str, Any] = {"node": None, "victims": waiting.waiting, "confidence": Confidence.UNDECIDED, "fix": fix}
-    finding = scene.fault("AR490", what, *(waiting.stop.ranks if is_circle else ()), evidence=seen, **about)
+    finding = scene.fault(COLLECTIVE_TIMEOUT, what, *(waiting.stop.ranks if is_circle else ()), evidence=seen, **about)
     return GuardVerdict(findings=(finding,), exit_code=Exit.HANG)
 
 

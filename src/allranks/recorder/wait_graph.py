@@ -290,7 +290,8 @@ def _find_stuck(waits: Sequence[Wait], *, is_proven: bool) -> set[int]:
         group = wait.group
         held[wait], lacks[wait] = {*wait.waiting}, {*wait.missing}
         if is_proven:
-            is_held = (rank for rank in wait.waiting if group.is_blocked(rank) or _is_on_gpu(group, rank, threads))
+            on_gpu = {rank for rank in wait.waiting - threads if group.name in group.dumps[rank].started}
+            is_held = (rank for rank in wait.waiting if rank in on_gpu or group.is_blocked(rank))
             is_away = (rank for rank in wait.missing if rank in threads or (group.called(rank) or 0) >= wait.seq)
             held[wait], lacks[wait] = {*is_held}, {*is_away}
     stuck = set().union(*held.values())
@@ -309,10 +310,6 @@ def _find_stuck(waits: Sequence[Wait], *, is_proven: bool) -> set[int]:
                 if not num_lacking[wait]:
                     may_end.append(wait)
     return stuck
-
-
-def _is_on_gpu(group: KnownGroup, rank: int, threads: set[int]) -> bool:
-    return rank not in threads and group.name in group.dumps[rank].started
 
 
 def _circle(waits: Sequence[Wait], groups: Sequence[KnownGroup], stuck: set[int], *, is_proven: bool) -> Standstill:

@@ -23,6 +23,7 @@ from allranks.why.chain import tell_chain
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.log_events import Logs
+from allranks.why.logs.sources import list_jobs
 from allranks.why.naming import name_somebody
 from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals
@@ -82,8 +83,12 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     found = list(_conclusions(story, facts, reader))
     if story.outcome is StoryEnd.FINISHED:  # what came before was survived
         found = [replace(conclusion, is_failure=False) for conclusion in found]
-    if found and (told := tell_chain(story)):
-        found[0] = replace(found[0], notes=(told, *found[0].notes))
+    jobs = list_jobs(tail.source for tail in logs.tails)
+    notes = [told] if (told := tell_chain(story)) else []
+    if story.attempt < len(jobs) > 1:
+        notes.append(f"these are logs of {len(jobs)} jobs: this is job {jobs[story.attempt]}")
+    if found:
+        found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     return Explanation([*conclude_silence(logs, reader.people, found), *found], story)
 
 
@@ -208,9 +213,9 @@ def _notes(first: Root, cause: Cause, others: Sequence[Root]) -> Iterator[str]:
     for root in others:
         if root is not first:
             yield f"also by itself: {_culprit_of(root).words() or 'a process'}, {root.fact.told}"
-    if first.confidence is not Confidence.CERTAIN and set(first.alternatives) - {cause.id, cause.name}:
-        labels = (find_cause(name).label for name in first.alternatives)
-        names = [label for label in dict.fromkeys(labels) if label != cause.label][:MAX_ALTERNATIVES]
+    labels = dict.fromkeys(find_cause(name).label for name in first.fact.alternatives)
+    names = [label for label in labels if label != cause.label][:MAX_ALTERNATIVES]
+    if names and first.confidence is not Confidence.CERTAIN:
         yield f"these lines may also mean {' or '.join(names)}"
 
 

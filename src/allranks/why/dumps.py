@@ -11,10 +11,10 @@ file's name. recorder/wait_graph.py decides which rank the others wait for; it d
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,9 @@ import msgspec
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain
 from allranks.why.logs.line import strip_control
-from allranks.why.logs.log_path import MAX_RANK, read_path
+from allranks.why.logs.log_path import MAX_RANK
 from allranks.why.logs.read import ReadProblem
-from allranks.why.logs.sources import NO_LOGS_BELOW, SNIFF_BYTES, Source, natural_key
+from allranks.why.logs.sources import SNIFF_BYTES, Source, make_source, walk
 
 MAX_BYTES = 32 << 20
 """Limit of one dump: 2,000 calls are 0.4 MB, 20,000 with the C++ stacks about 10 MB."""
@@ -51,25 +51,19 @@ def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
     for target in targets:
         path = Path(target)
         is_folder = path.is_dir()
-        for file in _walk(path) if is_folder else [path]:
+        for file, size in walk(path, _is_named_like_a_dump) if is_folder else [(path, 0)]:
             if not is_dump(file):
                 continue
-            shown = str(file.relative_to(path)) if is_folder and len(targets) == 1 else str(file)
-            node, rank, local_rank, attempt = read_path(os.path.abspath(file))  # noqa: PTH100  (links stay as they are)
-            if match := re.search(r"(\d{1,6})(?:\.[a-z]+)?$", file.name):
-                rank = int(match[1]) if int(match[1]) <= MAX_RANK else rank
-            with contextlib.suppress(OSError):
-                size = file.stat().st_size
-                found.setdefault(os.path.realpath(file), Source(shown, file, node, rank, local_rank, attempt, size))
+            source = make_source(str(file.relative_to(path) if is_folder and len(targets) == 1 else file), file, size)
+            match = re.search(r"(\d{1,6})(?:\.[a-z]+)?$", file.name)
+            if match and int(match[1]) <= MAX_RANK:
+                source = replace(source, rank=int(match[1]))
+            found.setdefault(os.path.realpath(file), source)
     return tuple(found.values())
 
 
-def _walk(top: Path) -> Iterator[Path]:
-    for folder, folders, names in os.walk(top):
-        folders[:] = sorted((name for name in folders if name[0] != "." and name not in NO_LOGS_BELOW), key=natural_key)
-        for name in sorted(names, key=natural_key):
-            if name[0] != "." and re.search(rf"{_NAMED.pattern}$", name):
-                yield Path(folder) / name
+def _is_named_like_a_dump(path: Path) -> bool:
+    return re.search(rf"{_NAMED.pattern}$", path.name) is not None
 
 
 def is_dump(path: Path) -> bool:

@@ -29,6 +29,7 @@ from allranks.why.times import Times
 
 RESTART = re.compile(r"(?:\d+/\d+ attempts left; +)?will restart worker group|restart_count=[1-9]\d*")
 """How torchrun's agent tells that it starts its workers again."""
+ANEW = "elastic-no-resume"
 _GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
 """An error whose own line says that its process goes on."""
 MAX_ALIKE = 8
@@ -56,7 +57,7 @@ class FactReader:
         """The earliest that is known of each further start of the job."""
         left: dict[str, str] = {}
         begun: set[str] = set()
-        for event in logs.of("begun", "elastic-no-resume"):
+        for event in logs.of("begun", ANEW):
             source = event.line.source.shown
             again = RESTART.search(event.line.text)
             is_first = event.kind == "begun" and source not in begun
@@ -252,13 +253,7 @@ class _Values(dict[str, object]):
 
 def tell(cause: Cause, values: Mapping[str, str]) -> str:
     """Return the message of a cause with the values of a line."""
-    text = cause.told or cause.title.rstrip(".")
-    if "{" not in text:
-        return text
-    try:
-        return text.format_map(_Values(values))
-    except (KeyError, IndexError, ValueError):
-        return text
+    return (cause.told or cause.title.rstrip(".")).format_map(_Values(values))
 
 
 # --- How a process ended ----------------------------------------------------------------------------------------------

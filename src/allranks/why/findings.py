@@ -1,4 +1,4 @@
-"""From conclusions to findings, for people and programs. Pure.
+"""From conclusions to findings, for people and programs, with fixes for the cluster from which the logs come. Pure.
 
     findings = [to_finding(conclusion, reader) for conclusion in conclude(logs)]
 
@@ -16,11 +16,13 @@ import msgspec
 from allranks.causes.cause import Cause, Trait
 from allranks.facts.fact import Place
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
-from allranks.model.fix import ANYBODY, Reader
+from allranks.model.fix import ANYBODY, Reader, SchedulerKind, Vendor
 from allranks.model.hostlist import fold_hosts
 from allranks.report.mask import mask_secrets
+from allranks.report.runs import is_job_of_slurm
 from allranks.why.conclusion import Conclusion, Culprit
 from allranks.why.logs.line import Line
+from allranks.why.logs.log_events import Logs
 from allranks.why.logs.sources import natural_key
 
 _RECORDED = re.compile(r'\{"message": (?:\{"message": )?"(?P<said>(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-f]{4})+)')
@@ -55,6 +57,32 @@ def to_finding(conclusion: Conclusion, reader: Reader = ANYBODY) -> Finding:
         notes=tuple(map(_shown, conclusion.notes)),
         victims=tuple(sorted(conclusion.victims)),
     )
+
+
+def find_reader(logs: Logs, *, job: str | None, here: Reader) -> Reader:
+    """Return what the logs show of scheduler and GPUs; what they do not, as it is here.
+
+    Args:
+        job: id of the job or run, if the logs are those of one.
+        here: of the machine on which the logs are read.
+    """
+    scheduler = here.scheduler
+    if next(logs.of("srun"), None) is not None:
+        scheduler = SchedulerKind.SLURM
+    elif next(logs.of("pod"), None) or any(line.is_of_pod for tail in logs.tails for line in tail.lines):
+        scheduler = SchedulerKind.POD
+    vendor = Vendor.AMD if next(logs.of("rocm"), None) is not None else here.vendor
+    return reader_of_job(job, here=Reader(scheduler=scheduler, vendor=vendor))
+
+
+def reader_of_job(job: str | None, *, here: Reader) -> Reader:
+    """Return the reader of a job or run: its id tells whether SLURM gave it."""
+    scheduler = here.scheduler
+    if job is not None and is_job_of_slurm(job):
+        scheduler = SchedulerKind.SLURM
+    elif job is not None and scheduler is SchedulerKind.SLURM:
+        scheduler = SchedulerKind.NONE
+    return Reader(scheduler=scheduler, vendor=here.vendor, job=job)
 
 
 def fill_job(finding: Finding, job: str | None) -> Finding:

@@ -129,7 +129,8 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
     if Trait.ALL_OTHERS_REPORT_IT in traits:
         return Culprit(ranks=missing_of(conclusion.victims, people.world))
     if Trait.ENDS_BY_ITSELF in traits and (laggard := find_laggard(logs, people)):
-        return describe(laggard.who) if laggard.who else Culprit(things=(laggard.name,))
+        who = laggard[0]
+        return Culprit(ranks=(who,)) if isinstance(who, int) else Culprit(things=(who,))
     if people.endpoint and Trait.AT_THE_MEETING in traits:
         return Culprit(things=(people.endpoint,))
     if conclusion.cause.family in _LINKS and Trait.BREAKS_WITH_ITS_PEER not in traits:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import replace
+from typing import Any
 
 from allranks.causes.book import find_cause
 from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Place, Said, When, Who
@@ -15,8 +15,7 @@ LEAST_WAIT_S = 5.0
 """A shorter wait may be in a running job: a recorder can be dumped at any time."""
 MAX_PLACES = 3
 _CAUSES = {
-    StandstillKind.MISMATCH: ("collective-mismatch", FactKind.RAISED),
-    StandstillKind.CIRCLE: ("collective-mismatch", FactKind.RAISED),
+    **dict.fromkeys((StandstillKind.MISMATCH, StandstillKind.CIRCLE), ("collective-mismatch", FactKind.RAISED)),
     StandstillKind.ALL_THERE: ("collective-timeout", FactKind.WAITED),
 }
 _BEHIND = ("straggler-rank", FactKind.MISSING)
@@ -61,37 +60,23 @@ def read_stops(
         else:
             ranks = [*stop.ranks[:2], *(rank for rank, _ in stop.calls), *stop.victims[:2]]
             seen = tuple(places[rank] for rank in dict.fromkeys(ranks) if rank in places)
-        for fact in _facts(stop, seen[:MAX_PLACES], is_short=is_short, known=by_rank.keys(), has_dumps=places is None):
-            yield replace(fact, when=when, attempt=attempt)
-
-
-def _facts(
-    stop: Standstill, places: tuple[Place, ...], *, is_short: bool, known: Set[int], has_dumps: bool
-) -> Iterator[Fact]:
-    cause, kind = _CAUSES.get(stop.kind, _BEHIND)
-    for who in [Who(rank=rank) for rank in stop.ranks] or [NOBODY]:
-        yield Fact(
-            kind=kind,
-            who=who,
-            said=Said.INFERRED,
-            places=places,
-            cause=cause,
-            confidence=Confidence.UNDECIDED if is_short else stop.confidence,
-            group=stop.group,
-            seq=stop.seq,
-            alternatives=() if stop.confidence is Confidence.CERTAIN else find_cause(cause).also,
-            told=stop.message,
-            ask=_ask(stop, known),
-        )
-    for rank in stop.victims if has_dumps else ():  # else the ranks' own lines say that they waited
-        yield Fact(
-            kind=FactKind.WAITED,
-            who=Who(rank=rank),
-            said=Said.INFERRED,
-            places=places[-1:],
-            group=stop.group,
-            seq=stop.seq,
-        )
+        cause, kind = _CAUSES.get(stop.kind, _BEHIND)
+        about: dict[str, Any] = {"said": Said.INFERRED, "when": when, "attempt": attempt}
+        about |= {"group": stop.group, "seq": stop.seq}
+        for who in [Who(rank=rank) for rank in stop.ranks] or [NOBODY]:
+            yield Fact(
+                kind=kind,
+                who=who,
+                places=seen[:MAX_PLACES],
+                cause=cause,
+                confidence=Confidence.UNDECIDED if is_short else stop.confidence,
+                alternatives=() if stop.confidence is Confidence.CERTAIN else find_cause(cause).also,
+                told=stop.message,
+                ask=_ask(stop, by_rank.keys()),
+                **about,
+            )
+        for rank in stop.victims if places is None else ():  # else the ranks' own lines say that they waited
+            yield Fact(kind=FactKind.WAITED, who=Who(rank=rank), places=seen[:MAX_PLACES][-1:], **about)
 
 
 def _ask(stop: Standstill, known: Set[int]) -> str:

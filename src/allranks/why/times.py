@@ -51,7 +51,6 @@ class Times:
         lines = [event.line for event in logs.events]
         lines += [line for tail in logs.tails for line in tail.lines]
         stamps: defaultdict[str, dict[int, Line]] = defaultdict(dict)
-        years: set[int] = set()
         days: set[float] = set()
         for line in lines:
             if line.time is None:

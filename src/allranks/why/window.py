@@ -10,13 +10,12 @@ reader's. Times without a zone are compared as they are. Lines whose time cannot
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time
 
 from allranks.model.errors import UsageError
 from allranks.why.logs.line import Line
-from allranks.why.logs.log_events import Logs, Tail
+from allranks.why.logs.log_events import Logs
 
 _RELATIVE = re.compile(r"-?(\d{1,9}(?:\.\d{1,3})?)(s|m|min|h|d)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -78,7 +77,7 @@ def narrow(logs: Logs, since: Bound | None, until: Bound | None) -> Logs:
     return replace(
         logs,
         events=tuple(event for event in logs.events if is_within(event.line)),
-        tails=tuple(_cut(tail, is_within) for tail in logs.tails),
+        tails=tuple(replace(tail, lines=tuple(filter(is_within, tail.lines))) for tail in logs.tails),
         printed=tuple(printed for printed in logs.printed if is_within(printed.line)),
     )
 
@@ -104,8 +103,3 @@ def _seconds(bound: Bound | None, line: Line, end_s: float) -> float | None:
 
 def _of_day_s(at: time) -> float:
     return at.hour * 3600 + at.minute * 60 + at.second + at.microsecond / 1e6
-
-
-def _cut(tail: Tail, is_within: Callable[[Line], bool]) -> Tail:
-    """Return a tail without the lines outside the range."""
-    return replace(tail, lines=tuple(filter(is_within, tail.lines)))

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from benchmarks.why.labeled import read_cases
 
 from allranks.causes.book import all_causes
-from allranks.why.evaluate import read_cases
 from allranks.why.logs import engines, match
 from allranks.why.logs.engines import HyperscanEngine, PlainEngine
 from allranks.why.logs.log_events import list_patterns

@@ -17,7 +17,7 @@ from allranks.host.slurm import JobState
 from allranks.model.errors import SetupError, UsageError
 from allranks.why.logs.job_files import expand_pattern, find_job_sources, find_outputs, is_job_id
 from allranks.why.logs.log_path import read_path
-from allranks.why.logs.read import read_chunks
+from allranks.why.logs.read import ReadProblem, read_chunks
 from allranks.why.logs.sources import find_sources
 
 PATHS = [
@@ -291,8 +291,20 @@ def test_what_cannot_be_opened_is_a_source_whose_reading_says_why(tmp_path: Path
     put(tmp_path, "a.log")
     found = find_sources([str(tmp_path / "a.log")])
     (tmp_path / "a.log").unlink()
-    with pytest.raises(Exception, match="cannot be read"):
-        list(read_chunks(found[0]))
+    problems: list[ReadProblem] = []
+    assert list(read_chunks(found[0], problems=problems)) == []
+    assert problems[0].message.startswith("cannot be read")
+
+
+def test_the_outputs_of_several_jobs_are_starts_in_the_order_of_their_ids(tmp_path: Path) -> None:
+    put(tmp_path, "slurm-9.out", "slurm-12.out", "slurm-12.err", "dmesg.txt")
+    found = {source.shown: source.attempt for source in find_sources([str(tmp_path)])}
+    assert found == {"slurm-9.out": 0, "slurm-12.out": 1, "slurm-12.err": 1, "dmesg.txt": 1}
+
+
+def test_the_tasks_of_one_array_are_one_job(tmp_path: Path) -> None:
+    put(tmp_path, "slurm-12_1.out", "slurm-12_2.out")
+    assert {source.attempt for source in find_sources([str(tmp_path)])} == {None}
 
 
 def test_outputs_that_a_script_names() -> None:

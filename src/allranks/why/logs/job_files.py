@@ -70,7 +70,8 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
     paths += [str(folder) for folder in folders if os.path.isdir(folder)]  # noqa: PTH112  (never raises)
     sources: dict[tuple[int, int], Source] = {}
     for path in dict.fromkeys(paths):
-        for source in look_at(os.path.relpath(path) if _is_below_here(path) else path, show_target=True):
+        is_below_here = Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
+        for source in look_at(os.path.relpath(path) if is_below_here else path, show_target=True):
             sources.setdefault(identify(source), source)
     if not sources:
         if problem:
@@ -81,10 +82,6 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
         known = "SLURM does not know it" if not jobs else f"no file matches {', '.join(patterns[:3])}"
         raise UsageError(f"job {job}: it has no logs here: {known}; give its log files or directory instead")
     return tuple(sources.values())
-
-
-def _is_below_here(path: str) -> bool:
-    return Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
 
 
 def _patterns(job: JobState) -> list[str]:

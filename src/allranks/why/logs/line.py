@@ -53,13 +53,17 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     """
     has_year: bool
     has_date: bool
-    is_of_pod: bool = False
-    """Whether a collector of a Kubernetes cluster named the pod that wrote it."""
     pod: str | None = None
+    """The pod that wrote it, where a collector of a Kubernetes cluster names it."""
     container: str | None = None
     """Name or id of the container; an id may be the node, too, if nothing else names it."""
     is_of_task: bool = False
     """Whether its rank is the number that srun gives its task, which may be an agent of several ranks."""
+
+    @property
+    def is_of_pod(self) -> bool:
+        """Whether a collector named the pod that wrote it."""
+        return self.pod is not None
 
     @property
     def at(self) -> tuple[str, int]:
@@ -106,7 +110,6 @@ def read_line(raw: bytes, source: Source, number: int) -> Line:
         time=time,
         has_year=has_year,
         has_date=has_date,
-        is_of_pod=writer.pod is not None,
         pod=writer.pod,
         container=writer.container,
         is_of_task=is_of_task,

@@ -19,7 +19,7 @@ from allranks.why.logs.match import Hit, Matcher
 from allranks.why.logs.pasted import MAX_WRAPPED_BYTES, unwrap
 from allranks.why.logs.printed import KIND, Printed, PrintedReports
 from allranks.why.logs.quoted import QuotedCode, is_code
-from allranks.why.logs.read import Chunk, ReadError, ReadProblem, read_chunks
+from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
 KEEP_FIRST = 4000
@@ -63,23 +63,20 @@ def read_part(
         reports = PrintedReports()
         quoted = QuotedCode()
         small = b""
-        try:
-            for chunk in read_chunks(source, problems=problems):
-                on_progress(len(chunk.data))
-                small = chunk.data if not chunk.offset and len(chunk.data) <= MAX_WRAPPED_BYTES else b""
-                end.add(chunk)
-                reports.add(chunk)
-                quoted.begin()
-                for hit in matcher.scan(chunk):
-                    line = read_line(hit.raw, source, hit.number)
-                    end.know(hit.raw, line)
-                    for event in _read_evidence(line, hit, chunk, patterns, quoted):
-                        if event.kind == KIND:
-                            reports.begin(line, hit.begin, chunk)
-                        else:
-                            kept.add(event)
-        except ReadError as exc:
-            problems.append(ReadProblem(source, str(exc)))
+        for chunk in read_chunks(source, problems=problems):
+            on_progress(len(chunk.data))
+            small = chunk.data if not chunk.offset and len(chunk.data) <= MAX_WRAPPED_BYTES else b""
+            end.add(chunk)
+            reports.add(chunk)
+            quoted.begin()
+            for hit in matcher.scan(chunk):
+                line = read_line(hit.raw, source, hit.number)
+                end.know(hit.raw, line)
+                for event in _read_evidence(line, hit, chunk, patterns, quoted):
+                    if event.kind == KIND:
+                        reports.begin(line, hit.begin, chunk)
+                    else:
+                        kept.add(event)
         if (joined := unwrap(small)) != small:  # they only add: lines may have one length by chance
             chunk, quoted = Chunk(joined, 1, 0), QuotedCode()
             for hit in matcher.scan(chunk):

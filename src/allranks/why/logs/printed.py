@@ -180,7 +180,9 @@ def _read_finding(head: re.Match[str], who: str, body: list[str]) -> Finding:
         fix=" ".join(said.get("fix", ())) or None,
         ask=" ".join(said.get("next", ())) or None,
         notes=tuple(match["note"] for line in body if (match := _NOTE.fullmatch(line))),
-        victims=_ranks_after(_VICTIMS, body),
+        victims=tuple(
+            rank for line in body if line.startswith(_VICTIMS) for rank in _unfold(line.removeprefix(_VICTIMS))
+        ),
         waiting=next((line.removeprefix(_WAITED) for line in body if line.startswith(_WAITED)), None),
     )
 
@@ -207,10 +209,6 @@ def read_culprit(who: str) -> tuple[str | None, str | None, tuple[int, ...], str
     if rest := [*before, *after]:
         subject = " · ".join(rest)
     return node, interface, ranks, subject
-
-
-def _ranks_after(words: str, body: Iterable[str]) -> tuple[int, ...]:
-    return tuple(rank for line in body if line.startswith(words) for rank in _unfold(line.removeprefix(words)))
 
 
 def _unfold(text: str) -> Iterator[int]:

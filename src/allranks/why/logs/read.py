@@ -24,7 +24,6 @@ from typing import Any, Self
 
 import zstandard
 
-from allranks.model.errors import AllranksError
 from allranks.why.logs.pasted import find_margin
 from allranks.why.logs.records import find_json
 from allranks.why.logs.sources import GZIP_MAGIC, UTF16_MARKS, ZSTD_MAGIC, Source
@@ -40,14 +39,6 @@ _BLOCK_BYTES = 1 << 18
 _ZSTD_WINDOW_BYTES = 1 << 27
 _GZIP = 31
 """zlib: a gzip header, and the largest window."""
-
-
-class ReadError(AllranksError):
-    """A source cannot be read, or can no longer be read."""
-
-    def __init__(self, source: Source, why: str) -> None:
-        super().__init__(f"{source.shown}: {why}")
-        self.source = source
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +92,8 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
     """Yield a source's bytes, each once except for overlaps in lines that are longer than a chunk.
 
     Args:
-        problems: gets a line about the unreadable part of a damaged file.
-    Raises:
-        ReadError: it cannot be opened, was removed, or the file system fails, also after some chunks.
+        problems: gets a line about what cannot be read: a part of a damaged file; all of one that cannot be opened, was
+            removed, or whose file system fails, also after some chunks.
     """
 
     def note(message: str) -> None:
@@ -113,10 +103,10 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
     try:
         with io.FileIO(0, closefd=False) if source.path is None else io.FileIO(source.path) as file:
             yield from _to_text(_cut(_open_stream(file, note, source.size)))
-    except IsADirectoryError as exc:
-        raise ReadError(source, "cannot list this directory") from exc
+    except IsADirectoryError:
+        note("cannot list this directory")
     except OSError as exc:
-        raise ReadError(source, f"cannot be read: {exc.strerror or exc}") from exc
+        note(f"cannot be read: {exc.strerror or exc}")
 
 
 def _to_text(chunks: Iterator[Chunk]) -> Iterator[Chunk]:

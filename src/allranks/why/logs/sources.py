@@ -13,8 +13,8 @@ import os
 import re
 import stat
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import zstandard
@@ -47,6 +47,7 @@ VERDICT = "verdict.json"
 _OWN_FILES = frozenset(("secret", "leader.json", "roll_call.json", "env.json"))
 """No logs, wherever they are: the names of files with addresses, keys and settings of the agents (report/rundir.py)."""
 NO_LOGS_BELOW = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
+_OUTPUT_OF_JOB = re.compile(r"slurm-(\d{1,12})(?:_\d+)?\.(?:out|err)(?:\.gz|\.zst)?")
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%PDF")
 
@@ -76,18 +77,27 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
     Raises:
         UsageError: a target does not exist or holds no log.
     """
-    found: list[Source] = []
-    seen: set[tuple[int, int]] = set()
+    by_file: dict[tuple[int, int], Source] = {}
     for target in targets:
-        if target == STDIN:
-            new = [Source(STDIN, None, None, None, None, None, 0)]
-        else:
-            new = list(_expand(target, show_target=len(targets) > 1))
-        for source in new:
-            if (key := identify(source)) not in seen:
-                seen.add(key)
-                found.append(source)
-    return tuple(found)
+        is_stdin, stdin = target == STDIN, Source(STDIN, None, None, None, None, None, 0)
+        for source in (stdin,) if is_stdin else _expand(target, show_target=len(targets) > 1):
+            by_file.setdefault(identify(source), source)
+    found = tuple(by_file.values())
+    jobs = list_jobs(found)
+    if len(jobs) > 1 and all(source.attempt is None for source in found):  # a later job is a later start
+        starts = {job: start for start, job in enumerate(jobs)} | {0: len(jobs) - 1}  # others may be of the newest
+        return tuple(replace(source, attempt=starts[_job_of(source)]) for source in found)
+    return found
+
+
+def list_jobs(sources: Iterable[Source]) -> list[int]:
+    """Return the SLURM jobs whose output these are, by the names that sbatch gives it, the newest last."""
+    return sorted({job for source in sources if (job := _job_of(source))})
+
+
+def _job_of(source: Source) -> int:
+    match = _OUTPUT_OF_JOB.fullmatch(source.path.name) if source.path else None
+    return int(match[1]) if match else 0
 
 
 def identify(source: Source) -> tuple[int, int]:
@@ -149,15 +159,18 @@ def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
             raise UsageError(f"{path}: this is a run's own file and no log; name the run's directory")
         if stat.S_ISSOCK(status.st_mode) or (is_file and not is_log(Path(path))):
             return
-        yield _source(path, Path(path), status.st_size if is_file else 0)
+        yield make_source(path, Path(path), status.st_size if is_file else 0)
         return
-    for file, size in _walk(Path(path)):
+    for file, size in walk(Path(path), lambda file: _is_named_like_a_log(file) and is_log(file)):
         shown = str(file) if show_target or file == Path(path) else str(file.relative_to(path))
-        yield _source(shown, file, size)
+        yield make_source(shown, file, size)
 
 
-def _walk(top: Path) -> Iterator[tuple[Path, int]]:
-    """Yield logs below a directory with their sizes. Links come last, so that files keep their own names."""
+def walk(top: Path, is_wanted: Callable[[Path], bool]) -> Iterator[tuple[Path, int]]:
+    """Yield files below a directory with their sizes, and folders that cannot be listed.
+
+    Links come last, so that files keep their own names.
+    """
     seen: set[tuple[int, int]] = set()
     waiting = [top]
     while waiting:
@@ -184,7 +197,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, int]]:
             if stat.S_ISDIR(mode.st_mode):
                 if entry.name not in NO_LOGS_BELOW:
                     folders.append((entry.is_symlink(), path))
-            elif stat.S_ISREG(mode.st_mode) and _is_named_like_a_log(path) and is_log(path):
+            elif stat.S_ISREG(mode.st_mode) and is_wanted(path):
                 yield path, mode.st_size
         waiting[:0] = [path for is_link, path in reversed(folders) if is_link]
         waiting += [path for is_link, path in reversed(folders) if not is_link]
@@ -259,6 +272,7 @@ def is_text(head: bytes, *, is_named_log: bool = False) -> bool:
     return b"\0" not in text
 
 
-def _source(shown: str, path: Path, size: int) -> Source:
+def make_source(shown: str, path: Path, size: int) -> Source:
+    """Return a file with what its path tells."""
     node, rank, local_rank, attempt = read_path(os.path.abspath(path))  # noqa: PTH100  (links stay as they are)
     return Source(shown, path, node, rank, local_rank, attempt, size)

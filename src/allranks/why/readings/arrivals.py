@@ -18,6 +18,8 @@ from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import MAX_RANKS, missing_of
 
+_MISSING = "missing-rank"
+_WRONG_RANKS = "slurm-env"
 FEW_RANKS = 16
 """Up to this number, ranks are listed one by one."""
 
@@ -25,7 +27,7 @@ FEW_RANKS = 16
 def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     """Return the ranks missing at the store's barrier, and the ranks that were started twice."""
     logs = reader.logs
-    reports = [event for event in logs.of("missing-rank") if event.number("wanted")]
+    reports = [event for event in logs.of(_MISSING) if event.number("wanted")]
     waiting = [event for event in reports if event.number("rank") is not None]
     yield from _absent(reader, [event for event in reports if event not in waiting])
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
@@ -49,7 +51,7 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
         has_srun = next(logs.of("srun"), None) is not None
         yield from reader.infer(
             FactKind.RAISED,
-            "spawn-inside-srun" if has_srun else "slurm-env",
+            "spawn-inside-srun" if has_srun else _WRONG_RANKS,
             [event.line for event in many[:2]],
             f"{many[0].values['present']} processes joined a group of {many[0].values['wanted']}: several tasks each "
             "spawned all ranks",
@@ -62,7 +64,7 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
 
 def read_members(logs: Logs) -> list[LogEvent]:
     """Return the lines in which a rank reports its start and how many there are to be."""
-    return [event for event in logs.of("slurm-env") if "rank" in event.values and "wanted" in event.values]
+    return [event for event in logs.of(_WRONG_RANKS) if "rank" in event.values and "wanted" in event.values]
 
 
 def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
@@ -95,7 +97,7 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
 
 
 def _missing(reader: FactReader, lines: Sequence[Line], told: str, **about: Any) -> Iterator[Fact]:
-    return reader.infer(FactKind.MISSING, "missing-rank", lines, told, **about)
+    return reader.infer(FactKind.MISSING, _MISSING, lines, told, **about)
 
 
 def _is_sure(event: LogEvent) -> bool:
@@ -128,5 +130,5 @@ def _twice(reader: FactReader, members: Sequence[LogEvent]) -> Iterator[Fact]:
         return
     told = f"{fold_ranks(twice)} started {max(counts.values())} times and {fold_ranks(missing)} not at all: "
     yield from reader.infer(
-        FactKind.RAISED, "slurm-env", lines, told + "the tasks have wrong ranks", ranks=(*twice, *missing)
+        FactKind.RAISED, _WRONG_RANKS, lines, told + "the tasks have wrong ranks", ranks=(*twice, *missing)
     )

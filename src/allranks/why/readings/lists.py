@@ -25,10 +25,14 @@ from allranks.report.text import fold_ranks
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent
+from allranks.why.logs.log_path import MAX_RANK
 from allranks.why.people import missing_of, named, parse_ranks
 
+_DIFFERENT = "collective-mismatch"
 _LEAST = 3
 """Minimum number of processes: if two differ, either may be wrong."""
+_RAS = "of the communicator"
+"""Name of the group of its ranks."""
 _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
 
 
@@ -56,7 +60,7 @@ def read_opcounts(reader: FactReader) -> Iterator[Fact]:
         lines = [at[index] for index in stop.ranks]
         yield from reader.infer(
             FactKind.RAISED,
-            "collective-mismatch",
+            _DIFFERENT,
             (lines[0], at[other]),
             f"call {stop.seq:x} is {odd.op} of {odd.sizes[0][0]} elements on {len(lines)} of {len(at)} processes, "
             f"{usual.op} of {usual.sizes[0][0]} on the others",
@@ -73,25 +77,33 @@ def _call(event: LogEvent, size: str) -> Call:
 
 
 def read_ras(reader: FactReader) -> Iterator[Fact]:
-    """Return the named ranks that are behind all others, at the first report of such ranks.
+    """Return the named ranks that have not come to what all others wait in, at the first report of such ranks.
 
-    After each count, RAS names the ranks that have it if they are few (NCCL 2.24 and later, src/ras/client_support.cc).
+    RAS tells how many ranks of a communicator have launched how many operations, and names the ranks of a count if they
+    are few (NCCL 2.24 and later, src/ras/client_support.cc). The table of progress compares them: what all have
+    launched can end, and what some have not launched cannot.
     """
     for report in _consecutive(reader.logs.of("launched", "launched-rank")):
-        groups: list[tuple[int, Line, list[Who]]] = []
+        groups: list[tuple[int, LogEvent, list[Who]]] = []
         for event in report:
             if event.kind == "launched":
-                groups.append((event.number("count") or 0, event.line, []))
+                groups.append((event.number("count") or 0, event, []))
             if groups:
                 groups[-1][2].extend(named(event)[0])
         groups.sort(key=itemgetter(0))
-        if len(groups) > 1 and groups[0][0] < groups[1][0] and groups[0][2]:
-            (count, line, behind), (next_count, next_line, _), *_ = groups
-            ranks = fold_ranks(who.rank for who in behind if who.rank is not None)
+        size = min(sum(event.number("size") or 1 for _, event, _ in groups), MAX_RANK)
+        reached = dict.fromkeys(range(size), next((count for count, _, whos in groups if not whos), 0))
+        told = {who.rank: who for _, _, whos in groups for who in whos if who.rank is not None}
+        reached |= {who.rank: count for count, _, whos in groups for who in whos if who.rank is not None}
+        dumps = [Dump(rank, enqueued={_RAS: count}, completed={_RAS: groups[0][0]}) for rank, count in reached.items()]
+        stop = next(iter(find_stops(dumps)), None)
+        if stop is not None and stop.is_decided and told.keys() >= {*stop.ranks}:
+            least, line = groups[0][0], groups[0][1].line
+            most, next_line = next((count, event.line) for count, event, _ in groups if count > least)
             yield from reader.behind(
                 (line, next_line),
-                f"{ranks} launched {count} operations, the others {next_count} and more",
-                who=behind,
+                f"{fold_ranks(stop.ranks)} launched {least} operations, the others {most} and more",
+                who=[told[rank] for rank in stop.ranks],
                 ask="the stack of those ranks while it hangs: allranks stack JOB",
             )
             return
@@ -121,7 +133,7 @@ def read_stalls(reader: FactReader) -> Iterator[Fact]:
         most = max((ranks for ranks in ready if not ranks & fewest), key=len, default=fewest)
         if len(fewest) < len(most):
             told = f"{fold_ranks(fewest)} wait in a different collective than {fold_ranks(most)}"
-            yield from reader.infer(FactKind.RAISED, "collective-mismatch", lines[:2], told, ranks=sorted(fewest))
+            yield from reader.infer(FactKind.RAISED, _DIFFERENT, lines[:2], told, ranks=sorted(fewest))
 
 
 # --- Times: what the numbers mean is unknown, so the conclusion is a guess --------------------------------------------

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from allranks.causes.cause import Trait
-from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Who
-from allranks.why.facts_of_lines import RESTART, FactReader
+from allranks.facts.fact import NEVER_SAID, Fact, FactKind
+from allranks.why.facts_of_lines import ANEW, RESTART, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
@@ -28,16 +27,6 @@ _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
 _WELL = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
 _LEAST = 3
 """Minimum number of ranks with steps: of two, one is always behind."""
-
-
-@dataclass(frozen=True, slots=True)
-class Laggard:
-    """The rank that stopped before the others."""
-
-    who: Who
-    name: str
-    message: str
-    line: Line
 
 
 def is_step(text: str) -> bool:
@@ -60,8 +49,8 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
             yield reader.state(FactKind.STEP, line)
 
 
-def find_laggard(logs: Logs, people: People) -> Laggard | None:
-    """Return the one rank, or device, that stopped before all others; None if there is none.
+def find_laggard(logs: Logs, people: People) -> tuple[int | str, str, Line] | None:
+    """Return the one rank, or device, that stopped before all others, in what way, and its last line; or None.
 
     Its last step is lower than that of all others. Else its last line is older, unless that line is an error: then it
     did not stop.
@@ -87,13 +76,13 @@ def find_laggard(logs: Logs, people: People) -> Laggard | None:
     who, gap, lowest = _find_lowest(steps)
     if lowest is not None and gap > 0:
         step = int(steps[who][0])
-        return _tell(who, f"stopped at step {step}; all others reached at least {step + int(gap)}", lowest)
+        return who, f"stopped at step {step}; all others reached at least {step + int(gap)}", lowest
     who, gap, lowest = _find_lowest(times)
     are_comparable = len({(last.has_year, last.has_date) for _, last in times.values()}) == 1
     if lowest is None or not are_comparable or gap < STOPPED_S:
         return None
     is_error = any(event.line.at == lowest.at for event in logs.events if event.cause)
-    return None if is_error else _tell(who, f"went silent {gap:.0f} s before all others", lowest)
+    return None if is_error else (who, f"went silent {gap:.0f} s before all others", lowest)
 
 
 def _find_lowest(told: Mapping[int | str, tuple[float, Line]]) -> tuple[int | str, float, Line | None]:
@@ -104,26 +93,22 @@ def _find_lowest(told: Mapping[int | str, tuple[float, Line]]) -> tuple[int | st
     return who, following - lowest, line
 
 
-def _tell(who: int | str, what: str, line: Line) -> Laggard:
-    name = f"rank {who}" if isinstance(who, int) else who
-    return Laggard(Who(rank=who) if isinstance(who, int) else NOBODY, name, f"{name} {what}", line)
-
-
 def read_progress(reader: FactReader) -> Iterator[Fact]:
     """Return the rank that stopped first, if others timed out or lost a connection."""
     if not any(event.is_loss for event in reader.logs.events):
         return
     if any(reader.logs.of(Trait.OTHERS_WAIT_FOR_IT)):  # they never began together
         return
-    laggard = find_laggard(reader.logs, reader.people)
-    if laggard is not None:
+    if (laggard := find_laggard(reader.logs, reader.people)) is not None:
+        who, what, line = laggard
+        name = f"rank {who}" if isinstance(who, int) else who
         yield from reader.behind(
-            (laggard.line,),
-            laggard.message,
-            who=[laggard.who],
+            (line,),
+            f"{name} {what}",
+            ranks=(who,) if isinstance(who, int) else (),
             when=NEVER_SAID,  # by other clocks than those of the others
-            things=() if laggard.who else (laggard.name,),
-            ask=f"the stack of {laggard.name} while it hangs: allranks stack JOB",
+            things=(who,) if isinstance(who, str) else (),
+            ask=f"the stack of {name} while it hangs: allranks stack JOB",
         )
 
 
@@ -133,14 +118,14 @@ def read_restarts(reader: FactReader) -> Iterator[Fact]:
     Neither line alone proves it: torchrun also restarts workers that resume, and the first start finds no checkpoint.
     """
     restarts: dict[str, Line] = {}
-    for event in reader.logs.of("elastic-no-resume"):
+    for event in reader.logs.of(ANEW):
         source = event.line.source.shown
         if RESTART.search(event.line.text):
             restarts.setdefault(source, event.line)
         elif event.states is None and source in restarts:
             yield from reader.infer(
                 FactKind.RAISED,
-                "elastic-no-resume",
+                ANEW,
                 (event.line, restarts[source]),
                 "the workers were restarted, but found no checkpoint to resume from",
                 ask="which checkpoint the script loads at its start, and from where",

@@ -1,6 +1,6 @@
 """How often is `allranks why` right? Counted over a folder of labelled cases in the format of the corpus.
 
-    python -m allranks.why.evaluate DIR [--json] [--case ID]        # or FILE.jsonl, a case in each line
+    python -m benchmarks.why.labeled DIR [--json] [--case ID]        # or FILE.jsonl, a case in each line
 
 A case is a JSON object with `log`, `label`, `also`, `culprit_any`, `label_confidence` and `score`; only those with
 `score: true` count. Top-1: the first cause is the label or one of `also`; top-3: one of the first three is. The culprit
@@ -152,7 +152,7 @@ def main(arguments: Sequence[str]) -> int:
     """Print the scores of a folder; returns 1 if the network or hardware was blamed wrongly."""
     import argparse
 
-    parser = argparse.ArgumentParser(prog="python -m allranks.why.evaluate", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.why.labeled", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="folder of cases, or a file with one case per line")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--case", action="append", default=[], metavar="ID", help="evaluate only this case")
