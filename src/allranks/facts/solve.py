@@ -187,6 +187,7 @@ class _Between:
                     reason.explain(effect, is_named=True)
                     if reason.kind is FactKind.ENDED:
                         reason.blamed = (*reason.blamed, effect.who)
+                        reason.is_doubted |= reason.who.pid is not None  # whose child it was, nobody says
                     return True
         return False
 
