@@ -5,7 +5,7 @@ from __future__ import annotations
 from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import FactKind, Said, Same
-from allranks.facts.item import GENERIC, Item, Sort
+from allranks.facts.item import Item, Sort
 from allranks.model.finding import Confidence
 
 MONITOR_S = 5.0
@@ -15,6 +15,10 @@ NODE_S = 600.0
 
 CLOCKS_S = 1200.0
 """The clocks of two nodes may differ by this much."""
+LOADER_S = 60.0
+"""So soon a rank notices that a process of its data loader is gone: torch looks every 5 s."""
+OF_AN_EXCEPTION = 1
+"""Exit code of Python after an exception that nobody caught."""
 
 
 def not_later(reason: Item, effect: Item) -> bool:
@@ -56,7 +60,7 @@ def named_before(reason: Item, effect: Item) -> bool:
 
 
 def by_another_clock(reason: Item, effect: Item) -> bool:
-    """Whether the reason is a break on another machine, which only that machine's clock dates after the loss.
+    """Whether the reason is a certain break on another machine, which only that machine's clock dates after the loss.
 
     Nodes' clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file
     that several nodes write to, the order of the lines counts.
@@ -65,8 +69,7 @@ def by_another_clock(reason: Item, effect: Item) -> bool:
     is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO
     if not is_elsewhere or gap_s > CLOCKS_S or (_is_one_file(reason, effect) and not _is_line_before(reason, effect)):
         return False
-    is_kill = reason.is_first and reason.fact.signal == SIGKILL
-    return is_kill or (reason.sort is Sort.BREAK and reason.strength < GENERIC)
+    return reason.sort is Sort.BREAK and reason.strength == 0
 
 
 def _is_one_file(reason: Item, effect: Item) -> bool:
@@ -142,10 +145,12 @@ def may_end_it(reason: Item, effect: Item) -> bool:
     if effect.fact.signal == SIGKILL and (effect.is_first or reason.sort is not Sort.WAIT):
         return False  # no loss sends it
     if effect.fact.signal is None and reason.who.compare(effect.who) is Same.NO:
-        # If others had given up waiting for all to join, it may have, too; else who was the first ended by itself.
+        # If others had given up waiting for all to join, it may have, too, by an exception; else, who was the first
+        # ended by itself.
         is_start = reason.sort is Sort.WAIT and reason.fact.seq is None and not reason.fact.peer
-        if effect.is_first or (is_start and sooner(reason, effect)):
-            return is_start and sooner(reason, effect)
+        gave_up = is_start and sooner(reason, effect) and effect.fact.code == OF_AN_EXCEPTION
+        if effect.is_first or gave_up:
+            return gave_up
     if reason.fact.peer and reason.fact.peer.compare_machines(effect.who) is Same.YES:
         return False  # it is the one that was lost
     if is_unknown and effect.fact.signal != SIGKILL and not_after(reason, effect):
@@ -173,15 +178,27 @@ def may_prevent(reason: Item, effect: Item) -> bool:
     return not_later(reason, effect) and (reason.kind is FactKind.LINK_FAULT or is_at_start)
 
 
+def may_be_its_parent(reason: Item, effect: Item) -> bool:
+    """Whether the kernel killed a process that is no rank, as a data loader, of which this one may be the rank.
+
+    It then ends by an exception. Nobody says that it is the parent, so it is never certain.
+    """
+    is_helper = reason.kind is FactKind.ENDED and reason.fact.said is Said.KERNEL and reason.who.rank is None
+    is_there = is_helper and reason.who.compare_machines(effect.who) is Same.YES and not_later(reason, effect)
+    is_dated = effect.when.clock == reason.when.clock and effect.when.earliest_s is not None
+    gap_s = (effect.when.earliest_s or 0.0) - (reason.when.latest_s or 0.0) if is_dated else 0.0
+    is_end = effect.is_first and effect.fact.code == OF_AN_EXCEPTION
+    return is_there and reason.is_real and is_end and gap_s <= LOADER_S
+
+
 def strikes(reason: Item, effect: Item) -> bool:
     """Whether what happened to a machine explains a fact of a process on it."""
     if reason is effect:
         return False
     if reason.kind is FactKind.ENDED and reason.who.is_node:  # the kernel killed some process there
         return reason.sort is Sort.BREAK and _is_same_end(reason, effect)
-    if reason.kind is FactKind.ENDED:  # or one that is no rank: that of a data loader, whose rank gives up then
-        is_helper = reason.sort is Sort.BREAK and reason.who.rank is None and reason.who.local_rank is None
-        return is_helper and effect.is_first and effect.fact.code is not None
+    if reason.kind is FactKind.ENDED:
+        return False
     if reason.kind is FactKind.DEVICE_FAULT:
         is_named = effect.kind is FactKind.RAISED and reason.strength <= effect.strength and not effect.fact.is_generic
         return effect.kind is FactKind.ENDED or is_named

@@ -142,10 +142,10 @@ class _Between:
             elif self._by_machine(item, FactKind.DEVICE_FAULT) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
-                own_words = None if item.who.is_node else told.find(item, rules.may_be_its_own)
-                if own_words is not None and own_words.who.is_node:  # it names its machine only
-                    own_words.explain(item, is_named=False)
-                    own_words.blamed = (*own_words.blamed, item.who)
+                crash = None if item.who.is_node else told.find(item, rules.may_be_its_own)
+                if crash is not None and crash.who.is_node and not crash.blamed:  # it names its machine only
+                    crash.explain(item, is_named=False)
+                    crash.blamed = (item.who,)
                 else:
                     self._possibly(item, (suffered, rules.may_crash_it))
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
@@ -173,6 +173,12 @@ class _Between:
                 if not own.who or (own.who.is_node and item.is_first):  # it names no process, but its end is known
                     own.blamed = (*own.blamed, item.who)
                 continue
+            there = [*self._on_machine.get(item.who.node, ()), *self._on_machine.get(item.who.pod, ())]
+            child = next((reason for reason in there[: 4 * FEW] if rules.may_be_its_parent(reason, item)), None)
+            if child is not None and not child.blamed:
+                child.explain(item, is_named=False)
+                child.blamed, child.is_doubted = (item.who,), True
+                continue
             self._possibly(item, (scheduled, rules.not_after), (broken, rules.ends_others), (first, rules.ends_others),
                            (lost, rules.may_end_it))  # fmt: skip
 
@@ -187,7 +193,6 @@ class _Between:
                     reason.explain(effect, is_named=True)
                     if reason.kind is FactKind.ENDED:
                         reason.blamed = (*reason.blamed, effect.who)
-                        reason.is_doubted |= reason.who.pid is not None  # whose child it was, nobody says
                     return True
         return False
 

@@ -85,8 +85,8 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
         found = [replace(conclusion, is_failure=False) for conclusion in found]
     jobs = list_jobs(tail.source for tail in logs.tails)
     notes = [told] if (told := tell_chain(story)) else []
-    if story.attempt < len(jobs) > 1:
-        notes.append(f"these are logs of {len(jobs)} jobs: this is job {jobs[story.attempt]}")
+    if len(jobs) > 1:
+        notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     return Explanation([*conclude_silence(logs, reader.people, found), *found], story)

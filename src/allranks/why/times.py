@@ -82,8 +82,10 @@ class Times:
         clock = (before or after or NEVER_SAID).clock
         earliest_s = before.earliest_s if before and before.clock == clock else None
         latest_s = after.latest_s if after and after.clock == clock else None
-        if earliest_s is not None and latest_s is not None and earliest_s > latest_s:
-            return NEVER_SAID  # of several writers, whose clocks differ
+        if earliest_s is not None and latest_s is not None and earliest_s > latest_s:  # of several writers
+            if earliest_s - latest_s > LEAST_OFFSET_S:  # whose clocks differ
+                return NEVER_SAID
+            earliest_s, latest_s = latest_s, earliest_s
         return When(earliest_s, latest_s, clock)
 
     def _exact(self, line: Line) -> When:

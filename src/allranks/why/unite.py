@@ -5,6 +5,7 @@ unite([ended(pid=3981, code=1), ended(rank=5, pid=3981, code=1, is_first_observe
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -18,6 +19,12 @@ from allranks.model.finding import Confidence
 
 EXACT_S = 2.0
 """A time of a line is at most as wide: a second, and what clocks differ by."""
+NEAR_S = 3600.0
+"""What the kernel killed earlier cost the job nothing: NCCL's default timeout was 1,800 s, and is 600 s."""
+_KILLED = re.compile(r"(?:[Kk]ill(?:ed)? process \d+,? \(|task=)([^),]+)")
+_NAMES = ("python", "pt_", "ray", "torchrun", "train")
+"""How the kernel calls processes of a training: torch sets pt_data_worker, pt_main_thread."""
+_FAILED = frozenset((FactKind.ENDED, FactKind.RAISED, FactKind.PEER_LOST, FactKind.WAITED, FactKind.LAUNCHER_KILL))
 _ENDS = frozenset((FactKind.ENDED, FactKind.LAUNCHER_KILL))
 _NAMELESS = frozenset((FactKind.ENDED, FactKind.MISSING))
 """Of these, who is meant may stand in another line."""
@@ -38,7 +45,34 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     by_process: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
     for fact in ends:
         by_process[_key(fact)].append(fact)
-    return _give_names([*others, *(_join(same) for same in by_process.values())])
+    return _doubt_strangers(_give_names([*others, *(_join(same) for same in by_process.values())]))
+
+
+def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
+    """Return the facts, those of kernels with less confidence that killed a process which nobody knows.
+
+    A kernel's log has all that happened on its machine: years of it, and other people's. Beside a failure of the job
+    there, such a kill is likely, and undecided if it was more than NEAR_S before, or if its name is no Python's.
+    """
+    failed = [fact for fact in facts if fact.kind in _FAILED and fact.said is not Said.KERNEL and fact.who]
+    found = []
+    for fact in facts:
+        is_stranger = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.who.pid is not None
+        if is_stranger and fact.who.rank is None and fact.who.local_rank is None:
+            near = [other.when for other in failed if other.who.compare_machines(fact.who) is Same.YES]
+            if near:
+                fact = replace(fact, confidence=_stranger(fact, near))
+        found.append(fact)
+    return found
+
+
+def _stranger(fact: Fact, near: Sequence[When]) -> Confidence:
+    name = _KILLED.search(fact.places[0].text)
+    if name is not None and not name[1].startswith(_NAMES):
+        return Confidence.UNDECIDED
+    since_s = [(when.earliest_s or 0.0) - (fact.when.latest_s or 0.0) for when in near if when.clock == fact.when.clock]
+    is_far = bool(fact.when.clock) and bool(since_s) and min(since_s) > NEAR_S
+    return Confidence.UNDECIDED if is_far else Confidence.LIKELY
 
 
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:

@@ -18,7 +18,7 @@ from allranks.model.errors import SetupError, UsageError
 from allranks.why.logs.job_files import expand_pattern, find_job_sources, find_outputs, is_job_id
 from allranks.why.logs.log_path import read_path
 from allranks.why.logs.read import ReadProblem, read_chunks
-from allranks.why.logs.sources import find_sources
+from allranks.why.logs.sources import find_sources, list_jobs
 
 PATHS = [
     # path, node, rank, local rank, attempt
@@ -296,15 +296,9 @@ def test_what_cannot_be_opened_is_a_source_whose_reading_says_why(tmp_path: Path
     assert problems[0].message.startswith("cannot be read")
 
 
-def test_the_outputs_of_several_jobs_are_starts_in_the_order_of_their_ids(tmp_path: Path) -> None:
-    put(tmp_path, "slurm-9.out", "slurm-12.out", "slurm-12.err", "dmesg.txt")
-    found = {source.shown: source.attempt for source in find_sources([str(tmp_path)])}
-    assert found == {"slurm-9.out": 0, "slurm-12.out": 1, "slurm-12.err": 1, "dmesg.txt": 1}
-
-
-def test_the_tasks_of_one_array_are_one_job(tmp_path: Path) -> None:
-    put(tmp_path, "slurm-12_1.out", "slurm-12_2.out")
-    assert {source.attempt for source in find_sources([str(tmp_path)])} == {None}
+def test_the_outputs_of_several_jobs_and_tasks_are_told_apart_by_name(tmp_path: Path) -> None:
+    put(tmp_path, "slurm-9.out", "slurm-12_1.out", "slurm-12_1.err", "slurm-12_2.out", "dmesg.txt")
+    assert list_jobs(find_sources([str(tmp_path)])) == ["12_1", "12_2", "9"]
 
 
 def test_outputs_that_a_script_names() -> None:

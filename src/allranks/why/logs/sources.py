@@ -14,7 +14,7 @@ import re
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import zstandard
@@ -47,7 +47,7 @@ VERDICT = "verdict.json"
 _OWN_FILES = frozenset(("secret", "leader.json", "roll_call.json", "env.json"))
 """No logs, wherever they are: the names of files with addresses, keys and settings of the agents (report/rundir.py)."""
 NO_LOGS_BELOW = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
-_OUTPUT_OF_JOB = re.compile(r"slurm-(\d{1,12})(?:_\d+)?\.(?:out|err)(?:\.gz|\.zst)?")
+_OUTPUT_OF_JOB = re.compile(r"slurm-(\d{1,12}(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?")
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%PDF")
 
@@ -82,22 +82,13 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
         is_stdin, stdin = target == STDIN, Source(STDIN, None, None, None, None, None, 0)
         for source in (stdin,) if is_stdin else _expand(target, show_target=len(targets) > 1):
             by_file.setdefault(identify(source), source)
-    found = tuple(by_file.values())
-    jobs = list_jobs(found)
-    if len(jobs) > 1 and all(source.attempt is None for source in found):  # a later job is a later start
-        starts = {job: start for start, job in enumerate(jobs)} | {0: len(jobs) - 1}  # others may be of the newest
-        return tuple(replace(source, attempt=starts[_job_of(source)]) for source in found)
-    return found
+    return tuple(by_file.values())
 
 
-def list_jobs(sources: Iterable[Source]) -> list[int]:
-    """Return the SLURM jobs whose output these are, by the names that sbatch gives it, the newest last."""
-    return sorted({job for source in sources if (job := _job_of(source))})
-
-
-def _job_of(source: Source) -> int:
-    match = _OUTPUT_OF_JOB.fullmatch(source.path.name) if source.path else None
-    return int(match[1]) if match else 0
+def list_jobs(sources: Iterable[Source]) -> list[str]:
+    """Return the SLURM jobs, or tasks of an array, whose output these are, by the names that sbatch gives it."""
+    names = (source.path.name for source in sources if source.path is not None)
+    return sorted({match[1] for name in names if (match := _OUTPUT_OF_JOB.fullmatch(name))})
 
 
 def identify(source: Source) -> tuple[int, int]:
