@@ -187,3 +187,13 @@ def test_whether_sigterm_would_end_a_process_is_told(how: str, may_outlive: bool
         assert read_process(process.pid).may_outlive_sigterm is may_outlive
         process.kill()
     assert read_process(process.pid).may_outlive_sigterm
+
+
+@pytest.mark.parametrize(("pids", "may_outlive"), [("70", False), ("70\t12", False), ("70\t1", True)])
+def test_the_first_process_of_a_container_may_outlive_sigterm(tmp_path: Path, pids: str, may_outlive: bool) -> None:
+    masks = "".join(f"{name}:\t0000000000000000\n" for name in ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"))
+    folder = tmp_path / "proc/70"
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(f"70 (python) S 1 {'0 ' * 48}\n")
+    (folder / "status").write_text(f"Name:\tpython\nNSpid:\t{pids}\n{masks}")
+    assert read_process(70, root=tmp_path).may_outlive_sigterm is may_outlive

@@ -80,6 +80,17 @@ def test_a_silent_pair_of_a_node_that_loses_some_packets_is_tried_again(lost: in
     assert (None if look is None else look.pairs) == ([(1, 5), (5, 1)] if lost else None)
 
 
+def test_a_busy_cluster_with_dead_nodes_has_only_its_doubtful_pairs_tried_again():
+    results = mesh(64)
+    for pair in [pair for number, pair in enumerate(results) if number % 5 == 0]:
+        change(results, [pair], datagrams_lost=1)
+    silence(results, [pair for pair in results if min(pair) < 12])
+    change(results, [(40, 41)], num_open=7, closed={40001: "connected, but no answer in 1.6 s"})
+    look = plan_confirmation(results.values())
+    assert look is not None
+    assert look.pairs == [(40, 41)]
+
+
 def test_hundreds_of_failures_need_no_confirmation():
     results = mesh(64)
     for node in range(10):

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from allranks.model.beat import ProcessState
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.job_status import JobStatus
-from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, StackSeen
+from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.report.text import Style
 from allranks.watch import heard_job
 from allranks.watch.heard_job import HeardJob, make_verdict
 from allranks.watch.judge import Opinion, describe
+from allranks.watch.since import Track
 from allranks.watch.standstill import WatchState
 
 WAITS = StackSeen(at_s=1, operation="all_reduce", place="train.py:9 in step", is_collective=True)
@@ -165,3 +166,20 @@ def test_a_job_is_looked_at_as_long_as_the_node_that_is_looked_at_least() -> Non
     for at_s, node in ((10.0, "n1"), (50.0, "n2"), (16.0, "n1"), (52.5, "n2")):
         heard.hear(look(rank(0), at_s=at_s, node=node), now_s=60.0)
     assert heard.looked_s == 2.5
+
+
+def test_looks_that_come_seconds_apart_tell_how_long_a_rank_is_stopped() -> None:
+    heard = HeardJob("7", [])
+    for number in range(20):
+        at_s = 8.0 * number
+        heard.hear(look(rank(0), rank(1, state=ProcessState.STOPPED), at_s=at_s), now_s=at_s)
+    assert [finding.cause for finding in heard.opinion.verdicts] == ["AR010 process-stopped"]
+
+
+def test_a_busy_connection_of_which_only_its_queue_is_seen_is_not_stuck() -> None:
+    ends = {"own_address": "10.0.0.1", "own_port": 5, "peer_address": "10.0.0.2", "peer_port": 6}
+    track = Track("n1", rank(0), 0.0, 0.0)
+    for at_s, queued in ((1.0, 90), (2.0, 50), (3.0, 80), (4.0, 20)):
+        track.hear(rank(0, sockets=(SocketSeen(**ends, unacked_bytes=queued),)), at_s, 0.0)
+    [flow] = track.flows.values()
+    assert flow.stuck_s == 4.0

@@ -36,7 +36,12 @@ SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
 @click.command("watch")
 @click.option("--here", "is_here", is_flag=True, help="Watch ranks of this machine only; do not ask SLURM.")
 @click.option("--pid", "are_pids", is_flag=True, help="Take the arguments as process ids of this machine.")
-@click.option("--once", "is_once", is_flag=True, help="Look for 5 s, print one answer, and exit.")
+@click.option(
+    "--once",
+    "is_once",
+    is_flag=True,
+    help="Look for 5 s (20 s on a busy machine), print one answer, and exit.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line, each second.")
 @log_dir_option
 @click.option("--probe", "probe_s", type=float, hidden=True)  # on a node: sends what the head's command reads

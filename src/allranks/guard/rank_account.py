@@ -238,8 +238,8 @@ class Account:
 
         And how long it has waited, by the rank that was waited for; what of that a fault has turned into `redo`, too.
         """
-        if self.beat is not None and self.beat.pace is not None and self._weighed_s < self.told_s:
-            self._weigh(self.beat, self.beat.pace)
+        if self.beat is not None and self.pace is not None and self._weighed_s < self.told_s:
+            self._weigh(self.beat, self.pace)
         waits_s = self.blocked.waits_s()
         total_s = sum(waits_s.values())
         found = self._split(now_s, total_s)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from allranks.model.pair import FULL, LARGE, Effort, PairResult
 from allranks.preflight.look import RoundOfTests
@@ -44,6 +44,8 @@ CONFIRM_S = 2.5
 QUIET_S = 3.0
 MAX_FAILED = 512
 """More failed pairs need not be tried again: it is no accident."""
+LOSING_SHARE = 1 / 3
+"""Of the pairs of a node, that lost datagrams: of 2 % lost one way, half of the pairs notice."""
 MAX_LARGE = 256
 """Of so many pairs that lost large packets the large payload is tried, and of twice as many to tell who it was."""
 MAX_SUSPECTS = 8
@@ -55,15 +57,14 @@ NUM_RATE_LOOKS = 2
 
 def plan_confirmation(results: Sequence[PairResult]) -> RoundOfTests | None:
     """Return the tests that repeat what failed outright; None where nothing did, or what did is proven."""
+    pairs = [(result.source, result.target) for result in results if has_failed(result) and not is_proven(result)]
+    if len(pairs) > MAX_FAILED:
+        return None
     # Where packets are lost, ARP may be, too, which asks once a second: two lost answers silence a pair, both ways.
-    losers = {*_cover([result for result in results if result.datagrams_lost and not is_silent(result)])}
-    pairs = [
-        (result.source, result.target)
-        for result in results
-        if has_failed(result)
-        and (not is_proven(result) or (is_silent(result) and {result.source, result.target} & losers))
-    ]
-    if not pairs or len(pairs) > MAX_FAILED:
+    losers = {*_cover([result for result in results if is_heavy_loss(result)]), *_find_losing(results)}
+    silent = [(result.source, result.target) for result in results if is_silent(result)]
+    pairs += [pair for pair in silent if losers & {*pair}][: MAX_FAILED - len(pairs)]
+    if not pairs:
         return None
     return RoundOfTests(pairs, FULL, CONFIRM_S, is_one_by_one=False, reason=f"{len(pairs)} pairs failed")
 
@@ -120,6 +121,17 @@ def plan_rate_look(quiet: Sequence[PairResult]) -> RoundOfTests | None:
 def merge(first: Iterable[PairResult], again: Iterable[PairResult]) -> list[PairResult]:
     """Return the results with those of a confirmation in the place of what they repeat."""
     return list({(result.source, result.target): result for result in (*first, *again)}.values())
+
+
+def _find_losing(results: Sequence[PairResult]) -> Iterator[int]:
+    """Yield the nodes that lose packets with many others: a busy one drops a datagram here and there."""
+    tried, lost = Counter[int](), Counter[int]()
+    for result in results:
+        if not is_silent(result):
+            for node in (result.source, result.target):
+                tried[node] += 1
+                lost[node] += result.datagrams_lost > 0
+    return (node for node in tried if lost[node] > LOSING_SHARE * tried[node])
 
 
 def _is_large_in_doubt(result: PairResult) -> bool:

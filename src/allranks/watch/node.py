@@ -193,6 +193,8 @@ class NodeWatcher:
             watched.visible.hear(watched.told, now_s)
         elif watched.pidfd is None:
             self._note_end(watched, now_s)
+        else:  # its main thread has ended, and another one has not: nobody knows what it got
+            watched.told = replace(watched.told, may_outlive_sigterm=True)
 
     def _read_sockets(self, now_s: float) -> None:
         began_s, alive = time.thread_time(), self._alive()

@@ -25,7 +25,9 @@ from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole
 from allranks.report.text import describe_time
 
 GAP_S = 2.0
-"""Looks of one node that are further apart do not tell what was between them."""
+"""Looks of one node that are further apart do not tell what was between them, unless they come so anyhow."""
+GAPS = 3.0
+"""How much later than the one before it a look may come: of very many nodes, looks are seconds apart."""
 WINDOW_S = 3.0
 """Over which the use of the processor is measured."""
 PASSED_S = 2.0
@@ -53,7 +55,7 @@ class Flow:
     moved_s: float
     """When bytes last went through it, either way."""
     stuck_s: float
-    """Since when bytes are unacknowledged, and no more get acknowledged, where that is told; now if none are."""
+    """Since when bytes are unacknowledged, and no more of them get acknowledged; now if none are."""
     unread_s: float
     """Since when as many bytes as now wait to be read; now if none do."""
 
@@ -62,7 +64,8 @@ class Flow:
         before, self.seen = self.seen, seen
         if _BYTES(seen) != _BYTES(before):
             self.moved_s = told_s
-        if not seen.unacked_bytes or not before.unacked_bytes or seen.acked_bytes != before.acked_bytes:
+        is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
+        if not seen.unacked_bytes or not before.unacked_bytes or is_acked:
             self.stuck_s = told_s
         if not seen.unread_bytes or seen.unread_bytes != before.unread_bytes:
             self.unread_s = told_s
@@ -160,7 +163,7 @@ class Track:
                 self.first_s = max(self.stack_s, self.first_s)
             if before.stack is None or _PLACE(look.stack) != _PLACE(before.stack):
                 self.place_s = max(self.stack_s, self.place_s)
-            if look.stack.counter is not None:
+            if look.stack.counter is not None and self.stack_s >= self.began_s:  # else it is from before a gap
                 self.steps.append((self.stack_s, look.stack.counter[1]))
 
 
@@ -175,6 +178,8 @@ class NodeTrack:
     first_at_s: float
     """When the first look was taken, by the node's clock."""
     num_late: int = 0
+    passed_s: float = 0.0
+    """Between the last two looks: those of very many nodes come seconds apart."""
 
     def follow(self, look: NodeLook, now_s: float) -> bool:
         """Take in a newer look; returns whether what is known of the time before it still counts."""
@@ -183,7 +188,8 @@ class NodeTrack:
         has_stood = self.num_late >= MANY
         self.offset_s = now_s - look.at_s if has_stood else min(self.offset_s + DRIFT * passed_s, now_s - look.at_s)
         self.look, self.told_s = look, look.at_s + self.offset_s
-        return passed_s <= GAP_S and not has_stood
+        is_gap, self.passed_s = passed_s > max(GAP_S, GAPS * self.passed_s), passed_s
+        return not is_gap and not has_stood
 
 
 class LookHistory:

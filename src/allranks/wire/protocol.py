@@ -53,7 +53,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, PairTarget
 from allranks.model.past import Past
 
-PROTOCOL = 13
+PROTOCOL = 14
 HANDSHAKE_S = 2.0
 NONCE_BYTES = 16
 

@@ -325,7 +325,7 @@ class Comparing:
             text = f"{ruined}, as before the checkpoint was loaded: a restart does not help"
             raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
         if not self._is_said:
-            equal = ", on all ranks alike" if groups_of(reports) else ""
+            equal = ", on all ranks alike" if self._is_on and groups_of(reports) else ""
             self._tell(
                 f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision"
             )

@@ -33,6 +33,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from allranks.model.safe_text import as_utf8
 from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import can_watch, hash_bytes, hash_text, on_one_device
@@ -147,7 +148,7 @@ class OpRecorder(EagerMode):
         ]
         for name, line, module, inputs, outputs, settings, generator in self._rows:
             read, made = (tuple(OpValue(form, numbers[place]) for form, place in own) for own in (inputs, outputs))
-            yield Op(name, line, module, read, made, settings, generator)
+            yield Op(name, as_utf8(line), module, read, made, settings, generator)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, form = kwargs or {}, _form_of(func)

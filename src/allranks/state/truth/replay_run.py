@@ -193,9 +193,10 @@ def try_out(
             f"it talks to other ranks ({watching.found}), and only two of them repeat a step; track the module as "
             f"s.ddp() returned it, and leave other collectives out"
         )
-    before, outside = _weights(parts), _gradients_outside(parts)
+    before, outside = _weights(parts), _parameters_outside(parts)
+    gradients = [*map(_gradient_of, outside)]
     first = run(function, parcel, parts, synchronization, changing=changing)
-    if outside != _gradients_outside(parts, of=outside):
+    if gradients != [*map(_gradient_of, outside)]:
         return "it leaves gradients in parameters that are not tracked, which nobody puts back: track their module, too"
     if changed := [name for name, own in _weights(parts).items() if own != before[name]]:
         return f"it changed {changed[0].removeprefix('/')}: it must do forward and backward only"
@@ -210,16 +211,16 @@ def try_out(
     return ""
 
 
-def _gradients_outside(parts: Parts, of: Collection[torch.Tensor] | None = None) -> dict[torch.Tensor, tuple[int, int]]:
-    """Return which gradients there are of parameters that no part has, as identity and version.
+def _parameters_outside(parts: Parts) -> list[torch.Tensor]:
+    """Return the parameters of this process that no part has."""
+    own = {id(one) for one in (*parts.parameters().values(), *parts.optimized())}
+    found = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
+    return [one for one in found if one.is_leaf and one.requires_grad and id(one) not in own]
 
-    Args:
-        of: only of these; None: of all in this process.
-    """
-    own = {*parts.parameters().values(), *parts.optimized()}
-    found = gc.get_objects() if of is None else of
-    leaves = (one for one in found if issubclass(type(one), torch.Tensor) and one.is_leaf and one.requires_grad)
-    return {one: (id(one.grad), getattr(one.grad, "_version", 0)) for one in leaves if one not in own}
+
+def _gradient_of(one: torch.Tensor) -> tuple[int, int]:
+    """Return what tells a gradient from another one, and from itself after a change."""
+    return id(one.grad), getattr(one.grad, "_version", 0)
 
 
 def _weights(parts: Parts) -> dict[str, int]:
