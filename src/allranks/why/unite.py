@@ -51,8 +51,8 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
 def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
     """Return the facts, those of kernels with less confidence that killed a process which nobody knows.
 
-    A kernel's log has all that happened on its machine: years of it, and other people's. Beside a failure of the job
-    there, such a kill is likely, and undecided if it was more than NEAR_S before, or if its name is no Python's.
+    A kernel's log has all that happened on its machine: years of it, and other people's. Such a kill is likely; beside
+    a failure of the job there, it is undecided if it was more than NEAR_S earlier, or if its name is no Python's.
     """
     failed = [fact for fact in facts if fact.kind in _FAILED and fact.said is not Said.KERNEL and fact.who]
     found = []
@@ -60,19 +60,17 @@ def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
         is_stranger = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.who.pid is not None
         if is_stranger and fact.who.rank is None and fact.who.local_rank is None:
             near = [other.when for other in failed if other.who.compare_machines(fact.who) is Same.YES]
-            if near:
-                fact = replace(fact, confidence=_stranger(fact, near))
+            fact = replace(fact, confidence=_judge_stranger(fact, near))
         found.append(fact)
     return found
 
 
-def _stranger(fact: Fact, near: Sequence[When]) -> Confidence:
+def _judge_stranger(fact: Fact, near: Sequence[When]) -> Confidence:
     name = _KILLED.search(fact.places[0].text)
-    if name is not None and not name[1].startswith(_NAMES):
-        return Confidence.UNDECIDED
+    is_other = name is not None and not name[1].startswith(_NAMES)
     since_s = [(when.earliest_s or 0.0) - (fact.when.latest_s or 0.0) for when in near if when.clock == fact.when.clock]
     is_far = bool(fact.when.clock) and bool(since_s) and min(since_s) > NEAR_S
-    return Confidence.UNDECIDED if is_far else Confidence.LIKELY
+    return Confidence.UNDECIDED if near and (is_other or is_far) else Confidence.LIKELY
 
 
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
