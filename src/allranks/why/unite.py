@@ -54,12 +54,16 @@ def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
     A kernel's log has all that happened on its machine: years of it, and other people's. Such a kill is likely; beside
     a failure of the job there, it is undecided if it was more than NEAR_S earlier, or if its name is no Python's.
     """
-    failed = [fact for fact in facts if fact.kind in _FAILED and fact.said is not Said.KERNEL and fact.who]
+    failed: defaultdict[str | None, list[When]] = defaultdict(list)
+    for fact in facts:
+        if fact.kind in _FAILED and fact.said is not Said.KERNEL:
+            for machine in {fact.who.node, fact.who.pod} - {None}:
+                failed[machine].append(fact.when)
     found = []
     for fact in facts:
         is_stranger = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.who.pid is not None
         if is_stranger and fact.who.rank is None and fact.who.local_rank is None:
-            near = [other.when for other in failed if other.who.compare_machines(fact.who) is Same.YES]
+            near = [*failed.get(fact.who.node, ()), *failed.get(fact.who.pod, ())]
             fact = replace(fact, confidence=_judge_stranger(fact, near))
         found.append(fact)
     return found
