@@ -35,6 +35,16 @@ LOSSY = {"retransmitted": 430, "mbit_s": 700.0, "lost_at": 1.0}
 
 PLANTED = {
     "nothing": (lambda a, b: {}, []),
+    "a slow node, whose queue drops what does not fit": (
+        lambda a, b: {**SLOW, **({"retransmitted": 112, "lost_at": 1.0} if (a, b) == ("node01", "node03") else {})}
+        if "node03" in (a, b) else {},
+        ["AR213 slow-link node03"],
+    ),
+    "a slow node that loses packets, too": (
+        lambda a, b: {**SLOW, **({"retransmitted": 112, "lost_at": 1.0, "mbit_s": 40.0} if b == "node03" else {})}
+        if "node03" in (a, b) else {},
+        ["AR212 packet-loss node03", "AR213 slow-link node03"],
+    ),
     "a slow link, one way": (
         lambda a, b: SLOW if (a, b) == ("node01", "node04") else {},
         ["AR213 slow-link node01 -> node04"],

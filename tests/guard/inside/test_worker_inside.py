@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 from functools import partial
 from pathlib import Path
@@ -346,3 +349,28 @@ def test_a_group_that_is_formed_again_counts_anew(tmp_path: Path):
     assert call is not None
     told = json.loads(call.data)
     assert (told["group"], told["seq"]) == ("0#2", 2)
+
+
+@pytest.mark.torch
+def test_a_destroyed_group_is_kept_until_the_next_one_is_formed(tmp_path: Path):
+    script = """
+        import gc, weakref
+        from torch.distributed import HashStore, distributed_c10d as c10d
+        from allranks.guard.inside import entry
+
+        entry.arm(c10d)
+
+        def form():
+            c10d.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+            return weakref.ref(c10d.group.WORLD)
+
+        first = form()
+        c10d.destroy_process_group()
+        gc.collect()
+        assert first() is not None
+        second = form()
+        gc.collect()
+        assert (first(), second() is not None) == (None, True)
+        """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=100)
+    assert ran.returncode == 0, ran.stderr

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import functools
 import json
 import sys
@@ -26,6 +27,8 @@ from .wrapped_calls import Teller, wrap
 
 _teller: Teller | None = None
 _beat: BeatThread | None = None
+_kept: list[Any] = []
+"""Groups that are destroyed, and kept."""
 _failed = (0, "")
 """Number of the last call that raised, and what."""
 
@@ -46,6 +49,7 @@ def arm(c10d: Any) -> None:
     @functools.wraps(init_process_group)
     def init_and_beat(*args: Any, **kwargs: Any) -> Any:
         begin()
+        _let_groups_go()
         try:
             formed = init_process_group(*args, **kwargs)
         except BaseException as exc:
@@ -58,6 +62,8 @@ def arm(c10d: Any) -> None:
     @functools.wraps(destroy_process_group)
     def destroy_and_note(*args: Any, **kwargs: Any) -> Any:
         _note_groups()  # also one that lived for less than a beat counts
+        with contextlib.suppress(Exception):
+            _keep_groups(c10d, *args, **kwargs)
         try:
             destroyed = destroy_process_group(*args, **kwargs)
         except BaseException as exc:
@@ -68,6 +74,27 @@ def arm(c10d: Any) -> None:
 
     c10d.init_process_group = init_and_beat
     c10d.destroy_process_group = destroy_and_note
+
+
+def _keep_groups(c10d: Any, group: Any = None) -> None:
+    """Have the memory of Gloo's groups not given back with the default one, but with the next init_process_group.
+
+    Whoever holds a group last, mostly DDP's reducer when `main` returns, waits for Gloo's threads with the GIL in hand;
+    a thread that still lets go of its last tensor waits for the GIL: for good (torch 2.13, a busy machine; the session
+    does so in join.leave). What is kept at the end of the process goes with it.
+    """
+    world = c10d._world
+    if group is None or group is world.default_pg:
+        names = {str(backend) for backend, _ in world.pg_map.values()}
+        if not any("nccl" in name for name in names):
+            for kept in world.pg_map:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+                _kept.append(kept)
+
+
+def _let_groups_go() -> None:
+    while _kept:
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(_kept.pop()))
 
 
 def begin() -> None:

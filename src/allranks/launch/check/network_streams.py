@@ -6,9 +6,11 @@ only what is so both times is blamed (preflight.blame). The streams decide, not 
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 
 import msgspec
 
@@ -35,6 +37,8 @@ AGAIN_TIMES = 2
 MAX_AGAIN = 12
 """Rounds of a second look; of a node with many slow streams, these decide."""
 MAX_EVIDENCE = 6
+FULL = 0.9
+"""Of the usual rate of a slow node: a stream that carries so much fills its link."""
 MEASURED = {Symptom.LOSSY, Symptom.SLOW}
 """What the streams show better than the tests of a check."""
 
@@ -138,15 +142,24 @@ def serve_streams(order: StreamOrder, env: Mapping[str, str]) -> None:
 def judge_network(pairs: Sequence[Pair], marks: Marks, ends: Mapping[str, MemberAddress]) -> tuple[Finding, ...]:
     """Return the nodes and links that lose packets or are slow. Pure.
 
-    TCP slows down where packets are lost, so a lossy stream is not held against the speed of its nodes.
+    TCP slows down where packets are lost, so a lossy stream is not held against the speed of its nodes. And a slow
+    node's queue drops what does not fit, so what a stream loses that fills a slow node's link is no loss of the link.
     """
     known = [pair for pair in pairs if pair.mbit_s is not None and pair not in marks.unjudged]
-    lossy = [_find(find_cause("AR212"), found, known, ends) for found in _blame(known, marks.lossy)]
     clean = [pair for pair in known if pair not in marks.lossy]
-    slow = [
-        _find(find_cause("AR213"), found, known, ends, usual_mbit_s=f"{marks.usual_mbit_s:.0f}")
-        for found in _blame(clean, marks.slow)
-    ]
+    narrow = _blame(clean, marks.slow)
+    full_mbit_s = {
+        name: FULL * median(pair.mbit_s or 0.0 for pair in clean if name in (pair.source, pair.target))
+        for found in narrow if found.kind is Kind.NODE
+        for name in found.groups[0]
+    }  # fmt: skip
+    losing = [
+        pair for pair in marks.lossy
+        if all((pair.mbit_s or 0.0) < full_mbit_s.get(name, math.inf) for name in (pair.source, pair.target))
+    ]  # fmt: skip
+    lossy = [_find(find_cause("AR212"), found, known, ends) for found in _blame(known, losing)]
+    usual_mbit_s = f"{marks.usual_mbit_s:.0f}"
+    slow = [_find(find_cause("AR213"), found, known, ends, usual_mbit_s=usual_mbit_s) for found in narrow]
     return (*lossy, *slow)
 
 
