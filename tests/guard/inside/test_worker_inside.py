@@ -352,25 +352,20 @@ def test_a_group_that_is_formed_again_counts_anew(tmp_path: Path):
 
 
 @pytest.mark.torch
-def test_a_destroyed_group_is_kept_until_the_next_one_is_formed(tmp_path: Path):
+def test_the_threads_of_gloo_have_time_before_the_default_group_goes():
     script = """
-        import gc, weakref
+        import time
         from torch.distributed import HashStore, distributed_c10d as c10d
         from allranks.guard.inside import entry
 
         entry.arm(c10d)
-
-        def form():
-            c10d.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-            return weakref.ref(c10d.group.WORLD)
-
-        first = form()
+        waited = []
+        entry.time.sleep = lambda seconds: waited.append((seconds, c10d.is_initialized()))
+        c10d.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+        c10d.destroy_process_group(c10d.new_group([0]))
+        assert waited == []
         c10d.destroy_process_group()
-        gc.collect()
-        assert first() is not None
-        second = form()
-        gc.collect()
-        assert (first(), second() is not None) == (None, True)
+        assert (waited, c10d.is_initialized()) == ([(entry.LET_GO_S, True)], False)
         """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=100)
     assert ran.returncode == 0, ran.stderr

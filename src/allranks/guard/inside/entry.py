@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import ctypes
 import functools
 import json
 import sys
+import time
 from typing import Any
 
 from .beat_thread import BeatThread
@@ -27,8 +27,7 @@ from .wrapped_calls import Teller, wrap
 
 _teller: Teller | None = None
 _beat: BeatThread | None = None
-_kept: list[Any] = []
-"""Groups that are destroyed, and kept."""
+LET_GO_S = 0.1
 _failed = (0, "")
 """Number of the last call that raised, and what."""
 
@@ -49,7 +48,6 @@ def arm(c10d: Any) -> None:
     @functools.wraps(init_process_group)
     def init_and_beat(*args: Any, **kwargs: Any) -> Any:
         begin()
-        _let_groups_go()
         try:
             formed = init_process_group(*args, **kwargs)
         except BaseException as exc:
@@ -63,7 +61,7 @@ def arm(c10d: Any) -> None:
     def destroy_and_note(*args: Any, **kwargs: Any) -> Any:
         _note_groups()  # also one that lived for less than a beat counts
         with contextlib.suppress(Exception):
-            _keep_groups(c10d, *args, **kwargs)
+            _wait_for_gloo(c10d, *args, **kwargs)
         try:
             destroyed = destroy_process_group(*args, **kwargs)
         except BaseException as exc:
@@ -76,25 +74,16 @@ def arm(c10d: Any) -> None:
     c10d.destroy_process_group = destroy_and_note
 
 
-def _keep_groups(c10d: Any, group: Any = None) -> None:
-    """Have the memory of Gloo's groups not given back with the default one, but with the next init_process_group.
+def _wait_for_gloo(c10d: Any, group: Any = None) -> None:
+    """Give Gloo's threads the time to let go of their last tensors, before the default group goes.
 
-    Whoever holds a group last, mostly DDP's reducer when `main` returns, waits for Gloo's threads with the GIL in hand;
-    a thread that still lets go of its last tensor waits for the GIL: for good (torch 2.13, a busy machine; the session
-    does so in join.leave). What is kept at the end of the process goes with it.
+    Whoever holds a group last, mostly DDP's reducer when `main` returns, waits for these threads with the GIL in hand;
+    one that still has a tensor waits for the GIL: for good (torch 2.13, a busy machine; see also join.group).
     """
     world = c10d._world
-    if group is None or group is world.default_pg:
-        names = {str(backend) for backend, _ in world.pg_map.values()}
-        if not any("nccl" in name for name in names):
-            for kept in world.pg_map:
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
-                _kept.append(kept)
-
-
-def _let_groups_go() -> None:
-    while _kept:
-        ctypes.pythonapi.Py_DecRef(ctypes.py_object(_kept.pop()))
+    has_nccl = any("nccl" in str(backend) for backend, _ in world.pg_map.values())
+    if (group is None or group is world.default_pg) and not has_nccl:
+        time.sleep(LET_GO_S)
 
 
 def begin() -> None:
