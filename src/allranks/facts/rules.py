@@ -195,10 +195,8 @@ def strikes(reason: Item, effect: Item) -> bool:
     """Whether what happened to a machine explains a fact of a process on it."""
     if reason is effect:
         return False
-    if reason.kind is FactKind.ENDED and reason.who.is_node:  # the kernel killed some process there
-        return reason.sort is Sort.BREAK and _is_same_end(reason, effect)
-    if reason.kind is FactKind.ENDED:
-        return False
+    if reason.kind is FactKind.ENDED:  # the kernel killed some process there: the one that a SIGKILL ended
+        return reason.who.is_node and reason.sort is Sort.BREAK and _is_same_end(reason, effect)
     if reason.kind is FactKind.DEVICE_FAULT:
         is_named = effect.kind is FactKind.RAISED and reason.strength <= effect.strength and not effect.fact.is_generic
         return effect.kind is FactKind.ENDED or is_named

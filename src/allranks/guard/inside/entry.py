@@ -28,6 +28,7 @@ from .wrapped_calls import Teller, wrap
 _teller: Teller | None = None
 _beat: BeatThread | None = None
 LET_GO_S = 0.1
+"""What Gloo's threads have to let go of their last tensors."""
 _failed = (0, "")
 """Number of the last call that raised, and what."""
 
