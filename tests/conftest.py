@@ -60,6 +60,32 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+@pytest.fixture(autouse=True)
+def no_child_left() -> Iterator[None]:
+    """End what a test has left in a session of its own.
+
+    Where a verb runs in this process, what outlives its test becomes a child of it, and the next test would take that for
+    a process of its own. Children of fixtures that live longer were there before.
+    """
+    before = detached_children()
+    yield
+    for pid in detached_children() - before:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def detached_children() -> set[int]:
+    """Children of this process whose session is another one, as that of all that allranks starts."""
+    found = set()
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, path.read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                if os.getsid(pid) != os.getsid(0):
+                    found.add(pid)
+    return found
+
+
 NOBODY = 65534
 IS_LAB_REQUIRED = os.environ.get("ALLRANKS_REQUIRE_LAB") == "1"
 """Read once: while a test runs, its environment is clean."""

@@ -25,7 +25,7 @@ from allranks.host.process import read_environment
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import workers
 from allranks.launch.workers import END_S, PR_SET_CHILD_SUBREAPER, Standby, become_subreaper, spawn
-from conftest import Allranks, agents_in_background, clean_env, is_alive, wait_until, write
+from conftest import Allranks, agents_in_background, clean_env, detached_children, is_alive, wait_until, write
 
 pytestmark = pytest.mark.torch
 SITE = Path(allranks.__file__).parent / "join" / "site"
@@ -508,11 +508,14 @@ def test_a_fork_that_comes_too_late_runs_nothing(tmp_path: Path, monkeypatch: py
     script = write(tmp_path / "train.py", f"open({str(tmp_path / 'ran')!r}, 'a').write('once')\n")
     command, env = [sys.executable, str(script)], env_with_torch(tmp_path, "")
     with standby(command, env) as made:
+        others = detached_children()
         made.process.send_signal(signal.SIGSTOP)
         with (tmp_path / "out").open("wb") as out:
             assert made.fork(env, out=out.fileno(), err=out.fileno(), fds={}) is None
         made.process.send_signal(signal.SIGCONT)
-        assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == 0  # the late one
+        wait_until(lambda: detached_children() - others, "the late one")
+        (late,) = detached_children() - others
+        assert os.waitstatus_to_exitcode(os.waitpid(late, 0)[1]) == 0
         monkeypatch.undo()
         assert fork(made, tmp_path, env).wait() == 0
     assert (tmp_path / "ran").read_text() == "once"

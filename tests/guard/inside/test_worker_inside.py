@@ -299,12 +299,13 @@ def test_the_functions_are_what_they_were(tmp_path: Path):
 
         for batch in loader:
             between_graphs(batch[:, :1])
+        dist.destroy_process_group()
         """
     with workers(tmp_path, text, num=1) as (with_us,):
         assert with_us.process.wait(100) == 0, with_us.out.read_text()
         read, ours = with_us.cell.read(), with_us.out.read_text()
     with workers(tmp_path, text, num=1, ALLRANKS_HOOK="0") as (without,):
-        assert without.process.wait(100) == 0
+        assert without.process.wait(100) == 0, without.out.read_text()
         theirs = without.out.read_text()
     # No warning of Dynamo about code of ours, that is; its own lines have a time.
     told, own = ([line for line in text.splitlines() if "torch/_logging" not in line] for text in (ours, theirs))
