@@ -173,7 +173,7 @@ def test_a_terminal_has_the_table_and_q_quits(job: Job, tmp_path: Path) -> None:
                 os.read(head, 1 << 16)
             except OSError:
                 break
-        assert watch.wait(30) == 3, drawn[-2000:]
+        assert watch.wait(100) == 3, drawn[-2000:]
     os.close(head)
     assert "WHERE" in drawn
 

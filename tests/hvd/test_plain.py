@@ -55,7 +55,7 @@ def lab(tmp_path: Path) -> Iterator[TestLab]:
     finally:
         lab.run("down")
         for each in servers:
-            each.wait(20)
+            each.wait(60)
 
 
 def test_plain_horovodrun_says_nothing_of_the_pause(lab: TestLab, tmp_path: Path) -> None:

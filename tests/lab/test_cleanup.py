@@ -36,7 +36,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[Path, str], subprocess.Popen[byt
 
 def kill_and_reap(lab: Path, process: subprocess.Popen[bytes], names: list[str] | None = None) -> None:
     kill_hosts(lab, names)
-    assert process.wait(40) == -9
+    assert process.wait(100) == -9
 
 
 def test_only_the_nodes_of_this_lab_are_killed(

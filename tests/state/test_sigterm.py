@@ -70,7 +70,7 @@ def test_a_signal_of_slurm_s_is_left_to_the_agent_and_the_agent_s_is_obeyed(cell
             process.wait(0.5)
         cell.end()
         process.terminate()
-        assert process.wait(10) == -signal.SIGTERM
+        assert process.wait(60) == -signal.SIGTERM
 
 
 ALONE = """\
@@ -108,7 +108,7 @@ def test_without_an_agent_the_training_is_asked(
                 assert said(process) == words
                 process.terminate()
                 if exit_code is not None:
-                    assert process.wait(10) == exit_code
+                    assert process.wait(60) == exit_code
         finally:
             process.kill()
 
@@ -145,7 +145,7 @@ def test_a_rank_that_saves_is_ended_when_it_has_saved(cell: Cell, has_agent: boo
             assert process.stdin is not None
             print(file=process.stdin, flush=True)
             assert said(process) == "written"
-            assert process.wait(10) == -signal.SIGTERM
+            assert process.wait(60) == -signal.SIGTERM
             assert not cell.is_saving
         finally:
             process.kill()
@@ -156,7 +156,7 @@ def test_a_script_that_handles_sigterm_gets_it_while_it_saves() -> None:
     with saving(None, text) as process:
         assert said(process) == "in"
         process.terminate()
-        assert process.wait(10) == 7
+        assert process.wait(60) == 7
 
 
 def test_the_session_s_handler_is_no_handler_of_the_script(cell: Cell) -> None:
@@ -171,7 +171,7 @@ def test_a_script_s_own_handler_stays(cell: Cell) -> None:
     with running(cell, before="signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))") as process:
         assert said(process) == "False"
         process.terminate()
-        assert process.wait(10) == 7
+        assert process.wait(60) == 7
 
 
 def test_children_die_of_it_as_ever(cell: Cell) -> None:

@@ -77,5 +77,5 @@ def workers(tmp_path: Path, text: str, num: int = 2, **env: str) -> Iterator[lis
         for worker in started:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(worker.pid, signal.SIGKILL)
-            worker.process.wait(10)
+            worker.process.wait(60)
             worker.cell.close()
