@@ -65,7 +65,7 @@ def run_job(nodes: SixNodes, directory: Path, ranks: int, mbit: int, late_ms: fl
 
 def share(ledger: Ledger, *categories: str) -> float:
     """Return the share of these categories in the time from the first step on."""
-    passed_s = ledger.rank_s - sum(ledger.seconds.get(other, 0.0) for other in ("start", "queue", "unknown"))
+    passed_s = ledger.rank_s - sum(ledger.seconds.get(other, 0.0) for other in ("start", "queue", "end", "unknown"))
     return sum(ledger.seconds.get(category, 0.0) for category in categories) / passed_s
 
 

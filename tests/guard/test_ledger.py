@@ -199,7 +199,7 @@ def test_the_queue_and_earlier_attempts_are_part_of_the_whole() -> None:
     assert [sum(row.seconds.values()) for row in ledger.ranks] == [50.0, 50.0]
 
 
-def test_the_end_of_an_interpreter_is_unknown() -> None:
+def test_the_end_of_an_interpreter_is_told_apart() -> None:
     """The script ends at 6.0 s, its process at 9.0 s: torch has much to unload, and the cores are busy."""
     books, totals = Books(), (1_000_000, 5_000_000, 0, 0, 0, 0, 0)
     books.begin(plan(1, 1), 0.0)
@@ -207,10 +207,10 @@ def test_the_end_of_an_interpreter_is_unknown() -> None:
     for now_s in (6.0, 7.0, 8.0):
         told = RankBeat(rank=0, pace=msgspec.structs.replace(pace, has_left=now_s > 6.0))
         books.hear(NodeBeat(node_index=0, generation=0, ranks=(told,)), now_s)
-    assert books.snapshot(8.5).seconds == {"start": 1.0, "step": 5.0, "unknown": 2.5}
+    assert books.snapshot(8.5).seconds == {"start": 1.0, "step": 5.0, "end": 2.5}
     books.ended(WorkerEnd(rank=0, node="", exit_code=0, time_s=0.0), 9.0)
     books.hear(NodeBeat(node_index=0, generation=0, ranks=(told,)), 9.1)
-    assert books.snapshot(9.5).seconds == {"start": 1.0, "step": 5.0, "unknown": 3.5}
+    assert books.snapshot(9.5).seconds == {"start": 1.0, "step": 5.0, "end": 3.5}
 
 
 STEPS = "( step 0.08 data 0.01 all 0.02 opt )"

@@ -276,7 +276,7 @@ class Books:
         """Return the whole account up to now; takes 20 us for each rank."""
         now_s = max(self._gen_s, now_s if self._end_s is None else min(now_s, self._end_s))
         totals = self._past.copy()
-        self._close_into(totals, now_s, over=Category.UNKNOWN)
+        self._close_into(totals, now_s)
         seconds = {category.value: round(totals.seconds[category], 3) for category in Category}
         rows = [show_row(rank, row) for rank, row in sorted(totals.rows.items())]
         lost = sorted(rows, key=lambda row: -sum(row.seconds.get(category, 0.0) for category in LOST))
@@ -336,11 +336,11 @@ class Books:
         self._is_estimated |= any(account.blocked.is_estimated for account in self._accounts.values())
         self._last_fault, self._fault = self._fault, None
 
-    def _close_into(self, totals: Totals, now_s: float, *, over: Category) -> None:
+    def _close_into(self, totals: Totals, now_s: float, *, over: Category | None = None) -> None:
         """Add the accounts of the present generation.
 
         Args:
-            over: what the time is from the end of ranks to now, if no fault has ended them.
+            over: what the time is from the end of ranks to now, if no fault has ended them; None: theirs.
         """
         fault = self._fault
         for rank, account in self._accounts.items():
@@ -356,7 +356,7 @@ class Books:
                 behind = Category.UNKNOWN if self._end_s is not None else Category.RESTART
                 seconds[behind] += now_s - fault_s
             else:
-                seconds[over] += now_s - until_s
+                seconds[over or (Category.END if account.has_ended_well else Category.UNKNOWN)] += now_s - until_s
             for category, found_s in seconds.items():
                 if found_s > 0:
                     totals.book(rank, category, found_s)

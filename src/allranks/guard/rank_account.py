@@ -6,8 +6,8 @@
 
 Pace has running totals, so a word that is lost costs nothing, and the account is made anew from the newest one each
 time. Front, Pace and tail sum to the wall time by construction. A tail counts as the present state only where it is
-short and the rank lives: behind the last word of a dead or silent one it is unknown, as is the end of an interpreter
-whose script is over.
+short and the rank lives: behind the last word of a dead or silent one it is unknown, and where the script is over, it
+is the end.
 
 What a rank books as `blocked`, and part of its `backward`, is split into `wait` and `transfer` (blocked.py).
 """
@@ -309,22 +309,24 @@ class Account:
         if pace is None or self._front_s is None:
             return dict.fromkeys(Category, 0.0) | {Category.UNKNOWN: whole_s}
         raw = [self._total(state) / 1e6 for state in range(len(PACE_STATES))]
-        front_s, unknown_s = max(0.0, self._front_s), 0.0
+        front_s, end_s, unknown_s = max(0.0, self._front_s), 0.0, 0.0
         raw[START] = max(0.0, raw[START] + min(0.0, self._front_s))  # a standby began before its generation
         booked_until_s = self.begun_s + self._front_s + self._booked_us / 1e6
         if until_s < booked_until_s:  # its end, or a fault, came before its last word
             raw[pace.state] -= min(booked_until_s - until_s, raw[pace.state])
-        elif self.is_dead or self._has_left or until_s > self.told_s + TAIL_S:
+        elif self._has_left and not self.is_dead:
+            end_s = until_s - booked_until_s
+        elif self.is_dead or until_s > self.told_s + TAIL_S:
             unknown_s += until_s - booked_until_s
         else:
             is_over = self.until_s is not None
             going_on_s = until_s - (booked_until_s if is_over else max(self.told_s, booked_until_s))
             unknown_s += until_s - booked_until_s - going_on_s
             raw = _go_on(raw, pace, going_on_s)
-        total_s = front_s + unknown_s + sum(raw)
+        total_s = front_s + end_s + unknown_s + sum(raw)
         scale = whole_s / total_s if total_s > whole_s else 1.0  # nonsense in a cell
-        front_s, unknown_s, raw = front_s * scale, unknown_s * scale, [part_s * scale for part_s in raw]
-        unknown_s += max(0.0, whole_s - front_s - unknown_s - sum(raw))
+        front_s, end_s, unknown_s, *raw = (part_s * scale for part_s in (front_s, end_s, unknown_s, *raw))
+        unknown_s += max(0.0, whole_s - front_s - end_s - unknown_s - sum(raw))
         if self._is_running:
             front_s, unknown_s = 0.0, unknown_s + front_s
         start_s = front_s + raw[START]
@@ -344,6 +346,7 @@ class Account:
             Category.DATA: raw[DATA],
             Category.EVAL: raw[EVAL],
             Category.SAVE: raw[SAVE],
+            Category.END: end_s,
             Category.UNKNOWN: unknown_s,
         }
 

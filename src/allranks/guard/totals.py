@@ -102,7 +102,7 @@ def find_losses(totals: Totals, restarts: Sequence[RestartCost], *, is_estimated
             ranks = _most(owed, least=lost_s * MIN_OWED)
         elif category is Category.START and (late := _find_late(totals, lost_s)):
             ranks, waited_s = tuple(late), min(lost_s, max(late.values()))
-        elif category in (Category.RESTART, Category.REDO, Category.QUEUE):
+        elif category in (Category.RESTART, Category.REDO, Category.QUEUE, Category.END):
             ranks = ()
         else:
             owed = {rank: row.seconds[category] for rank, row in totals.rows.items() if category in row.seconds}

@@ -48,6 +48,8 @@ class Category(StrEnum):
     """Steps that a fault has lost: made once more after the restart."""
     QUEUE = "queue"
     """Waiting in SLURM's queue."""
+    END = "end"
+    """From the end of its script until its process has ended, and until the last rank has."""
     UNKNOWN = "unknown"
     """Nobody could book it: no hook, no torch, no optimizer, a lost node, or a lost book."""
 

@@ -30,6 +30,7 @@ WORDS = {
     Category.RESTART: "restarting",
     Category.REDO: "doing lost steps again",
     Category.QUEUE: "in SLURM's queue",
+    Category.END: "ending",
     Category.UNKNOWN: "not known",
 }
 """What a rank did in the time that is lost."""
