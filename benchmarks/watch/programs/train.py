@@ -20,6 +20,8 @@ import torch.distributed as dist
 from board import Board, Code
 
 PAUSE_S = 0.01
+STOPS_S = 0.2
+"""By then the store's owner is stopped: it has not read what the others ask."""
 SLURM_NAMES = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_NTASKS"}
 
 
@@ -59,6 +61,7 @@ def train(directory: str) -> None:
         elif code is Code.NEW_GROUP:
             if board.is_named(rank):
                 os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(STOPS_S)
             dist.new_group(list(range(dist.get_world_size())))  # place: new_group
         elif code is Code.READ:
             data.read_shard(f"{directory}/shard")
