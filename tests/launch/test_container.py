@@ -76,6 +76,7 @@ def test_a_group_forms_although_the_runtime_closes_sockets(allranks: Allranks, t
         "import torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "total = torch.ones(1); dist.all_reduce(total); print('sum', int(total))\n"
+        "dist.destroy_process_group()\n"
     )
     # A port of its own: between the two that hold it, it is free for anybody, also for another test's job.
     flags = ["--container", "my image.sif", "--master-port", "0", "--nproc-per-node", "2"]

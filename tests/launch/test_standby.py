@@ -229,6 +229,7 @@ def test_it_joins_a_group_and_beats_through_the_cell_it_got(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(
         "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\ndist.all_reduce(torch.ones(3))\n"
+        "dist.destroy_process_group()\n"
     )
     command, env = [sys.executable, str(script)], base_env(GLOO_SOCKET_IFNAME="lo")
     cell = Cell.create()

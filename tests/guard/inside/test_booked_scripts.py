@@ -68,6 +68,7 @@ def run(name, text):
     told = {"name": name, "steps": words[2] - before, "made": space["made"], "s": [each / 1e9 for each in ns],
             "truth": truth, "missing": marks.book.missing, "back": words[12] - 1, "left_s": words[14] / 1e9}
     print(json.dumps(told), flush=True)
+    dist.destroy_process_group()
     sys.exit()
 """
 SCRIPTS = {
@@ -275,6 +276,7 @@ def test_the_share_of_a_backward_pass_that_waits_is_measured(tmp_path: Path, mon
             spent.append(time.perf_counter() - began)
             optimizer.step()
         print(1000 * (1 - sum(computed[8:]) / sum(spent[8:])), flush=True)
+        dist.destroy_process_group()
         """
     with workers(tmp_path, text) as ranks:
         for rank in ranks:
