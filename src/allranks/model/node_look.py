@@ -2,21 +2,23 @@
 
     probe on each node --NodeLook, some times a second--> watch.since (since when) --> watch.judge (verdict, states)
 
-Whoever started the job: nothing here was told by a worker. Of a program's variables only whole numbers whose names say
-that they count (`step`, `epoch`, `batch`) are kept, never a text. Times are seconds of the node's monotonic clock, and
-only differences of one node's times mean anything.
+Whoever started the job: nothing here was told by a worker, but what torch answers to `watch --ask`. Of a program's
+variables only whole numbers whose names say that they count (`step`, `epoch`, `batch`) are kept, never a text. Times
+are seconds of the node's monotonic clock, and only differences of one node's times mean anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
-from allranks.model.beat import Age, Amount, ProcessState, Whole, Word
+from allranks.model.beat import Age, Amount, CallSeen, ProcessState, Whole, Word
 
 MAX_SOCKETS, MAX_COUNTERS, MAX_PROCESSES = 4096, 8, 4096
+MAX_TOLD_CALLS, MAX_MEMBERS = 1024, 1 << 16
 STEPS = ("step", "iter", "batch", "idx", "epoch")
 """Parts of a counter's name, the best one to tell a person first."""
 
@@ -91,6 +93,23 @@ class StackSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return " ".join(parts) or "at an unknown place"
 
 
+class FlightSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What torch's flight recorder of a rank has answered: a part of `recorder.calls.Dump`, by the same names."""
+
+    at_s: Age
+    """When it was asked."""
+    called_s: Age = 0.0
+    """When the last of its calls was made; 0: it has made none."""
+    calls: Annotated[tuple[CallSeen, ...], msgspec.Meta(max_length=MAX_TOLD_CALLS)] = ()
+    """The last ones of each group, and the first that is open."""
+    enqueued: Mapping[Word, Whole] = {}
+    started: Mapping[Word, Whole] = {}
+    members: Mapping[Word, Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_MEMBERS)]] = {}
+    """Of the groups that have not all ranks, where the recorder knows it."""
+    descs: Mapping[Word, Word] = {}
+    is_whole: bool = False
+
+
 class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One process of the job."""
 
@@ -120,6 +139,8 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Use of its GPU, by NVML; None: not known."""
     nccl_ops: Amount | None = None
     """Collectives that it has started, by NCCL's RAS; None: not known."""
+    flight: FlightSeen | None = None
+    """None: nobody asked, it has not answered, or something has moved since."""
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -22,6 +22,7 @@ from allranks.facts.fact import NEVER_SAID, When
 from allranks.model.beat import ProcessState
 from allranks.model.finding import Confidence, Finding
 from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
+from allranks.recorder.wait_graph import Standstill
 from allranks.report.text import describe_time
 
 GAP_S = 2.0
@@ -209,6 +210,8 @@ class LookHistory:
         """When the last of them was last seen to hold."""
         self.stood: tuple[float, tuple[Any, ...]] = (-math.inf, ())
         """When ranks were last said to wait for others, before any of them ended; and those states."""
+        self.told_stops: tuple[object, Sequence[Standstill]] = (None, ())
+        """Why ranks wait, by torch's recorders; and which answers of theirs that is from."""
         self._tracks: dict[tuple[str, int, int], Track] = {}
 
     def hear(self, look: NodeLook, now_s: float) -> None:
