@@ -15,7 +15,8 @@ does not answer is not asked again, since its queue would fill up.
 
 Limits: Linux on x86-64 and aarch64. A server in another network namespace is not asked. What RDMA and NVLink carry is
 not seen here, so ranks of NCCL are also asked while they run; whether they wait, the times of their calls tell
-(standstill.py). JSON has no stacks: no call has its line of code.
+(standstill.py). JSON has no stacks: no call has its line of code. A group that was destroyed and formed again under its
+name is one group here.
 Source: torch 2.13, torch/csrc/distributed/c10d: control_plane/WorkerServer.cpp and Handlers.cpp, FlightRecorder.cpp;
 struct DumpPipe in ProcessGroupNCCL.hpp.
 """
@@ -23,19 +24,15 @@ struct DumpPipe in ProcessGroupNCCL.hpp.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import re
-import selectors
-import socket
 import stat
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 from msgspec.structs import asdict
@@ -131,45 +128,40 @@ def ask_recorders(ranks: Mapping[int, int], *, at_s: float, root: Path = Path("/
         at_s: the time now, by the clock of the looks.
     """
     until_s, now = time.monotonic() + ANSWER_S, (at_s, time.time_ns())
-    answers, questions = dict.fromkeys(ranks, cast("_Told", NOTHING_ON)), dict[int, list[_Question]]()
-    files = dict[int, tuple[Path, object]]()
-    with contextlib.ExitStack() as left:
-        for pid, rank in ranks.items():
-            try:
-                if (address := find_server(pid, root=root)) is not None:
-                    questions[pid] = [_Question(handler, _connect(address, left)) for handler in (NCCL, GLOO)]
-                elif (file := poke_pipe(pid, rank, root=root)) is not None:
-                    answers[pid], files[pid] = SILENT, file
-            except OSError as exc:
-                answers[pid] = f"torch cannot be asked: {exc}"
-        _exchange([question for asked in questions.values() for question in asked], until_s)
-    for pid, asked in questions.items():
+    answers: dict[int, _Told] = dict.fromkeys(ranks, NOTHING_ON)
+    servers, files = dict[int, _Address](), dict[int, tuple[Path, object]]()
+    for pid, rank in ranks.items():
         try:
-            told = {question.handler: body for question in asked if (body := question.read()) is not None}
-            answers[pid] = _as_flight(told, ranks[pid], *now)
-        except TimeoutError:
-            answers[pid] = SILENT
-        except (OSError, DumpError, msgspec.ValidationError) as exc:
+            if (address := find_server(pid, root=root)) is not None:
+                servers[pid] = address
+            elif (file := poke_pipe(pid, rank, root=root)) is not None:
+                answers[pid], files[pid] = SILENT, file
+        except OSError as exc:
+            answers[pid] = f"torch cannot be asked: {exc}"
+    for pid, told in ask_servers(servers).items():
+        try:
+            answers[pid] = SILENT if isinstance(told, TimeoutError) else _as_flight(told, ranks[pid], *now)
+        except Exception as exc:  # whatever it has answered, it costs only this
             answers[pid] = f"torch's worker server: {exc}"
     while files and time.monotonic() < until_s:
         time.sleep(0.05)
         for pid in [pid for pid, (path, before) in files.items() if _stamp(path) != before]:
-            with contextlib.suppress(OSError, DumpError, msgspec.ValidationError):  # it is still being written
-                told = {NCCL: read_regular(files[pid][0], at_most=MAX_BYTES)}
-                answers[pid] = _as_flight(told, ranks[pid], *now)
+            with contextlib.suppress(Exception):  # it is still being written
+                answers[pid] = _as_flight({NCCL: read_regular(files[pid][0], at_most=MAX_BYTES)}, ranks[pid], *now)
                 del files[pid]
     return answers
 
 
-def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -> FlightSeen:
+def _as_flight(told: Mapping[str, bytes] | Exception, rank: int, at_s: float, now_ns: int) -> FlightSeen:
     """Return what the recorders of a rank's backends tell.
 
     Where both answer, Gloo's groups get another name: each backend numbers the calls of a group for itself.
 
     Raises:
-        DumpError: it is no dump, or there is none.
-        msgspec.ValidationError: it tells more than any job has.
+        Exception: what was raised instead of an answer; it is no dump, or tells more than any job has.
     """
+    if isinstance(told, Exception):
+        raise told
     if not told:
         raise DumpError("this torch has no flight recorder that can be asked")
     dumps = [(handler, parse_dump(data, rank=rank, keep=KEPT_CALLS)) for handler, data in told.items()]
@@ -178,7 +170,8 @@ def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -
         more = "/gloo" if len(dumps) > 1 and handler == GLOO else ""
         known = [asdict(call) for call in dump.calls if not call.is_p2p or call.peer is not None]
         calls += [call | {"group": call["group"] + more} for call in known]
-        for name in ("enqueued", "started", "members", "descs"):
+        # What Gloo has enqueued counts sends and receives, too, which its numbers of calls do not.
+        for name in ("started", "members", "descs", *["enqueued"] * (handler == NCCL)):
             about[name] |= {group + more: value for group, value in getattr(dump, name).items()}
     calls.sort(key=lambda call: call["created_ns"])
     called_s = max(0.0, at_s - max(0, now_ns - calls[-1]["created_ns"]) / 1e9) if calls else 0.0
@@ -201,6 +194,8 @@ def find_server(pid: int, *, root: Path = Path("/")) -> _Address | None:
     for task in (own / "task").iterdir():
         if read_file(task / "comm").strip() == SERVER:
             number, fd, *_ = [*read_file(task / "syscall").split(), "", ""]
+            if not number:
+                raise OSError("the kernel does not show this user where its worker server listens")
             if number in _ACCEPT.get(os.uname().machine, ()):
                 inode = str((own / f"fd/{int(fd, 16)}").readlink()).strip("socket:[]")
     if not inode:
@@ -216,67 +211,36 @@ def find_server(pid: int, *, root: Path = Path("/")) -> _Address | None:
     raise OSError("its worker server listens nowhere")
 
 
-@dataclass(slots=True)
-class _Question:
-    """One question to one server."""
+def ask_servers(servers: Mapping[int, _Address]) -> dict[int, dict[str, bytes] | Exception]:
+    """Return by pid what each handler that there is has answered, or what was raised: TimeoutError after ANSWER_S."""
+    import asyncio  # a fifth of a second that only --ask needs
 
-    handler: str
-    connection: socket.socket
-    is_sent: bool = False
-    answer: bytearray = field(default_factory=bytearray)
-    problem: OSError | None = field(default_factory=TimeoutError)
-    """None: the whole answer has come."""
+    async def ask(address: _Address) -> dict[str, bytes]:
+        async with asyncio.timeout(ANSWER_S):
+            return {handler: body for handler in (NCCL, GLOO) if (body := await post(address, handler)) is not None}
 
-    def go_on(self) -> int:
-        """Send the question, or take in what has come; returns the event to wait for, 0: it is over."""
+    async def post(address: _Address, handler: str) -> bytes | None:
+        answer = bytearray()
+        reader, writer = await (
+            asyncio.open_unix_connection(address) if isinstance(address, str) else asyncio.open_connection(*address)
+        )
         try:
-            if not self.is_sent:
-                self.connection.sendall(f"POST /handler/{self.handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
-                self.is_sent = True
-                return selectors.EVENT_READ
-            if part := self.connection.recv(1 << 18):
-                self.answer += part
-                if len(self.answer) > MAX_BYTES:
+            writer.write(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
+            while part := await reader.read(1 << 18):
+                answer += part
+                if len(answer) > MAX_BYTES:
                     raise OSError(f"its answer has more than {MAX_BYTES >> 20} MiB")
-                return selectors.EVENT_READ
-            self.problem = None
-        except OSError as exc:
-            self.problem = exc
-        return 0
-
-    def read(self) -> bytes | None:
-        """Return what was answered; None: it has no such handler.
-
-        Raises:
-            OSError: nothing was answered in time (TimeoutError), or something else.
-        """
-        if self.problem is not None:
-            raise self.problem
-        head, _, body = bytes(self.answer).partition(b"\r\n\r\n")
+        finally:
+            writer.transport.abort()
+        head, _, body = bytes(answer).partition(b"\r\n\r\n")
         if not (status := re.match(rb"HTTP/1\.\d (200|404)\b", head)):
             raise OSError(f"its answer begins with {head[:60]!r}")
         return body if status[1] == b"200" else None
 
+    async def ask_all() -> list[Any]:
+        return await asyncio.gather(*map(ask, servers.values()), return_exceptions=True)
 
-def _connect(address: _Address, left: contextlib.ExitStack) -> socket.socket:
-    family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-    connection = left.enter_context(socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK))
-    if (code := connection.connect_ex(address)) not in (0, errno.EINPROGRESS):
-        raise OSError(code, os.strerror(code))
-    return connection
-
-
-def _exchange(questions: Sequence[_Question], until_s: float) -> None:
-    """Ask all at the same time, and hear them, until then at the latest."""
-    with selectors.DefaultSelector() as selector:
-        for question in questions:
-            selector.register(question.connection, selectors.EVENT_WRITE, question)
-        while selector.get_map() and (left_s := until_s - time.monotonic()) > 0:
-            for key, _ in selector.select(left_s):
-                if events := key.data.go_on():
-                    selector.modify(key.fileobj, events, key.data)
-                else:
-                    selector.unregister(key.fileobj)
+    return dict(zip(servers, asyncio.run(ask_all()) if servers else [], strict=True))
 
 
 # --- Dump pipe --------------------------------------------------------------------------------------------------------
