@@ -174,7 +174,8 @@ def dump_of(*entries: dict[str, Any]) -> bytes:
 
 
 def test_calls_are_told_by_the_server_that_a_thread_of_torch_s_waits_in(start: Start) -> None:
-    rank = start("serve", "answers", files={NCCL: dump_of(entry(7, "nccl:all_reduce"))})
+    many = {"input_sizes": [[4]] * 100, "input_dtypes": ["Float"] * 100}  # of a coalesced call
+    rank = start("serve", "answers", files={NCCL: dump_of(entry(7, "nccl:all_reduce", **many))})
     other = start("serve", "answers", files={GLOO: dump_of(entry(3, "gloo:all_reduce", retired=True))})
     both = {NCCL: dump_of(entry(7, "nccl:all_reduce")), GLOO: dump_of(entry(3, "gloo:barrier"))}
     third = start("serve", "answers", files=both)

@@ -42,7 +42,7 @@ from allranks.host.live_environment import read_live_environment
 from allranks.host.process import path_of, read_file
 from allranks.host.sockets import read_proc
 from allranks.host.threads import ask_in_thread
-from allranks.model.beat import ProcessState
+from allranks.model.beat import MAX_SIZES, ProcessState
 from allranks.model.node_look import MAX_TOLD_CALLS, FlightSeen, ProcessLook
 from allranks.report.text import fold_ranks
 from allranks.why.dumps import MAX_BYTES, DumpError, parse_dump
@@ -168,8 +168,10 @@ def _as_flight(told: Mapping[str, bytes] | Exception, rank: int, at_s: float, no
     calls, about = list[dict[str, Any]](), defaultdict[str, dict[str, Any]](dict)
     for handler, dump in dumps:
         more = "/gloo" if len(dumps) > 1 and handler == GLOO else ""
-        known = [asdict(call) for call in dump.calls if not call.is_p2p or call.peer is not None]
-        calls += [call | {"group": call["group"] + more} for call in known]
+        for call in dump.calls:
+            if not call.is_p2p or call.peer is not None:
+                few = {"sizes": call.sizes[:MAX_SIZES], "dtypes": call.dtypes[:MAX_SIZES], "place": call.place[:300]}
+                calls.append(asdict(call) | few | {"group": call.group + more})
         # What Gloo has enqueued counts sends and receives, too, which its numbers of calls do not.
         for name in ("started", "members", "descs", *["enqueued"] * (handler == NCCL)):
             about[name] |= {group + more: value for group, value in getattr(dump, name).items()}
@@ -213,7 +215,7 @@ def find_server(pid: int, *, root: Path = Path("/")) -> _Address | None:
 
 def ask_servers(servers: Mapping[int, _Address]) -> dict[int, dict[str, bytes] | Exception]:
     """Return by pid what each handler that there is has answered, or what was raised: TimeoutError after ANSWER_S."""
-    import asyncio  # a fifth of a second that only --ask needs
+    import asyncio  # which only --ask needs, and which is slow to import
 
     async def ask(address: _Address) -> dict[str, bytes]:
         async with asyncio.timeout(ANSWER_S):
