@@ -66,6 +66,16 @@ class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retransmits: Amount = 0
     """Timeouts in a row, without an acknowledgement."""
 
+    @property
+    def ends(self) -> tuple[str, int, str, int]:
+        """What tells it from others: own address and port, peer's address and port."""
+        return self.own_address, self.own_port, self.peer_address, self.peer_port
+
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """What changes while bytes go through it, in either direction."""
+        return self.acked_bytes, self.received_bytes, self.unread_bytes, self.unacked_bytes
+
 
 class StackSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the main thread of a process was."""

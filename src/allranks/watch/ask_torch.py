@@ -116,8 +116,7 @@ def _moves(ranks: Sequence[ProcessLook], store_port: int) -> Iterator[tuple[obje
         yield look.pid, look.nccl_ops
         for seen in look.sockets:
             if seen.peer_address and store_port not in (seen.own_port, seen.peer_port):
-                ends = (seen.own_address, seen.own_port, seen.peer_address, seen.peer_port)
-                yield ends, (seen.acked_bytes, seen.received_bytes, seen.unread_bytes, seen.unacked_bytes)
+                yield seen.ends, seen.carried
 
 
 def ask_recorders(ranks: Mapping[int, int], *, at_s: float, root: Path = Path("/")) -> dict[int, _Told]:

@@ -42,7 +42,6 @@ DRIFT = 1e-4
 STOOD_S, MANY = 5.0, 8
 """So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
-_BYTES = attrgetter("acked_bytes", "received_bytes", "unread_bytes", "unacked_bytes")
 _PLACE = attrgetter("operation", "place", "counters")
 Ends = tuple[str, int, str, int]
 """Of a connection: own address and port, peer's address and port."""
@@ -63,7 +62,7 @@ class Flow:
     def hear(self, seen: SocketSeen, told_s: float) -> None:
         """Take in what is seen of it now."""
         before, self.seen = self.seen, seen
-        if _BYTES(seen) != _BYTES(before):
+        if seen.carried != before.carried:
             self.moved_s = told_s
         is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
         if not seen.unacked_bytes or not before.unacked_bytes or is_acked:
@@ -155,8 +154,7 @@ class Track:
             self.cpu.popleft()
         known, self.flows = self.flows, {}
         for seen in look.sockets:
-            ends = (seen.own_address, seen.own_port, seen.peer_address, seen.peer_port)
-            flow = self.flows[ends] = known.get(ends) or Flow(seen, told_s, told_s, told_s)
+            flow = self.flows[seen.ends] = known.get(seen.ends) or Flow(seen, told_s, told_s, told_s)
             flow.hear(seen, told_s)
         if look.stack is not None and look.stack.at_s + offset_s > self.stack_s + 0.01:  # offsets drift
             is_first, self.stack_s = math.isinf(self.stack_s), look.stack.at_s + offset_s
