@@ -242,7 +242,7 @@ def test_a_slurm_job_is_watched_by_probes_that_end_with_a_killed_watcher(allrank
     job = Job(tmp_path / "job", "none", SLURM_JOB_ID=number)
     try:
         with subprocess.Popen(
-            allranks_command("watch", number),
+            allranks_command("watch", "--ask", number),
             cwd=tmp_path,
             env=clean_env(os.environ, **env),
             stdout=subprocess.PIPE,
@@ -250,7 +250,8 @@ def test_a_slurm_job_is_watched_by_probes_that_end_with_a_killed_watcher(allrank
         ) as watch:
             assert watch.stdout is not None
             assert any(STATE.encode() in line for line in watch.stdout)
-            assert len(probes_of(number)) == 1
+            (probe,) = probes_of(number)
+            assert b"--ask" in (probe / "cmdline").read_bytes()
             watch.kill()
         wait_until(lambda: not probes_of(number), "the end of the probe")
         flags = step.call["flags"]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0
 """How long `--once` waits for the first look of each node."""
-NOTICE_S, ONCE_S = 2.0, 5.0
+NOTICE_S, ONCE_S, ANSWER_OF_TORCH_S = 2.0, 5.0, 2.0
 LOOK_S = 1.0
 """Between two looks of a busy machine: there, an answer waits for looks, at most ANSWER_S."""
 SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
@@ -40,9 +40,12 @@ SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
     "--once",
     "is_once",
     is_flag=True,
-    help="Look for 5 s (20 s on a busy machine), print one answer, and exit.",
+    help="Look for 5 s (with --ask 7 s, on a busy machine 20 s), print one answer, and exit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line, each second.")
+@click.option(
+    "--ask", "asks", is_flag=True, help="While ranks wait, also ask torch's debug server, or NCCL's dump pipe."
+)
 @log_dir_option
 @click.option("--probe", "probe_s", type=float, hidden=True)  # on a node: sends what the head's command reads
 @click.argument("targets", nargs=-1, metavar="[JOB | PID...]", shell_complete=complete.jobs)
@@ -52,6 +55,7 @@ def watch(
     are_pids: bool,
     is_once: bool,
     as_json: bool,
+    asks: bool,
     log_dir: Path,
     probe_s: float | None,
 ) -> int:
@@ -63,6 +67,7 @@ def watch(
     allranks watch 127.0.0.1:29777     one of several jobs on this machine; without JOB they are listed
     allranks watch 4711                a SLURM job, on all its nodes
     allranks watch --pid 4711 4712     these processes
+    allranks watch --ask               with process groups: who is behind, or in another collective than the others
     allranks watch --json > watch.jsonl
 
     It prints what is wrong, and below it a row for each rank, with the line of your code that it is at (WHERE):
@@ -71,9 +76,11 @@ def watch(
     ✗ a verdict   proven: a rank ended or is stopped, a connection is dead, or the launcher's store does not answer
     ⚠ a state     "rank 2 has been at data.py:9 for 41 s; 2 ranks wait": look at that line; it may be as it should
 
-    It only reads: no signal, no stop, no write. Be the owner of the processes, or root. The table on a terminal needs
-    textual (pip install 'allranks[top]'); its keys: s stack, o sort, / search, ? help, q quit. Elsewhere a line is
-    printed when something changes. When the job ends, the last looks stay in runs/watch-JOB, for `allranks why`.
+    It only reads: no signal, no stop, no write. Process groups cannot be seen so: with --ask, torch tells the calls of
+    each rank, where the job has its debug server (start_debug_server) or NCCL's dump pipe on already. Be the owner of
+    the processes, or root. The table on a terminal needs textual (pip install 'allranks[top]'); its keys: s stack, o
+    sort, / search, ? help, q quit. Elsewhere a line is printed when something changes. When the job ends, the last
+    looks stay in runs/watch-JOB, for `allranks why`.
 
     Exit codes, of the last look: 0 nothing is wrong, 1 a verdict, 3 only states, or it could not tell; also after q or
     Ctrl-C in the table. 2 usage error, 78 SLURM is not available, 130 Ctrl-C where lines are printed.
@@ -82,13 +89,14 @@ def watch(
     from allranks.watch.step import probe
 
     if probe_s is not None:
-        probe("".join(targets), every_s=probe_s)
+        probe("".join(targets), every_s=probe_s, asks=asks)
         os._exit(Exit.OK)  # a thread may still wait for a file system that hangs
-    watched = _find(targets, is_here=is_here, are_pids=are_pids, log_dir=log_dir)
+    watched = _find(targets, is_here=is_here, are_pids=are_pids, asks=asks, log_dir=log_dir)
     heard = HeardJob(watched.job, watched.nodes)
     with contextlib.closing(watched.looks):
         if is_once or as_json or not _show_screen(heard, watched):
-            _print_answers(heard, watched, is_once=is_once, as_json=as_json)
+            once_s = ONCE_S + ANSWER_OF_TORCH_S * asks
+            _print_answers(heard, watched, is_once=is_once, as_json=as_json, once_s=once_s)
     if heard.is_over and not is_once:
         try:
             say(f"job {heard.job} has ended; to read this again: allranks why {heard.save(log_dir)}")
@@ -97,7 +105,7 @@ def watch(
     return heard.opinion.exit_code
 
 
-def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: Path) -> Watched:
+def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, asks: bool, log_dir: Path) -> Watched:
     """Return the job that is meant.
 
     Raises:
@@ -111,7 +119,7 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: P
 
     if are_pids:
         pids = read_pids("watch", targets)
-        return watch_here(f"pid-{pids[0]}", pids=pids)
+        return watch_here(f"pid-{pids[0]}", pids=pids, asks=asks)
     if len(targets) > 1:
         raise UsageError(f"watch {' '.join(targets)}: expected one job; for process ids: allranks watch --pid PID...")
     target, here = "".join(targets), find_jobs_here()
@@ -130,7 +138,7 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: P
     is_of_slurm = run.is_of_slurm if run else is_of_slurm
     if is_of_slurm and not is_here:  # it may have more nodes
         try:
-            return watch_job(job, env=os.environ)
+            return watch_job(job, env=os.environ, asks=asks)
         except AllranksError as exc:
             if not found and (run or not isinstance(exc, NoSlurmError)):
                 raise
@@ -142,11 +150,11 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, log_dir: P
         others = "; jobs here:" if here else f"; {none}"
         raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{process}{others}", more=known)
     if not target or has_name(job):  # without a name, all ranks are of the only job, and whoever started them
-        return watch_here(job if has_name(job) else "")
-    return watch_here("", pids=tuple(process.pid for process in found))
+        return watch_here(job if has_name(job) else "", asks=asks)
+    return watch_here("", pids=tuple(process.pid for process in found), asks=asks)
 
 
-def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json: bool) -> None:
+def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json: bool, once_s: float) -> None:
     """Print one answer, or documents, or lines: what is wrong whenever that changes, what the ranks do now and then."""
     from allranks.report.top_rows import describe_states, render_view
     from allranks.watch.judge import describe
@@ -162,7 +170,7 @@ def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json:
             notice_s *= 4
             say(heard.describe_progress(now_s - began_s))
         passed_s = 0.0 if first_s is None else now_s - first_s
-        has_looked = passed_s > ONCE_S and (heard.looked_s > ONCE_S - LOOK_S or passed_s > ANSWER_S)
+        has_looked = passed_s > once_s and (heard.looked_s > once_s - LOOK_S or passed_s > ANSWER_S)
         if is_once and has_looked:
             break
         # It takes some looks to know that nothing is wrong.

@@ -252,6 +252,11 @@ def _cgroups(pid: int, root: Path) -> Iterator[Path]:
         yield root / "sys/fs/cgroup" / found[1]
 
 
+def path_of(pid: int, name: str, *, root: Path = Path("/")) -> Path:
+    """Return the path of a file that a process knows by this name: it may be in a container."""
+    return root / f"proc/{pid}" / ("root" if name.startswith("/") else "cwd") / name.lstrip("/")
+
+
 def read_file(path: Path) -> str:
     """Return the text of a file of /proc or /sys; empty if it cannot be read."""
     try:

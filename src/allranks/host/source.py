@@ -10,6 +10,7 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 
 from allranks.files.regular import read_regular
+from allranks.host.process import path_of
 from allranks.host.threads import start_thread
 
 READ_S = 1.0
@@ -35,7 +36,7 @@ def read_source_lines(
     def read_all() -> None:
         for pid, places in wanted.items():
             for file, line in places:
-                path = root / f"proc/{pid}" / ("root" if file.startswith("/") else "cwd") / file.lstrip("/")
+                path = path_of(pid, file, root=root)
                 if path not in files:
                     with contextlib.suppress(OSError):
                         source = read_regular(path, at_most=MAX_BYTES, follows_links=True)

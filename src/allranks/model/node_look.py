@@ -2,21 +2,23 @@
 
     probe on each node --NodeLook, some times a second--> watch.since (since when) --> watch.judge (verdict, states)
 
-Whoever started the job: nothing here was told by a worker. Of a program's variables only whole numbers whose names say
-that they count (`step`, `epoch`, `batch`) are kept, never a text. Times are seconds of the node's monotonic clock, and
-only differences of one node's times mean anything.
+Whoever started the job: nothing here was told by a worker, but what torch answers to `watch --ask`. Of a program's
+variables only whole numbers whose names say that they count (`step`, `epoch`, `batch`) are kept, never a text. Times
+are seconds of the node's monotonic clock, and only differences of one node's times mean anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
 import msgspec
 
-from allranks.model.beat import Age, Amount, ProcessState, Whole, Word
+from allranks.model.beat import Age, Amount, CallSeen, ProcessState, Whole, Word
 
 MAX_SOCKETS, MAX_COUNTERS, MAX_PROCESSES = 4096, 8, 4096
+MAX_TOLD_CALLS, MAX_MEMBERS = 1024, 1 << 16
 STEPS = ("step", "iter", "batch", "idx", "epoch")
 """Parts of a counter's name, the best one to tell a person first."""
 
@@ -64,6 +66,16 @@ class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     retransmits: Amount = 0
     """Timeouts in a row, without an acknowledgement."""
 
+    @property
+    def ends(self) -> tuple[str, int, str, int]:
+        """What tells it from others: own address and port, peer's address and port."""
+        return self.own_address, self.own_port, self.peer_address, self.peer_port
+
+    @property
+    def carried(self) -> tuple[int | None, ...]:
+        """What changes while bytes go through it, in either direction."""
+        return self.acked_bytes, self.received_bytes, self.unread_bytes, self.unacked_bytes
+
 
 class StackSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where the main thread of a process was."""
@@ -89,6 +101,23 @@ class StackSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """`in all_reduce at train.py:40`, `at data.py:9 in load`."""
         parts = [f"in {self.operation}"] * bool(self.operation) + [f"at {self.place}"] * bool(self.place)
         return " ".join(parts) or "at an unknown place"
+
+
+class FlightSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What torch's flight recorder of a rank has answered: a part of `recorder.calls.Dump`, by the same names."""
+
+    at_s: Age
+    """When it was asked."""
+    called_s: Age = 0.0
+    """When the last of its calls was made; 0: it has made none."""
+    calls: Annotated[tuple[CallSeen, ...], msgspec.Meta(max_length=MAX_TOLD_CALLS)] = ()
+    """The last ones of each group, and the first that is open."""
+    enqueued: Mapping[Word, Whole] = {}
+    started: Mapping[Word, Whole] = {}
+    members: Mapping[Word, Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_MEMBERS)]] = {}
+    """Of the groups that have not all ranks, where the recorder knows it."""
+    descs: Mapping[Word, Word] = {}
+    is_whole: bool = False
 
 
 class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -120,6 +149,8 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Use of its GPU, by NVML; None: not known."""
     nccl_ops: Amount | None = None
     """Collectives that it has started, by NCCL's RAS; None: not known."""
+    flight: FlightSeen | None = None
+    """None: nobody asked, it has not answered, or something has moved since."""
 
 
 class NodeLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

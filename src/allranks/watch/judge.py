@@ -3,13 +3,14 @@
     opinion = judge(history, now_s)
     print("\\n".join(describe(opinion, style)))
 
-A verdict is only what the kernel proves, the first of these that is found:
+A verdict is only what the kernel proves, or torch's recorders where they are asked; the first of these that is found:
 
     a process ended badly     who was first, as the solver of facts elects it, unless the job was stopped
     the store is not served   requests wait at its socket, and its owner is stopped, or never runs
     a process is stopped      for STOPPED_S; where all of the job are, it is suspended, and nobody is at fault
     a link is dead            bytes are not acknowledged for DEAD_S, although the peer has read all that came
     a rank exited             with 0, while all others wait in a collective
+    calls differ              of one number in a group, or ranks wait for each other in several groups
 
 Everything else is a state (standstill.py): true, and perhaps as it should be.
 
@@ -105,11 +106,10 @@ def judge(history: LookHistory, now_s: float) -> Opinion:
     states = (*court.states(subjects, is_judged=bool(found)), *standing)
     is_sure = any(finding.confidence is not Confidence.UNDECIDED for finding in verdicts)
     exit_code = 1 if is_sure else 3 if verdicts or states else 0
-    culprits = {*(named or [rank for state in states for rank in state.ranks])}
     return Opinion(
         verdicts=verdicts,
         states=states,
-        culprits=tuple(sorted(culprits)),
+        culprits=tuple(sorted({*(named or [rank for state in states for rank in state.ranks])})),
         exit_code=exit_code,
         summary=ranks.summary(),
         limits=tuple(ranks.limits()),
@@ -154,7 +154,8 @@ class _Court:
             return self._judge_ended()
         if self._is_suspended:
             return ()
-        return self._judge_store() or self._judge_stopped() or self._judge_links() or self._judge_exited()
+        is_found = self._judge_store() or self._judge_stopped() or self._judge_links() or self._judge_exited()
+        return is_found or self._judge_calls()
 
     def stood(self) -> Iterator[WatchState]:
         """Yield what ranks waited for shortly before the first of them ended."""
@@ -176,7 +177,7 @@ class _Court:
         for track in () if self._is_suspended else self._held(*ProcessRole):
             if track.look.role is not ProcessRole.WORKER and _say_subject(track) not in named:
                 for_s, is_at_least = track.told_s - track.state_s, is_open(track.state_s, track.began_s)
-                text = f"{_name(track)} has been stopped {_say_state(track)}"
+                text = f"{_name(track)} has been stopped {say_for(track.state_s, track.told_s, track.began_s)}"
                 yield WatchState(text, (), track.node, "", for_s, is_at_least, cause="process-stopped")
 
     # Ends
@@ -306,10 +307,11 @@ class _Court:
     def _judge_stopped(self) -> tuple[Finding, ...]:
         if not (tracks := self._held(ProcessRole.WORKER)):
             return ()
-        is_traced = tracks[0].look.state is ProcessState.TRACED
-        how = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
+        first, frozen = tracks[0], "stopped (SIGSTOP, or a frozen cgroup)"
         seen = [f"{_name(track)}, pid {track.look.pid}: {track.look.state} in /proc" for track in tracks[:8]]
-        what = f"the process has been {how} {_say_state(tracks[0])}: it exists, but does not run"
+        how = "held by a debugger" if first.look.state is ProcessState.TRACED else frozen
+        for_s = say_for(first.state_s, first.told_s, first.began_s)
+        what = f"the process has been {how} {for_s}: it exists, but does not run"
         return (self._fault("AR010", what, tracks, evidence=seen, fix=_say_continue(tracks)),)
 
     def _judge_store(self) -> tuple[Finding, ...]:
@@ -323,9 +325,8 @@ class _Court:
             if (is_held or never_runs) and for_s >= (STORE_S if is_held else 3 * STORE_S):
                 how = "is stopped" if is_held else "does not run"
                 what = f"{_name(track)} serves the job's store, and {how}: ranks wait for its answer"
-                num = count_of(len(unread), "connection")
                 unread_for = say_for(track.told_s - for_s, track.told_s, track.began_s)
-                seen = f"{num} to the store (port {port}) unread {unread_for}"
+                seen = f"{count_of(len(unread), 'connection')} to the store (port {port}) unread {unread_for}"
                 fix = _say_continue([track]) if is_held else None
                 return (self._fault("AR010" if is_held else "AR414", what, [track], evidence=[seen], fix=fix),)
         return ()
@@ -367,6 +368,15 @@ class _Court:
         why = f"{have} waited {next(iter(waiting.values())).stack.where} since"
         return (self._name_left(self._left, confidence, why),)
 
+    def _judge_calls(self) -> tuple[Finding, ...]:
+        """Ranks are in different calls under one number, or wait for each other: torch's recorders tell."""
+        stop, living = self._ranks.proven, self._ranks.living
+        if stop is None:
+            return ()
+        calls = {rank: call for rank, call in stop.calls if rank in living}
+        seen = [f"torch's recorder of rank {rank}: {call}, {living[rank].stack.where}" for rank, call in calls.items()]
+        return (self._fault("AR410", stop.message, [living[rank] for rank in stop.ranks], evidence=seen),)
+
     # Words
 
     def _fault(self, cause_id: str, what: str, tracks: Sequence[Track], **about: Any) -> Finding:
@@ -403,10 +413,6 @@ def _name_end(track: Track) -> str:
     if track.end.signal:
         return name_signal(track.end.signal)
     return "an unknown exit code" if track.end.code is None else f"exit code {track.end.code}"
-
-
-def _say_state(track: Track) -> str:
-    return say_for(track.state_s, track.told_s, track.began_s)
 
 
 def _is_asked(track: Track) -> bool:

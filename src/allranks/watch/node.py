@@ -6,9 +6,10 @@
         watcher.wait(0.25)                          # ends early if a process of the job ends
 
 Nothing is stopped, signalled or written to: the kernel tells states, ends and sockets, and py-spy reads stacks from
-outside. Only NCCL's RAS is connected to, which is there for that. Threads run py-spy and search for processes that have
-come, so that only the first look waits: it has no stacks, and later ones have those that were read by then. What costs
-more than some reads of /proc is repeated the more rarely the more it costs: `_next_s`, and stack_turns.py.
+outside. Only NCCL's RAS is connected to, which is there for that, and, with `--ask`, torch (ask_torch.py). Threads run
+py-spy and search for processes that have come, so that only the first look waits: it has no stacks, and later ones have
+those that were read by then. What costs more than some reads of /proc is repeated the more rarely the more it costs:
+`_next_s`, and stack_turns.py.
 
 Limits: exit codes of processes that their parent has reaped need Linux 6.15. In another network namespace, sockets are
 looked at more rarely, and the bytes that they have carried are not known.
@@ -42,6 +43,7 @@ from allranks.host.threads import ask_in_thread
 from allranks.host.traffic import find_sockets
 from allranks.model.beat import ProcessState
 from allranks.model.node_look import MAX_SOCKETS, EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
+from allranks.watch.ask_torch import TorchRecorders
 from allranks.watch.stack_turns import MAX_AT_ONCE, StackTurns, Visible, summarize
 
 FIND_EVERY_S, FIND_AFTER_END_S, INODES_EVERY_S = 3.0, 0.5, 1.0
@@ -76,7 +78,7 @@ class _Watched:
 class NodeWatcher:
     """Looks at this machine's part of a job; /proc lies below `root`."""
 
-    def __init__(self, wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> None:
+    def __init__(self, wanted: WantedStacks, *, node: str, root: Path = Path("/"), asks: bool = False) -> None:
         self._wanted, self._node, self._root = wanted, node, root
         self._limits = dict[str, None]()
         self._store: tuple[str, int] | None = None
@@ -88,6 +90,7 @@ class NodeWatcher:
         self._found: Future[_Found] | None = None
         self._nccl: Future[_Nccl] | None = None
         self._nccl_limit = ""
+        self._recorders = TorchRecorders(is_on=asks, root=root)
         self._owners: dict[int, _Watched | None] = {}
         """Of sockets, by inode; None: no process of the job."""
         self._are_owners_old = False
@@ -114,17 +117,19 @@ class NodeWatcher:
             self._read_sockets(now_s)
         for watched in self._alive():
             self._look_at(watched, now_s)
+        self._ask_torch(now_s)
         self._start_reading(now_s)
         return NodeLook(
             node=self._node,
             at_s=now_s,
             processes=tuple(watched.told for watched in self._watched.values()),
             store=self._store,
-            limits=(*self._limits, *filter(None, [self._nccl_limit])),
+            limits=(*self._limits, *filter(None, [self._nccl_limit]), *self._recorders.limits),
         )
 
     def close(self) -> None:
         """Let go of the processes."""
+        self._recorders.close()
         while self._pidfds:
             os.close(self._pidfds.popitem()[0])
 
@@ -239,6 +244,13 @@ class NodeWatcher:
         ranks = {look.rank: look.pid for look in looks if look.rank is not None}
         if ranks and self._nccl is None and now_s >= self._nccl_s:
             self._nccl = ask_in_thread(lambda: _read_nccl(ranks, self._root), name="allranks-nccl")
+
+    def _ask_torch(self, now_s: float) -> None:
+        """Take in what torch's recorders have told while nothing moves, and ask again."""
+        ranks, store_port = self._alive(ProcessRole.WORKER), self._store[1] if self._store else 0
+        flights = self._recorders.look([watched.told for watched in ranks], now_s, store_port=store_port)
+        for watched in ranks:
+            watched.told = replace(watched.told, flight=flights.get(watched.told.pid))
 
     def _gather_stacks(self) -> None:
         """Take in the stacks that have been read."""

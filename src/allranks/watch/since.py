@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -22,6 +22,7 @@ from allranks.facts.fact import NEVER_SAID, When
 from allranks.model.beat import ProcessState
 from allranks.model.finding import Confidence, Finding
 from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
+from allranks.recorder.wait_graph import Standstill
 from allranks.report.text import describe_time
 
 GAP_S = 2.0
@@ -41,7 +42,6 @@ DRIFT = 1e-4
 STOOD_S, MANY = 5.0, 8
 """So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
-_BYTES = attrgetter("acked_bytes", "received_bytes", "unread_bytes", "unacked_bytes")
 _PLACE = attrgetter("operation", "place", "counters")
 Ends = tuple[str, int, str, int]
 """Of a connection: own address and port, peer's address and port."""
@@ -62,7 +62,7 @@ class Flow:
     def hear(self, seen: SocketSeen, told_s: float) -> None:
         """Take in what is seen of it now."""
         before, self.seen = self.seen, seen
-        if _BYTES(seen) != _BYTES(before):
+        if seen.carried != before.carried:
             self.moved_s = told_s
         is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
         if not seen.unacked_bytes or not before.unacked_bytes or is_acked:
@@ -154,8 +154,7 @@ class Track:
             self.cpu.popleft()
         known, self.flows = self.flows, {}
         for seen in look.sockets:
-            ends = (seen.own_address, seen.own_port, seen.peer_address, seen.peer_port)
-            flow = self.flows[ends] = known.get(ends) or Flow(seen, told_s, told_s, told_s)
+            flow = self.flows[seen.ends] = known.get(seen.ends) or Flow(seen, told_s, told_s, told_s)
             flow.hear(seen, told_s)
         if look.stack is not None and look.stack.at_s + offset_s > self.stack_s + 0.01:  # offsets drift
             is_first, self.stack_s = math.isinf(self.stack_s), look.stack.at_s + offset_s
@@ -209,6 +208,8 @@ class LookHistory:
         """When the last of them was last seen to hold."""
         self.stood: tuple[float, tuple[Any, ...]] = (-math.inf, ())
         """When ranks were last said to wait for others, before any of them ended; and those states."""
+        self.told_stops: tuple[object, Sequence[Standstill]] = (None, ())
+        """Why ranks wait, by torch's recorders; and which answers of theirs that is from."""
         self._tracks: dict[tuple[str, int, int], Track] = {}
 
     def hear(self, look: NodeLook, now_s: float) -> None:

@@ -3,8 +3,12 @@
 An evaluation on rank 0 looks like a stuck rank, so nothing here is a verdict. What only stacks show counts when nothing
 has moved between ranks for STILL_S, and everybody who is said to wait has used no processor meanwhile.
 
-Limits: process groups cannot be seen from outside, so ranks in different calls may be right to be there. Ranks that
-poll while they wait (UCX, MPI) are never said to wait; those that wait for their GPU only where NCCL tells its counts.
+With `--ask`, torch's flight recorders tell the calls of each rank by group and number, and recorder/ (as for guard and
+`why`) who is missing or elsewhere. Nodes are asked at different times, and ranks may run meanwhile: what they tell
+counts if no rank has called anything for STILL_S before the first of them was asked.
+
+Limits: otherwise process groups cannot be seen, so ranks in different calls may be right to be there. Ranks that poll
+while they wait (UCX, MPI) are never said to wait; those that wait for their GPU only where NCCL tells its counts.
 """
 
 from __future__ import annotations
@@ -12,13 +16,18 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from msgspec.structs import asdict
+
 from allranks.model.beat import ProcessState
-from allranks.model.node_look import ProcessRole
+from allranks.model.finding import Confidence
+from allranks.model.node_look import FlightSeen, ProcessRole
+from allranks.recorder.calls import Call, Dump
+from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
 from allranks.report.text import count_of, describe_time, fold_ranks
 from allranks.watch.since import LookHistory, Track, is_open, say_for
 
@@ -28,6 +37,11 @@ STALE_S = 1.5
 """A look that is older does not show what is now."""
 ASLEEP, BUSY_GPU = 0.1, 50
 """A process that waits uses at most this share of a core; from this percentage a GPU computes, or waits in NCCL."""
+MAX_STOPS = 4
+_CAUSES = {
+    **dict.fromkeys((StandstillKind.MISMATCH, StandstillKind.CIRCLE), "collective-mismatch"),
+    StandstillKind.ALL_THERE: "collective-timeout",
+}
 _TWO_SIDED = re.compile(r"i?send\w*|i?recv\w*|batch_isend_irecv")
 
 
@@ -62,6 +76,8 @@ class RanksNow:
         asleep = {rank: track for rank, track in self.living.items() if (track.cpu_share or 0.0) < ASLEEP}
         self.waiting = {rank: track for rank, track in asleep.items() if self._is_inside(track)}
         """Ranks that are in a collective since nothing moves, and asleep."""
+        self.stops = self._find_stops()
+        """Why ranks wait, as torch's flight recorders tell."""
 
     def states(self, named: Collection[int], *, is_explained: bool) -> Iterator[WatchState]:
         """Yield the states of ranks.
@@ -73,11 +89,12 @@ class RanksNow:
         if self.now_s - self.told_s > STALE_S or self.told_s - self.still_s < STILL_S or len(self.workers) < 2:
             return
         elsewhere = {rank: track for rank, track in self.living.items() if rank not in self.waiting}
+        yield from () if is_explained else self._tell_stops()
         # DDP's waits are inside of `backward`, like its computation; in any other collective, who is awake polls.
         polls = any(self._is_inside(track) and track.stack.operation != "backward" for track in elsewhere.values())
         if self.waiting and elsewhere and not polls:
             yield from self._tell_elsewhere({rank: elsewhere[rank] for rank in elsewhere if rank not in named})
-        elif not is_explained:
+        elif not is_explained and not self.stops:
             uses_gpu = any((track.look.gpu_percent or 0) >= BUSY_GPU for track in self.living.values())
             yield from self._tell_counts() if elsewhere or uses_gpu else self._tell_waiting()
 
@@ -117,6 +134,40 @@ class RanksNow:
     def _is_inside(self, track: Track) -> bool:
         """Whether it has been seen in a collective since nothing moves."""
         return track.stack.is_collective and track.stack_s >= self.still_s
+
+    def _find_stops(self) -> Sequence[Standstill]:
+        told = [
+            (rank, flight, self.history.nodes[track.node].offset_s)
+            for rank, track in self.living.items()
+            if (flight := track.look.flight) is not None
+        ]
+        asked_s = min((flight.at_s + offset_s for _, flight, offset_s in told), default=-math.inf)
+        called_s = max((flight.called_s + offset_s for _, flight, offset_s in told), default=math.inf)
+        if asked_s < max(called_s + STILL_S, self.still_s):
+            return ()
+        answers = [(rank, flight.at_s) for rank, flight, _ in told]
+        if self.history.told_stops[0] != answers:
+            dumps = [_as_dump(rank, flight) for rank, flight, _ in told]
+            is_waited = any(not call.is_done for dump in dumps for call in dump.calls)
+            world = max(track.look.world_size or 0 for track in self.living.values()) or None
+            self.history.told_stops = answers, find_stops(dumps, world) if is_waited else ()
+        return self.history.told_stops[1]
+
+    @property
+    def proven(self) -> Standstill | None:
+        """Ranks in different calls under one number, or that wait for each other: none of them can go on."""
+        stops = (stop for stop in self.stops if stop.kind is StandstillKind.MISMATCH or stop.is_proven)
+        sure = (stop for stop in stops if stop.confidence is Confidence.CERTAIN and self.living.keys() >= {*stop.ranks})
+        return next(sure, None)
+
+    def _tell_stops(self) -> Iterator[WatchState]:
+        """Who is missing in which call, or elsewhere, as torch's flight recorders tell."""
+        for stop in self.stops[:MAX_STOPS]:
+            ranks = list(stop.ranks) if stop.is_decided else []
+            first = next((self.living[rank] for rank in (*stop.ranks, *stop.victims) if rank in self.living), None)
+            if first is not None:
+                text = f"torch's flight recorder: {stop.message}"
+                yield _state(text, ranks, first, self.still_s, cause=_CAUSES.get(stop.kind, "stuck-rank"))
 
     def _tell_elsewhere(self, elsewhere: Mapping[int, Track]) -> Iterator[WatchState]:
         calls = Counter(track.stack.where for track in self.waiting.values())
@@ -186,6 +237,11 @@ class RanksNow:
         port, tracks = self.history.store_port, self.history.tracks(*ProcessRole)
         flows = ((ends, flow) for track in tracks if track.is_alive and port for ends, flow in track.flows.items())
         return any(ends[1] == port and flow.seen.unread_bytes for ends, flow in flows)
+
+
+def _as_dump(rank: int, flight: FlightSeen) -> Dump:
+    told = {name: getattr(flight, name) for name in ("enqueued", "started", "members", "descs", "is_whole")}
+    return Dump(rank, tuple(Call(**asdict(call), is_p2p=call.peer is not None) for call in flight.calls), **told)
 
 
 def _group(tracks: Mapping[int, Track], key: Callable[[Track], Any]) -> dict[Any, list[int]]:

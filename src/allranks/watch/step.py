@@ -83,15 +83,16 @@ def has_name(job: str) -> bool:
     return bool(job) and not job.startswith("pid ")
 
 
-def watch_here(job: str, *, pids: tuple[int, ...] = ()) -> Watched:
-    """Watch a job's processes on this machine, or these."""
+def watch_here(job: str, *, pids: tuple[int, ...] = (), asks: bool) -> Watched:
+    """Watch a job's processes on this machine, or these; `asks`: torch, too, where that is on."""
     stack = ("--pid", *map(str, pids)) if pids else ("--local", *filter(None, [job]))
     wanted, node = WantedStacks(pids=pids) if pids else WantedStacks(job=job), name_of(os.environ)
-    return Watched(job or "ranks", [node], _until_it_ends(_look_again(wanted, node, EVERY_S)), stack)
+    looks = _look_again(wanted, node, every_s=EVERY_S, asks=asks)
+    return Watched(job or "ranks", [node], _until_it_ends(looks), stack)
 
 
-def _look_again(wanted: WantedStacks, node: str, every_s: float) -> Generator[NodeLook]:
-    with contextlib.closing(NodeWatcher(wanted, node=node)) as watcher:
+def _look_again(wanted: WantedStacks, node: str, *, every_s: float, asks: bool) -> Generator[NodeLook]:
+    with contextlib.closing(NodeWatcher(wanted, node=node, asks=asks)) as watcher:
         while True:
             now_s = time.monotonic()
             yield watcher.look(now_s)
@@ -110,8 +111,8 @@ def _until_it_ends(looks: Generator[NodeLook]) -> Generator[NodeLook]:
                 return
 
 
-def watch_job(job: str, *, env: Mapping[str, str]) -> Watched:
-    """Watch a running SLURM job on all its nodes.
+def watch_job(job: str, *, env: Mapping[str, str], asks: bool) -> Watched:
+    """Watch a running SLURM job on all its nodes; `asks`: torch, too, where that is on.
 
     Raises:
         UsageError: there is no such job, or the id means several.
@@ -122,7 +123,8 @@ def watch_job(job: str, *, env: Mapping[str, str]) -> Watched:
     require_slurm("srun", env)
     nodes = [node for part in parts for node in expand_hosts(part.nodes)]
     every_s = EVERY_S * max(1.0, len(nodes) / NODES_AT_FULL_RATE)
-    return Watched(job, nodes, _follow(job, parts, ("watch", "--probe", f"{every_s:g}"), step_env(env)), (job,))
+    verb = ("watch", *["--ask"] * asks, "--probe", f"{every_s:g}")
+    return Watched(job, nodes, _follow(job, parts, verb, step_env(env)), (job,))
 
 
 def _find_parts(job: str) -> list[JobState]:
@@ -146,11 +148,11 @@ def _follow(job: str, parts: list[JobState], verb: Sequence[str], env: Mapping[s
             raise AllranksError(f"watch {job}: no node answered; srun: {words_of(words) or 'no reason given'}")
 
 
-def probe(job: str, *, every_s: float) -> None:
+def probe(job: str, *, every_s: float, asks: bool) -> None:
     """Send looks at a job's part on this node to whoever started the step, as long as standard input lives."""
     node, is_told, heard_s = name_of(os.environ), list[int](), time.monotonic()
     signal.signal(signal.SIGTERM, lambda signum, _: is_told.append(signum))
-    for look in _look_again(WantedStacks(job=job), node, every_s):
+    for look in _look_again(WantedStacks(job=job), node, every_s=every_s, asks=asks):
         is_last = bool(is_told)
         send(node, "look", look)
         if select.select([0], [], [], 0)[0]:

@@ -1,0 +1,429 @@
+"""What do torch's worker server and NCCL's dump pipe tell of ranks? Real ranks of Gloo, and servers written here.
+
+NCCL does not run on CPUs: its answers and its pipe are written ones, as torch 2.13 writes them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.model.beat import CallSeen, ProcessState
+from allranks.model.node_look import FlightSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
+from allranks.watch.ask_torch import (
+    ANSWER_S,
+    EVERY_S,
+    GLOO,
+    NCCL,
+    NOTHING_ON,
+    SILENT,
+    STILL_S,
+    TorchRecorders,
+    ask_recorders,
+    find_server,
+)
+from allranks.watch.judge import Opinion, judge
+from allranks.watch.since import LookHistory
+from conftest import Allranks, clean_env, free_port
+
+RANK = """\
+import ctypes, os, socket, sys, threading, time
+
+def name_thread():
+    ctypes.CDLL(None).prctl(15, b"pt_workerserver", 0, 0, 0)
+
+def serve(kind):
+    server = socket.create_server(("127.0.0.1", 0))
+    kept = []
+    def run():
+        name_thread()
+        while True:
+            connection, _ = server.accept()
+            with open("asked", "a") as file:
+                file.write("x")
+            kept.append(connection)
+            if kind == "hangs":
+                continue
+            threading.Thread(target=answer, args=(connection, kind)).start()
+    threading.Thread(target=run).start()
+
+def answer(connection, kind):
+    handler = connection.recv(1 << 16).split()[1].decode().rpartition("/")[2]
+    try:
+        if kind == "huge":
+            connection.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n" + b"[" * (40 << 20))
+        elif kind == "no http":
+            connection.sendall(b"220 mail.example.org ESMTP\\r\\n")
+        elif os.path.exists(handler):
+            connection.sendall(b"HTTP/1.1 200 OK\\r\\n\\r\\n" + open(handler, "rb").read())
+        else:
+            connection.sendall(b"HTTP/1.1 404 Not Found\\r\\n\\r\\n" + b"Handler not found")
+    except OSError:
+        pass
+    connection.close()
+
+def read_pipe(kind):
+    path = os.environ["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "0.pipe"
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if kind == "read" else 0
+    while fd and not os.read(fd, 128):
+        if not told:
+            told.append(print("ready", flush=True))
+        time.sleep(0.05)
+    if fd:
+        dump = open("dump", "rb").read()
+        with open(os.environ["TORCH_FR_DUMP_TEMP_FILE"] + "0", "wb") as file:
+            file.write(dump[:50])
+            file.flush()
+            time.sleep(0.2)
+            file.write(dump[50:])
+
+told = []
+globals()[sys.argv[1]](*sys.argv[2:])
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+@dataclass
+class Rank:
+    folder: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def num_asked(self) -> int:
+        path = self.folder / "asked"
+        return len(path.read_text()) if path.exists() else 0
+
+
+Start = Callable[..., Rank]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start a process that serves, or reads a pipe, in a folder with what it answers; all are ended afterwards."""
+    started: list[Rank] = []
+
+    def start_one(*words: str, files: dict[str, bytes] | None = None, **env: str) -> Rank:
+        folder = tmp_path / f"rank {len(started)}"
+        folder.mkdir()
+        for name, data in (files or {}).items():
+            (folder / name).write_bytes(data)
+        process = subprocess.Popen(
+            [sys.executable, "-c", RANK, *words],
+            cwd=folder,
+            env=clean_env(os.environ, **env),
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(Rank(folder, process))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return started[-1]
+
+    yield start_one
+    for rank in started:
+        with rank.process:
+            os.killpg(rank.pid, signal.SIGKILL)
+
+
+def entry(seq: int, op: str, *, group: str = "0", **more: Any) -> dict[str, Any]:
+    """One call as torch 2.13 writes it in JSON."""
+    return {
+        "record_id": seq - 1,
+        "pg_id": int(group),
+        "process_group": [group, "default_pg" if group == "0" else "undefined"],
+        "collective_seq_id": seq,
+        "p2p_seq_id": 0,
+        "op_id": seq,
+        "profiling_name": op,
+        "time_created_ns": time.time_ns() - 60_000_000_000,
+        "input_sizes": [[4]],
+        "input_dtypes": ["Float"],
+        "output_sizes": [[4]],
+        "output_dtypes": ["Float"],
+        "state": "scheduled",
+        "time_discovered_started_ns": 0,
+        "time_discovered_completed_ns": 0,
+        "retired": False,
+        "timeout_ms": 600000,
+        "is_p2p": False,
+    } | more
+
+
+def dump_of(*entries: dict[str, Any]) -> bytes:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    return json.dumps({"version": "2.10", "pg_config": config, "pg_status": {}, "entries": entries}).encode()
+
+
+def test_calls_are_told_by_the_server_that_a_thread_of_torch_s_waits_in(start: Start) -> None:
+    many = {"input_sizes": [[4]] * 100, "input_dtypes": ["Float"] * 100}  # of a coalesced call
+    rank = start("serve", "answers", files={NCCL: dump_of(entry(7, "nccl:all_reduce", **many))})
+    other = start("serve", "answers", files={GLOO: dump_of(entry(3, "gloo:all_reduce", retired=True))})
+    both = {NCCL: dump_of(entry(7, "nccl:all_reduce")), GLOO: dump_of(entry(3, "gloo:barrier"))}
+    third = start("serve", "answers", files=both)
+    told = ask_recorders({rank.pid: 2, other.pid: 1, third.pid: 0}, at_s=100.0)
+    seen = [told[process.pid] for process in (rank, other, third)]
+    assert [isinstance(flight, FlightSeen) for flight in seen] == [True] * 3, seen
+    calls = [[(call.group, call.seq, call.op, call.is_done) for call in flight.calls] for flight in seen]
+    assert calls == [
+        [("0", 7, "all_reduce", False)],
+        [("0", 3, "all_reduce", True)],
+        [("0", 7, "all_reduce", False), ("0/gloo", 3, "barrier", False)],
+    ]
+    assert seen[0].members == {"0": (0, 1, 2)}
+    assert (seen[0].at_s, round(seen[0].called_s)) == (100.0, 40)
+
+
+def test_who_does_not_answer_or_answers_nonsense_costs_the_others_nothing(start: Start) -> None:
+    good = start("serve", "answers", files={GLOO: dump_of(entry(3, "gloo:all_reduce"))})
+    kinds = {"hangs": SILENT, "huge": "more than 32 MiB", "no http": "220 mail.example.org ESMTP"}
+    ranks = {kind: start("serve", kind) for kind in kinds}
+    deep = b'{"entries":' + b"[" * 100_000
+    garbage = [
+        b"",
+        b"\x80\x04",
+        b"\x80\x04cposix\nsystem\n.",
+        deep,
+        b'{"entries": [{"input_sizes": 1}]}',
+        b"[1, 2]",
+        b"{}{",
+    ]
+    nonsense = [start("serve", "answers", files={GLOO: data}) for data in garbage]
+    older, none, gone = (
+        start("serve", "answers"),
+        start("read_pipe", "no", TORCH_NCCL_DEBUG_INFO_PIPE_FILE="p"),
+        1 << 22,
+    )
+    began_s = time.monotonic()
+    asked = [good, *ranks.values(), *nonsense, older]
+    told = ask_recorders({process.pid: number for number, process in enumerate(asked)} | {gone: 99}, at_s=100.0)
+    assert time.monotonic() - began_s < ANSWER_S + 5.0
+    assert isinstance(told[good.pid], FlightSeen)
+    for kind, problem in kinds.items():
+        assert problem in str(told[ranks[kind].pid]), kind
+    assert [str(told[process.pid]).partition(":")[0] for process in nonsense] == ["torch's worker server"] * len(
+        garbage
+    )
+    assert "no flight recorder that can be asked" in str(told[older.pid])
+    assert "No such file" in str(told[gone])
+    assert "TORCH_FR_DUMP_TEMP_FILE is not set" in str(ask_recorders({none.pid: 0}, at_s=1.0)[none.pid])
+    assert ask_recorders({os.getpid(): 0}, at_s=1.0) == {os.getpid(): NOTHING_ON}
+
+
+def test_a_byte_in_nccl_s_pipe_makes_it_write_its_dump(start: Start, tmp_path: Path) -> None:
+    """A written reader, which does what DumpPipe and DebugInfoWriter of torch 2.13 do; the dump is a pickle."""
+    dump = pickle.dumps(
+        {"version": "2.10", "entries": [entry(7, "nccl:all_reduce", process_group=("0", "default_pg"))]}
+    )
+    env = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_", "TORCH_FR_DUMP_TEMP_FILE": "trace_"}
+    rank = start("read_pipe", "read", files={"dump": dump, "trace_0": b"an older one"}, **env)
+    told = ask_recorders({rank.pid: 0}, at_s=100.0)[rank.pid]
+    assert isinstance(told, FlightSeen), told
+    assert [(call.seq, call.op) for call in told.calls] == [(7, "all_reduce")]
+    unread = start("read_pipe", "no", **env | {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "other_"})
+    assert "No such device" in str(ask_recorders({unread.pid: 0}, at_s=100.0)[unread.pid])  # ENXIO: nobody reads
+    (unread.folder / "other_0.pipe").unlink()
+    (unread.folder / "other_0.pipe").symlink_to(tmp_path / "victim")
+    (tmp_path / "victim").write_text("as it was")
+    assert "no pipe of the job's user" in str(ask_recorders({unread.pid: 0}, at_s=100.0)[unread.pid])
+    assert (tmp_path / "victim").read_text() == "as it was"
+
+
+# --- When -------------------------------------------------------------------------------------------------------------
+
+
+def look_of(pid: int, carried: int, **more: Any) -> ProcessLook:
+    ends = {"own_address": "127.0.0.1", "own_port": 4000, "peer_address": "127.0.0.1", "peer_port": 4001}
+    socket = SocketSeen(**ends, acked_bytes=carried, received_bytes=0)
+    return ProcessLook(pid=pid, role=ProcessRole.WORKER, rank=0, sockets=(socket,), **more)
+
+
+def test_ranks_are_asked_only_on_demand_and_while_they_stand_still_and_not_again_if_they_are_silent(
+    start: Start,
+) -> None:
+    rank, hangs = (
+        start("serve", kind, files={GLOO: dump_of(entry(3, "gloo:barrier"))}) for kind in ("answers", "hangs")
+    )
+    recorders = {
+        "off": TorchRecorders(is_on=False),
+        "on": TorchRecorders(is_on=True),
+        "hangs": TorchRecorders(is_on=True),
+    }
+
+    def pass_by(name: str, process: Rank, first_s: float, *, moves: bool, **more: Any) -> dict[int, FlightSeen]:
+        told: dict[int, FlightSeen] = {}
+        for tick in range(100):  # 20 s of the looks' clock
+            look = look_of(process.pid, tick if moves else 0, **more)
+            told = dict(recorders[name].look([look], first_s + 0.2 * tick, store_port=29500))
+            if recorders[name]._asked is not None:
+                recorders[name].close()
+        return told
+
+    pass_by("off", rank, 0.0, moves=False)
+    pass_by("on", rank, 0.0, moves=True)
+    pass_by("on", rank, 20.0, moves=False, state=ProcessState.STOPPED)
+    assert rank.num_asked == 0
+    told = pass_by("on", rank, 40.0, moves=False)
+    num_times = 1 + int((20.0 - STILL_S) / EVERY_S)
+    assert rank.num_asked <= 2 * (num_times + 1)  # two handlers
+    assert [call.op for call in told[rank.pid].calls] == ["barrier"]
+    assert pass_by("on", rank, 60.0, moves=True) == {}
+    assert pass_by("hangs", hangs, 0.0, moves=False) == {}
+    assert hangs.num_asked == 1
+    assert recorders["hangs"].limits == [f"the calls of rank 0: {SILENT}"]
+
+
+# --- What follows -----------------------------------------------------------------------------------------------------
+
+
+def opinion_of(flights: dict[int, FlightSeen], *, until_s: float = 12.0) -> Opinion:
+    """Three ranks that wait in an all-reduce, on one node, and told so at the end."""
+    history = LookHistory()
+    opinion = Opinion()
+    for tick in range(int(until_s / 0.25)):
+        at_s = 1000.0 + 0.25 * tick
+        stack = StackSeen(at_s=at_s, operation="all_reduce", place="train.py:7", is_collective=True)
+        about = {"role": ProcessRole.WORKER, "world_size": 3, "stack": stack}
+        processes = [ProcessLook(pid=100 + rank, rank=rank, flight=flights[rank], **about) for rank in range(3)]
+        look = NodeLook(node="n01", at_s=at_s, processes=tuple(processes))
+        history.hear(look, 0.25 * tick)
+        opinion = judge(history, 0.25 * tick)
+    return opinion
+
+
+def told(seq: int, op: str, *, called_s: float, group: str = "0", is_done: bool = False) -> FlightSeen:
+    call = CallSeen(group=group, seq=seq, op=op, sizes=((4,),), dtypes=("Float",), is_done=is_done)
+    members = {group: (0, 1, 2)}
+    return FlightSeen(at_s=1010.0, called_s=called_s, calls=(call,), members=members, is_whole=seq == 1)
+
+
+def test_a_mismatch_that_recorders_tell_is_a_verdict_and_a_rank_that_is_missing_a_state() -> None:
+    flights = {
+        rank: told(5, "broadcast" if rank == 1 else "all_reduce", called_s=1001.0, group="1") for rank in range(3)
+    }
+    (finding,) = opinion_of(flights).verdicts
+    assert (finding.ranks, str(finding.confidence)) == ((1,), "certain")
+    assert finding.message == (
+        "at collective 5 of group 1 rank 1 called broadcast [4] Float, ranks 0,2 all_reduce [4] Float"
+    )
+    behind = {0: told(5, "all_reduce", called_s=1001.0), 1: told(4, "all_reduce", called_s=1001.0, is_done=True)}
+    opinion = opinion_of(behind | {2: told(5, "all_reduce", called_s=1001.0)})
+    assert (opinion.verdicts, opinion.states[0].ranks, opinion.exit_code) == ((), (1,), 3)
+    assert opinion.states[0].text.startswith(
+        "torch's flight recorder: rank 1 did not enter collective 5 (all_reduce) of group 0; ranks 0,2 waited in it"
+    )
+
+
+def test_ranks_that_have_called_shortly_before_they_were_asked_may_run() -> None:
+    """What NVLink carries is not seen: such ranks run on, and each is somewhere else when it is asked."""
+    flights = {rank: told(500 + rank, "all_reduce", called_s=1009.0) for rank in range(3)}
+    opinion = opinion_of(flights)
+    assert "torch" not in str(opinion), opinion
+    flights = {rank: told(500 + rank, "all_reduce", called_s=1001.0) for rank in range(3)}
+    assert "torch's flight recorder" in opinion_of(flights).states[0].text
+
+
+# --- Real ranks -------------------------------------------------------------------------------------------------------
+
+GLOO_RANK = """\
+import os, sys, time
+import torch, torch.distributed as dist
+from torch._C._distributed_c10d import _WorkerServer
+from torch.distributed.debug import start_debug_server
+
+dist.init_process_group("gloo")
+rank, second = dist.get_rank(), dist.new_group([0, 1, 2])
+if os.environ.get("TORCH_WORKER_SERVER_SOCKET"):
+    server = _WorkerServer(os.environ["TORCH_WORKER_SERVER_SOCKET"])  # as torchelastic's worker_main
+else:
+    try:
+        start_debug_server(port=int(sys.argv[2]))
+    except ImportError:  # rank 0's web page needs jinja2, aiohttp and tabulate; the ranks' servers do not
+        server = _WorkerServer("::", 0)
+for _ in range(3):
+    dist.all_reduce(torch.ones(4))
+    dist.all_reduce(torch.ones(4), group=second)
+for _ in range(2):  # these count as collectives of the group, too, but not in the numbers of its calls
+    if rank != 1:
+        (dist.send if rank else dist.recv)(torch.ones(4), 0 if rank else 2)
+dist.all_reduce(torch.ones(4))
+print("ready", flush=True)
+if rank == 1 and sys.argv[1] == "mismatch":
+    dist.broadcast(torch.ones(4), 0, group=second)
+if rank == 1 and sys.argv[1] == "missing":
+    time.sleep(600)
+dist.all_reduce(torch.ones(4), group=second)
+"""
+
+
+@contextlib.contextmanager
+def gloo_job(folder: Path, kind: str, **env: str) -> Iterator[list[int]]:
+    (folder / "train.py").write_text(GLOO_RANK)
+    env |= {"WORLD_SIZE": "3", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    with contextlib.ExitStack() as left:
+        ranks = []
+        for rank in range(3):
+            mine = {"RANK": str(rank), **{name: value.format(rank=rank) for name, value in env.items()}}
+            ranks.append(
+                left.enter_context(
+                    subprocess.Popen(
+                        [sys.executable, "train.py", kind, str(free_port())],
+                        cwd=folder,
+                        env=clean_env(os.environ, **mine),
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.DEVNULL,
+                        text=True,
+                        start_new_session=True,
+                    )
+                )
+            )
+            left.callback(os.killpg, ranks[-1].pid, signal.SIGKILL)
+        for rank in ranks:
+            assert rank.stdout is not None
+            assert rank.stdout.readline() == "ready\n"
+        yield [rank.pid for rank in ranks]
+
+
+@pytest.mark.torch
+def test_watch_names_the_rank_of_gloo_s_that_called_something_else(allranks: Allranks, tmp_path: Path) -> None:
+    with gloo_job(tmp_path, "mismatch") as pids:
+        silent = allranks("watch", "--once", "--json", "--pid", *map(str, pids))
+        asked = allranks("watch", "--once", "--ask", "--json", "--pid", *map(str, pids))
+    document = json.loads(asked.stdout)
+    assert asked.returncode == 1, asked.stdout + asked.stderr
+    (finding,) = document["verdicts"]
+    assert (finding["ranks"], finding["confidence"]) == ([1], "certain")
+    assert "rank 1 called broadcast [4] Float" in finding["message"]
+    assert "at collective 4 of group 1" in finding["message"]
+    unasked = json.loads(silent.stdout)
+    assert (unasked["verdicts"], unasked["states"][0]["is_suspicion"]) == ([], True), silent.stdout
+
+
+@pytest.mark.torch
+def test_a_rank_of_gloo_s_that_does_not_come_is_named_with_group_and_number(allranks: Allranks, tmp_path: Path) -> None:
+    with gloo_job(tmp_path, "missing", TORCH_WORKER_SERVER_SOCKET=f"{tmp_path}/{{rank}}.sock") as pids:
+        assert find_server(pids[0]) == f"/proc/{pids[0]}/root{tmp_path}/0.sock"
+        result = allranks("watch", "--once", "--ask", "--json", "--pid", *map(str, pids))
+    document = json.loads(result.stdout)
+    texts = [state["text"] for state in document["states"]]
+    assert (result.returncode, document["culprits"]) == (3, [1]), result.stdout + result.stderr
+    assert any("rank 1 did not enter collective 4 (all_reduce) of group 1" in text for text in texts), texts
+    assert any("rank 1 has been in sleep at train.py" in text for text in texts), texts
