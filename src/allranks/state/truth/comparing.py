@@ -4,8 +4,9 @@
     ... all ranks take the largest of each     (state.resumed.agree)
     comparing.heard(step, largest)             # raises ReplicaError on all ranks, where one of them has other bits
 
-The words are a number h of all that is compared, and its complement: where the largest h is the complement of the
-largest complement, all ranks have one h, and all of them know it. Only where that is not so, a second exchange follows:
+The words are k (below), a number h of all that is compared, and its complement: where the largest h is the complement
+of the largest complement, all ranks have one h, and all of them know it. Only where that is not so, a second exchange
+follows:
 
 1  each rank computes all numbers again, and tells all others them by name    (all_gather_object)
 2  what differs is judged, the same on all ranks                              (state.truth.odd_one)
@@ -13,7 +14,7 @@ largest complement, all ranks have one h, and all of them know it. Only where th
 4  what the user asked for follows: the job ends, or the replica is healed
 
 A check is due at the first boundaries, to learn what is replicated, then at steps that 2^k divides. Rank 0 measures
-what a check takes and says k one talk ahead. Where ranks make local steps, it waits for their synchronization.
+what a check takes, and says k with the next one. Where ranks make local steps, it waits for their synchronization.
 """
 
 from __future__ import annotations
@@ -69,10 +70,6 @@ def choose_exponent(check_s: float, step_s: float) -> int:
     return min(MOST_EXPONENT, max(0, math.ceil(math.log2(max(check_s, 1e-9) / step_s / SHARE))))
 
 
-class Healed(Exception):
-    """A replica that differed before a save has been healed: what is to be saved is another one now."""
-
-
 class Comparing:
     """What this rank compares with the others.
 
@@ -104,8 +101,6 @@ class Comparing:
         self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
         self._learner = Learner()
         self._is_on = self._membership.world_size > 1
-        self._is_due = False
-        """Numbers were computed for `heard`."""
         self._num_checks = 0
         self.is_sharded = False
         """No rank has all of it."""
@@ -120,15 +115,11 @@ class Comparing:
         self._last: tuple[int, float] | None = None
         """Step and end of the last check."""
         self._proposed = 0
+        """Rank 0's next exponent."""
         self.equal_step: int | None = None
         """At which all ranks were equal the last time."""
         self.healed: list[dict[str, Any]] = []
         """Tensors that got the bits of other ranks in this training: it is no longer the undisturbed one."""
-
-    @property
-    def notice(self) -> int:
-        """What rank 0 says of the next check."""
-        return self._proposed if self._membership.is_leader else 0
 
     def looks(self, step: int) -> bool:
         """Return whether this rank's gradients were not finite since the last talk."""
@@ -143,19 +134,11 @@ class Comparing:
         is_due = self._last is None or self._num_checks < FIRST_CHECKS
         is_due = is_due or step >> self._exponent != self._last[0] >> self._exponent  # type: ignore[index]
         has_moved = self._last is None or step != self._last[0]
-        self._is_due = is_synchronized and is_due and has_moved
-        return self.words_now() if self._is_due else ()
-
-    def words_now(self) -> tuple[int, ...]:
-        """Return the same, due or not; nothing where there are no replicas."""
-        self.measure()
-        self._is_due = True
-        return self._said() if self._is_on else ()
+        return self._words_now() if is_synchronized and is_due and has_moved else ()
 
     def compare_now(self, step: int) -> None:
         """Compare the replicas, due or not; raises as `heard` does."""
-        words = self.words_now()
-        self.heard(step, self._talks.largest(*words) if words else ())
+        self.heard(step, self._talks.largest(*self._words_now()))
 
     def measure(self) -> None:
         """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
@@ -169,26 +152,24 @@ class Comparing:
             self._contents = Contents()  # what was gathered takes memory
         self._check_s = time.monotonic() - began_s
 
-    def heard(self, step: int, largest: Sequence[int], *, notice: int | None = None, looks: bool = False) -> bool:
+    def heard(self, step: int, largest: Sequence[int], *, looks: bool = False) -> bool:
         """Take in the largest of each word; return whether there was a check here.
 
         Args:
-            notice: rank 0's.
             looks: of any rank.
         Raises:
             NotFiniteError: parameters became NaN at this step in an earlier life, too.
             ReplicaError: one rank has other bits than the rest, or the ranks have different ones.
         """
-        self._exponent = self._exponent if notice is None else notice
         if looks:
             self._examine_before()
-        is_checked, self._is_due = bool(largest) or (self._is_due and not self._is_on), False
-        if not is_checked:
+        if not largest:
             return False
+        self._exponent, *said = largest
         self._num_checks += 1
-        if largest and _are_equal(largest):
+        if said and _are_equal(said):
             self._agree(step)
-        elif largest:
+        elif said:
             self._examine(step)
         if self._membership.is_leader:
             now_s = time.monotonic()
@@ -219,23 +200,6 @@ class Comparing:
             self._known = None
 
     # Saves
-
-    def begin_save(self, step: int) -> Callable[[bool], bool]:
-        """Look at what is about to be saved; return what tells whether all ranks can save, given whether this one can.
-
-        That raises ReplicaError where the ranks are not equal, and Healed where they were not: look again then.
-        """
-        words = self.words_now()
-
-        def can_all(can: bool) -> bool:
-            refused, *largest = self._talks.largest(not can, *words)
-            num_healed = len(self.healed)
-            self.heard(step, largest)
-            if len(self.healed) > num_healed:
-                raise Healed
-            return not refused
-
-        return can_all
 
     def refuse_to_save(self) -> str:
         """Return why this rank must not save; empty: it may."""
@@ -278,6 +242,10 @@ class Comparing:
         return as_raised(error_that_names(cause_id, what, ranks, reports, **told))
 
     # The words
+
+    def _words_now(self) -> tuple[int, ...]:
+        self.measure()
+        return self._proposed, *(self._said() if self._is_on else ())
 
     def _said(self) -> tuple[int, ...]:
         compared = self._learner.compared(self.numbers)
