@@ -342,8 +342,8 @@ class Comparing:
         entries = {
             name: TensorReport(
                 number=numbers[name],
-                standing=self._learner.standing(name),
-                is_changed=numbers[name] != (known[name] if known else self._learner.before(name)),
+                standing=self._learner.known(name)[1],
+                is_changed=numbers[name] != (known[name] if known else self._learner.known(name)[0]),
                 form=forms.get(name),
             )
             for name in self._learner.compared(numbers if known is None else known)
