@@ -64,7 +64,7 @@ TRAIN = """
                 model(batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                if step.number == 24 and s.rank == 0 and life == 1:
+                if step.number == 29 and s.rank == 0 and life == 1:
                     optimizer.state[net[0].weight]["exp_avg"].view(torch.int32)[3, 2] ^= 1 << 20
         print(f"rank {s.rank} {[own.detach().numpy().tobytes().hex() for own in net.parameters()]}\\n", end="")
 """
