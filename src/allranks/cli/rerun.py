@@ -84,8 +84,8 @@ def rerun(
         )
     ]
     try:
-        with Rerun(runs, num_ranks=parting.num_ranks[0], first=first, until=until, timeout_s=timeout_s) as both:
-            return both.watch(lambda text: line.write(f"allranks: {text}"))
+        both = Rerun(runs, num_ranks=parting.num_ranks[0], first=first, until=until, timeout_s=timeout_s)
+        return both.watch(lambda text: line.write(f"allranks: {text}"))
     finally:
         line.clear()
 

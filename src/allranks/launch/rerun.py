@@ -1,7 +1,6 @@
 """Runs two trainings again, on this machine, and compares their operations while they record them.
 
-    with Rerun(runs, num_ranks=3, first=96, until=128, ...) as rerun:
-        outcome = rerun.watch(report=print)
+    outcome = Rerun(runs, num_ranks=3, first=96, until=128, timeout_s=600.0).watch(show=print)
 
 Each run is a job of `allranks run` in a folder of its own below one scratch directory, and goes with it. They run at
 once: a step is compared as soon as both have recorded it, and its files are deleted. So both end soon after the first
@@ -21,8 +20,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from allranks.files.regular import find_regular
 from allranks.host.signals import die_with_parent
@@ -98,21 +96,26 @@ class Rerun:
         self._processes = list[subprocess.Popen[bytes]]()
         self._inbox.kill_now = self._kill_now
 
-    def __enter__(self) -> Self:
-        with contextlib.ExitStack() as undo:
-            undo.push(self)
+    def watch(self, show: Callable[[str], None]) -> RerunOutcome:
+        """Start both, and return what differs first; afterwards both have ended, and nothing of them is left.
+
+        Args:
+            show: takes what is being done now.
+        Raises:
+            SetupError: a run fails, or stands still.
+            StoppedBySignal: somebody told this process to stop.
+        """
+        try:
             for run, plan in zip(self._runs, self._plans, strict=True):
                 self._processes.append(self._start(run, plan))
-            undo.pop_all()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
-        for process in self._processes:
-            end_srun(process)
-        shutil.rmtree(self._scratch, ignore_errors=True)
+            return self._compare(show)
+        finally:
+            for process in self._processes:
+                if process.poll() is None:
+                    process.terminate()
+            for process in self._processes:
+                end_srun(process)
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _kill_now(self) -> None:
         """End both runs at the second Ctrl-C; killed processes write nothing more, but need a moment to end."""
@@ -122,15 +125,7 @@ class Rerun:
                 process.wait(1.0)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
-    def watch(self, show: Callable[[str], None]) -> RerunOutcome:
-        """Return what differs first.
-
-        Args:
-            show: takes what is being done now.
-        Raises:
-            SetupError: a run fails, or stands still.
-            StoppedBySignal: somebody told this process to stop.
-        """
+    def _compare(self, show: Callable[[str], None]) -> RerunOutcome:
         plan = self._plans[0]
         other: tuple[int, FirstDifference] | None = None
         found: tuple[int, FirstDifference] | None = None

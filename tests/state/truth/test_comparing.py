@@ -16,7 +16,7 @@ import torch
 
 from allranks.model.membership import Membership
 from allranks.state.truth import comparing as module
-from allranks.state.truth.comparing import Comparing, Healed
+from allranks.state.truth.comparing import Comparing, choose_exponent
 from allranks.state.truth.corruption import OnCorruption, ReplicaError
 
 State = dict[str, dict[str, Any]]
@@ -80,7 +80,6 @@ def train(
     steps: int = 12,
     verified: int | None = 5,
     saves_at: int | None = None,
-    exponent: int = 0,
 ) -> tuple[list[Any], list[str]]:
     """Return the state, or the error, of each rank, and what rank 0 said."""
     barrier, shared, said = threading.Barrier(num_ranks), [None] * num_ranks, list[str]()
@@ -92,12 +91,9 @@ def train(
         try:
             for step in range(steps):
                 if words := own.words(step):
-                    own.heard(step, talks.largest(*words), notice=exponent)
+                    own.heard(step, talks.largest(*words))
                 if step == saves_at:
-                    try:
-                        own.begin_save(step)(True)
-                    except Healed:
-                        own.begin_save(step)(True)
+                    own.compare_now(step)
                 make_step(step, state)
                 strike(step, rank, state)
         except ReplicaError as error:
@@ -112,6 +108,7 @@ def train(
 def _below_an_agent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ALLRANKS_AGENT_PID", "1")
     monkeypatch.setenv("ALLRANKS_NODE", "n07")
+    monkeypatch.setattr(module, "choose_exponent", lambda *_: 0)
 
 
 def at(step: int, rank: int, change: Callable[[State], None]) -> Strike:
@@ -211,8 +208,11 @@ def test_what_has_no_majority_or_is_no_tensor_is_not_healed(change: Any):
 
 
 @pytest.mark.parametrize("policy", OnCorruption)
-def test_a_save_compares_before_anything_is_copied(policy: OnCorruption):
-    ranks, _ = train(3, at(8, 1, flip("model", "w")), policy=policy, saves_at=9, exponent=20)  # no check is due
+def test_a_comparison_that_a_save_asks_for_needs_no_check_that_is_due(
+    policy: OnCorruption, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(module, "choose_exponent", lambda *_: 20)
+    ranks, _ = train(3, at(8, 1, flip("model", "w")), policy=policy, saves_at=9)
     if policy is OnCorruption.HEAL:
         assert [own.healed[0]["step"] for _, own in ranks] == [9, 9, 9]
     else:
@@ -245,7 +245,7 @@ def test_checks_take_at_most_half_a_percent_of_the_time_although_checks_and_step
             now_s, saves_s = now_s + 40, saves_s + 40
         if step >> exponent != last[0] >> exponent:
             took_s = check_s * draw.uniform(1, 1.5)
-            exponent = module.choose_exponent(took_s, (now_s - last[1]) / (step - last[0]))
+            exponent = choose_exponent(took_s, (now_s - last[1]) / (step - last[0]))
             checks_s, now_s = checks_s + took_s, now_s + took_s
             last = step, now_s
     assert module.SHARE / 3 < checks_s / (now_s - saves_s) < module.SHARE
@@ -337,12 +337,14 @@ def test_after_a_load_everything_must_be_equal_and_the_checkpoint_decides_a_tie(
     assert "in model/v: 1 of 600 elements at step 8, never equal before; " in message
 
 
-def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiples_of_a_power_of_two():
+def test_without_replicas_numbers_are_taken_at_the_first_boundaries_and_multiples_of_a_power_of_two(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(module, "choose_exponent", lambda *_: 3)
     state, talks, taken = state_of_training(), SimpleNamespace(membership=Membership.spread(0, 1)), dict[int, int]()
     own = comparing_of(lambda: state, talks, verified=None)
     for step in range(20):
-        assert own.words(step) == ()
-        if own.heard(step, (), notice=3):
+        if own.heard(step, own.words(step)):
             taken[step] = own.numbers["model/w"]
         make_step(step, state)
     assert [*taken] == [0, 1, 2, 3, 8, 16]

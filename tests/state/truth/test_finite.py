@@ -16,7 +16,7 @@ from allranks.state.saved.commit import Attempt, gather_parts, seal, write_part
 from allranks.state.saved.manifest import Manifest
 from allranks.state.saved.parts import list_checkpoints, read_manifest
 from allranks.state.saved.tidy import Keeper, roll_back
-from allranks.state.truth import finite
+from allranks.state.truth import comparing, finite
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import OnCorruption, ReplicaError
 from allranks.state.truth.finite import Finiteness, NotFiniteError
@@ -139,6 +139,7 @@ def test_what_a_grad_scaler_lets_a_fused_optimizer_skip_is_no_loss():
 def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ALLRANKS_AGENT_PID", "1")
     monkeypatch.setenv("ALLRANKS_NODE", "n07")
+    monkeypatch.setattr(comparing, "choose_exponent", lambda *_: 0)
     barrier, shared, said = threading.Barrier(3), [None] * 3, list[str]()
 
     def life(rank: int) -> str:
@@ -155,7 +156,7 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
             for step in range(8):
                 is_checked = step < 5
                 looks, *words = talks.largest(own.looks(step), *(own.words(step) if is_checked else ()))
-                own.heard(step, words, notice=0, looks=bool(looks))
+                own.heard(step, words, looks=bool(looks))
                 if step == 6 and rank == 1 and flips:
                     model.weight.data.view(torch.int32)[3, 2] ^= 1 << 30
                 model.weight.grad = torch.full((8, 8), NAN if step == 6 else 0.25)

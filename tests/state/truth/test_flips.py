@@ -48,7 +48,7 @@ TRAIN = """
     import allranks
     from allranks.state.truth import comparing
 
-    comparing.SHARE = 1e9  # a check at each step
+    comparing.SHARE = 1e-9  # after the first checks, only saves compare
     torch.manual_seed(1)
     life = int(os.environ["EXACT_LIFE"])
     with allranks.session(timeout_s=20) as s:
@@ -64,7 +64,7 @@ TRAIN = """
                 model(batch).square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-                if step.number == 24 and s.rank == 0 and life == 1:
+                if step.number == 29 and s.rank == 0 and life == 1:
                     optimizer.state[net[0].weight]["exp_avg"].view(torch.int32)[3, 2] ^= 1 << 20
         print(f"rank {s.rank} {[own.detach().numpy().tobytes().hex() for own in net.parameters()]}\\n", end="")
 """
@@ -77,7 +77,7 @@ def test_after_a_roll_back_the_job_ends_with_the_bits_of_the_undisturbed_one(tmp
     assert re.findall(r"^codes (.*)$", said, re.M) == ["[0, 0, 0]", "[75, 75, 75]", "[0, 0, 0]"], said
     assert " has other bits than 2 others, in optimizer/state/0.weight/exp_avg" in said
     assert re.search(
-        r"at step 25, equal at step 24; may go on from the checkpoint of step (10|20), or a newer one", said
+        r"at step 30, equal at step 20; may go on from the checkpoint of step (10|20), or a newer one", said
     )
     assert "allranks: resumed at step 20 from " in said
     assert len({*re.findall(r"^rank \d (.*)$", said, re.M)}) == 1

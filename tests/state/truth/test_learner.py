@@ -9,16 +9,16 @@ import pytest
 from allranks.state.truth.learner import Learner, Standing
 from allranks.state.truth.odd_one import DifferingTensor, Judged, ReplicaReport, TensorReport, judge
 
-C, W, F = Standing.CANDIDATE, Standing.WATCHED, Standing.FROZEN
+C, N, W, F = Standing.CANDIDATE, Standing.CHANGED, Standing.WATCHED, Standing.FROZEN
 
 
 @pytest.mark.parametrize(
     ("numbers", "standings"),
     [
-        ([1, 2, 3, 3, 3], [C, C, W, W, W]),  # weights
+        ([1, 2, 3, 3, 3], [C, N, W, W, W]),  # weights
         ([1, 1, 1], [C, F, F]),  # frozen ones
-        ([1, 1, 1, 2, 3], [C, F, F, C, W]),  # an EMA that begins late
-        ([1, 1, 2, 2, 2], [C, F, C, C, C]),  # changed once
+        ([1, 1, 1, 2, 3], [C, F, F, N, W]),  # an EMA that begins late
+        ([1, 1, 2, 2, 2], [C, F, N, N, N]),  # changed once
     ],
 )
 def test_a_tensor_is_watched_after_two_changes_and_frozen_after_two_equal_checks_without(
@@ -27,9 +27,10 @@ def test_a_tensor_is_watched_after_two_changes_and_frozen_after_two_equal_checks
     learner, found = Learner(), []
     for number in numbers:
         learner.agree({"w": number})
-        found.append(learner.standing("w"))
+        before, standing = learner.known("w")
+        assert before == number
+        found.append(standing)
     assert found == standings
-    assert learner.before("w") == numbers[-1]
 
 
 def test_what_was_dropped_is_never_compared_again():
@@ -38,7 +39,7 @@ def test_what_was_dropped_is_never_compared_again():
     learner.drop(["running_mean"])
     learner.agree({"w": 2, "running_mean": 2})
     assert learner.compared(["running_mean", "w", "new"]) == ["w", "new"]
-    assert learner.standing("running_mean") is C
+    assert learner.known("running_mean") == (1, C)
 
 
 def report(group: str = "", **entries: TensorReport) -> ReplicaReport:
@@ -76,6 +77,7 @@ EQUAL, LEFT_OUT = Judged(), Judged(not_replicated=("w",))
         (judged(W, 7, 8, 9), odd(0, 1, 2, is_decided=False)),
         # before it is watched
         (judged(C, 7, 7, 8), LEFT_OUT),
+        (judged(N, 7, 7, 8), LEFT_OUT),
         (judged(C, 7, 8), LEFT_OUT),
         # what never changed names its culprit by that
         (judged(F, 1, 8), odd(1, is_frozen=True)),

@@ -133,6 +133,23 @@ def test_another_version_is_refused() -> None:
         parse_rows(line.encode())
 
 
+def test_a_record_of_another_version_begins_anew_and_one_rank_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from allranks.state.truth import trace_file
+
+    (tmp_path / FOLDER).mkdir()
+    for rank in (0, 1):
+        line = trace_file._with_crc('{"format": 1, "about": {}}')
+        (tmp_path / FOLDER / trace_file.file_name(rank)).write_text(line)
+        train(tmp_path, range(4, 6), rank=rank)
+    assert [[row.step for row in rows_of(tmp_path, rank)] for rank in (0, 1)] == [[4, 5], [4, 5]]
+    assert capsys.readouterr().err == (
+        "allranks: the record for `allranks diff` begins anew at step 4: the steps before have format 1, this "
+        "allranks reads format 2\n"
+    )
+
+
 def test_a_directory_that_takes_nothing_costs_the_record_only(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("a file, where the directory should be")
     train(tmp_path, range(3))

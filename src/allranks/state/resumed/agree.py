@@ -38,8 +38,6 @@ class Wish(NamedTuple):
     stops: bool = False
     looks: bool = False
     """Its gradients were not finite."""
-    notice: int = 0
-    """What rank 0 tells all; between two talks, what it told the last time."""
     words: tuple[int, ...] = ()
     """Numbers of which each rank hears the largest; with them the boundary is a talk's. As many on all ranks."""
 
@@ -51,7 +49,6 @@ class Agreement:
         self.membership = membership
         self._device = device
         self._next_step: int | None = None
-        self._notice = 0
         self._last_step = 0
         self._last_s = 0.0
 
@@ -60,12 +57,12 @@ class Agreement:
         if self.membership.world_size == 1:
             return wish
         if self._next_step is not None and step < self._next_step and not wish.words:
-            return Wish(notice=self._notice)
+            return Wish()
         own_steps = self._steps_until_next(step) if self.membership.is_leader else 0
-        said = self.largest(*wish[:4], own_steps, wish.notice, *wish.words)
-        self._next_step, self._notice = step + said[4], said[5]
+        *said, next_steps = self.largest(*wish[:4], *wish.words, own_steps)
+        self._next_step = step + next_steps
         saves, leaves, stops, looks = map(bool, said[:4])
-        return Wish(saves, leaves, stops, looks, self._notice, tuple(said[6:]))
+        return Wish(saves, leaves, stops, looks, tuple(said[4:]))
 
     def give(self, tensors: Iterable[torch.Tensor], source: int = 0) -> None:
         """Fill the tensors of all ranks with the bytes of one rank's, which are as many; all ranks call it together."""

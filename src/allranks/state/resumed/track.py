@@ -10,7 +10,7 @@ A step boundary, in this order:
 3  the state is copied; a process beside this one writes it     (state.saved.checkpoint)
 4  where the agent ordered to leave: wait until it is written, and end with 0
 5  the next batch is fetched                                    (state.resumed.feed)
-6  now and then, if asked for, two ranks compute its gradients  (state.truth.replay)
+6  now and then, if asked for, more ranks compute its gradients (state.truth.replay)
 
 A step is done when its `with` block ends. The steps of a loop that was left by `break` are saved when the session is
 left. So a checkpoint holds no fetched batch and no half of a step. After a restart the same happens from 5 on, with all
@@ -22,7 +22,6 @@ included; the generators begin anew from the script's own seed and the step.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -51,7 +50,7 @@ from allranks.state.resumed.steps import (
 from allranks.state.resumed.telling import Telling
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer, Stall
-from allranks.state.truth.comparing import Comparing, Healed
+from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import OnCorruption
 from allranks.state.truth.replay import Replay
 from allranks.state.truth.trace import Trace
@@ -335,11 +334,10 @@ class Tracked:
             leaves=self._is_leave_wanted or (order is not None and order.leaves),
             stops=self._is_stop_wanted,
             looks=self._comparing.looks(self.step),
-            notice=self._comparing.notice,
             words=self._comparing.words(self.step, is_synchronized=self._averaging.is_synchronized),
         )
         agreed = self._agreement.reach(self.step, wish)
-        if self._comparing.heard(self.step, agreed.words, notice=agreed.notice, looks=agreed.looks):
+        if self._comparing.heard(self.step, agreed.words, looks=agreed.looks):
             self._note()
         self._is_stopped |= agreed.stops
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
@@ -370,29 +368,31 @@ class Tracked:
     def _save(self, patience_s: float | None = None) -> Stall:
         with self._telling.saving(then="training"):
             self._averaging.synchronize()  # for a save that cannot wait: a call of `save`, an order to leave, the end
-            with contextlib.suppress(Healed):
-                return self._save_as_it_is(patience_s)
-            return self._save_as_it_is(patience_s)
-
-    def _save_as_it_is(self, patience_s: float | None) -> Stall:
-        compare = self._comparing.begin_save(self.step)
-        per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-        per_rank |= {"owed": self._compressors.state()} | self._parts.own(accumulates=self._accumulates)
-        common = {
-            "step": self.step,
-            "epochs": self._epochs,
-            "threads": torch.get_num_threads(),
-            "experiment": self._experiment,
-            "feed": {"epoch": self._feed.epoch if self._feed else 0},
-            "parts": self._parts.state(),
-            "buckets": self._wrapped.state(),
-            **self._comparing.state(),
-        }
-        more: Any = {"about": self._comparing.about, "refusal": self._comparing.refuse_to_save()}
-        stall = self.checkpoints.save(self.step, common, per_rank, agree=compare, patience_s=patience_s, **more)
-        self._saved = self._place
-        self._note(is_saved=True)
-        return stall
+            self._comparing.compare_now(self.step)
+            per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
+            per_rank |= {"owed": self._compressors.state()} | self._parts.own(accumulates=self._accumulates)
+            common = {
+                "step": self.step,
+                "epochs": self._epochs,
+                "threads": torch.get_num_threads(),
+                "experiment": self._experiment,
+                "feed": {"epoch": self._feed.epoch if self._feed else 0},
+                "parts": self._parts.state(),
+                "buckets": self._wrapped.state(),
+                **self._comparing.state(),
+            }
+            stall = self.checkpoints.save(
+                self.step,
+                common,
+                per_rank,
+                agree=lambda can: not self._agreement.largest(not can)[0],
+                patience_s=patience_s,
+                about=self._comparing.about,
+                refusal=self._comparing.refuse_to_save(),
+            )
+            self._saved = self._place
+            self._note(is_saved=True)
+            return stall
 
     def _note(self, *, is_saved: bool = False) -> None:
         sharded = self._comparing.is_sharded

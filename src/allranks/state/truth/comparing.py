@@ -4,8 +4,9 @@
     ... all ranks take the largest of each     (state.resumed.agree)
     comparing.heard(step, largest)             # raises ReplicaError on all ranks, where one of them has other bits
 
-The words are a number h of all that is compared, and its complement: where the largest h is the complement of the
-largest complement, all ranks have one h, and all of them know it. Only where that is not so, a second exchange follows:
+The words are k (below), a number h of all that is compared, and its complement: where the largest h is the complement
+of the largest complement, all ranks have one h, and all of them know it. Only where that is not so, a second exchange
+follows:
 
 1  each rank computes all numbers again, and tells all others them by name    (all_gather_object)
 2  what differs is judged, the same on all ranks                              (state.truth.odd_one)
@@ -13,7 +14,7 @@ largest complement, all ranks have one h, and all of them know it. Only where th
 4  what the user asked for follows: the job ends, or the replica is healed
 
 A check is due at the first boundaries, to learn what is replicated, then at steps that 2^k divides. Rank 0 measures
-what a check takes and says k one talk ahead. Where ranks make local steps, it waits for their synchronization.
+what a check takes, and says k with the next one. Where ranks make local steps, it waits for their synchronization.
 """
 
 from __future__ import annotations
@@ -33,12 +34,19 @@ from allranks.state.resumed.telling import add_event
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.corruption import Corruption, OnCorruption
+from allranks.state.truth.corruption import OnCorruption, describe_bits, error_that_names
 from allranks.state.truth.difference import Difference
 from allranks.state.truth.fingerprint import hash_text
 from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
 from allranks.state.truth.learner import Learner
-from allranks.state.truth.odd_one import ReplicaReport, TensorReport, find_updates, groups_of, judge
+from allranks.state.truth.odd_one import (
+    DifferingTensor,
+    ReplicaReport,
+    TensorReport,
+    find_updates,
+    groups_of,
+    judge,
+)
 
 SHARE = 0.005
 """Of the time, that checks may take."""
@@ -49,10 +57,6 @@ RECORD_S = 0.001
 MOST_EXPONENT = 20
 _LEAST = -(1 << 63)
 """No word of this rank: the largest of all is another one's."""
-
-
-class Healed(Exception):
-    """A replica that differed before a save has been healed: what is to be saved is another one now."""
 
 
 def choose_exponent(check_s: float, step_s: float) -> int:
@@ -94,12 +98,9 @@ class Comparing:
         self._is_verified = False
         """Rank 0, which saves, is compared with another rank."""
         self._talks, self._directory, self._say = talks, checkpoints.directory, say
-        roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
-        self.difference = Difference(talks, policy=policy, verified=roll_back)
+        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
         self._learner = Learner()
         self._is_on = self._membership.world_size > 1
-        self._is_due = False
-        """Numbers were computed for `heard`."""
         self._num_checks = 0
         self.is_sharded = False
         """No rank has all of it."""
@@ -114,15 +115,11 @@ class Comparing:
         self._last: tuple[int, float] | None = None
         """Step and end of the last check."""
         self._proposed = 0
+        """Rank 0's next exponent."""
         self.equal_step: int | None = None
         """At which all ranks were equal the last time."""
         self.healed: list[dict[str, Any]] = []
         """Tensors that got the bits of other ranks in this training: it is no longer the undisturbed one."""
-
-    @property
-    def notice(self) -> int:
-        """What rank 0 says of the next check."""
-        return self._proposed if self._membership.is_leader else 0
 
     def looks(self, step: int) -> bool:
         """Return whether this rank's gradients were not finite since the last talk."""
@@ -137,14 +134,11 @@ class Comparing:
         is_due = self._last is None or self._num_checks < FIRST_CHECKS
         is_due = is_due or step >> self._exponent != self._last[0] >> self._exponent  # type: ignore[index]
         has_moved = self._last is None or step != self._last[0]
-        self._is_due = is_synchronized and is_due and has_moved
-        return self.words_now() if self._is_due else ()
+        return self._words_now() if is_synchronized and is_due and has_moved else ()
 
-    def words_now(self) -> tuple[int, ...]:
-        """Return the same, due or not; nothing where there are no replicas."""
-        self.measure()
-        self._is_due = True
-        return self._said() if self._is_on else ()
+    def compare_now(self, step: int) -> None:
+        """Compare the replicas, due or not; raises as `heard` does."""
+        self.heard(step, self._talks.largest(*self._words_now()))
 
     def measure(self) -> None:
         """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
@@ -158,26 +152,24 @@ class Comparing:
             self._contents = Contents()  # what was gathered takes memory
         self._check_s = time.monotonic() - began_s
 
-    def heard(self, step: int, largest: Sequence[int], *, notice: int | None = None, looks: bool = False) -> bool:
+    def heard(self, step: int, largest: Sequence[int], *, looks: bool = False) -> bool:
         """Take in the largest of each word; return whether there was a check here.
 
         Args:
-            notice: rank 0's.
             looks: of any rank.
         Raises:
             NotFiniteError: parameters became NaN at this step in an earlier life, too.
             ReplicaError: one rank has other bits than the rest, or the ranks have different ones.
         """
-        self._exponent = self._exponent if notice is None else notice
         if looks:
             self._examine_before()
-        is_checked, self._is_due = bool(largest) or (self._is_due and not self._is_on), False
-        if not is_checked:
+        if not largest:
             return False
+        self._exponent, *said = largest
         self._num_checks += 1
-        if largest and _are_equal(largest):
+        if said and _are_equal(said):
             self._agree(step)
-        elif largest:
+        elif said:
             self._examine(step)
         if self._membership.is_leader:
             now_s = time.monotonic()
@@ -209,23 +201,6 @@ class Comparing:
 
     # Saves
 
-    def begin_save(self, step: int) -> Callable[[bool], bool]:
-        """Look at what is about to be saved; return what tells whether all ranks can save, given whether this one can.
-
-        That raises ReplicaError where the ranks are not equal, and Healed where they were not: look again then.
-        """
-        words = self.words_now()
-
-        def can_all(can: bool) -> bool:
-            refused, *largest = self._talks.largest(not can, *words)
-            num_healed = len(self.healed)
-            self.heard(step, largest)
-            if len(self.healed) > num_healed:
-                raise Healed
-            return not refused
-
-        return can_all
-
     def refuse_to_save(self) -> str:
         """Return why this rank must not save; empty: it may."""
         name = self._finite.find_bad_parameter()
@@ -256,13 +231,21 @@ class Comparing:
     def exchange(self) -> list[ReplicaReport]:
         """Return who all ranks are, and which of them compute the same bits; all ranks call it together."""
         contents = Contents.of(self._read())
-        return self.difference.exchange({}, _describe_group(contents), contents)
+        return Difference(self._talks, contents, {}, _describe_group(contents)).reports
 
-    def compare_now(self, step: int) -> None:
-        """Compare the replicas, due or not; raises as `heard` does."""
-        self.heard(step, self._talks.largest(*self.words_now()))
+    def accuse(
+        self, cause_id: str, what: str, ranks: Sequence[int], reports: Sequence[ReplicaReport], *, is_decided: bool
+    ) -> AllranksError:
+        """Return what all ranks raise; the arguments are those of `error_that_names`."""
+        verified, *_ = self._talks.gather(self._roll_back())  # rank 0's: others may not have heard of that checkpoint
+        told: Any = {"is_decided": is_decided, "policy": self._policy, "verified": verified}
+        return as_raised(error_that_names(cause_id, what, ranks, reports, **told))
 
     # The words
+
+    def _words_now(self) -> tuple[int, ...]:
+        self.measure()
+        return self._proposed, *(self._said() if self._is_on else ())
 
     def _said(self) -> tuple[int, ...]:
         compared = self._learner.compared(self.numbers)
@@ -293,8 +276,8 @@ class Comparing:
 
     def _examine(self, step: int) -> None:
         self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
-        reports = self._report(self.numbers)
-        judged = judge(reports, is_loaded=self._known is not None)
+        found = self._exchange(self.numbers)
+        judged = judge(found.reports, is_loaded=self._known is not None)
         self._learner.drop(judged.not_replicated)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
@@ -302,23 +285,27 @@ class Comparing:
             return
         self._tell_unlike(judged.not_replicated)
         if suspects := judged.suspects:
-            counts = self.difference.count(suspects, reports, self._contents)
+            counts = found.count(suspects)
             updated = find_updates(suspects, counts)
             self._learner.drop(updated)
             self._tell_unlike(updated, f" from step {step} on")
             if suspects := tuple(own for own in suspects if own.name not in updated):
-                self._heal_or_raise(Corruption(suspects, counts, step, self.equal_step), reports)
+                what = describe_bits(suspects, counts, found.reports, step=step, equal_step=self.equal_step)
+                if not self._heal(found, suspects, what, step):
+                    raise self._error(what, suspects[0], found.reports)
         if self._known is None:
             self._agree(step)
 
     def _examine_before(self) -> None:
         """Gradients were not finite: compare what the ranks had before the update with them."""
         (seen_at, before), name = self._finite.take(), self._finite.find_bad_parameter()
-        reports = self._report(before or {}, group=None if before else f"rank {self._membership.rank} did not see it")
+        blind = None if before else f"rank {self._membership.rank} did not see it"
+        reports = self._exchange(before or {}, group=blind).reports
         found = self._talks.gather((seen_at, name))
         step, name = max(seen for seen, _ in found), next((own for _, own in found if own), "")
         if suspects := judge(reports).suspects:
-            raise self._error(Corruption(suspects, {}, step, self.equal_step), reports)
+            what = describe_bits(suspects, {}, reports, step=step, equal_step=self.equal_step)
+            raise self._error(what, suspects[0], reports)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
         if ruined and step == self._ruined:
@@ -333,43 +320,40 @@ class Comparing:
         if ruined and self._membership.is_leader:
             write_ruined(self._directory, step)
 
-    def _heal_or_raise(self, found: Corruption, reports: Sequence[ReplicaReport]) -> None:
-        suspects = found.suspects
-        if self._policy is OnCorruption.HEAL and self.difference.heal(suspects, reports, self._contents):
-            self.numbers = self._contents.numbers()
-            if _are_equal(self._talks.largest(*self._said())):
-                names, ranks = [own.name for own in suspects], list(suspects[0].ranks)
-                self.healed.append({"step": found.step, "names": names, "ranks": ranks})
-                if self._membership.is_leader:
-                    add_event("healed", step=found.step, ranks=ranks, tensors=names)
-                what = f"AR610 replica-differs: {found.describe(reports)}"
-                self._tell(f"{what}; healed: the run is no longer the undisturbed one")
-                return
-        raise self._error(found, reports)
+    def _heal(self, found: Difference, suspects: Sequence[DifferingTensor], what: str, step: int) -> bool:
+        """Give the odd ranks the bits of the others; False: nobody wants it, or all are not equal for that."""
+        if self._policy is not OnCorruption.HEAL or not found.heal(suspects):
+            return False
+        self.numbers = self._contents.numbers()
+        if not _are_equal(self._talks.largest(*self._said())):
+            return False
+        names, ranks = [own.name for own in suspects], list(suspects[0].ranks)
+        self.healed.append({"step": step, "names": names, "ranks": ranks})
+        if self._membership.is_leader:
+            add_event("healed", step=step, ranks=ranks, tensors=names)
+        self._tell(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
+        return True
 
-    def _error(self, found: Corruption, reports: Sequence[ReplicaReport]) -> AllranksError:
-        first = found.suspects[0]
-        return self.difference.error(
-            "AR610", found.describe(reports), first.ranks, reports, is_decided=first.is_decided
-        )
+    def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
+        return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
 
-    def _report(self, numbers: Mapping[str, int], *, group: str | None = None) -> list[ReplicaReport]:
+    def _exchange(self, numbers: Mapping[str, int], *, group: str | None = None) -> Difference:
         known, forms = self._known, self._contents.forms()
         entries = {
             name: TensorReport(
                 number=numbers[name],
-                standing=self._learner.standing(name),
-                is_changed=numbers[name] != (known[name] if known else self._learner.before(name)),
+                standing=self._learner.known(name)[1],
+                is_changed=numbers[name] != (known[name] if known else self._learner.known(name)[0]),
                 form=forms.get(name),
             )
             for name in self._learner.compared(numbers if known is None else known)
         }
         if group is None:
             self._own_group = _describe_group(self._contents)  # the script may have set another number of threads
-        reports = self.difference.exchange(entries, group or self._own_group, self._contents)
+        found = Difference(self._talks, self._contents, entries, group or self._own_group)
         if group is None:
-            self._groups = sorted({report.group for report in reports})
-        return reports
+            self._groups = sorted({report.group for report in found.reports})
+        return found
 
     def _tell_unlike(self, names: Sequence[str], since: str = "") -> None:
         if names:

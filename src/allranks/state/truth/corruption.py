@@ -1,13 +1,12 @@
 """What do all ranks say of a replica that differs? One line that names the rank at fault, whoever raises it; pure.
 
-The cause AR610 has the same words in its signs: the guard reads from them which rank is meant, and whether the job may
-be started again. Wrong gradients (AR611, replay_pairs) become an error here, too.
+The causes AR610 and AR611 have the same words in their signs: the guard reads from them which rank is meant, and
+whether the job may be started again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from allranks.causes.book import find_cause
@@ -52,34 +51,59 @@ class ReplicaError(AllranksError):
         self.exit_code = Exit.NODE_FAULT if is_retryable else Exit.SETUP
 
 
-@dataclass(frozen=True, slots=True)
-class Corruption:
-    """What is known of replicas that differ."""
+def describe_bits(
+    suspects: Sequence[DifferingTensor],
+    counts: Mapping[str, tuple[int, int]],
+    reports: Sequence[ReplicaReport],
+    *,
+    step: int,
+    equal_step: int | None,
+) -> str:
+    """Return what is known of replicas that differ, in words.
 
-    suspects: Sequence[DifferingTensor]
-    """Those that are decided come first; the first one stands for all."""
-    counts: Mapping[str, tuple[int, int]]
-    """By name, how many elements differ, of how many; without the first one where its bits are gone."""
-    step: int
-    equal_step: int | None
-    """At which all were equal the last time; None: at no check of this process."""
+    Args:
+        suspects: the first one stands for all.
+        counts: by name, how many elements differ, of how many; without the first one where its bits are gone.
+        reports: of all ranks.
+        equal_step: at which all were equal the last time; None: at no check of this process.
+    """
+    suspect, count = suspects[0], counts.get(suspects[0].name)
+    who, is_one = fold_ranks(suspect.ranks), len(suspect.ranks) == 1
+    if suspect.is_decided:
+        places = dict.fromkeys(place_of(reports[rank]) for rank in suspect.ranks)
+        what = f"{who} on {', '.join(places)} {'has' if is_one else 'have'} other bits than "
+        others = sum(report.group == reports[suspect.reference].group for report in reports) - len(suspect.ranks)
+        what += fold_ranks([suspect.reference]) if others == 1 else f"{others} others"
+    else:
+        what = f"{who} have different bits, and no majority tells which is wrong"
+    equal = "never equal before" if equal_step is None else f"equal at step {equal_step}"
+    counted = f"{count[0]} of {count[1]} elements" if count else "before gradients were not finite,"
+    return f"{what}, in {_first_of([own.name for own in suspects])}: {counted} at step {step}, {equal}"
 
-    def describe(self, reports: Sequence[ReplicaReport]) -> str:
-        """Return it in words."""
-        suspect, count = self.suspects[0], self.counts.get(self.suspects[0].name)
-        who, is_one = fold_ranks(suspect.ranks), len(suspect.ranks) == 1
-        of_group = sum(report.group == reports[suspect.reference].group for report in reports)
-        if suspect.is_decided:
-            places = dict.fromkeys(place_of(reports[rank]) for rank in suspect.ranks)
-            what = f"{who} on {', '.join(places)} {'has' if is_one else 'have'} other bits than "
-            others = of_group - len(suspect.ranks)
-            what += fold_ranks([suspect.reference]) if others == 1 else f"{others} others"
-        else:
-            what = f"{who} have different bits, and no majority tells which is wrong"
-        equal = "never equal before" if self.equal_step is None else f"equal at step {self.equal_step}"
-        more = f" (and in {len(self.suspects) - 1} more)" if len(self.suspects) > 1 else ""
-        counted = f"{count[0]} of {count[1]} elements" if count else "before gradients were not finite,"
-        return f"{what}, in {suspect.name}{more}: {counted} at step {self.step}, {equal}"
+
+def describe_gradients(
+    told: Mapping[int, Mapping[str, int]],
+    ranks: Sequence[int],
+    right: Sequence[int],
+    step: int,
+    reports: Sequence[ReplicaReport],
+) -> str:
+    """Return who computed other gradients from a batch, in words.
+
+    Args:
+        told: by rank, the number of each gradient by name; first of the rank whose batch it is.
+        ranks: at fault; both where nobody decides.
+        right: those that agree with each other.
+        step: so many are done.
+        reports: of all ranks.
+    """
+    one, other = told[ranks[0]], told[(*right, *ranks[1:])[0]]
+    names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+    what = f"{fold_ranks(ranks)} computed different gradients, and no third rank tells which are wrong,"
+    if right:
+        place = place_of(reports[ranks[0]])
+        what = f"{fold_ranks(ranks)} on {place} computed other gradients than {fold_ranks(right)}"
+    return f"{what} from the batch of rank {next(iter(told))}, in {_first_of(names)} at step {step}"
 
 
 def error_that_names(
@@ -121,3 +145,7 @@ def error_that_names(
 def place_of(report: ReplicaReport) -> str:
     """Return the node of a rank, and its GPU."""
     return f"{report.node} ({report.device})" if report.device else report.node
+
+
+def _first_of(names: Sequence[str]) -> str:
+    return f"{names[0]} (and in {len(names) - 1} more)" if len(names) > 1 else names[0]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from enum import StrEnum
 from itertools import zip_longest
 
@@ -22,9 +23,7 @@ from allranks.state.truth.parting import say_ranks
 
 Pair = tuple[Op | None, Op | None]
 REACH = 400
-"""How many operations may be in one run alone, before both go on alike."""
-_ALIKE = 2
-"""So many alike in a row mean that both go on alike."""
+"""How many operations are looked at where one run does others, to find where both go on alike."""
 
 
 class DifferenceKind(StrEnum):
@@ -151,26 +150,13 @@ def align(a: Sequence[Op], b: Sequence[Op]) -> Iterator[Pair]:
     """
     i = j = 0
     while i < len(a) and j < len(b):
+        more = less = 1
         if a[i].name != b[j].name:
-            more, less = _find_again(a, b, i, j)
-            yield from zip_longest(a[i : i + more], b[j : j + less])
-            i, j = i + more, j + less
-            continue
-        yield a[i], b[j]
-        i, j = i + 1, j + 1
-    yield from ((op, None) for op in a[i:])
-    yield from ((None, op) for op in b[j:])
-
-
-def _find_again(a: Sequence[Op], b: Sequence[Op], i: int, j: int) -> tuple[int, int]:
-    """Return after how many more operations of each both go on alike; all the rest of both, if they do not."""
-    names = [op.name for op in a[i : i + REACH + _ALIKE]], [op.name for op in b[j : j + REACH + _ALIKE]]
-    for skipped in range(1, 2 * REACH):
-        for more in range(max(0, skipped - REACH), min(skipped, REACH) + 1):
-            rows = names[0][more : more + _ALIKE], names[1][skipped - more : skipped - more + _ALIKE]
-            if rows[0] and rows[0] == rows[1]:
-                return more, skipped - more
-    return len(a) - i, len(b) - j
+            names = [[op.name for op in own] for own in (a[i : i + REACH], b[j : j + REACH])]
+            _, _, more, _, less = SequenceMatcher(a=names[0], b=names[1], autojunk=False).get_opcodes()[0]
+        yield from zip_longest(a[i : i + more], b[j : j + less])
+        i, j = i + more, j + less
+    yield from zip_longest(a[i:], b[j:])
 
 
 def _differing(one: Sequence[OpValue], two: Sequence[OpValue]) -> set[int]:

@@ -1,43 +1,45 @@
 """Which tensors must be equal on all ranks? Learned from checks, anew in each process; pure.
 
     candidate   it has been equal on all ranks so far; what differs now is not replicated, and is never compared again
+    changed     the same, and its number was once another one than at the check before
     watched     it has changed twice, and was equal after that: from then on a difference is a fault
     frozen      it was the same at two equal checks: a rank that changes little of it has a fault, one that changes much
                 makes an update
 
-All ranks learn the same, since they go by checks at which all were equal, and by numbers that all have seen.
+What each rank computes for itself differs before it has changed twice. All ranks learn the same, since they go by
+checks at which all were equal, and by numbers that all have seen.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
-
-CHANGES = 2
-"""So often a tensor changes before it is watched: what each rank computes for itself, differs before that."""
 
 
 class Standing(StrEnum):
     """What is known of a tensor."""
 
     CANDIDATE = "candidate"
+    CHANGED = "changed"
     WATCHED = "watched"
     FROZEN = "frozen"
 
 
-@dataclass(slots=True)
-class _Seen:
-    number: int
-    changes: int = 0
-    is_unchanged: bool = False
+_NEXT = {
+    Standing.CANDIDATE: (Standing.FROZEN, Standing.CHANGED),
+    Standing.FROZEN: (Standing.FROZEN, Standing.CHANGED),
+    Standing.CHANGED: (Standing.CHANGED, Standing.WATCHED),
+    Standing.WATCHED: (Standing.WATCHED, Standing.WATCHED),
+}
+"""After a check at which all ranks have the number of the check before, and after one at which all have another one."""
 
 
 class Learner:
     """What is known of all tensors, by name."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, tuple[int, Standing]] = {}
+        """The number that all ranks had at the last equal check, and what is known since."""
         self._dropped: set[str] = set()
 
     def compared(self, names: Iterable[str]) -> list[str]:
@@ -47,28 +49,14 @@ class Learner:
     def agree(self, numbers: Mapping[str, int]) -> None:
         """Take in that all ranks have these numbers."""
         for name in self.compared(numbers):
-            seen = self._seen.get(name)
-            if seen is None:
-                self._seen[name] = _Seen(numbers[name])
-            elif seen.number == numbers[name]:
-                seen.is_unchanged = True
-            else:
-                seen.number, seen.changes, seen.is_unchanged = numbers[name], seen.changes + 1, False
+            before, standing = self._seen.get(name, (None, None))
+            following = _NEXT[standing][numbers[name] != before] if standing else Standing.CANDIDATE
+            self._seen[name] = numbers[name], following
 
     def drop(self, names: Iterable[str]) -> None:
         """Compare these never again."""
         self._dropped |= {*names}
 
-    def standing(self, name: str) -> Standing:
-        """Return what is known of this one."""
-        seen = self._seen.get(name)
-        if seen is None:
-            return Standing.CANDIDATE
-        if seen.changes >= CHANGES:
-            return Standing.WATCHED
-        return Standing.FROZEN if seen.is_unchanged and not seen.changes else Standing.CANDIDATE
-
-    def before(self, name: str) -> int | None:
-        """Return the number that all ranks had at the last equal check; None: it is new."""
-        seen = self._seen.get(name)
-        return None if seen is None else seen.number
+    def known(self, name: str) -> tuple[int | None, Standing]:
+        """Return the number that all ranks had at the last equal check, None if it is new, and what is known of it."""
+        return self._seen.get(name, (None, Standing.CANDIDATE))

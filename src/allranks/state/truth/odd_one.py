@@ -2,6 +2,8 @@
 
     judge(reports)                     which tensors differ, and which ranks are the odd ones
     find_updates(suspects, counts)     which of them one rank has updated: that is no fault
+    teams_of(groups, turn)             which ranks compute the gradients of one batch, in a replay
+    find_outvoted(numbers)             which of them computed others than most
 
 Only ranks of one group are compared: those whose hardware, torch and number of threads compute the same bits, and whose
 tensors are the same shards. More than half of a group outvote the others. Of two ranks, or in a tie, nobody is named,
@@ -87,7 +89,7 @@ def judge(reports: Sequence[ReplicaReport], *, is_loaded: bool = False) -> Judge
             is_frozen, is_tensor = False, known[name].form is not None
             if standing is Standing.WATCHED or (is_loaded and is_tensor):
                 parted += len({*values.values()}) == len(ranks)
-                odd = _outvoted(values) or (odd if is_loaded else set()) or {*ranks}
+                odd = find_outvoted(values) or (odd if is_loaded else set()) or {*ranks}
             elif standing is Standing.FROZEN and len(odd) == 1 and is_tensor:
                 is_frozen = True
             else:
@@ -135,9 +137,26 @@ def find_updates(suspects: Iterable[DifferingTensor], counts: Mapping[str, tuple
     return updated
 
 
-def _outvoted(values: Mapping[int, int | None]) -> set[int]:
+def find_outvoted(values: Mapping[int, int | None]) -> set[int]:
     """Return the ranks whose number is not that of the majority; none where there is no majority."""
     (value, votes), *_ = Counter(values.values()).most_common(1)
     if votes > len(values) / 2:
         return {rank for rank, own in values.items() if own != value}
     return set()
+
+
+def teams_of(groups: Sequence[Sequence[int]], turn: int) -> list[tuple[int, ...]]:
+    """Return teams of three to five ranks, or of two where a group has no more; each turn they begin one rank later.
+
+    >>> [teams_of([[0, 1, 2, 3, 4, 5, 6], [7, 8]], turn) for turn in (0, 1)]
+    [[(0, 1, 2), (3, 4, 5, 6), (7, 8)], [(1, 2, 3), (4, 5, 6, 0), (8, 7)]]
+
+    Args:
+        groups: ranks that compute the same bits; each group has two or more.
+    """
+    teams = list[tuple[int, ...]]()
+    for group in groups:
+        size, num = len(group), max(1, len(group) // 3)
+        turned = [group[(turn + place) % size] for place in range(size)]
+        teams += [tuple(turned[at * size // num : (at + 1) * size // num]) for at in range(num)]
+    return teams

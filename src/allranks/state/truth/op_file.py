@@ -31,7 +31,7 @@ MOST_OPS = 100_000
 """Of a step on a rank; further ones are only counted."""
 MOST_FILES = 2
 BATCH = "batch"
-"""Name of the first line of a step, whose inputs are the batch."""
+"""Name of the first line of a step: its inputs are the batch's tensors, its settings stand for all else in it."""
 _MAX_BYTES = 1 << 30
 
 

@@ -12,8 +12,7 @@ of deeply nested backward passes, run on threads of autograd, which take over th
 (at::ThreadLocalState). A collective is waited for at once, since its result is read; sends and receives are not, since
 the peer may not have begun.
 
-A tensor's number is kept until something writes to its memory, as the operation's schema says. What is written behind
-torch's back (NumPy in a tensor's memory, kernels of Triton) is seen from the next step on.
+What is written behind torch's back (NumPy in a tensor's memory, kernels of Triton) is an input of the next operation.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from allranks.model.safe_text import as_utf8
@@ -115,8 +113,6 @@ class OpRecorder(EagerMode):
         self._chunks = list[Tensor | list[int]]()
         """Numbers; those of a GPU are there until the step is over."""
         self._num_numbers = 0
-        self._known = dict[int, tuple[StorageWeakRef, dict[object, int]]]()
-        """Places in `_chunks`, by storage and by what is looked at of it."""
         self.num_left_out = 0
 
     def __enter__(self) -> Any:
@@ -130,16 +126,12 @@ class OpRecorder(EagerMode):
 
     def begin(self, batches: Sequence[Any]) -> None:
         """Take in the batch of the step; called before this is entered."""
-        inputs = list[tuple[str, int]]()
+        inputs, settings = list[tuple[str, int]](), ""
         with contextlib.suppress(Exception):  # as in the record: an object of the script that cannot be read
             found = Contents.of({BATCH: as_data(batches)})
-            forms, numbers = found.forms(), found.numbers()
-            for name, number in numbers.items():
-                dtype, shape = forms.get(name, ("torch.Python", ()))
-                self._chunks.append([number])
-                inputs.append((f"{dtype.removeprefix('torch.')}{[*shape]}", self._num_numbers))
-                self._num_numbers += 1
-        self._rows.append((BATCH, "", "", inputs, [], "", _generators()))
+            inputs = self._number(found.tensors.values())
+            settings = ", ".join(f"Python values {hash_text(*own):x}" for own in found.texts.values())
+        self._rows.append((BATCH, "", "", inputs, [], settings, _generators()))
 
     def ops(self) -> Iterator[Op]:
         """Yield what was recorded."""
@@ -168,8 +160,6 @@ class OpRecorder(EagerMode):
         written = [own for name in form.names if name in form.written for own in _tensors(told.get(name))]
         if form.is_collective:
             _wait(form, result)
-        for tensor in written:
-            self._known.pop(tensor.untyped_storage()._cdata, None)
         outputs = [] if form.is_unread else self._number([*written, *_tensors(result)])
         self._rows.append((form.name, line, module, inputs, outputs, settings, generator))
         return result
@@ -194,30 +184,22 @@ class OpRecorder(EagerMode):
             self._running.pop()
 
     def _number(self, tensors: Iterable[Tensor]) -> list[tuple[str, int]]:
-        """Return form and place in the numbers of each tensor, each once; new numbers are computed together."""
-        found = dict[tuple[int, object], tuple[str, dict[object, int]]]()
-        missing = dict[str, list[tuple[Tensor, object, dict[object, int]]]]()
-        for tensor in tensors:
-            storage = tensor.untyped_storage()
-            view = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(),
-                    tensor.is_neg())  # fmt: skip
-            if (storage._cdata, view) in found:
-                continue
-            reference, views = self._known.get(storage._cdata, (None, {}))
-            if reference is None or reference.expired():
-                views = {}
-                self._known[storage._cdata] = StorageWeakRef(storage), views
-            found[storage._cdata, view] = f"{str(tensor.dtype)[6:]}{[*tensor.shape]}", views
-            if view not in views:
-                is_small = tensor.is_cpu and tensor.nbytes <= SMALL_BYTES
-                missing.setdefault("" if is_small else str(tensor.device), []).append((tensor, view, views))
-        for device, own in missing.items():
-            chosen = [tensor for tensor, _, _ in own]
-            self._chunks.append(on_one_device(chosen) if device else [*map(_hash_small, chosen)])
-            for _, key, views in own:
-                views[key] = self._num_numbers
-                self._num_numbers += 1
-        return [(form, views[view]) for (_, view), (form, views) in found.items()]
+        """Return form and place in the numbers of each tensor, each once; those of a device are computed together."""
+        views = {_view_of(tensor): tensor for tensor in tensors}
+        alike, places = dict[str, dict[object, Tensor]](), dict[object, int]()
+        for view, tensor in views.items():
+            is_small = tensor.is_cpu and tensor.nbytes <= SMALL_BYTES
+            alike.setdefault("" if is_small else str(tensor.device), {})[view] = tensor
+        for device, some in alike.items():
+            self._chunks.append(on_one_device([*some.values()]) if device else [*map(_hash_small, some.values())])
+            places |= {view: self._num_numbers + at for at, view in enumerate(some)}
+            self._num_numbers += len(some)
+        return [(f"{str(tensor.dtype)[6:]}{[*tensor.shape]}", places[view]) for view, tensor in views.items()]
+
+
+def _view_of(tensor: Tensor) -> object:
+    """What tells the bits that a tensor shows from those that another one shows."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _line_of(frame: FrameType | None) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from allranks.report.text import fold_ranks
 from allranks.state.truth.trace_file import TraceRow
 
 Record = Mapping[int, Sequence[TraceRow]]
@@ -97,9 +98,7 @@ def find_parting(first: Record, second: Record) -> Parting:
 
 def say_ranks(ranks: Sequence[int], num_ranks: int) -> str:
     """Return which ranks they are, of so many."""
-    if len(ranks) == num_ranks > 1:
-        return "all ranks"
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    return "all ranks" if len(ranks) == num_ranks > 1 else fold_ranks(ranks)
 
 
 def row_at(rows: Sequence[TraceRow], step: int | None) -> TraceRow:

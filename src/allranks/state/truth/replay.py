@@ -1,36 +1,40 @@
-"""Does each rank compute what another one computes? One rank's side of the replays, which `track(replay=)` asks for.
+"""Does each rank compute what others compute? One rank's side of the replays, which `track(replay=)` asks for.
 
     replay.fetched(step, batch)      # when the batch of a step has been fetched: raises ReplicaError on all ranks
 
 Comparing replicas shows bits that one rank has. A gradient that is computed wrongly goes into the sum of all ranks, and
 all of them are equal. So every N steps, before the step:
 
-1  of each pair, the rank r sends its batch, buffers and generators to its neighbor    (state.truth.replay_pairs)
-2  both run f on a copy of them without synchronization, and put everything back       (state.truth.replay_run)
-3  all ranks tell one number of their gradients each                                   (all_gather_object)
-4  where a pair differs, the replicas are compared first: other weights give other gradients
-5  a third rank repeats the batch, and decides; all ranks raise the same words
+1  of each team, the first rank sends its batch, buffers and generators to the others  (state.truth.odd_one, teams_of)
+2  all of them run f on a copy of them without synchronization, and put everything back     (state.truth.replay_run)
+3  all ranks tell one number of their gradients each                                        (all_gather_object)
+4  where a team differs, the replicas are compared first: other weights give other gradients
+5  whoever is outvoted by the rest of the team is named; all ranks raise the same words
 
-Nobody is named before replays have shown that these ranks compute the same bits: a function may depend on its rank.
+Nobody is named before all teams have agreed in two replays: a function may depend on its rank.
 Before the first step of a process each rank tries f out, on its own batch. Each wait ends with the timeout of the
 process group. If f raises, its rank raises that after 3, and the others go into their step, as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from allranks.model.errors import UsageError
 from allranks.report.refusal import as_raised
+from allranks.report.text import fold_ranks
 from allranks.state.resumed.agree import Agreement
 from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.truth.comparing import Comparing
+from allranks.state.truth.corruption import describe_gradients
 from allranks.state.truth.fingerprint import hash_text
-from allranks.state.truth.odd_one import ReplicaReport, groups_of
-from allranks.state.truth.replay_pairs import ReplayPair, are_proven, find_wrong, join_equal, pairs_of
+from allranks.state.truth.odd_one import ReplicaReport, find_outvoted, groups_of, teams_of
 from allranks.state.truth.replay_run import Attribute, Replayed, check, pack, run, try_out
+
+PROVEN = 2
+"""Replays in which all teams agreed, before anybody is named: teams of the second one join those of the first."""
 
 
 class Replay:
@@ -64,8 +68,8 @@ class Replay:
         self._rank = talks.membership.rank
         self._groups: list[list[int]] | None = None
         """Ranks that compute the same bits; None: not tried yet."""
-        self._proven: list[frozenset[int]] = []
-        """Ranks that have computed the same bits in replays."""
+        self._num_equal = 0
+        """Replays in which all teams agreed."""
         self._changing = set[Attribute]()
         """Numbers of modules that are sent."""
         self._is_on, self._is_due = True, False
@@ -75,7 +79,7 @@ class Replay:
 
         Raises:
             UsageError: this function cannot be replayed.
-            ReplicaError: one rank computes other gradients than two others, or the weights are not equal.
+            ReplicaError: one rank computes other gradients than the rest, or the weights are not equal.
         """
         self._is_due |= step % self._every == 0
         is_wanted = self._groups is None or self._is_due
@@ -111,19 +115,15 @@ class Replay:
 
     def _repeat(self, step: int, batch: Any) -> None:
         assert self._groups is not None
-        pairs = pairs_of(self._groups, step // self._every)
-        own = next((pair for pair in pairs if self._rank in pair[:2]), None)
-        numbers, error = dict[str, int](), None
-        if own is not None:
-            numbers, error = self._compute(own.owner, own.other, batch, on=own[:2])
-        told = self._talks.gather((_as_one(numbers), error is not None))
-        failed = {rank for rank, (_, is_failed) in enumerate(told) if is_failed}
-        if error is not None and (own is None or own.owner == self._rank or own.owner not in failed):
-            raise error  # where it raised on both, it is the owner's batch
-        differing = [pair for pair in pairs if told[pair.owner] != told[pair.other] and not failed & {*pair[:2]}]
-        for pair in pairs if not failed else ():
-            if pair not in differing:
-                self._proven = join_equal(self._proven, pair)
+        teams = teams_of(self._groups, self._num_equal)
+        own = next((team for team in teams if self._rank in team), ())
+        numbers, error = self._compute(own, batch) if own else ({}, None)
+        said = self._talks.gather((_as_one(numbers), error is not None))
+        failed = {rank for rank, (_, is_failed) in enumerate(said) if is_failed}
+        if error is not None and (own[0] == self._rank or own[0] not in failed):
+            raise error  # where it raised on both, it is the batch's
+        differing = [team for team in teams if len({said[rank] for rank in team}) > 1]
+        self._num_equal += not differing and not failed
         if failed or not differing:
             return
         num_healed = len(self._comparing.healed)
@@ -132,40 +132,33 @@ class Replay:
         self._groups = groups_of(reports)
         if why := self._comparing.why_apart([*self._parts.parameters()]):
             self._end(why)
-        elif len(self._comparing.healed) == num_healed and self._groups == groups:  # else that is the reason
-            for pair in differing:
-                self._decide(step, pair, batch, numbers, reports)
-
-    def _decide(
-        self, step: int, pair: ReplayPair, batch: Any, numbers: dict[str, int], reports: Sequence[ReplicaReport]
-    ) -> None:
-        if not self._is_on:
+        elif self._groups != groups:  # that is the reason
+            self._num_equal = 0
+        elif len(self._comparing.healed) > num_healed:  # or that
             return
-        if not are_proven(self._proven, pair):
+        elif self._num_equal < PROVEN:
             self._end(
                 "the first replays already differ between ranks: f depends on the rank or on state that is not "
                 "tracked, or a device always computes wrongly"
             )
+        else:
+            told = self._talks.gather(numbers if self._rank in differing[0] else {})
+            self._judge(step, {rank: told[rank] for rank in differing[0]}, reports)
+
+    def _judge(self, step: int, told: Mapping[int, Mapping[str, int]], reports: Sequence[ReplicaReport]) -> None:
+        """Name who computed wrongly in a team, given the numbers of its gradients; the first rank's batch it was."""
+        odd = find_outvoted({rank: _as_one(numbers) for rank, numbers in told.items()})
+        if not odd and len(told) > 2:
+            self._end(f"{fold_ranks(told)} computed different gradients at step {step}, and no majority the same: the "
+                      f"model is not deterministic")  # fmt: skip
             return
-        error: Exception | None = None
-        if pair.third is not None and self._rank in (pair.owner, pair.third):
-            found, error = self._compute(pair.owner, pair.third, batch, on=(pair.third,))
-            numbers = found if self._rank == pair.third else numbers
-        told = self._talks.gather(numbers if self._rank in pair.members else {})
-        if wrong := find_wrong(pair, {rank: own for rank, own in enumerate(told) if own}):
-            told_of, is_decided = wrong.describe(step, reports), bool(wrong.right)
-            error_of = self._comparing.difference.error
-            raise error_of("AR611", told_of, wrong.ranks, reports, is_decided=is_decided) from error
-        self._end(f"three ranks computed three different gradients at step {step}: the model is not deterministic")
+        ranks = [min(odd)] if odd else sorted(told)
+        what = describe_gradients(told, ranks, [rank for rank in told if odd and rank not in odd], step, reports)
+        raise self._comparing.accuse("AR611", what, ranks, reports, is_decided=bool(odd))
 
-    def _compute(
-        self, owner: int, other: int, batch: Any, *, on: tuple[int, ...]
-    ) -> tuple[dict[str, int], Exception | None]:
-        """Return the numbers of the gradients of the owner's batch, which it sends to the other one; none if it cannot.
-
-        Args:
-            on: the ranks that compute them.
-        """
+    def _compute(self, team: Sequence[int], batch: Any) -> tuple[dict[str, int], Exception | None]:
+        """Return the numbers of the gradients of the batch of the team's first rank; none if it cannot be sent."""
+        owner, *others = team
         parcel = b""
         error: Exception | None = None
         if self._rank != owner:
@@ -175,8 +168,9 @@ class Replay:
                 parcel = pack(batch, self._parts, self._changing)
             except UsageError as exc:
                 error = as_raised(exc)
-            self._talks.send(parcel, other)
-        if parcel and self._rank in on:
+            for other in others:
+                self._talks.send(parcel, other)
+        if parcel:
             try:
                 return run(self._function, parcel, self._parts, self._averaging.unsynchronized), None
             except Exception as exc:
@@ -189,5 +183,5 @@ class Replay:
             self._say(f"steps are not replayed: {why}")
 
 
-def _as_one(numbers: dict[str, int]) -> int:
+def _as_one(numbers: Mapping[str, int]) -> int:
     return hash_text(*(f"{name}={own}" for name, own in numbers.items()))

@@ -28,11 +28,12 @@ from allranks.files.folder import Folder
 from allranks.model.membership import Membership
 from allranks.model.setting import Setting
 from allranks.report.mask import mask_setting
+from allranks.report.text import say
 from allranks.state.resumed import rng
 from allranks.state.truth import trace_file
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import hash_bytes, hash_text
-from allranks.state.truth.trace_file import TraceRow
+from allranks.state.truth.trace_file import OtherFormatError, TraceRow
 
 FLUSH_S = 10.0
 _ANEW = ("_ID", "_PORT", "_FD", "_PID", "_FILE", "_COUNT", "_RESTARTS")
@@ -110,7 +111,11 @@ class Trace:
         name = trace_file.file_name(self._membership.rank)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             data = Folder.at(self._directory / trace_file.FOLDER).read(name, at_most=trace_file.MAX_BYTES)
-            self._rows = [row for row in trace_file.parse_rows(data) if row.step < step]
+            try:
+                self._rows = [row for row in trace_file.parse_rows(data) if row.step < step]
+            except OtherFormatError as exc:
+                if self._membership.is_leader:
+                    say(f"the record for `allranks diff` begins anew at step {step}: the steps before have {exc}")
         atexit.register(self.flush)
 
     def _commit(self) -> None:
