@@ -22,6 +22,7 @@ from allranks.state.saved import checkpoint, commit
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.saved.commit import Attempt, AttemptFailedError, gather_parts, write_part
 from allranks.state.saved.manifest import part_name
+from conftest import wait_until
 from state.conftest import kill, writers_of
 
 pytestmark = pytest.mark.torch
@@ -146,8 +147,10 @@ def test_a_long_wait_for_the_last_save_names_whom_it_is_for(
     ranks = [Checkpointer(tmp_path, Membership.spread(rank, 2), store=store, say=said[rank].append) for rank in (0, 1)]
     with ranks[0], ranks[1]:
         ranks[0].save(1, {})
+        wait_until(lambda: len(writers_of(tmp_path)) == 1, "the writer of rank 0")
         writers = writers_of(tmp_path)
         ranks[1].save(1, {})
+        wait_until(lambda: len(writers_of(tmp_path)) == 2, "the writer of rank 1")
         writers += set(writers_of(tmp_path)) - set(writers)
         assert all(rank.wait() for rank in ranks)
         os.kill(writers[stopped], signal.SIGSTOP)
