@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.finding import Confidence, Finding, Verdict
 from allranks.model.fix import Reader, SchedulerKind, find_scheduler
@@ -76,7 +78,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
                 return ()
             raise
         if len(targets) == 1 and is_run(Path(targets[0])):  # many words lead to it: the paths lead there from here
-            return tuple(replace(source, shown=str(Path(targets[0], source.shown))) for source in found)
+            return tuple(msgspec.structs.replace(source, shown=str(Path(targets[0], source.shown))) for source in found)
         return found
     if len(targets) > 1:
         raise UsageError(
@@ -215,7 +217,7 @@ def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[
 
     if named := [target for target in targets if os.path.lexists(target)]:
         return find_dumps(named)
-    folders = dict.fromkeys(source.path.parent for source in sources if source.path is not None)
+    folders = dict.fromkeys(Path(source.path).parent for source in sources if source.path is not None)
     if any(is_job_id(target) for target in targets):
         runs = dict.fromkeys(top for folder in folders for top in (folder, *folder.parents) if is_run(top))
         return find_dumps(sorted(map(str, runs)))
