@@ -77,7 +77,7 @@ def read_part(
                         reports.begin(line, hit.begin, chunk)
                     else:
                         kept.add(event)
-        if (joined := unwrap(small)) != small:  # they only add: lines may have one length by chance
+        if small and (joined := unwrap(small)) != small:  # they only add: lines may have one length by chance
             chunk, quoted = Chunk(joined, 1, 0), QuotedCode()
             for hit in matcher.scan(chunk):
                 line = read_line(hit.raw, source, hit.number)
