@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 SILENT_S = 300.0
 """A run whose files have not been touched for so long, by the clock of this machine, is dead."""
-_SLURM_OUTPUT = re.compile(r"(?:^|/)slurm-(\d+(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?$")
 
 
 def find_meant(target: str) -> str:
@@ -93,13 +91,14 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
 def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict | None) -> str | None:
     """Return the id of the job or run that is asked about, as other verbs take it; None if it is unknown."""
     from allranks.why.logs.job_files import is_job_id
+    from allranks.why.logs.sources import list_jobs
 
     if verdict is not None:
         return verdict.job
     if len(targets) == 1 and is_job_id(targets[0]) and not os.path.lexists(targets[0]):
         return targets[0].partition(".")[0]
-    named = {match[1] for source in sources if (match := _SLURM_OUTPUT.search(source.shown))}
-    return named.pop() if len(named) == 1 else None
+    named = list_jobs(sources)
+    return named[0] if len(named) == 1 else None
 
 
 def find_run_path(targets: Sequence[str]) -> Path | None:
