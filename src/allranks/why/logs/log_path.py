@@ -58,8 +58,10 @@ def read_path(path: str) -> tuple[str | None, int | None, int | None, int | None
             node = match[2]
     parents = _PARENTS + (local_rank is not None)  # torchrun: DIR/RUN/attempt_0/3/stderr.log
     for part in [name, *reversed(folders[-parents:])]:
-        said = _read_part(part)
-        node, rank, local_rank = (said[at] if one is None else one for at, one in enumerate((node, rank, local_rank)))
+        own_node, own_rank, own_local_rank = _read_part(part)
+        node = own_node if node is None else node
+        rank = own_rank if rank is None else rank
+        local_rank = own_local_rank if local_rank is None else local_rank
     if node is None and (match := _KERNEL.match(name)):
         node = match["before"] or match["after"]
     return node, rank if rank is None or rank <= MAX_RANK else None, local_rank, attempt
