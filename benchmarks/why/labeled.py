@@ -77,7 +77,7 @@ def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.log"
         path.write_text(case["log"], encoding="utf-8", errors="replace")
-        source = Source(path.name, path, None, None, None, None, path.stat().st_size)
+        source = Source(path.name, str(path), None, None, None, None, path.stat().st_size)
         logs = collect([source], patterns, matcher=matcher)
     found = conclude(logs)
     return EvaluatedCase(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from time import process_time
@@ -10,6 +9,7 @@ from time import process_time
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Place, Said, When, Who
 from allranks.facts.solve import solve

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from allranks.why.logs.sources import Source
 
 
 def line(text: str, number: int = 1, *, path: str = "a.log") -> Line:
-    return read_line(text.encode(), Source(path, Path(path), None, None, None, None, len(text)), number)
+    return read_line(text.encode(), Source(path, path, None, None, None, None, len(text)), number)
 
 
 def conclusion(cause: str = "dead-rank", **fields: Any) -> Conclusion:

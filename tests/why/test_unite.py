@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from allranks.facts.fact import Fact, FactKind, Place, Said, Who
 from allranks.model.finding import Confidence

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.finding import Confidence, Finding, Verdict
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 RUNS = Path("runs")
 SILENT_S = 300.0
 """A run whose files have not been touched for so long, by the clock of this machine, is dead."""
-_SLURM_OUTPUT = re.compile(r"(?:^|/)slurm-(\d+(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?$")
 
 
 def find_meant(target: str) -> str:
@@ -76,7 +76,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
                 return ()
             raise
         if len(targets) == 1 and is_run(Path(targets[0])):  # many words lead to it: the paths lead there from here
-            return tuple(replace(source, shown=str(Path(targets[0], source.shown))) for source in found)
+            return tuple(msgspec.structs.replace(source, shown=str(Path(targets[0], source.shown))) for source in found)
         return found
     if len(targets) > 1:
         raise UsageError(
@@ -91,13 +91,14 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
 def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict | None) -> str | None:
     """Return the id of the job or run that is asked about, as other verbs take it; None if it is unknown."""
     from allranks.why.logs.job_files import is_job_id
+    from allranks.why.logs.sources import list_jobs
 
     if verdict is not None:
         return verdict.job
     if len(targets) == 1 and is_job_id(targets[0]) and not os.path.lexists(targets[0]):
         return targets[0].partition(".")[0]
-    named = {match[1] for source in sources if (match := _SLURM_OUTPUT.search(source.shown))}
-    return named.pop() if len(named) == 1 else None
+    named = list_jobs(sources)
+    return named[0] if len(named) == 1 else None
 
 
 def find_run_path(targets: Sequence[str]) -> Path | None:
@@ -215,7 +216,7 @@ def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[
 
     if named := [target for target in targets if os.path.lexists(target)]:
         return find_dumps(named)
-    folders = dict.fromkeys(source.path.parent for source in sources if source.path is not None)
+    folders = dict.fromkeys(Path(source.path).parent for source in sources if source.path is not None)
     if any(is_job_id(target) for target in targets):
         runs = dict.fromkeys(top for folder in folders for top in (folder, *folder.parents) if is_run(top))
         return find_dumps(sorted(map(str, runs)))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import reduce
 from signal import SIGABRT
+
+from msgspec.structs import replace
 
 from allranks.facts.fact import FactKind, Who
 from allranks.facts.item import FEW, Item, Sort, directness

@@ -8,7 +8,6 @@ the fact that its sign in the book of causes names (`fact = "peer_lost"`); readi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -38,12 +37,12 @@ class Who(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     pod: str | None = None
 
     def __bool__(self) -> bool:
-        return any(piece is not None for piece in msgspec.structs.astuple(self))
+        return self != NOBODY
 
     def __or__(self, other: Who) -> Who:
         """Return this description with what the other one knows and this one does not."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-        return Who(*(mine if mine is not None else its for mine, its in pairs))
+        return Who(*[mine if mine is not None else its for mine, its in pairs])
 
     @property
     def is_node(self) -> bool:
@@ -80,8 +79,7 @@ class Who(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 NOBODY = Who()
 
 
-@dataclass(frozen=True, slots=True)
-class When:
+class When(msgspec.Struct, frozen=True, gc=False):
     """An interval on a clock, in seconds; two intervals of one clock that do not overlap have an order."""
 
     earliest_s: float | None = None
@@ -101,8 +99,7 @@ CALENDAR = "time"
 """Name of the clock of times with a date and a year."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True, gc=False):
     """The line that states a fact."""
 
     source: str
@@ -117,8 +114,7 @@ class Place:
         return self.source, self.line
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fact:
+class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One fact. Equal ends that several lines tell are united before solving (identity)."""
 
     kind: FactKind

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from allranks.facts.fact import NOBODY, Fact, FactKind, Who
 from allranks.model.finding import Confidence
 
@@ -32,8 +34,7 @@ class RootPart(StrEnum):
     """It did not end the job: it was survived, or explains nothing of the end."""
 
 
-@dataclass(frozen=True, slots=True)
-class Root:
+class Root(msgspec.Struct, frozen=True):
     """Facts that no other fact explains; equal ones of several ranks are one root."""
 
     facts: tuple[Fact, ...]
@@ -50,8 +51,7 @@ class Root:
         return self.facts[0]
 
 
-@dataclass(frozen=True, slots=True)
-class CauseEdge:
+class CauseEdge(msgspec.Struct, frozen=True, gc=False):
     """One fact explains another."""
 
     cause: Fact

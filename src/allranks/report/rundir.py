@@ -72,16 +72,16 @@ _OWN = _OF_ATTEMPT | _OF_NODE | _OF_RUN
 """Files in which the state of a run is kept, by the directory that has them; horovod/run.py writes some of them."""
 
 
-def is_own_file(path: Path) -> bool:
+def is_own_file(path: Path | str) -> bool:
     """Whether this is a file in which allranks keeps the state of a run: it is no log.
 
     >>> is_own_file(Path("runs/7/attempt_0/events.jsonl")), is_own_file(Path("runs/7/attempt_0/n1/rank_0.err"))
     (True, False)
     """
-    name = path.name
+    name = str(path).rpartition("/")[2]
     if name not in _OWN:
         return False
-    folder = path.absolute().parent
+    folder = Path(path).absolute().parent
     is_of_attempt = name in _OF_ATTEMPT and re.fullmatch(r"attempt_\d+", folder.name)
     is_of_node = name in _OF_NODE and re.fullmatch(r"attempt_\d+", folder.parent.name)
     is_of_run = name in _OF_RUN and next(folder.glob("attempt_*"), None)  # others may have such names, too

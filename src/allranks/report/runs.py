@@ -41,10 +41,8 @@ from allranks.report.rundir import LATEST, as_file_name
 from allranks.report.status_files import GOODPUT
 from allranks.report.text import count_of
 
-_MARKS = (
-    "submission.sh", "leader.json", "attempt_*/events.jsonl", "attempt_*/roll_call.json", "attempt_*/verdict.json",
-    "attempt_*/*/env.json",
-)  # fmt: skip
+_MARKS = ("submission.sh", "leader.json")
+_MARKS_OF_ATTEMPT = ("events.jsonl", "roll_call.json", "verdict.json", "*/env.json")
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
 BEING_DELETED = ".deleting."
 """How the name of a directory begins that `allranks clean` deletes."""
@@ -176,7 +174,12 @@ def list_runs(log_dir: Path) -> list[Path]:
 
 def is_run(path: Path) -> bool:
     """Whether a directory is the run directory of a job."""
-    return path.is_dir() and any(next(path.glob(mark), None) for mark in _MARKS)
+    if not path.is_dir():
+        return False
+    attempts = path.glob("attempt_*")
+    return any((path / mark).exists() for mark in _MARKS) or any(
+        next(attempt.glob(mark), None) for attempt in attempts for mark in _MARKS_OF_ATTEMPT
+    )
 
 
 def read_run(path: Path) -> Run:

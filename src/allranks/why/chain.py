@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from signal import Signals
 
 import msgspec
@@ -139,18 +140,19 @@ class Chain(msgspec.Struct, frozen=True, kw_only=True):
 def make_chain(story: Story) -> Chain:
     """Return a story as data."""
     roots = [fact for root in story.roots for fact in root.facts]
-    everything = list(dict.fromkeys([*roots, *(fact for edge in story.edges for fact in (edge.cause, edge.effect))]))
-    index = {fact: number for number, fact in enumerate(everything[:MAX_FACTS])}
+    effects = (fact for edge in story.edges for fact in (edge.cause, edge.effect))
+    everything = {id(fact): fact for fact in (*roots, *effects)}  # each is one object: to compare them takes long
+    index = {key: number for number, key in enumerate(islice(everything, MAX_FACTS))}
     return Chain(
         words=mask_secrets(tell_chain(story)),
         outcome=str(story.outcome),
         attempt=story.attempt,
-        roots=tuple(index[fact] for fact in roots if fact in index),
-        facts=tuple(map(_as_data, index)),
+        roots=tuple(index[id(fact)] for fact in roots if id(fact) in index),
+        facts=tuple(_as_data(everything[key]) for key in index),
         edges=tuple(
-            ChainEdge(cause=index[edge.cause], effect=index[edge.effect], is_named=edge.is_named)
+            ChainEdge(cause=index[id(edge.cause)], effect=index[id(edge.effect)], is_named=edge.is_named)
             for edge in story.edges
-            if edge.cause in index and edge.effect in index
+            if id(edge.cause) in index and id(edge.effect) in index
         ),
         left_out=len(everything) - len(index),
     )

@@ -14,26 +14,26 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain
 from allranks.why.logs.line import strip_control
 from allranks.why.logs.log_path import MAX_RANK
 from allranks.why.logs.read import ReadProblem
-from allranks.why.logs.sources import SNIFF_BYTES, Source, make_source, walk
+from allranks.why.logs.sources import SNIFF_BYTES, Source, inside, make_source, walk
 
 MAX_BYTES = 32 << 20
 """Limit of one dump: 2,000 calls are 0.4 MB, 20,000 with the C++ stacks about 10 MB."""
 KEEP_CALLS = 100_000
 """Limit of calls that are kept of all dumps together, the newest of each: about 100 MB."""
 
-_NAMED = re.compile(r"\d+(?:\.(?:json|pickle|pkl|bin|dump|txt))?")
+_NAMED = re.compile(r"\d(?:\.(?:json|pickle|pkl|bin|dump|txt))?$")
 """End of a dump's name: the user chooses the prefix, and the rank is appended."""
 _KEYS = re.compile(rb"collective_seq_id|profiling_name|nccl_version|comm_lib_version|pg_config|pg_status")
 
@@ -49,21 +49,21 @@ def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
     """Return the dumps in files and directories, each once; other targets (`-`, a job id) have none."""
     found: dict[str, Source] = {}
     for target in targets:
-        path = Path(target)
-        is_folder = path.is_dir()
-        for file, size in walk(path, _is_named_like_a_dump) if is_folder else [(path, 0)]:
-            if not is_dump(file):
+        is_folder = Path(target).is_dir()
+        before = inside(target) if is_folder and len(targets) == 1 else ""
+        for file, status in walk(target, _is_named_like_a_dump) if is_folder else [(str(Path(target)), None)]:
+            if not is_dump(Path(file)):
                 continue
-            source = make_source(str(file.relative_to(path) if is_folder and len(targets) == 1 else file), file, size)
-            match = re.search(r"(\d{1,6})(?:\.[a-z]+)?$", file.name)
+            source = make_source(file.removeprefix(before), file, status)
+            match = re.search(r"(\d{1,6})(?:\.[a-z]+)?$", file)
             if match and int(match[1]) <= MAX_RANK:
                 source = replace(source, rank=int(match[1]))
             found.setdefault(os.path.realpath(file), source)
     return tuple(found.values())
 
 
-def _is_named_like_a_dump(path: Path) -> bool:
-    return re.search(rf"{_NAMED.pattern}$", path.name) is not None
+def _is_named_like_a_dump(path: str) -> bool:
+    return _NAMED.search(path) is not None
 
 
 def is_dump(path: Path) -> bool:
@@ -143,7 +143,7 @@ def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[D
             problems.append(ReadProblem(source, "a flight recorder dump whose file name does not end with a rank"))
             continue
         try:
-            with source.path.open("rb") as file:
+            with Path(source.path).open("rb") as file:
                 taken_s = os.fstat(file.fileno()).st_mtime
                 data = file.read(MAX_BYTES + 1)
             dump = parse_dump(data, rank=source.rank, source=source.shown, node=source.node, taken_s=taken_s, keep=keep)

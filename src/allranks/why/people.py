@@ -231,8 +231,15 @@ def _handles(who: Who) -> Iterator[tuple[object, ...]]:
 
 def _differ(first: Who, second: Who) -> bool:
     """Whether two descriptions contradict each other; a process that was started again has another pid."""
-    pairs = ((first.rank, second.rank), (first.node, second.node), (first.local_rank, second.local_rank))
-    return any(mine != its and None not in {mine, its} for mine, its in pairs)
+    return (
+        _are_two(first.rank, second.rank)
+        or _are_two(first.node, second.node)
+        or _are_two(first.local_rank, second.local_rank)
+    )
+
+
+def _are_two(mine: object, its: object) -> bool:
+    return mine is not None and its is not None and mine != its
 
 
 # --- What a line names ----------------------------------------------------------------------------------------------
@@ -249,7 +256,8 @@ def named(event: LogEvent) -> tuple[list[Who], tuple[str, ...]]:
         if group in values and not (is_garbage and group in {"address", "port"}):
             things.append(f"{word} {values[group].strip()}".strip())
     ranks = [rank for group in ("rank", "ranks") if group in values for rank in parse_ranks(values[group])]
-    whos = [replace(event.who, rank=rank) for rank in (*ranks,) or (None,)]
+    who = event.who
+    whos = [replace(who, rank=rank) for rank in (*ranks,) or (None,)]
     return list(filter(None, whos)), tuple(things)
 
 

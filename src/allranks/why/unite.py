@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import reduce
 from operator import or_
 from signal import SIGKILL
+
+from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
 from allranks.facts.fact import Fact, FactKind, Said, Same, When, Who

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from signal import Signals
 
 import msgspec
@@ -33,12 +34,12 @@ MAX_GAP = 3
 
 def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict | None]:
     """Return the logs without the verdicts, and the verdict of the last attempt, or None."""
-    found = [source for source in sources if source.path is not None and source.path.name == VERDICT]
+    found = [source for source in sources if source.name == VERDICT]
     kept = [source for source in found if source.path is not None and is_own_file(source.path)]
     # Each node writes the verdict that it received; the leader's own is in the directory above.
     for source in sorted(found, key=lambda one: (-(one.attempt or 0), len(one.shown))):
         assert source.path is not None
-        verdict = read_verdict(source.path)
+        verdict = read_verdict(Path(source.path))
         if verdict is None:  # cut, or another program's: it is read like any log
             continue
         return tuple(other for other in sources if other not in found), verdict

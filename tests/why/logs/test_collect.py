@@ -106,12 +106,11 @@ def test_parts_follow_from_the_sources_alone(
 
 READS_PIPES = """
 import sys
-from pathlib import Path
 from allranks.why.logs import collect as collecting
 from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import Source
 collecting.PART_BYTES = 1
-sources = [Source(name, Path(name), None, None, None, None, 1) for name in sys.argv[1:]]
+sources = [Source(name, name, None, None, None, None, 1) for name in sys.argv[1:]]
 collecting.collect(sources, (), matcher=Matcher(["never said"]), max_workers=2)
 """
 

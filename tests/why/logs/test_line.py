@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -20,7 +19,7 @@ def read(raw: str | bytes, source: Source = BARE) -> Line:
 
 
 def source(node: str | None = None, rank: int | None = None, local_rank: int | None = None) -> Source:
-    return Source("x.log", Path("x.log"), node, rank, local_rank, None, 1)
+    return Source("x.log", "x.log", node, rank, local_rank, None, 1)
 
 
 SPEAKERS = [

@@ -148,7 +148,7 @@ def read_all(
     path: Path, lines: Sequence[str], patterns: Sequence[Pattern], matcher: Matcher
 ) -> list[tuple[object, ...]]:
     path.write_text("".join(f"{line}\n" for line in lines))
-    source = Source(path.name, path, None, None, None, None, path.stat().st_size)
+    source = Source(path.name, str(path), None, None, None, None, path.stat().st_size)
     logs = collect([source], patterns, matcher=matcher)
     return [(event.line.number, event.kind, event.line.text, dict(event.values)) for event in logs.events]
 

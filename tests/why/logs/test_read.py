@@ -22,7 +22,7 @@ from allranks.why.logs.sources import Source
 
 
 def source_of(path: Path) -> Source:
-    return Source(path.name, path, None, None, None, None, path.stat().st_size if path.is_file() else 0)
+    return Source(path.name, str(path), None, None, None, None, path.stat().st_size if path.is_file() else 0)
 
 
 def write_log(tmp_path: Path, data: bytes) -> Source:

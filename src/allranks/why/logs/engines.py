@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.files.folder import Folder, RefusedError, why_not_ours
+from allranks.why.logs import rewrite
 from allranks.why.logs.rewrite import find_literal, to_hyperscan
 
 try:
@@ -52,10 +53,10 @@ class HyperscanEngine:
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._expressions = [to_hyperscan(pattern).encode() for pattern in patterns]
+        self._patterns = tuple(patterns)
         self._flooding: frozenset[int] = frozenset()
         try:
-            self._database = _load_or_compile(self._expressions, self._flooding)
+            self._database = _load_or_compile(self._patterns, self._flooding)
         except hyperscan.error as exc:
             for pattern in patterns:  # the error does not name the pattern
                 _compile_alone(pattern)
@@ -64,7 +65,7 @@ class HyperscanEngine:
     def find(self, text: bytes, flooding: frozenset[int] = _NONE) -> array[int]:
         """Return `end << ID_BITS | index` for all matches, unordered; for the first only of patterns that flood."""
         if flooding != self._flooding:
-            self._flooding, self._database = flooding, _load_or_compile(self._expressions, flooding)
+            self._flooding, self._database = flooding, _load_or_compile(self._patterns, flooding)
         found = array("Q")
         add = found.append
 
@@ -101,7 +102,8 @@ def _compile_plain(expression: bytes) -> re.Pattern[bytes]:
     return re.compile(expression, re.MULTILINE)
 
 
-def _compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> hyperscan.Database:
+def _compile(patterns: Sequence[str], flooding: frozenset[int]) -> hyperscan.Database:
+    expressions = [to_hyperscan(pattern).encode() for pattern in patterns]
     once = hyperscan.HS_FLAG_MULTILINE | hyperscan.HS_FLAG_SINGLEMATCH
     ids = list(range(len(expressions)))
     database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
@@ -109,10 +111,12 @@ def _compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> hypersca
     return database
 
 
-def _load_or_compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> hyperscan.Database:
+def _load_or_compile(patterns: Sequence[str], flooding: frozenset[int]) -> hyperscan.Database:
     """Compile, or load from the cache. A cache that cannot be used is no error: it only costs time."""
     version = hyperscan.__version__  # type: ignore[attr-defined]
-    key = repr((expressions, sorted(flooding), version, platform.machine()))
+    # Rewriting a thousand patterns takes 50 ms, so the key has how they are rewritten instead.
+    rules = Path(rewrite.__file__).read_bytes()
+    key = repr((patterns, rules, sorted(flooding), version, platform.machine()))
     name = f"signs-{hashlib.sha256(key.encode()).hexdigest()[:32]}.hs"
     folder = _cache_folder()
     if folder:
@@ -124,7 +128,7 @@ def _load_or_compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> 
         except (OSError, hyperscan.error):
             pass
     began_s = time.perf_counter()
-    database = _compile(expressions, flooding)
+    database = _compile(patterns, flooding)
     if folder and time.perf_counter() - began_s >= CACHED_FROM_S:
         with contextlib.suppress(OSError):
             _keep(folder, name, hyperscan.dumpb(database))
@@ -161,7 +165,7 @@ def _keep(folder: Path, name: str, data: bytes) -> None:
 
 def _compile_alone(pattern: str) -> None:
     try:
-        _compile([to_hyperscan(pattern).encode()], _NONE)
+        _compile([pattern], _NONE)
     except hyperscan.error as exc:
         reason = str(exc).rstrip(".")
         raise ValueError(

@@ -15,7 +15,7 @@ from allranks.host.programs import run_command
 from allranks.host.slurm import JobState, fill_pattern, find_jobs, find_old_jobs
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.rundir import as_file_name
-from allranks.why.logs.sources import Source, find_paths, identify, look_at
+from allranks.why.logs.sources import Source, find_paths, look_at
 
 RUNS = Path("runs")
 SACCT_DEADLINE_S = 20.0
@@ -72,7 +72,7 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
     for path in dict.fromkeys(paths):
         is_below_here = Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
         for source in look_at(os.path.relpath(path) if is_below_here else path, show_target=True):
-            sources.setdefault(identify(source), source)
+            sources.setdefault(source.file, source)
     if not sources:
         if problem:
             raise problem

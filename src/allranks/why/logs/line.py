@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import lru_cache
 
 import msgspec
 
@@ -28,6 +29,8 @@ _MAX_RAW = 1 << 15
 """Maximum number of bytes: text with up to four bytes a character, and colors."""
 _HEAD = 240
 """Number of characters in which a header is searched."""
+_KEPT = 512
+"""Segments that are kept for others of the same text: more than the end of one file has, and 16 MiB at most."""
 _MAX_DEVICE = 127
 _MAX_PID = 1 << 22
 """Largest pid in Linux; torch before 2.5 prints the thread's address in the place of the process."""
@@ -88,21 +91,14 @@ def read_line(raw: bytes, source: Source, number: int) -> Line:
         source: its file; its path tells what the line does not.
         number: number of the physical line.
     """
-    text = strip_control(raw[:_MAX_RAW].rstrip(b"\r\n").decode(errors="replace"))
-    writer = LineWriter()
-    start = read_prefixes(text, writer, is_one=source.rank is not None or source.local_rank is not None)
-    head = text[start : start + _HEAD]
-    _read_header(head, writer)
-    time, has_year, has_date = find_time(text[: start + _HEAD], start)
-    is_of_task = writer.task is not None and _may_be_rank(writer.task, writer)
-    if is_of_task:
-        writer.rank = writer.task
+    is_one = source.rank is not None or source.local_rank is not None
+    text, writer, is_of_task, (time, has_year, has_date) = _read_segment(raw[:_MAX_RAW], is_one=is_one)
     rank = writer.rank if writer.rank is not None else source.rank
     local_rank = writer.local_rank if writer.local_rank is not None else source.local_rank
     return Line(
         source=source,
         number=number,
-        text=text[start : start + MAX_TEXT].rstrip(),
+        text=text,
         node=writer.node or source.node or writer.pod or writer.container,
         rank=rank if rank is not None or not writer.is_message_global else writer.message_rank,
         local_rank=local_rank if local_rank is not None else writer.device,
@@ -114,6 +110,23 @@ def read_line(raw: bytes, source: Source, number: int) -> Line:
         container=writer.container,
         is_of_task=is_of_task,
     )
+
+
+@lru_cache(maxsize=_KEPT)
+def _read_segment(raw: bytes, *, is_one: bool) -> tuple[str, LineWriter, bool, tuple[float | None, bool, bool]]:
+    """Return the text of a segment, who wrote it, whether its rank is srun's task, and its time.
+
+    Cached: thousands of ranks end with the same lines, each in a file of its own.
+    """
+    text = strip_control(raw.rstrip(b"\r\n").decode(errors="replace"))
+    writer = LineWriter()
+    start = read_prefixes(text, writer, is_one=is_one)
+    _read_header(text[start : start + _HEAD], writer)
+    time = find_time(text[: start + _HEAD], start)
+    is_of_task = writer.task is not None and _may_be_rank(writer.task, writer)
+    if is_of_task:
+        writer.rank = writer.task
+    return text[start : start + MAX_TEXT].rstrip(), writer, is_of_task, time
 
 
 _ESCAPES = re.compile(

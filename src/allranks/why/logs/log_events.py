@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 
 import msgspec
 
@@ -144,10 +144,9 @@ def read_events(line: Line, patterns: Sequence[Pattern]) -> list[LogEvent]:
     """Return the events of a line, for the patterns that may match it; one per cause, from the strongest sign."""
     events: dict[str, LogEvent] = {}
     for pattern in patterns:
-        match = _compile(pattern.exact).search(line.text)
-        if match is None:
+        values = _find_values(pattern.exact, line.text)
+        if values is None:
             continue
-        values = {name: text for name, text in match.groupdict().items() if text}
         event = LogEvent(pattern.kind, line, values, pattern.cause, pattern.sign)
         before = events.get(pattern.kind)
         if before is None or _strength(event) < _strength(before):
@@ -160,6 +159,13 @@ def _strength(event: LogEvent) -> tuple[int, int]:
     sign = event.sign
     doubt = 0 if sign is None else len(Confidence) if sign.fact is None else sign.confidence.doubt
     return doubt, -len(event.values)
+
+
+@lru_cache(maxsize=2048)
+def _find_values(pattern: str, text: str) -> Mapping[str, str] | None:
+    """Return the named groups that have a text; None: it does not match. Cached: thousands of ranks say the same."""
+    match = _compile(pattern).search(text)
+    return None if match is None else {name: text for name, text in match.groupdict().items() if text}
 
 
 @cache

@@ -12,6 +12,7 @@ of an array task (slurm-4711_3.out), of a node or of a model-parallel group is n
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 MAX_RANK = 100_000
 HOST = (
@@ -57,15 +58,21 @@ def read_path(path: str) -> tuple[str | None, int | None, int | None, int | None
             node = match[2]
     parents = _PARENTS + (local_rank is not None)  # torchrun: DIR/RUN/attempt_0/3/stderr.log
     for part in [name, *reversed(folders[-parents:])]:
-        if local_rank is None and (match := _LOCAL_RANK.search(part)):
-            local_rank = int(match[1])
-        if rank is None:
-            rank = _rank_of(part)
-        if node is None and (match := _ADDRESS.search(part) or _NODE.search(_JOB.sub("", part, count=1))):
-            node = match[0]
+        own_node, own_rank, own_local_rank = _read_part(part)
+        node = own_node if node is None else node
+        rank = own_rank if rank is None else rank
+        local_rank = own_local_rank if local_rank is None else local_rank
     if node is None and (match := _KERNEL.match(name)):
         node = match["before"] or match["after"]
     return node, rank if rank is None or rank <= MAX_RANK else None, local_rank, attempt
+
+
+@lru_cache(maxsize=4096)
+def _read_part(part: str) -> tuple[str | None, int | None, int | None]:
+    """Return node, rank and local rank of one name of a path. Cached: thousands of files share their folders."""
+    local_rank = _LOCAL_RANK.search(part)
+    node = _ADDRESS.search(part) or _NODE.search(_JOB.sub("", part, count=1))
+    return node[0] if node else None, _rank_of(part), int(local_rank[1]) if local_rank else None
 
 
 def _rank_of(part: str) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -25,8 +25,6 @@ from allranks.why.logs.sources import Source
 KEEP_FIRST = 4000
 KEEP_LAST = 400
 """Events of one kind that are kept per source: a traceback has about 30 frames, and each rank may have one."""
-_KNOWN = 64
-"""Number of parsed lines that are kept for reuse at a source's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +49,13 @@ def read_part(
         part: what to read.
         on_progress: called with the number of bytes just read.
     """
+
+    def read_hits(source: Source, chunk: Chunk, quoted: QuotedCode) -> Iterator[tuple[LogEvent, int]]:
+        for hit in matcher.scan(chunk):
+            line = read_line(hit.raw, source, hit.number)
+            for event in _read_evidence(line, hit, chunk, patterns, quoted):
+                yield event, hit.begin
+
     matcher.forget()
     events: list[LogEvent] = []
     tails: list[Tail] = []
@@ -69,21 +74,15 @@ def read_part(
             end.add(chunk)
             reports.add(chunk)
             quoted.begin()
-            for hit in matcher.scan(chunk):
-                line = read_line(hit.raw, source, hit.number)
-                end.know(hit.raw, line)
-                for event in _read_evidence(line, hit, chunk, patterns, quoted):
-                    if event.kind == KIND:
-                        reports.begin(line, hit.begin, chunk)
-                    else:
-                        kept.add(event)
-        if (joined := unwrap(small)) != small:  # they only add: lines may have one length by chance
-            chunk, quoted = Chunk(joined, 1, 0), QuotedCode()
-            for hit in matcher.scan(chunk):
-                line = read_line(hit.raw, source, hit.number)
-                for event in _read_evidence(line, hit, chunk, patterns, quoted):
-                    if event.kind != KIND:
-                        kept.improve(event)
+            for event, place in read_hits(source, chunk, quoted):
+                if event.kind == KIND:
+                    reports.begin(event.line, place, chunk)
+                else:
+                    kept.add(event)
+        if small and (joined := unwrap(small)) != small:  # they only add: lines may have one length by chance
+            for event, _ in read_hits(source, Chunk(joined, 1, 0), QuotedCode()):
+                if event.kind != KIND:
+                    kept.improve(event)
         own = reports.finish()
         printed += own
         events += [event for event in kept.in_order() if not any(mark.covers(event.line) for mark in own)]
@@ -169,11 +168,6 @@ class _End:
         self._data = b""
         self._first_line = 1
         self._is_whole = True
-        self._known: deque[tuple[bytes, Line]] = deque(maxlen=_KNOWN)
-
-    def know(self, raw: bytes, line: Line) -> None:
-        """Keep a parsed line: most lines that matter are near the end."""
-        self._known.append((raw, line))
 
     def add(self, chunk: Chunk) -> None:
         before = b"" if len(chunk.data) >= self._size else self._data
@@ -185,12 +179,11 @@ class _End:
         self._first_line = last_line - self._data.count(b"\n")
 
     def tail(self) -> Tail:
-        known = {(line.number, raw): line for raw, line in self._known}
         lines = []
         for number, raw in enumerate(self._data.split(b"\n"), start=self._first_line):
             states = list(segments(raw))
             if states and states[-1].strip():
-                lines.append(known.get((number, states[-1])) or read_line(states[-1], self._source, number))
+                lines.append(read_line(states[-1], self._source, number))
         ends_open = bool(self._data) and not self._data.endswith(b"\n")
         num_lines = self._first_line - 1 + self._data.count(b"\n") + ends_open
         return Tail(self._source, tuple(lines), num_lines, self._is_whole)

@@ -9,14 +9,15 @@ Directories contain more than logs: code, checkpoints and pictures are skipped; 
 from __future__ import annotations
 
 import glob
+import io
 import os
 import re
 import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import zstandard
 
 from allranks.model.errors import UsageError
@@ -52,13 +53,12 @@ _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%PDF")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(msgspec.Struct, frozen=True, gc=False):
     """One log file, or standard input, with its node and rank as far as the path tells."""
 
     shown: str
     """Its name for the user: the path relative to the given one, `-` for standard input."""
-    path: Path | None
+    path: str | None
     """None: standard input."""
     node: str | None
     rank: int | None
@@ -67,6 +67,13 @@ class Source:
     """Number of the job's start, from 0, as torchrun and allranks count."""
     size: int
     """Bytes on disk; 0 if unknown: standard input, a pipe."""
+    file: tuple[int, int] = (-1, 0)
+    """Device and inode: two names of one file have the same."""
+
+    @property
+    def name(self) -> str:
+        """Name of the file without its directory; empty for standard input."""
+        return (self.path or "").rpartition("/")[2]
 
 
 def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
@@ -81,23 +88,14 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
     for target in targets:
         is_stdin, stdin = target == STDIN, Source(STDIN, None, None, None, None, None, 0)
         for source in (stdin,) if is_stdin else _expand(target, show_target=len(targets) > 1):
-            by_file.setdefault(identify(source), source)
+            by_file.setdefault(source.file, source)
     return tuple(by_file.values())
 
 
 def list_jobs(sources: Iterable[Source]) -> list[str]:
     """Return the SLURM jobs, or tasks of an array, whose output these are, by the names that sbatch gives it."""
-    names = (source.path.name for source in sources if source.path is not None)
+    names = (source.name for source in sources)
     return sorted({match[1] for name in names if (match := _OUTPUT_OF_JOB.fullmatch(name))})
-
-
-def identify(source: Source) -> tuple[int, int]:
-    """Return what two names of one file have in common."""
-    try:
-        status = source.path.stat() if source.path else None
-    except OSError:  # removed since
-        return (-1, hash(source.path))
-    return (status.st_dev, status.st_ino) if status else (-1, 0)
 
 
 def _expand(target: str, *, show_target: bool) -> Iterator[Source]:
@@ -146,50 +144,54 @@ def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
         # Named by the user: code is read, too, and so is a pipe, whose first bytes cannot be read without removing
         # them.
         is_file = stat.S_ISREG(status.st_mode)
-        if is_file and _is_kept(Path(path)):
+        if is_file and _is_kept(path):
             raise UsageError(f"{path}: this is a run's own file and no log; name the run's directory")
-        if stat.S_ISSOCK(status.st_mode) or (is_file and not is_log(Path(path))):
+        if stat.S_ISSOCK(status.st_mode) or (is_file and not is_log(path)):
             return
-        yield make_source(path, Path(path), status.st_size if is_file else 0)
+        yield make_source(path, path, status)
         return
-    for file, size in walk(Path(path), lambda file: _is_named_like_a_log(file) and is_log(file)):
-        shown = str(file) if show_target or file == Path(path) else str(file.relative_to(path))
-        yield make_source(shown, file, size)
+    before = "" if show_target else inside(path)
+    for file, known in walk(path, lambda file: _is_named_like_a_log(file) and is_log(file)):
+        yield make_source(file.removeprefix(before), file, known)
 
 
-def walk(top: Path, is_wanted: Callable[[Path], bool]) -> Iterator[tuple[Path, int]]:
-    """Yield files below a directory with their sizes, and folders that cannot be listed.
+def inside(folder: str) -> str:
+    """Return what stands before the names of a folder's entries: `logs/` of `logs/`, `./logs` and `logs`."""
+    return str(Path(folder, "x"))[:-1]
+
+
+def walk(top: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Yield files below a directory, and folders that cannot be listed (None).
 
     Links come last, so that files keep their own names.
     """
     seen: set[tuple[int, int]] = set()
-    waiting = [top]
+    waiting = [str(Path(top))]
     while waiting:
         folder = waiting.pop()
         try:
-            status = folder.stat()
+            status = os.stat(folder)  # noqa: PTH116
             entries = list(os.scandir(folder))
         except OSError:
-            yield folder, 0  # the error is reported when it is read
+            yield folder, None  # the error is reported when it is read
             continue
         if (key := (status.st_dev, status.st_ino)) in seen:
             continue
         seen.add(key)
         entries.sort(key=lambda entry: (entry.is_symlink(), natural_key(entry.name)))
-        folders = []
+        folders, before = [], inside(folder)
         for entry in entries:
             if entry.name.startswith("."):
                 continue
-            path = folder / entry.name
+            path = before + entry.name
             try:
-                mode = entry.stat()
-            except OSError:  # a link to nowhere, or removed since
+                if entry.is_dir():
+                    if entry.name not in NO_LOGS_BELOW:
+                        folders.append((entry.is_symlink(), path))
+                elif entry.is_file() and is_wanted(path):
+                    yield path, entry.stat()
+            except OSError:  # removed since
                 continue
-            if stat.S_ISDIR(mode.st_mode):
-                if entry.name not in NO_LOGS_BELOW:
-                    folders.append((entry.is_symlink(), path))
-            elif stat.S_ISREG(mode.st_mode) and is_wanted(path):
-                yield path, mode.st_size
         waiting[:0] = [path for is_link, path in reversed(folders) if is_link]
         waiting += [path for is_link, path in reversed(folders) if not is_link]
 
@@ -203,8 +205,8 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
-def _is_named_like_a_log(path: Path) -> bool:
-    name = path.name
+def _is_named_like_a_log(path: str) -> bool:
+    name = path.rpartition("/")[2]  # no Path: there may be thousands
     if name in _OWN_FILES or _is_kept(path):
         return False
     if _STILL_LOGS.fullmatch(name) or re.fullmatch(r"rank_\d+\.error\.json", name):
@@ -212,24 +214,26 @@ def _is_named_like_a_log(path: Path) -> bool:
     return _suffix(name) not in _NO_LOGS_IN_DIRECTORIES
 
 
-def _is_kept(path: Path) -> bool:
-    return path.name != VERDICT and is_own_file(path)
+def _is_kept(path: str) -> bool:
+    return path.rpartition("/")[2] != VERDICT and is_own_file(path)
 
 
 def _suffix(name: str) -> str:
     return name.lower().removesuffix(".gz").removesuffix(".zst").rpartition(".")[2]
 
 
-def is_log(path: Path) -> bool:
+def is_log(path: str) -> bool:
     """Whether a file is text, plain or compressed; a file that cannot be opened may be."""
-    if _suffix(path.name) in _NO_LOGS or "tfevents" in path.name:
+    name = path.rpartition("/")[2]
+    suffix = _suffix(name)
+    if suffix in _NO_LOGS or "tfevents" in name:
         return False
     try:
-        with path.open("rb", buffering=0) as file:
+        with io.FileIO(path) as file:
             head = file.read(SNIFF_BYTES) or b""
     except OSError:
         return True
-    return is_text(unpack_head(head), is_named_log=_suffix(path.name) in _LOG_SUFFIXES)
+    return is_text(unpack_head(head), is_named_log=suffix in _LOG_SUFFIXES)
 
 
 def unpack_head(head: bytes) -> bytes:
@@ -263,7 +267,9 @@ def is_text(head: bytes, *, is_named_log: bool = False) -> bool:
     return b"\0" not in text
 
 
-def make_source(shown: str, path: Path, size: int) -> Source:
-    """Return a file with what its path tells."""
-    node, rank, local_rank, attempt = read_path(os.path.abspath(path))  # noqa: PTH100  (links stay as they are)
-    return Source(shown, path, node, rank, local_rank, attempt, size)
+def make_source(shown: str, path: str, status: os.stat_result | None) -> Source:
+    """Return a file with what its path tells; None: nothing is known of it."""
+    about = read_path(os.path.abspath(path))  # noqa: PTH100  (links stay as they are)
+    is_file = status is not None and stat.S_ISREG(status.st_mode)
+    file = (status.st_dev, status.st_ino) if status else (-1, hash(path))
+    return Source(shown, path, *about, status.st_size if status and is_file else 0, file)

@@ -177,7 +177,8 @@ def _lists(lines: Iterable[Line]) -> Iterator[list[tuple[int, float, Line]]]:
         if match is not None:
             paces.append((int(match[1]), float(match[2]), line))
             continue
-        yield paces
+        if paces:
+            yield paces
         paces, is_table = [], _HEAD.match(line.text) is not None
     yield paces
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind
@@ -29,8 +30,9 @@ _LEAST = 3
 """Minimum number of ranks with steps: of two, one is always behind."""
 
 
+@lru_cache(maxsize=4096)
 def is_step(text: str) -> bool:
-    """Whether a line reports a step of the training."""
+    """Whether a line reports a step of the training. Cached: thousands of ranks end alike."""
     words = text.lower()
     return any(word in words for word in _TRAINS_WORDS) and _TRAINS.search(text) is not None
 
