@@ -10,7 +10,7 @@ from signal import SIGABRT, SIGKILL
 
 from allranks.facts.fact import FactKind, Same, When
 from allranks.facts.item import FEW, Item, Sort
-from allranks.facts.rules import not_later, sooner
+from allranks.facts.rules import OF_AN_EXCEPTION, not_later, sooner
 from allranks.model.finding import Confidence
 
 DEFAULT_GROUP = "0"
@@ -30,6 +30,8 @@ class _Own:
     link: Item | None
     behind: Item | None
     """All ranks together show that it is behind in the group in which it waits."""
+    away: Item | None
+    """It did not come to the start of the job."""
 
 
 def explain_process(items: Sequence[Item]) -> None:
@@ -77,6 +79,7 @@ def _choose(items: Sequence[Item]) -> _Own:
         order=_first(by_sort[Sort.ORDER]),
         link=_first([item for item in by_sort[Sort.HINT] if item.kind is FactKind.LINK_FAULT]),
         behind=_first(behind),
+        away=_first([item for item in by_sort[Sort.ABSENT] if _is_at_start(item)]),
     )
 
 
@@ -88,16 +91,22 @@ def _reasons(item: Item, own: _Own) -> tuple[Item | None, ...]:
         return (lost if item.kind is FactKind.ENDED and lost is not None and sooner(lost, item) else None), broke
     if item.sort is Sort.END:
         is_gone_later = lost is not None and lost.sort is Sort.GONE and not sooner(lost, item)
+        if is_gone_later and lost is not None and lost.fact.is_fatal and item.fact.code == OF_AN_EXCEPTION:
+            is_gone_later = sooner(item, lost)
         lost_before = None if item.fact.signal == SIGKILL or is_gone_later else lost
-        link = own.link if item.fact.signal is None else None
-        return sure, lost_before, broke, link, None if item.is_first else own.order, end
+        link, away = (own.link, own.away) if item.fact.signal is None else (None, None)
+        return sure, lost_before, broke, link, None if item.is_first else own.order, away, end
     if item.sort is Sort.ORDER:
         return broke, own.order
     if item.sort is Sort.ABSENT:
         if item is own.behind:
             return (sure,)
         end_before = end if lost is None and end is not None and end.fact.signal != SIGABRT else None
-        return sure, end_before, lost if lost is not None and lost.fact.group != item.fact.group else None
+        if item is own.away and end is not None and end.fact.signal is None:
+            end_before = None  # an exit code without a word tells less
+        is_waiting = lost is not None and _is_at_start(lost) and _is_at_start(item)  # it came, and waits for another
+        is_else = lost is not None and (lost.fact.group != item.fact.group or is_waiting)
+        return sure, end_before, lost if is_else else None
     if item.sort in {Sort.LOSS, Sort.WAIT, Sort.GONE}:
         if item is lost and sure is None and own.behind is not None:
             return (own.behind,)
@@ -122,6 +131,11 @@ def _is_behind(absent: Item, wait: Item) -> bool:
         and is_same_group
         and 0 <= wait.number <= absent.number
     )
+
+
+def _is_at_start(item: Item) -> bool:
+    """Whether it is about the meeting of all ranks, and not about a collective."""
+    return item.sort in {Sort.ABSENT, Sort.WAIT} and item.fact.seq is None and item.fact.group is None
 
 
 def _rank_of_reason(item: Item) -> int:

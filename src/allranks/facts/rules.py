@@ -95,6 +95,16 @@ def may_crash_it(reason: Item, effect: Item) -> bool:
     return is_near and sooner(reason, effect)
 
 
+def may_keep_away(reason: Item, effect: Item) -> bool:
+    """Whether what broke another process may be why this one did not come.
+
+    An exit code of a process that nobody saw end first is no reason for who never came to the start.
+    """
+    is_at_start = effect.fact.seq is None and effect.fact.group is None
+    is_bare = reason.sort is Sort.END and reason.fact.signal is None and not reason.is_first
+    return not_later(reason, effect) and not (is_at_start and is_bare)
+
+
 def is_same_told(reason: Item, effect: Item) -> bool:
     """Whether both tell of one thing, and only the first one knows of whom."""
     is_same = reason.kind is effect.kind and reason.fact.cause == effect.fact.cause

@@ -29,14 +29,17 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     logs = reader.logs
     reports = [event for event in logs.of(_MISSING) if event.number("wanted")]
     waiting = [event for event in reports if event.number("rank") is not None]
-    yield from _absent(reader, [event for event in reports if event not in waiting])
+    counts = [event for event in reports if event.number("rank") is None]
+    yield from _absent(reader, counts)
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
     if barrier:
         wanted = max(event.number("wanted") or 0 for event in barrier)
         keys = {event.values.get("key") for event in barrier}
         came = [*waiting, *(event for event in logs.of("added-key") if event.values["key"] in keys)]
         here = {rank for event in came if (rank := event.number("rank")) is not None}
-        present = max(event.number("present") or 0 for event in barrier)
+        # The store's host does not come to the barrier before all clients have joined.
+        here |= {reader.people.speaker(event.line).rank or 0 for event in counts if _is_of_clients(event)}
+        present = max(event.number("present") or 0 for event in (*barrier, *counts))
         missing = missing_of(here, wanted) if wanted <= MAX_RANKS else ()
         if missing and len(missing) <= max(wanted - present, 1):
             yield from _missing(
@@ -76,13 +79,19 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         present, wanted = event.number("present") or 0, event.number("wanted") or 0
         joined, speaker = f"{present} of {wanted} ranks joined", reader.people.speaker
         told = [other for other in reader.logs.of(Trait.AT_THE_MEETING) if _is_sure(other)]
+        told = [other for other in told if Trait.FOLLOWS_A_DEATH not in other.traits]  # those had reached it
         outside = {speaker(other.line): other.line for other in told if other.line != event.line}
         outside.pop(speaker(event.line), None)
         named = [who for who in outside if who.rank is not None or who.local_rank is not None]
         lines = [other.line for other in reader.logs.events]
         lines += [line for tail in reader.logs.tails for line in tail.lines]
         heard = {rank for line in lines if (rank := speaker(line).rank) is not None}
+        heard |= {rank for other in reader.logs.of("sets-up") if (rank := other.number("rank")) is not None}
+        heard |= {0} if _is_of_clients(event) else set()
         silent = missing_of(heard, min(wanted, MAX_RANKS))
+        if _is_of_clients(event) and speaker(event.line).rank is None:
+            waits = f"rank 0 waited for the others; {joined}"
+            yield from reader.infer(FactKind.WAITED, _MISSING, (event.line,), waits, ranks=(0,))
         if 0 < len(named) <= wanted - present:
             more = [outside[who] for who in named[:2]]
             told_by = f"{_tell(named)} could not connect to the store; {joined}"
@@ -90,10 +99,15 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         elif 0 < len(silent) == wanted - present:
             told_by = f"{fold_ranks(silent)} wrote nothing; {joined}"
             yield from _missing(reader, (event.line,), told_by, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
-        elif present == 1 and "clients joined" in event.line.text and 1 < wanted <= FEW_RANKS:
+        elif present == 1 and _is_of_clients(event) and 1 < wanted <= FEW_RANKS:
             others = fold_ranks(range(1, wanted))
             told_by = f"{others} did not reach the store of rank 0"
             yield from _missing(reader, (event.line,), told_by, ranks=range(1, wanted), ask=f"the log of {others}")
+
+
+def _is_of_clients(event: LogEvent) -> bool:
+    """Whether the store's host counts its clients: that is rank 0."""
+    return "clients joined" in event.line.text
 
 
 def _missing(reader: FactReader, lines: Sequence[Line], told: str, **about: Any) -> Iterator[Fact]:

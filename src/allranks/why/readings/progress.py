@@ -8,31 +8,20 @@ from collections.abc import Iterator, Mapping
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind
-from allranks.why.facts_of_lines import ANEW, RESTART, FactReader
+from allranks.why.attempts import ANEW, RESTART
+from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
+from allranks.why.step_lines import SLURM, is_step
 
 STOPPED_S = 30.0
 """A rank's last line must be this much older than all others': writers buffer some seconds."""
-SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=|error: \*\*\* (?:JOB|STEP) \d")
-"""Its steps are no training steps."""
-_TRAINS = re.compile(
-    r"(?i)\d(?:it/s|s/it)|\bloss\b['\":=\s]{1,4}-?\d|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d"
-)
-_TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
-"""One of these is in each of them: to look for words takes a fifth of the time."""
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
 _WELL = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
 _LEAST = 3
 """Minimum number of ranks with steps: of two, one is always behind."""
-
-
-def is_step(text: str) -> bool:
-    """Whether a line reports a step of the training."""
-    words = text.lower()
-    return any(word in words for word in _TRAINS_WORDS) and _TRAINS.search(text) is not None
 
 
 def read_steps(reader: FactReader) -> Iterator[Fact]:
