@@ -64,8 +64,8 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_child_left() -> Iterator[None]:
     """End what a test has left in a session of its own.
 
-    Where a verb runs in this process, what outlives its test becomes a child of it, and the next test would take that for
-    a process of its own. Children of fixtures that live longer were there before.
+    Where a verb runs in this process, what outlives its test becomes a child of it, and the next test would take that
+    for a process of its own. Children of fixtures that live longer were there before.
     """
     before = detached_children()
     yield

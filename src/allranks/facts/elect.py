@@ -204,6 +204,8 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
             confidence = _at_most(Confidence.LIKELY, confidence)
     elif best.sort is Sort.LOSS:
         confidence, blamed = _LESS.get(confidence, confidence), _find_peers(like)
+        if not any(who.rank is not None for who in blamed) and (silent := _find_silent(items, world)):
+            blamed = silent
     elif best.sort is Sort.WAIT:
         waiting = [item for item in items if item.sort is Sort.WAIT and item.fact.group == best.fact.group]
         blamed, sureness = _find_absent(waiting, items, world)
@@ -237,6 +239,15 @@ def _find_peers(losses: Sequence[Item]) -> tuple[Who, ...]:
     counts = Counter(item.fact.peer for item in losses if item.fact.peer)
     most = max(counts.values(), default=0)
     return tuple(peer for peer, count in counts.items() if count == most)
+
+
+def _find_silent(items: Sequence[Item], world: int | None) -> tuple[Who, ...]:
+    """Return the one rank that says nothing where all others say that they lost somebody, or waited."""
+    suffered = {item.who.rank for item in items if item.sort in {Sort.LOSS, Sort.WAIT}} - {None}
+    if world is None or len(suffered) != world - 1 or world <= FEW - 1:
+        return ()
+    silent = set(range(world)) - suffered
+    return tuple(next((item.who for item in items if item.who.rank == rank), Who(rank=rank)) for rank in silent)
 
 
 def _find_absent(

@@ -78,6 +78,8 @@ class Who(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 NOBODY = Who()
+START = 0
+"""Before the first collective."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,7 @@ class Fact:
     peer: Who = NOBODY
     group: str | None = None
     seq: int | None = None
+    """Number of a collective in its group, from 1; START: of who is missing where all ranks meet."""
     op: str | None = None
     numel: int | None = None
     signal: int | None = None

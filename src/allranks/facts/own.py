@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from signal import SIGABRT, SIGKILL
 
-from allranks.facts.fact import FactKind, Same, When
+from allranks.facts.fact import START, FactKind, Same, When
 from allranks.facts.item import FEW, Item, Sort
 from allranks.facts.rules import OF_AN_EXCEPTION, not_later, sooner
 from allranks.model.finding import Confidence
@@ -30,6 +30,8 @@ class _Own:
     link: Item | None
     behind: Item | None
     """All ranks together show that it is behind in the group in which it waits."""
+    gave_up: bool
+    """Because of the store, by an exception."""
     away: Item | None
     """It did not come to the start of the job."""
 
@@ -47,7 +49,9 @@ def explain_process(items: Sequence[Item]) -> None:
             is_sure = reason.fact.confidence is not Confidence.UNDECIDED and not item.is_first
             if is_kill and reason.kind is FactKind.RAISED and not is_sure:
                 continue
-            if not_later(reason, item) or (is_abort and reason is own.lost):  # the times of an end are rough
+            is_at_start = item.sort is Sort.ABSENT and _is_at_start(item)
+            is_anytime = (is_abort and reason is own.lost) or is_at_start  # who gives up late waited before
+            if not_later(reason, item) or is_anytime:  # the times of an end are rough
                 reason.explain(item, is_named=True)
                 break
 
@@ -79,6 +83,7 @@ def _choose(items: Sequence[Item]) -> _Own:
         order=_first(by_sort[Sort.ORDER]),
         link=_first([item for item in by_sort[Sort.HINT] if item.kind is FactKind.LINK_FAULT]),
         behind=_first(behind),
+        gave_up=any(item.fact.is_fatal for item in by_sort[Sort.GONE]),
         away=_first([item for item in by_sort[Sort.ABSENT] if _is_at_start(item)]),
     )
 
@@ -91,8 +96,8 @@ def _reasons(item: Item, own: _Own) -> tuple[Item | None, ...]:
         return (lost if item.kind is FactKind.ENDED and lost is not None and sooner(lost, item) else None), broke
     if item.sort is Sort.END:
         is_gone_later = lost is not None and lost.sort is Sort.GONE and not sooner(lost, item)
-        if is_gone_later and lost is not None and lost.fact.is_fatal and item.fact.code == OF_AN_EXCEPTION:
-            is_gone_later = sooner(item, lost)
+        if own.gave_up and item.fact.code == OF_AN_EXCEPTION:
+            is_gone_later = lost is not None and sooner(item, lost)
         lost_before = None if item.fact.signal == SIGKILL or is_gone_later else lost
         link, away = (own.link, own.away) if item.fact.signal is None else (None, None)
         return sure, lost_before, broke, link, None if item.is_first else own.order, away, end
@@ -102,9 +107,10 @@ def _reasons(item: Item, own: _Own) -> tuple[Item | None, ...]:
         if item is own.behind:
             return (sure,)
         end_before = end if lost is None and end is not None and end.fact.signal != SIGABRT else None
-        if item is own.away and end is not None and end.fact.signal is None:
+        if _is_at_start(item) and end is not None and end.fact.signal is None:
             end_before = None  # an exit code without a word tells less
-        is_waiting = lost is not None and _is_at_start(lost) and _is_at_start(item)  # it came, and waits for another
+        # Who waits for the others to join has come.
+        is_waiting = lost is not None and lost.sort is Sort.WAIT and _is_at_start(lost) and _is_at_start(item)
         is_else = lost is not None and (lost.fact.group != item.fact.group or is_waiting)
         return sure, end_before, lost if is_else else None
     if item.sort in {Sort.LOSS, Sort.WAIT, Sort.GONE}:
@@ -135,7 +141,7 @@ def _is_behind(absent: Item, wait: Item) -> bool:
 
 def _is_at_start(item: Item) -> bool:
     """Whether it is about the meeting of all ranks, and not about a collective."""
-    return item.sort in {Sort.ABSENT, Sort.WAIT} and item.fact.seq is None and item.fact.group is None
+    return item.fact.seq == START if item.sort is Sort.ABSENT else (item.fact.seq, item.fact.group) == (None, None)
 
 
 def _rank_of_reason(item: Item) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from signal import SIGABRT, SIGKILL
 
-from allranks.facts.fact import FactKind, Said, Same
+from allranks.facts.fact import START, FactKind, Said, Same
 from allranks.facts.item import Item, Sort
 from allranks.model.finding import Confidence
 
@@ -100,9 +100,14 @@ def may_keep_away(reason: Item, effect: Item) -> bool:
 
     An exit code of a process that nobody saw end first is no reason for who never came to the start.
     """
-    is_at_start = effect.fact.seq is None and effect.fact.group is None
+    is_at_start = effect.fact.seq == START
     is_bare = reason.sort is Sort.END and reason.fact.signal is None and not reason.is_first
     return not_later(reason, effect) and not (is_at_start and is_bare)
+
+
+def keeps_away(reason: Item, effect: Item) -> bool:
+    """Whether a process whose end nobody saw failed by an exception before all ranks met, and so did not come."""
+    return reason.fact.is_fatal and effect.fact.seq == START and not_later(reason, effect)
 
 
 def is_same_told(reason: Item, effect: Item) -> bool:

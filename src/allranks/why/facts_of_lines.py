@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause, Sign, Trait
-from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Place, Said, When, Who
+from allranks.facts.fact import NEVER_SAID, NOBODY, START, Fact, FactKind, Place, Said, When, Who
 from allranks.model.finding import Confidence
 from allranks.why.attempts import Attempts
 from allranks.why.logs.line import Line
@@ -31,8 +31,11 @@ from allranks.why.times import Times
 _GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
 """An error whose own line says that its process goes on."""
 _BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
-_GOES_ON_BELOW = (re.compile("nccl[A-Z][A-Za-z]{2,30}: "), re.compile("Last error:"), re.compile(r"(?!\[|\w{1,40}: error)"))
+_GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
 """How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""
+MISSING_RANK = "missing-rank"
+CLIENTS = " clients joined"
+"""Which the store's host counts: rank 0."""
 MAX_ALIKE = 8
 """Number of facts of one sign that are kept of one writer in one file."""
 _SUFFERED = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE))
@@ -166,6 +169,7 @@ class FactReader:
             names = [who for name in names if (who := replace(name, rank=None))]
         if event.line.at in self._unowned and not names and confidence is Confidence.CERTAIN:  # perhaps another job's
             confidence = Confidence.LIKELY
+        is_start = kind is FactKind.MISSING and event.kind == MISSING_RANK
         ending = read_ending(event.sign, event.values)
         about: dict[str, Any] = {
             "said": said,
@@ -173,7 +177,7 @@ class FactReader:
             "confidence": confidence,
             "peer": peer,
             "group": event.values.get("group"),
-            "seq": event.number("seq"),
+            "seq": START if is_start else event.number("seq"),
             "op": event.values.get("op"),
             "numel": event.number("numel"),
             "code": ending.code,
@@ -202,8 +206,9 @@ class FactReader:
             above = self._headers.get((line.source.shown, line.number - distance))
             if above is not None and begins.match(line.text):
                 return self.people.speaker(above) | speaker
-        announced = self.people.announced(line)
-        return self.people.know(announced) if announced else speaker
+        if (announced := self.people.announced(line)) or CLIENTS in line.text:
+            return self.people.know(announced or Who(rank=0))
+        return speaker
 
     def _who(self, line: Line, said: Said, names: Sequence[Who]) -> list[Who]:
         """Return whom a line is about: what it names, which its writer completes if it speaks of itself."""

@@ -65,8 +65,8 @@ def _of_reports(logs: Logs, foreign: set[tuple[str, int]]) -> Iterator[tuple[str
         elif is_kernels and "pid" not in event.values:
             begun, named = event, None
         elif named is not None and named.line.at in foreign and _is_near(named, event):
-            if event.values["pid"] == pids.get(named.line.at, event.values["pid"]):
-                yield event.line.at
+            is_its = event.values["pid"] == pids.get(named.line.at, event.values["pid"])
+            yield from (event.line.at,) if is_its else ()
 
 
 def _is_kernels(event: LogEvent) -> bool:
