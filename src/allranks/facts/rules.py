@@ -168,7 +168,8 @@ def may_end_it(reason: Item, effect: Item) -> bool:
             return gave_up
     if reason.fact.peer and reason.fact.peer.compare_machines(effect.who) is Same.YES:
         return False  # it is the one that was lost
-    if is_unknown and effect.fact.signal != SIGKILL and not_after(reason, effect):
+    is_own_choice = effect.is_first and effect.fact.signal is None and effect.fact.code != OF_AN_EXCEPTION
+    if is_unknown and not is_own_choice and effect.fact.signal != SIGKILL and not_after(reason, effect):
         return True
     if effect.fact.signal == SIGABRT:  # by its own watchdog, unless it was the first of all
         is_timeout = reason.sort is Sort.WAIT and sooner(reason, effect)
