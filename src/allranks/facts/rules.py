@@ -95,16 +95,6 @@ def may_crash_it(reason: Item, effect: Item) -> bool:
     return is_near and sooner(reason, effect)
 
 
-def may_keep_away(reason: Item, effect: Item) -> bool:
-    """Whether what broke another process may be why this one did not come.
-
-    An exit code of a process that nobody saw end first is no reason for who never came to the start.
-    """
-    is_at_start = effect.fact.seq == START
-    is_bare = reason.sort is Sort.END and reason.fact.signal is None and not reason.is_first
-    return not_later(reason, effect) and not (is_at_start and is_bare)
-
-
 def keeps_away(reason: Item, effect: Item) -> bool:
     """Whether a process whose end nobody saw failed by an exception before all ranks met, and so did not come."""
     return reason.fact.is_fatal and effect.fact.seq == START and not_later(reason, effect)

@@ -91,9 +91,7 @@ class _Between:
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real)
         for item in self._open(Sort.ABSENT):
             if not self._by_machine(item, FactKind.NODE_LOST, FactKind.LINK_FAULT):
-                self._possibly(
-                    item, (broken, rules.may_keep_away), (weak, rules.keeps_away), (hints, rules.may_prevent)
-                )
+                self._possibly(item, (broken, not_later), (weak, rules.keeps_away), (hints, rules.may_prevent))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(Sort.LOSS, Sort.WAIT, Sort.GONE, Sort.ORDER):
             if any(cause.sort is Sort.BREAK for cause in item.causes):

@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_right, insort
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import When
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
-from allranks.why.step_lines import SLURM, is_step
+from allranks.why.step_lines import NUMBER, SLURM, is_step
 from allranks.why.times import Times
 
 RESTART = re.compile(r"(?:\d+/\d+ attempts left; +)?will restart worker group|restart_count=[1-9]\d*")
@@ -46,6 +46,8 @@ class Attempts:
         for line in list(_find_loops(logs, times)):
             if line.source.shown not in begun:
                 self._note(line)
+        self.may_be_more = _goes_back(logs, self._begun)
+        """Whether the job may have been started more often than any line says."""
 
     def _note(self, line: Line) -> None:
         begun, when = self._begun[line.source.shown], self._times.of(line)
@@ -77,17 +79,38 @@ def _find_loops(logs: Logs, times: Times) -> Iterator[Line]:
         own = (line.number for line in tail.lines if is_step(line.text) and not SLURM.search(line.text))
         steps[tail.source.shown] = max(own, default=0)
     seen: set[tuple[object, ...]] = set()
-    ended: dict[str, Line] = {}
+    ended: dict[tuple[str, str | None], Line] = {}
     for event in logs.of("started", "world", "failures", "task-end", Trait.ENDS_FROM_OUTSIDE):
         line = event.line
         source = line.source.shown
         if event.kind not in {"started", "world"}:
-            ended[source] = line
+            ended[source, line.node] = line
             continue
         key = source, line.rank, line.local_rank, line.node, event.values.get("what")
-        end = ended.get(source)
-        is_later = event.kind == "started" or (end is not None and times.of(end).is_before(times.of(line)))
-        if key in seen and end is not None and is_later and line.number < steps[source]:
+        end = ended.get((source, line.node)) or ended.get((source, None))  # one file may have the lines of many pods
+        if end is None or key not in seen or line.number > steps[source]:
+            seen.add(key)
+            continue
+        when, before = times.of(line), times.of(end)
+        if before.is_before(when) or (event.kind == "started" and not when.is_before(before)):
             yield line
-            del ended[source]
-        seen.add(key)
+            ended = {place: other for place, other in ended.items() if place[0] != source}
+
+
+def _goes_back(logs: Logs, begun: Mapping[str, object]) -> bool:
+    """Whether the steps of a writer begin again below the end of a process, in a file without a line of a start."""
+    ended: dict[str, int] = {}
+    for event in logs.of("failures", "task-end", Trait.ENDS_FROM_OUTSIDE):
+        ended.setdefault(event.line.source.shown, event.line.number)
+    for tail in logs.tails:
+        end = ended.get(tail.source.shown)
+        last: dict[object, int] = {}
+        for line in tail.lines if end is not None and tail.source.shown not in begun else ():
+            if (match := NUMBER.search(line.text)) is None or not is_step(line.text) or SLURM.search(line.text):
+                continue
+            who, number = (line.rank, line.local_rank, line.node), int(match[1])
+            if end is not None and line.number > end and number < last.get(who, number):
+                return True
+            if end is None or line.number < end:
+                last[who] = number
+    return False

@@ -89,6 +89,9 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     notes = [told] if (told := tell_chain(story)) else []
     if len(jobs) > 1:
         notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
+    if found and found[0].confidence is Confidence.CERTAIN and reader.attempts.may_be_more:
+        found[0] = replace(found[0], confidence=Confidence.LIKELY)
+        notes.append("steps begin again below the end of a process: these may be logs of several starts")
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     return Explanation([*conclude_silence(logs, reader.people, found), *found], story)

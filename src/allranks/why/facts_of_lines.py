@@ -58,7 +58,8 @@ class FactReader:
         self.times = Times(logs)
         self._exceptions = {event.line.at for event in logs.of("exception")}
         self._unowned = find_unowned(logs)
-        self.attempt_of = Attempts(logs, self.times).attempt_of
+        self.attempts = Attempts(logs, self.times)
+        self.attempt_of = self.attempts.attempt_of
         self._headers = {event.line.at: event.line for event in logs.events if _BEGINS.search(event.line.text)}
 
     def state(self, kind: FactKind, line: Line, *, more: Iterable[Line] = (), **about: Any) -> Fact:

@@ -9,6 +9,8 @@ SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=|error: \*\*\* (?:JOB|STE
 _TRAINS = re.compile(
     r"(?i)\d(?:it/s|s/it)|\bloss\b['\":=\s]{1,4}-?\d|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d"
 )
+NUMBER = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
+"""Of a step."""
 _TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
 """One of these is in each of them: to look for words takes a fifth of the time."""
 

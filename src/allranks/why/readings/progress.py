@@ -13,11 +13,10 @@ from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
-from allranks.why.step_lines import SLURM, is_step
+from allranks.why.step_lines import NUMBER, SLURM, is_step
 
 STOPPED_S = 30.0
 """A rank's last line must be this much older than all others': writers buffer some seconds."""
-_STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
 _WELL = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
 _LEAST = 3
@@ -58,7 +57,7 @@ def find_laggard(logs: Logs, people: People) -> tuple[int | str, str, Line] | No
     times: dict[int | str, tuple[float, Line]] = {}
     for who, own in by_rank.items():
         for said in own:
-            for match in _STEP.finditer(said.text) if _may_tell_step(said.text) else ():
+            for match in NUMBER.finditer(said.text) if _may_tell_step(said.text) else ():
                 steps[who] = int(match[1]), said
             if said.time is not None and said.time >= times.get(who, (said.time, said))[0]:
                 times[who] = said.time, said
