@@ -34,6 +34,7 @@ _BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
 _GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
 """How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""
 MISSING_RANK = "missing-rank"
+_OF_AGENTS = "static_tcp_rendezvous"
 CLIENTS = " clients joined"
 """Which the store's host counts: rank 0."""
 MAX_ALIKE = 8
@@ -58,6 +59,9 @@ class FactReader:
         self.times = Times(logs)
         self._exceptions = {event.line.at for event in logs.of("exception")}
         self._unowned = find_unowned(logs)
+        frames = [event for event in logs.of("frame") if _OF_AGENTS in event.values["file"]]
+        self.agents_meet = {frame.line.source.shown for frame in frames}
+        """Files in which the store's clients are torchrun's agents, one a node."""
         self.attempts = Attempts(logs, self.times)
         self.attempt_of = self.attempts.attempt_of
         self._headers = {event.line.at: event.line for event in logs.events if _BEGINS.search(event.line.text)}
@@ -207,7 +211,8 @@ class FactReader:
             above = self._headers.get((line.source.shown, line.number - distance))
             if above is not None and begins.match(line.text):
                 return self.people.speaker(above) | speaker
-        if (announced := self.people.announced(line)) or CLIENTS in line.text:
+        counts = CLIENTS in line.text and line.source.shown not in self.agents_meet
+        if (announced := self.people.announced(line)) or counts:
             return self.people.know(announced or Who(rank=0))
         return speaker
 

@@ -30,6 +30,7 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     reports = [event for event in logs.of(MISSING_RANK) if event.number("wanted")]
     waiting = [event for event in reports if event.number("rank") is not None]
     counts = [event for event in reports if event.number("rank") is None]
+    counts = [event for event in counts if event.line.source.shown not in reader.agents_meet]  # those count nodes
     yield from _absent(reader, counts)
     yield from _host(reader)
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
