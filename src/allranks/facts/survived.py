@@ -69,6 +69,10 @@ class _Later:
         """Whether it says on the item's clock when it lived."""
         return (whose, item.when.clock) in self._times
 
+    def is_in_file(self, whose: Hashable, item: Item) -> bool:
+        """Whether the item's file, whose lines have an order, says that it lived."""
+        return item.place is not None and (whose, item.place.source) in self._lines
+
     def is_by_line(self, whose: Hashable, item: Item) -> bool:
         """Whether it lived in a later line of the item's file."""
         return item.place is not None and 0 < item.place.line < self._lines.get((whose, item.place.source), 0)
@@ -103,7 +107,8 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         is_later |= not may_be_buffered and any(later.is_by_line(whose, item) for whose in own)
         if item.kind is FactKind.LINK_FAULT and item.who.is_node:  # its kernel's word for what NCCL saw recover
             for port in ((item.who.node, item.fact.interface or "any"), (item.who.node, None)):
-                is_later |= later.is_by_time(port, item) or (not item.when.clock and port in later.recovered)
+                is_later |= later.is_by_time(port, item) or later.is_by_line(port, item)
+                is_later |= not item.when.clock and port in later.recovered and not later.is_in_file(port, item)
         may_be_caught = not item.fact.is_generic and not item.fact.is_fatal
         is_all_ranks = may_be_caught and item.kind is not FactKind.DEVICE_FAULT
         is_all_ranks &= not may_be_buffered and not is_its_last

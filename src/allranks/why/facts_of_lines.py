@@ -33,7 +33,6 @@ _GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
 _BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
 _GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
 """How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""
-MISSING_RANK = "missing-rank"
 _OF_AGENTS = "static_tcp_rendezvous"
 CLIENTS = " clients joined"
 """Which the store's host counts: rank 0."""
@@ -174,7 +173,7 @@ class FactReader:
             names = [who for name in names if (who := replace(name, rank=None))]
         if event.line.at in self._unowned and not names and confidence is Confidence.CERTAIN:  # perhaps another job's
             confidence = Confidence.LIKELY
-        is_start = kind is FactKind.MISSING and event.kind == MISSING_RANK
+        is_start = kind is FactKind.MISSING and Trait.ALL_MEET in event.traits
         ending = read_ending(event.sign, event.values)
         about: dict[str, Any] = {
             "said": said,

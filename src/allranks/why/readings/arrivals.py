@@ -13,11 +13,12 @@ from allranks.causes.cause import Trait
 from allranks.facts.fact import START, Fact, FactKind, Who
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
-from allranks.why.facts_of_lines import CLIENTS, MISSING_RANK, FactReader
+from allranks.why.facts_of_lines import CLIENTS, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import MAX_RANKS, missing_of
 
+_MISSING = "missing-rank"
 _WRONG_RANKS = "slurm-env"
 LEAST_REPORTERS = 2
 FEW_RANKS = 16
@@ -27,7 +28,7 @@ FEW_RANKS = 16
 def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     """Return the ranks missing at the store's barrier, and the ranks that were started twice."""
     logs = reader.logs
-    reports = [event for event in logs.of(MISSING_RANK) if event.number("wanted")]
+    reports = [event for event in logs.of(_MISSING) if event.number("wanted")]
     waiting = [event for event in reports if event.number("rank") is not None]
     counts = [event for event in reports if event.number("rank") is None]
     counts = [event for event in counts if event.line.source.shown not in reader.agents_meet]  # those count nodes
@@ -84,7 +85,7 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
         outside.pop(speaker(event.line), None)
         named = [who for who in outside if who.rank is not None or who.local_rank is not None]
         here = {other.number("rank") for other in reader.logs.of("sets-up")}
-        here |= {speaker(other.line).rank for other in reader.logs.of(MISSING_RANK) if _is_sure(other)}
+        here |= {speaker(other.line).rank for other in reader.logs.of(_MISSING) if _is_sure(other)}
         away = missing_of({rank for rank in here if rank is not None}, min(wanted, MAX_RANKS))
         silent = missing_of({rank for rank in here | _heard(reader) if rank is not None}, min(wanted, MAX_RANKS))
         if 0 < len(named) <= wanted - present:
@@ -129,7 +130,7 @@ def _unreached(reader: FactReader) -> list[LogEvent]:
 
 
 def _missing(reader: FactReader, lines: Sequence[Line], told: str, **about: Any) -> Iterator[Fact]:
-    return reader.infer(FactKind.MISSING, MISSING_RANK, lines, told, seq=START, **about)
+    return reader.infer(FactKind.MISSING, _MISSING, lines, told, seq=START, **about)
 
 
 def _is_sure(event: LogEvent) -> bool:
