@@ -63,7 +63,9 @@ class FactReader:
         """Files in which the store's clients are torchrun's agents, one a node."""
         self.attempts = Attempts(logs, self.times)
         self.attempt_of = self.attempts.attempt_of
-        self._headers = {event.line.at: event.line for event in logs.events if _BEGINS.search(event.line.text)}
+        self._headers = {
+            event.line.at: event.line for event in logs.events if event.sign and _BEGINS.search(event.line.text)
+        }
 
     def state(self, kind: FactKind, line: Line, *, more: Iterable[Line] = (), **about: Any) -> Fact:
         """Return a fact that a line states, and `more` of them; its writer is `who`, unless `about` has another."""

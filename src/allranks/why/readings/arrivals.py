@@ -31,7 +31,9 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     reports = [event for event in logs.of(_MISSING) if event.number("wanted")]
     waiting = [event for event in reports if event.number("rank") is not None]
     counts = [event for event in reports if event.number("rank") is None]
-    counts = [event for event in counts if event.line.source.shown not in reader.agents_meet]  # those count nodes
+    of_agents = [event for event in counts if event.line.source.shown in reader.agents_meet]  # those count nodes
+    counts = [event for event in counts if event not in of_agents]
+    yield from _absent_agents(reader, of_agents)
     yield from _absent(reader, counts)
     yield from _host(reader)
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
@@ -104,10 +106,20 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
             yield from _missing(reader, (event.line,), told_by, ranks=range(1, wanted), ask=f"the log of {others}")
 
 
+def _absent_agents(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
+    """The nodes, by torchrun's --node-rank, that are absent if only the first one's agent came."""
+    for event in counts[:1]:
+        wanted = event.number("wanted") or 0
+        if event.number("present") == 1 and 1 < wanted <= FEW_RANKS:
+            told = f"1 of {wanted} agents came: node {fold_ranks(range(1, wanted))} did not reach that of node rank 0"
+            things = tuple(f"node rank {rank}" for rank in range(1, wanted))
+            yield from _missing(reader, (event.line,), told, things=things, ask="the logs of the other agents")
+
+
 def _host(reader: FactReader) -> Iterator[Fact]:
     """Rank 0, which hosts the store, if it wrote nothing and all others say that they do not reach the store."""
     told = {reader.speaker_of(event.line).rank: event for event in _unreached(reader)}
-    ranks = _heard(reader)
+    ranks = _heard(reader) if told else set()
     if 0 in ranks or len(ranks) < LEAST_REPORTERS or ranks != told.keys() - {None}:
         return
     cause = next(iter(told.values())).kind
