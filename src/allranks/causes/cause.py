@@ -42,6 +42,8 @@ class Family(StrEnum):
 class Trait(StrEnum):
     """A property of a cause that an engine asks for; each with what it means and who asks."""
 
+    ALL_MEET = "all_meet"
+    """Its ranks wait where all of them meet at the start (why.facts_of_lines)."""
     ALL_OTHERS_REPORT_IT = "all_others_report_it"
     """All ranks but the culprit report it: a rank without a report is the culprit (why.naming)."""
     AT_THE_MEETING = "at_the_meeting"

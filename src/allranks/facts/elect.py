@@ -14,8 +14,8 @@ from signal import SIGABRT
 
 from msgspec.structs import replace
 
-from allranks.facts.fact import FactKind, Who
-from allranks.facts.item import FEW, Item, Sort, directness
+from allranks.facts.fact import FactKind, Said, Who
+from allranks.facts.item import FEW, Item, Sort, directness, is_strangers
 from allranks.facts.rules import sooner
 from allranks.facts.story import CauseEdge, Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
@@ -55,7 +55,7 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     weak = [item for item in tops if item.is_weak or (item.sort is Sort.BREAK and item.is_named)]
     weak = [item for item in weak if item.is_named] or weak
     others = [item for item in tops if item.sort is not Sort.ORDER]
-    chosen = strong or weak or cyclic or others or tops
+    chosen = _without_strangers(strong) or weak or cyclic or others or tops
     first = _elect(chosen, items, world, is_cyclic=chosen is cyclic)
     first[0] = _join_same(first[0], tops)
     told = {fact for root in first for fact in root.facts}
@@ -114,6 +114,20 @@ def _is_strong(item: Item, finished: Sequence[Item]) -> bool:
         return False  # it had no more need of the store
     is_reason = item.sort is Sort.HINT and bool(item.effects)
     return is_reason or item.sort in {Sort.ABSENT, Sort.LOSS, Sort.WAIT, Sort.GONE}
+
+
+def _without_strangers(strong: list[Item]) -> list[Item]:
+    """Return the candidates without kills of processes that nobody ties to the job, if a rank failed by itself.
+
+    An exception of its own that nobody caught is no consequence of such a kill; what follows from the end of a data
+    loader says so. If the kill came before it, it is likely at most.
+    """
+    own = [item for item in strong if item.kind is FactKind.RAISED and item.fact.said is Said.SELF and item.who]
+    raised = [item for item in own if item.fact.confidence is not Confidence.UNDECIDED and not item.is_weak]
+    strangers = [item for item in strong if is_strangers(item) and not item.is_named and not item.blamed]
+    for item in raised:
+        item.is_doubted |= any(sooner(stranger, item) for stranger in strangers)
+    return [item for item in strong if item not in strangers] if raised else strong
 
 
 def _elect(chosen: Sequence[Item], items: Sequence[Item], world: int | None, *, is_cyclic: bool) -> list[Root]:
@@ -191,6 +205,8 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
             confidence = _at_most(Confidence.LIKELY, confidence)
     elif best.sort is Sort.LOSS:
         confidence, blamed = _LESS.get(confidence, confidence), _find_peers(like)
+        if not any(who.rank is not None for who in blamed) and (silent := _find_silent(items, world)):
+            blamed = silent
     elif best.sort is Sort.WAIT:
         waiting = [item for item in items if item.sort is Sort.WAIT and item.fact.group == best.fact.group]
         blamed, sureness = _find_absent(waiting, items, world)
@@ -224,6 +240,15 @@ def _find_peers(losses: Sequence[Item]) -> tuple[Who, ...]:
     counts = Counter(item.fact.peer for item in losses if item.fact.peer)
     most = max(counts.values(), default=0)
     return tuple(peer for peer, count in counts.items() if count == most)
+
+
+def _find_silent(items: Sequence[Item], world: int | None) -> tuple[Who, ...]:
+    """Return the one rank that says nothing where all others say that they lost somebody, or waited."""
+    suffered = {item.who.rank for item in items if item.sort in {Sort.LOSS, Sort.WAIT}} - {None}
+    if world is None or len(suffered) != world - 1 or world <= FEW - 1:
+        return ()
+    silent = set(range(world)) - suffered
+    return tuple(next((item.who for item in items if item.who.rank == rank), Who(rank=rank)) for rank in silent)
 
 
 def _find_absent(

@@ -77,6 +77,8 @@ class Who(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 NOBODY = Who()
+START = 0
+"""Before the first collective."""
 
 
 class When(msgspec.Struct, frozen=True, gc=False):
@@ -134,6 +136,7 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     peer: Who = NOBODY
     group: str | None = None
     seq: int | None = None
+    """Number of a collective in its group, from 1; START: of who is missing where all ranks meet."""
     op: str | None = None
     numel: int | None = None
     signal: int | None = None

@@ -67,8 +67,15 @@ def sort_of(fact: Fact) -> Sort:
 
 def is_claimed(fact: Fact) -> bool:
     """Whether who sent a SIGKILL says so: the kernel, or the scheduler for a reason that it gives."""
-    is_schedulers = fact.said is Said.SCHEDULER and fact.confidence is Confidence.CERTAIN and not fact.alternatives
+    is_sure = fact.confidence is not Confidence.UNDECIDED and not fact.alternatives
+    is_schedulers = fact.said is Said.SCHEDULER and is_sure
     return fact.said is Said.KERNEL or is_schedulers
+
+
+def is_strangers(item: Item) -> bool:
+    """Whether the kernel killed some process, and nobody says that it was one of the job's."""
+    is_kill = item.kind is FactKind.ENDED and item.fact.said is Said.KERNEL and item.fact.signal == SIGKILL
+    return is_kill and (item.who.rank, item.who.local_rank) == (None, None)
 
 
 @dataclass(slots=True, eq=False)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import reduce
 from signal import SIGABRT, SIGKILL
 
-from allranks.facts.fact import FactKind, Same, When
+from allranks.facts.fact import START, FactKind, Same, When
 from allranks.facts.item import FEW, Item, Sort
-from allranks.facts.rules import not_later, sooner
+from allranks.facts.rules import OF_AN_EXCEPTION, not_later, sooner
 from allranks.model.finding import Confidence
 
 DEFAULT_GROUP = "0"
@@ -30,6 +30,10 @@ class _Own:
     link: Item | None
     behind: Item | None
     """All ranks together show that it is behind in the group in which it waits."""
+    gave_up: bool
+    """Because of the store, by an exception."""
+    away: Item | None
+    """It did not come to the start of the job."""
 
 
 def explain_process(items: Sequence[Item]) -> None:
@@ -45,7 +49,9 @@ def explain_process(items: Sequence[Item]) -> None:
             is_sure = reason.fact.confidence is not Confidence.UNDECIDED and not item.is_first
             if is_kill and reason.kind is FactKind.RAISED and not is_sure:
                 continue
-            if not_later(reason, item) or (is_abort and reason is own.lost):  # the times of an end are rough
+            is_at_start = item.sort is Sort.ABSENT and _is_at_start(item)
+            is_anytime = (is_abort and reason is own.lost) or is_at_start  # who gives up late waited before
+            if not_later(reason, item) or is_anytime:  # the times of an end are rough
                 reason.explain(item, is_named=True)
                 break
 
@@ -77,6 +83,8 @@ def _choose(items: Sequence[Item]) -> _Own:
         order=_first(by_sort[Sort.ORDER]),
         link=_first([item for item in by_sort[Sort.HINT] if item.kind is FactKind.LINK_FAULT]),
         behind=_first(behind),
+        gave_up=any(item.fact.is_fatal for item in by_sort[Sort.GONE]),
+        away=_first([item for item in by_sort[Sort.ABSENT] if _is_at_start(item)]),
     )
 
 
@@ -88,16 +96,23 @@ def _reasons(item: Item, own: _Own) -> tuple[Item | None, ...]:
         return (lost if item.kind is FactKind.ENDED and lost is not None and sooner(lost, item) else None), broke
     if item.sort is Sort.END:
         is_gone_later = lost is not None and lost.sort is Sort.GONE and not sooner(lost, item)
+        if own.gave_up and item.fact.code == OF_AN_EXCEPTION:
+            is_gone_later = lost is not None and sooner(item, lost)
         lost_before = None if item.fact.signal == SIGKILL or is_gone_later else lost
-        link = own.link if item.fact.signal is None else None
-        return sure, lost_before, broke, link, None if item.is_first else own.order, end
+        link, away = (own.link, own.away) if item.fact.signal is None else (None, None)
+        return sure, lost_before, broke, link, None if item.is_first else own.order, away, end
     if item.sort is Sort.ORDER:
         return broke, own.order
     if item.sort is Sort.ABSENT:
         if item is own.behind:
             return (sure,)
         end_before = end if lost is None and end is not None and end.fact.signal != SIGABRT else None
-        return sure, end_before, lost if lost is not None and lost.fact.group != item.fact.group else None
+        if _is_at_start(item) and end is not None and end.fact.signal is None:
+            end_before = None  # an exit code without a word tells less
+        # Who waits for the others to join has come.
+        is_waiting = lost is not None and lost.sort is Sort.WAIT and _is_at_start(lost) and _is_at_start(item)
+        is_else = lost is not None and (lost.fact.group != item.fact.group or is_waiting)
+        return sure, end_before, lost if is_else else None
     if item.sort in {Sort.LOSS, Sort.WAIT, Sort.GONE}:
         if item is lost and sure is None and own.behind is not None:
             return (own.behind,)
@@ -122,6 +137,11 @@ def _is_behind(absent: Item, wait: Item) -> bool:
         and is_same_group
         and 0 <= wait.number <= absent.number
     )
+
+
+def _is_at_start(item: Item) -> bool:
+    """Whether it is about the meeting of all ranks, and not about a collective."""
+    return item.fact.seq == START if item.sort is Sort.ABSENT else (item.fact.seq, item.fact.group) == (None, None)
 
 
 def _rank_of_reason(item: Item) -> int:

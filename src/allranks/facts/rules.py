@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from signal import SIGABRT, SIGKILL
 
-from allranks.facts.fact import FactKind, Said, Same
+from allranks.facts.fact import START, FactKind, Said, Same
 from allranks.facts.item import Item, Sort
 from allranks.model.finding import Confidence
 
@@ -95,6 +95,11 @@ def may_crash_it(reason: Item, effect: Item) -> bool:
     return is_near and sooner(reason, effect)
 
 
+def keeps_away(reason: Item, effect: Item) -> bool:
+    """Whether a process whose end nobody saw failed by an exception before all ranks met, and so did not come."""
+    return reason.fact.is_fatal and effect.fact.seq == START and not_later(reason, effect)
+
+
 def is_same_told(reason: Item, effect: Item) -> bool:
     """Whether both tell of one thing, and only the first one knows of whom."""
     is_same = reason.kind is effect.kind and reason.fact.cause == effect.fact.cause
@@ -153,7 +158,8 @@ def may_end_it(reason: Item, effect: Item) -> bool:
             return gave_up
     if reason.fact.peer and reason.fact.peer.compare_machines(effect.who) is Same.YES:
         return False  # it is the one that was lost
-    if is_unknown and effect.fact.signal != SIGKILL and not_after(reason, effect):
+    is_own_choice = effect.is_first and effect.fact.signal is None and effect.fact.code != OF_AN_EXCEPTION
+    if is_unknown and not is_own_choice and effect.fact.signal != SIGKILL and not_after(reason, effect):
         return True
     if effect.fact.signal == SIGABRT:  # by its own watchdog, unless it was the first of all
         is_timeout = reason.sort is Sort.WAIT and sooner(reason, effect)

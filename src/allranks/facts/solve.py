@@ -91,7 +91,7 @@ class _Between:
         weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real)
         for item in self._open(Sort.ABSENT):
             if not self._by_machine(item, FactKind.NODE_LOST, FactKind.LINK_FAULT):
-                self._possibly(item, (broken, not_later), (hints, rules.may_prevent))
+                self._possibly(item, (broken, not_later), (weak, rules.keeps_away), (hints, rules.may_prevent))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(Sort.LOSS, Sort.WAIT, Sort.GONE, Sort.ORDER):
             if any(cause.sort is Sort.BREAK for cause in item.causes):
@@ -162,16 +162,17 @@ class _Between:
         scheduled = Pool(item for item in self._of(Sort.BREAK) if _is_schedulers(item))
         weak = Pool(item for item in self._open(Sort.BREAK) if item.is_weak and not item.is_doubted)
         first = Pool(ends)
-        for item in ends:
+        for item in sorted(ends, key=lambda end: (not end.is_first, end.when.clock, end.when.earliest_s or 0.0)):
             links = (FactKind.LINK_FAULT,) if item.fact.signal == SIGABRT else ()  # what it lost, it told elsewhere
             if self._by_machine(item, FactKind.NODE_LOST, FactKind.DEVICE_FAULT, FactKind.ENDED, *links):
                 continue
             own = words.find(item, rules.may_be_its_own) or weak.find(item, rules.may_be_its_own)
             if own is not None:
+                is_taken = own.is_first and bool(own.blamed) and not self._is_repeated(own)
                 own.explain(item, is_named=False)
                 date(own, item)
                 if not own.who or (own.who.is_node and item.is_first):  # it names no process, but its end is known
-                    own.blamed = (*own.blamed, item.who)
+                    own.blamed = own.blamed if is_taken else (*own.blamed, item.who)
                 continue
             there = [*self._on_machine.get(item.who.node, ()), *self._on_machine.get(item.who.pod, ())]
             child = next((reason for reason in there[: 4 * FEW] if rules.may_be_its_parent(reason, item)), None)
@@ -181,6 +182,11 @@ class _Between:
                 continue
             self._possibly(item, (scheduled, rules.not_after), (broken, rules.ends_others), (first, rules.ends_others),
                            (lost, rules.may_end_it))  # fmt: skip
+
+    def _is_repeated(self, told: Item) -> bool:
+        """Whether several processes may have said it: their lines are the same."""
+        same = [item for item in self._of(told.sort) if item.is_like(told) and item.fact.told == told.fact.told]
+        return len(same) > 1
 
     def _by_machine(self, effect: Item, *kinds: FactKind) -> bool:
         """Explain it by what happened to its machine, or by the link of the peer that it names."""

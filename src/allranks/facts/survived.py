@@ -42,6 +42,7 @@ class _Later:
             self._add((_JOB if is_jobs else item.process, interface), item)
             if item.kind is not FactKind.RECOVERED:
                 self._add("anybody", item)
+                self._add(("on", item.who.node), item)
             elif item.who.node is not None:
                 for port in {(item.who.node, interface), (item.who.node, "any")}:
                     self._add(port, item)
@@ -63,6 +64,14 @@ class _Later:
         """Whether it certainly lived later than the item."""
         later_s = self._times.get((whose, item.when.clock))
         return later_s is not None and item.when.latest_s is not None and later_s - item.when.latest_s > gap_s
+
+    def is_dated(self, whose: Hashable, item: Item) -> bool:
+        """Whether it says on the item's clock when it lived."""
+        return (whose, item.when.clock) in self._times
+
+    def is_in_file(self, whose: Hashable, item: Item) -> bool:
+        """Whether the item's file, whose lines have an order, says that it lived."""
+        return item.place is not None and (whose, item.place.source) in self._lines
 
     def is_by_line(self, whose: Hashable, item: Item) -> bool:
         """Whether it lived in a later line of the item's file."""
@@ -98,11 +107,15 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         is_later |= not may_be_buffered and any(later.is_by_line(whose, item) for whose in own)
         if item.kind is FactKind.LINK_FAULT and item.who.is_node:  # its kernel's word for what NCCL saw recover
             for port in ((item.who.node, item.fact.interface or "any"), (item.who.node, None)):
-                is_later |= later.is_by_time(port, item) or (not item.when.clock and port in later.recovered)
+                is_later |= later.is_by_time(port, item) or later.is_by_line(port, item)
+                is_later |= not item.when.clock and port in later.recovered and not later.is_in_file(port, item)
         may_be_caught = not item.fact.is_generic and not item.fact.is_fatal
         is_all_ranks = may_be_caught and item.kind is not FactKind.DEVICE_FAULT
         is_all_ranks &= not may_be_buffered and not is_its_last
-        is_later |= is_all_ranks and later.is_by_time("anybody", item, GOES_ON_S)
+        # Clocks of nodes differ: of a link, the steps of its own machine tell.
+        by_own = ("on", item.who.node) if item.kind is FactKind.LINK_FAULT and item.who.node else "anybody"
+        whose = by_own if later.is_dated(by_own, item) else "anybody"
+        is_later |= is_all_ranks and later.is_by_time(whose, item, GOES_ON_S)
         if is_later:
             survived.add(item)
         elif is_raised and may_be_caught and item.fact.said is not Said.INFERRED:  # that is why they wait

@@ -25,6 +25,7 @@ from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.log_events import Logs
 from allranks.why.logs.sources import list_jobs
 from allranks.why.naming import name_somebody
+from allranks.why.other_jobs import leave_out_other_jobs
 from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals
 from allranks.why.readings.dials import read_dials
@@ -75,6 +76,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 
 def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     """Return what happened, and what followed from what; dumps are those of the flight recorder beside the logs."""
+    logs = leave_out_other_jobs(logs)
     reader = FactReader(logs, meet(logs, [end.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
@@ -87,6 +89,9 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     notes = [told] if (told := tell_chain(story)) else []
     if len(jobs) > 1:
         notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
+    if found and found[0].confidence is Confidence.CERTAIN and reader.attempts.may_be_more:
+        found[0] = replace(found[0], confidence=Confidence.LIKELY)
+        notes.append("steps begin again below the end of a process: these may be logs of several starts")
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     return Explanation([*conclude_silence(logs, reader.people, found), *found], story)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 import signal
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,21 +19,27 @@ from msgspec.structs import replace
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause, Sign, Trait
-from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Place, Said, When, Who
+from allranks.facts.fact import NEVER_SAID, NOBODY, START, Fact, FactKind, Place, Said, When, Who
 from allranks.model.finding import Confidence
+from allranks.why.attempts import Attempts
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.other_jobs import find_unowned
 from allranks.why.people import People, named, own_rank, peer_of
 from allranks.why.times import Times
 
-RESTART = re.compile(r"(?:\d+/\d+ attempts left; +)?will restart worker group|restart_count=[1-9]\d*")
-"""How torchrun's agent tells that it starts its workers again."""
-ANEW = "elastic-no-resume"
 _GOES_ON = re.compile(r"(?i)\b(?:retrying|skipping|will retry|ignoring it)\b")
 """An error whose own line says that its process goes on."""
+_BEGINS = re.compile(r"NCCL (?:error|communicator)|ncclUniqueId")
+_GOES_ON_BELOW = tuple(map(re.compile, ("nccl[A-Z][A-Za-z]{2,30}: ", "Last error:", r"(?!\[|\w{1,40}: error)")))
+"""How the lines below torch's report of an error of NCCL begin: its name, an announcement, and NCCL's own words."""
+_OF_AGENTS = "static_tcp_rendezvous"
+CLIENTS = " clients joined"
+"""Which the store's host counts: rank 0."""
 MAX_ALIKE = 8
 """Number of facts of one sign that are kept of one writer in one file."""
 _SUFFERED = frozenset((FactKind.PEER_LOST, FactKind.STORE_GONE))
+_FATAL = frozenset((FactKind.RAISED, FactKind.STORE_GONE))
 _COMES_AND_GOES = frozenset((FactKind.LINK_FAULT, FactKind.RECOVERED))
 MAX_INFERRED = 64
 """Number of processes of one inference that get a fact of their own."""
@@ -52,21 +57,15 @@ class FactReader:
         self.logs, self.people = logs, people
         self.times = Times(logs)
         self._exceptions = {event.line.at for event in logs.of("exception")}
-        self._begun: defaultdict[str, list[int]] = defaultdict(list)
-        self._starts: list[When] = []
-        """The earliest that is known of each further start of the job."""
-        left: dict[str, str] = {}
-        begun: set[str] = set()
-        for event in logs.of("begun", ANEW):
-            source = event.line.source.shown
-            again = RESTART.search(event.line.text)
-            is_first = event.kind == "begun" and source not in begun
-            begun.add(source)
-            if not is_first and (event.kind == "begun" or (again and left.get(source) != again[0])):
-                self._begun[source].append(event.line.number)  # each node's agent tells it
-                self._note_start(event.line)
-            if again:
-                left[source] = again[0]
+        self._unowned = find_unowned(logs)
+        frames = [event for event in logs.of("frame") if _OF_AGENTS in event.values["file"]]
+        self.agents_meet = {frame.line.source.shown for frame in frames}
+        """Files in which the store's clients are torchrun's agents, one a node."""
+        self.attempts = Attempts(logs, self.times)
+        self.attempt_of = self.attempts.attempt_of
+        self._headers = {
+            event.line.at: event.line for event in logs.events if event.sign and _BEGINS.search(event.line.text)
+        }
 
     def state(self, kind: FactKind, line: Line, *, more: Iterable[Line] = (), **about: Any) -> Fact:
         """Return a fact that a line states, and `more` of them; its writer is `who`, unless `about` has another."""
@@ -129,22 +128,6 @@ class FactReader:
             return NEVER_SAID
         return When(None, min(when.latest_s or 0.0 for when in whens), clocks.pop())
 
-    def _note_start(self, line: Line) -> None:
-        attempt, when = len(self._begun[line.source.shown]) - 1, self.times.of(line)
-        if attempt == len(self._starts):
-            self._starts.append(when)
-        elif attempt < len(self._starts) and when.is_before(self._starts[attempt]):
-            self._starts[attempt] = when
-
-    def attempt_of(self, line: Line) -> int:
-        """Return in which start of the job a line was written; where its file tells of none, the last that may be."""
-        if line.source.attempt is not None:
-            return line.source.attempt
-        if self._starts and line.source.shown not in self._begun:
-            when = self.times.of(line)
-            return sum(not when.is_before(start) for start in self._starts)
-        return bisect_right(self._begun.get(line.source.shown, ()), line.number)
-
     def read(self) -> Iterator[Fact]:
         """Return the facts of all lines that match a sign; of equal ones of one writer, the first (and the last)."""
         alike: defaultdict[tuple[object, ...], list[LogEvent]] = defaultdict(list)
@@ -190,6 +173,9 @@ class FactReader:
         names, things = named(event)
         if said is Said.SELF and "rank" in event.values and own_rank(event) is None:
             names = [who for name in names if (who := replace(name, rank=None))]
+        if event.line.at in self._unowned and not names and confidence is Confidence.CERTAIN:  # perhaps another job's
+            confidence = Confidence.LIKELY
+        is_start = kind is FactKind.MISSING and Trait.ALL_MEET in event.traits
         ending = read_ending(event.sign, event.values)
         about: dict[str, Any] = {
             "said": said,
@@ -197,7 +183,7 @@ class FactReader:
             "confidence": confidence,
             "peer": peer,
             "group": event.values.get("group"),
-            "seq": event.number("seq"),
+            "seq": START if is_start else event.number("seq"),
             "op": event.values.get("op"),
             "numel": event.number("numel"),
             "code": ending.code,
@@ -206,7 +192,7 @@ class FactReader:
             "told": tell(event.cause, event.values),
             "things": things,
             "interface": event.values.get("interface"),
-            "is_fatal": kind is FactKind.RAISED and not goes_on and is_raised,
+            "is_fatal": kind in _FATAL and not goes_on and is_raised,
         }
         if kind in _SUFFERED:  # whom it names is whom its writer lost
             about["peer"] = about["peer"] or (self.people.know(names[0]) if names else NOBODY)
@@ -220,8 +206,15 @@ class FactReader:
     def speaker_of(self, line: Line) -> Who:
         """Return the writer of a line of a worker; if the line does not tell, whom its parent announced before it."""
         speaker = self.people.speaker(line)
-        if speaker.rank is None and speaker.local_rank is None and (announced := self.people.announced(line)):
-            return self.people.know(announced)
+        if speaker.rank is not None or speaker.local_rank is not None:
+            return speaker
+        for distance, begins in enumerate(_GOES_ON_BELOW, start=1):  # torch writes an error of NCCL as several lines
+            above = self._headers.get((line.source.shown, line.number - distance))
+            if above is not None and begins.match(line.text):
+                return self.people.speaker(above) | speaker
+        counts = CLIENTS in line.text and line.source.shown not in self.agents_meet
+        if (announced := self.people.announced(line)) or counts:
+            return self.people.know(announced or Who(rank=0))
         return speaker
 
     def _who(self, line: Line, said: Said, names: Sequence[Who]) -> list[Who]:

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import NOBODY, Who
+from allranks.why.file_ranks import read_file_ranks
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 
@@ -50,6 +51,8 @@ class People:
     """By source: from that line on, another process's error follows, announced by mp.spawn or Ray. True: it called."""
     node_of_file: dict[str, str] = field(default_factory=dict)
     """Of files that are named after a node which lines name."""
+    rank_of_file: dict[str, int] = field(default_factory=dict)
+    """Of files whose names have only a number."""
     aliases: dict[str, str] = field(default_factory=dict)
     """A node's name in paths -> its name in the lines of those files."""
     found: dict[tuple[object, ...], Who] = field(default_factory=dict)
@@ -91,7 +94,7 @@ class People:
         if (found := self._speakers.get(key)) is None:
             found = self._speakers[key] = self._know(
                 Who(
-                    rank=None if line.is_of_task and self.are_tasks_agents else line.rank,
+                    rank=self._rank_of(line),
                     node=None if line.is_of_pod else self.node_of(line),
                     local_rank=line.local_rank,
                     pid=line.pid,
@@ -99,6 +102,11 @@ class People:
                 )
             )
         return found
+
+    def _rank_of(self, line: Line) -> int | None:
+        if line.is_of_task and self.are_tasks_agents:
+            return None
+        return self.rank_of_file.get(line.source.shown) if line.rank is None else line.rank
 
     def node_of(self, line: Line) -> str | None:
         """Return the node on which a line was written; if nothing else tells, a file may have a node's name."""
@@ -198,9 +206,22 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         for word in _PATH_WORD.findall(tail.source.shown)
         if word in nodes
     }
+    if not people.are_tasks_agents:
+        people.rank_of_file = _find_file_ranks(logs, people.world)
     people.files = max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0)
     people.found = _index(named)
     return people
+
+
+def _find_file_ranks(logs: Logs, world: int | None) -> dict[str, int]:
+    said: dict[str, set[int]] = {
+        tail.source.shown: set() for tail in logs.tails if (tail.source.rank, tail.source.local_rank) == (None, None)
+    }
+    lines = [event.line for event in logs.events]
+    for line in (*lines, *(line for tail in logs.tails for line in tail.lines)):
+        if line.rank is not None and (ranks := said.get(line.source.shown)) is not None:
+            ranks.add(line.rank)
+    return read_file_ranks(said, world)
 
 
 def _index(named: Sequence[Who]) -> dict[tuple[object, ...], Who]:

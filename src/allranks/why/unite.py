@@ -46,7 +46,7 @@ def unite(facts: Iterable[Fact]) -> list[Fact]:
     by_process: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
     for fact in ends:
         by_process[_key(fact)].append(fact)
-    return _doubt_strangers(_give_names([*others, *(_join(same) for same in by_process.values())]))
+    return _give_names(_doubt_strangers([*others, *(_join(same) for same in by_process.values())]))
 
 
 def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
@@ -62,7 +62,7 @@ def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
                 failed[machine].append(fact.when)
     found = []
     for fact in facts:
-        is_stranger = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.who.pid is not None
+        is_stranger = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.signal == SIGKILL
         if is_stranger and fact.who.rank is None and fact.who.local_rank is None:
             near = [*failed.get(fact.who.node, ()), *failed.get(fact.who.pod, ())]
             fact = replace(fact, confidence=_judge_stranger(fact, near))

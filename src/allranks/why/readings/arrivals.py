@@ -10,16 +10,17 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allranks.causes.cause import Trait
-from allranks.facts.fact import Fact, FactKind, Who
+from allranks.facts.fact import START, Fact, FactKind, Who
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
-from allranks.why.facts_of_lines import FactReader
+from allranks.why.facts_of_lines import CLIENTS, FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.people import MAX_RANKS, missing_of
 
 _MISSING = "missing-rank"
 _WRONG_RANKS = "slurm-env"
+LEAST_REPORTERS = 2
 FEW_RANKS = 16
 """Up to this number, ranks are listed one by one."""
 
@@ -29,14 +30,21 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     logs = reader.logs
     reports = [event for event in logs.of(_MISSING) if event.number("wanted")]
     waiting = [event for event in reports if event.number("rank") is not None]
-    yield from _absent(reader, [event for event in reports if event not in waiting])
+    counts = [event for event in reports if event.number("rank") is None]
+    of_agents = [event for event in counts if event.line.source.shown in reader.agents_meet]  # those count nodes
+    counts = [event for event in counts if event not in of_agents]
+    yield from _absent_agents(reader, of_agents)
+    yield from _absent(reader, counts)
+    yield from _host(reader)
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
     if barrier:
         wanted = max(event.number("wanted") or 0 for event in barrier)
         keys = {event.values.get("key") for event in barrier}
         came = [*waiting, *(event for event in logs.of("added-key") if event.values["key"] in keys)]
         here = {rank for event in came if (rank := event.number("rank")) is not None}
-        present = max(event.number("present") or 0 for event in barrier)
+        # The store's host does not come to the barrier before all clients have joined.
+        here |= {rank for event in counts if (rank := reader.speaker_of(event.line).rank) is not None}
+        present = max(event.number("present") or 0 for event in (*barrier, *counts))
         missing = missing_of(here, wanted) if wanted <= MAX_RANKS else ()
         if missing and len(missing) <= max(wanted - present, 1):
             yield from _missing(
@@ -74,30 +82,67 @@ def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
     """
     for event in counts[:1]:
         present, wanted = event.number("present") or 0, event.number("wanted") or 0
-        joined, speaker = f"{present} of {wanted} ranks joined", reader.people.speaker
-        told = [other for other in reader.logs.of(Trait.AT_THE_MEETING) if _is_sure(other)]
-        outside = {speaker(other.line): other.line for other in told if other.line != event.line}
+        joined, speaker = f"{present} of {wanted} ranks joined", reader.speaker_of
+        outside = {speaker(other.line): other.line for other in _unreached(reader) if other.line != event.line}
         outside.pop(speaker(event.line), None)
         named = [who for who in outside if who.rank is not None or who.local_rank is not None]
-        lines = [other.line for other in reader.logs.events]
-        lines += [line for tail in reader.logs.tails for line in tail.lines]
-        heard = {rank for line in lines if (rank := speaker(line).rank) is not None}
-        silent = missing_of(heard, min(wanted, MAX_RANKS))
+        here = {other.number("rank") for other in reader.logs.of("sets-up")}
+        here |= {speaker(other.line).rank for other in reader.logs.of(_MISSING) if _is_sure(other)}
+        away = missing_of({rank for rank in here if rank is not None}, min(wanted, MAX_RANKS))
+        silent = missing_of({rank for rank in here | _heard(reader) if rank is not None}, min(wanted, MAX_RANKS))
         if 0 < len(named) <= wanted - present:
             more = [outside[who] for who in named[:2]]
             told_by = f"{_tell(named)} could not connect to the store; {joined}"
             yield from _missing(reader, (event.line, *more), told_by, who=named)
+        elif 0 < len(away) == wanted - present and away != silent:
+            told_by = f"{fold_ranks(away)} did not come; {joined}"
+            yield from _missing(reader, (event.line,), told_by, ranks=away, ask=f"the log of {fold_ranks(away)}")
         elif 0 < len(silent) == wanted - present:
             told_by = f"{fold_ranks(silent)} wrote nothing; {joined}"
             yield from _missing(reader, (event.line,), told_by, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
-        elif present == 1 and "clients joined" in event.line.text and 1 < wanted <= FEW_RANKS:
+        elif present == 1 and CLIENTS in event.line.text and 1 < wanted <= FEW_RANKS:
             others = fold_ranks(range(1, wanted))
             told_by = f"{others} did not reach the store of rank 0"
             yield from _missing(reader, (event.line,), told_by, ranks=range(1, wanted), ask=f"the log of {others}")
 
 
+def _absent_agents(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
+    """The nodes, by torchrun's --node-rank, that are absent if only the first one's agent came."""
+    for event in counts[:1]:
+        wanted = event.number("wanted") or 0
+        if event.number("present") == 1 and 1 < wanted <= FEW_RANKS:
+            told = f"1 of {wanted} agents came: node {fold_ranks(range(1, wanted))} did not reach that of node rank 0"
+            things = tuple(f"node rank {rank}" for rank in range(1, wanted))
+            yield from _missing(reader, (event.line,), told, things=things, ask="the logs of the other agents")
+
+
+def _host(reader: FactReader) -> Iterator[Fact]:
+    """Rank 0, which hosts the store, if it wrote nothing and all others say that they do not reach the store."""
+    told = {reader.speaker_of(event.line).rank: event for event in _unreached(reader)}
+    ranks = _heard(reader) if told else set()
+    if 0 in ranks or len(ranks) < LEAST_REPORTERS or ranks != told.keys() - {None}:
+        return
+    cause = next(iter(told.values())).kind
+    told_by = f"rank 0, which hosts the store, wrote nothing; {fold_ranks(ranks)} did not reach it"
+    lines = [event.line for event in told.values()][:3]
+    yield from reader.infer(FactKind.MISSING, cause, lines, told_by, ranks=(0,), seq=START, ask="the log of rank 0")
+
+
+def _heard(reader: FactReader) -> set[int]:
+    """Return the ranks that wrote anything."""
+    lines = [event.line for event in reader.logs.events]
+    lines += [line for tail in reader.logs.tails for line in tail.lines]
+    return {rank for line in lines if (rank := reader.speaker_of(line).rank) is not None}
+
+
+def _unreached(reader: FactReader) -> list[LogEvent]:
+    """Return the lines that say that their writer never reached the store."""
+    told = [event for event in reader.logs.of(Trait.AT_THE_MEETING) if _is_sure(event)]
+    return [event for event in told if Trait.FOLLOWS_A_DEATH not in event.traits]
+
+
 def _missing(reader: FactReader, lines: Sequence[Line], told: str, **about: Any) -> Iterator[Fact]:
-    return reader.infer(FactKind.MISSING, _MISSING, lines, told, **about)
+    return reader.infer(FactKind.MISSING, _MISSING, lines, told, seq=START, **about)
 
 
 def _is_sure(event: LogEvent) -> bool:

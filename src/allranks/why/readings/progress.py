@@ -5,36 +5,22 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, Fact, FactKind
-from allranks.why.facts_of_lines import ANEW, RESTART, FactReader
+from allranks.why.attempts import ANEW, RESTART
+from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
+from allranks.why.step_lines import NUMBER, SLURM, is_step
 
 STOPPED_S = 30.0
 """A rank's last line must be this much older than all others': writers buffer some seconds."""
-SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=|error: \*\*\* (?:JOB|STEP) \d")
-"""Its steps are no training steps."""
-_TRAINS = re.compile(
-    r"(?i)\d(?:it/s|s/it)|\bloss\b['\":=\s]{1,4}-?\d|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d"
-)
-_TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
-"""One of these is in each of them: to look for words takes a fifth of the time."""
-_STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
 _WELL = frozenset((None, FactKind.STEP, FactKind.FINISHED, FactKind.RECOVERED))
 _LEAST = 3
 """Minimum number of ranks with steps: of two, one is always behind."""
-
-
-@lru_cache(maxsize=4096)
-def is_step(text: str) -> bool:
-    """Whether a line reports a step of the training. Cached: thousands of ranks end alike."""
-    words = text.lower()
-    return any(word in words for word in _TRAINS_WORDS) and _TRAINS.search(text) is not None
 
 
 def read_steps(reader: FactReader) -> Iterator[Fact]:
@@ -71,7 +57,7 @@ def find_laggard(logs: Logs, people: People) -> tuple[int | str, str, Line] | No
     times: dict[int | str, tuple[float, Line]] = {}
     for who, own in by_rank.items():
         for said in own:
-            for match in _STEP.finditer(said.text) if _may_tell_step(said.text) else ():
+            for match in NUMBER.finditer(said.text) if _may_tell_step(said.text) else ():
                 steps[who] = int(match[1]), said
             if said.time is not None and said.time >= times.get(who, (said.time, said))[0]:
                 times[who] = said.time, said

@@ -18,7 +18,7 @@ from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
 from allranks.why.readings.arrivals import read_members
-from allranks.why.readings.progress import SLURM, is_step
+from allranks.why.step_lines import SLURM, is_step
 
 LAST_LINES = 5
 LONG_S = 1200.0
