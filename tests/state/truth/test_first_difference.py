@@ -104,6 +104,30 @@ def test_operations_are_aligned_after_some_of_one_run_alone() -> None:
     assert [one for one, _ in align(b, [op("q")])] == b
 
 
+BLOCK = ["norm", "mm", "mm", "mm", "sdpa", "mm", "add", "norm", "mm", "gelu", "mm", "add"]
+
+
+def layers(copied: set[int], wrong: int | None = None) -> list[Op]:
+    """A model of 24 equal layers; some begin with a copy, and from one on all results are others."""
+    ops, number = list[Op](), 0
+    for layer in range(24):
+        value = OpValue("float32[4]", number)
+        ops += [Op("clone", f"layer {layer}", "", (value,), (value,))] * (layer in copied)
+        for place, name in enumerate(BLOCK):
+            made = 1000 * layer + 10 * place + (wrong is not None and (layer, place) >= (wrong, 2))
+            ops.append(Op(name, f"layer {layer}", "", (OpValue("float32[4]", number),), (OpValue("float32[4]", made),)))
+            number = made
+    return ops
+
+
+@pytest.mark.parametrize("copied", [{3}, {3, 10}, {3, 5}, {*range(24)}, {*range(10)}, {0, 1, 2, 12}])
+def test_equal_layers_are_aligned_although_some_do_more(copied: set[int]) -> None:
+    difference = find_first({0: layers(set())}, {0: layers(copied, wrong=20)})
+    assert difference is not None
+    assert difference.a is not None
+    assert (difference.kind, difference.a.line) == (DifferenceKind.OUTPUT, "layer 20")
+
+
 def test_a_step_is_read_as_it_was_written(tmp_path) -> None:
     path = tmp_path / "rank_00000"
     path.write_bytes(encode_ops([op("mm", "xw", "y", generator="7", settings="alpha=2"), STEP[0]], 3))

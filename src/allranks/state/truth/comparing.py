@@ -54,7 +54,8 @@ FIRST_CHECKS = 4
 """At each boundary: so many are needed to learn what changes."""
 RECORD_S = 0.001
 """Of a check: what its row in the record takes (state.truth.trace)."""
-MOST_EXPONENT = 20
+MOST_EXPONENT, MOST_MORE = 20, 3
+"""Of k; and how much it grows from one check to the next: the first may have waited for what a GPU still did."""
 _LEAST = -(1 << 63)
 """No word of this rank: the largest of all is another one's."""
 
@@ -175,7 +176,8 @@ class Comparing:
             now_s = time.monotonic()
             if self._last is not None and step > self._last[0]:
                 step_s = (now_s - self._last[1] - self._check_s) / (step - self._last[0])
-                self._proposed = choose_exponent(self._check_s + RECORD_S, step_s)
+                wanted = choose_exponent(self._check_s + RECORD_S, step_s)
+                self._proposed = min(wanted, self._exponent + MOST_MORE)
         self._last = step, time.monotonic()
         return True
 

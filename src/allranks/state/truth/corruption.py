@@ -97,9 +97,10 @@ def describe_gradients(
         step: so many are done.
         reports: of all ranks.
     """
-    one, other = told[ranks[0]], told[(*right, *ranks[1:])[0]]
+    one = told[ranks[0]]
+    other = next(told[rank] for rank in (*right, *ranks[1:]) if told[rank] != one)
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-    what = f"{fold_ranks(ranks)} computed different gradients, and no third rank tells which are wrong,"
+    what = f"{fold_ranks(ranks)} computed different gradients, and no majority tells which are wrong,"
     if right:
         place = place_of(reports[ranks[0]])
         what = f"{fold_ranks(ranks)} on {place} computed other gradients than {fold_ranks(right)}"

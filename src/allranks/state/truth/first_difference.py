@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import SequenceMatcher
 from enum import StrEnum
 from itertools import zip_longest
 
@@ -23,7 +22,9 @@ from allranks.state.truth.parting import say_ranks
 
 Pair = tuple[Op | None, Op | None]
 REACH = 400
-"""How many operations are looked at where one run does others, to find where both go on alike."""
+"""How many operations may be in one run alone, before both go on alike."""
+_ALIKE = 2
+"""So many alike in a row mean that both go on alike: the nearest place, since layers repeat each other."""
 
 
 class DifferenceKind(StrEnum):
@@ -152,11 +153,21 @@ def align(a: Sequence[Op], b: Sequence[Op]) -> Iterator[Pair]:
     while i < len(a) and j < len(b):
         more = less = 1
         if a[i].name != b[j].name:
-            names = [[op.name for op in own] for own in (a[i : i + REACH], b[j : j + REACH])]
-            _, _, more, _, less = SequenceMatcher(a=names[0], b=names[1], autojunk=False).get_opcodes()[0]
+            more, less = _find_again(a, b, i, j)
         yield from zip_longest(a[i : i + more], b[j : j + less])
         i, j = i + more, j + less
     yield from zip_longest(a[i:], b[j:])
+
+
+def _find_again(a: Sequence[Op], b: Sequence[Op], i: int, j: int) -> tuple[int, int]:
+    """Return after how many more operations of each both go on alike; all the rest of both, if they do not."""
+    names = [op.name for op in a[i : i + REACH + _ALIKE]], [op.name for op in b[j : j + REACH + _ALIKE]]
+    for skipped in range(1, 2 * REACH):
+        for more in range(max(0, skipped - REACH), min(skipped, REACH) + 1):
+            rows = names[0][more : more + _ALIKE], names[1][skipped - more : skipped - more + _ALIKE]
+            if rows[0] and rows[0] == rows[1]:
+                return more, skipped - more
+    return len(a) - i, len(b) - j
 
 
 def _differing(one: Sequence[OpValue], two: Sequence[OpValue]) -> set[int]:

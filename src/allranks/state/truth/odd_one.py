@@ -145,6 +145,18 @@ def find_outvoted(values: Mapping[int, int | None]) -> set[int]:
     return set()
 
 
+def find_alike(values: Mapping[int, int]) -> list[int]:
+    """Return the ranks whose number most have, at least two; none where another number has as many.
+
+    >>> [find_alike(dict(enumerate(text))) for text in ("aab", "abac", "aabb", "abc")]
+    [[0, 1], [0, 2], [], []]
+    """
+    (value, votes), *others = Counter(values.values()).most_common(2)
+    if votes < 2 or (others and others[0][1] == votes):
+        return []
+    return [rank for rank, own in values.items() if own == value]
+
+
 def teams_of(groups: Sequence[Sequence[int]], turn: int) -> list[tuple[int, ...]]:
     """Return teams of three to five ranks, or of two where a group has no more; each turn they begin one rank later.
 

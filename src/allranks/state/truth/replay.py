@@ -9,7 +9,7 @@ all of them are equal. So every N steps, before the step:
 2  all of them run f on a copy of them without synchronization, and put everything back     (state.truth.replay_run)
 3  all ranks tell one number of their gradients each                                        (all_gather_object)
 4  where a team differs, the replicas are compared first: other weights give other gradients
-5  whoever is outvoted by the rest of the team is named; all ranks raise the same words
+5  most of those that computed the same are right, and one of the others is named; all ranks raise the same words
 
 Nobody is named before all teams have agreed in two replays: a function may depend on its rank.
 Before the first step of a process each rank tries f out, on its own batch. Each wait ends with the timeout of the
@@ -30,9 +30,10 @@ from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import describe_gradients
 from allranks.state.truth.fingerprint import hash_text
-from allranks.state.truth.odd_one import ReplicaReport, find_outvoted, groups_of, teams_of
+from allranks.state.truth.odd_one import ReplicaReport, find_alike, groups_of, teams_of
 from allranks.state.truth.replay_run import Attribute, Replayed, check, pack, run, try_out
 
+NOBODY_ALIKE = "no two ranks have the same hardware, torch and number of threads"
 PROVEN = 2
 """Replays in which all teams agreed, before anybody is named: teams of the second one join those of the first."""
 
@@ -111,7 +112,7 @@ class Replay:
             where = "" if len(refused) == len(told) else f"on rank {refused[0]} "
             raise as_raised(UsageError(f"track(replay=): {where}{told[refused[0]].removeprefix('track(replay=): ')}"))
         if not self._groups:
-            self._end("no two ranks have the same hardware, torch and number of threads")
+            self._end(NOBODY_ALIKE)
 
     def _repeat(self, step: int, batch: Any) -> None:
         assert self._groups is not None
@@ -132,6 +133,8 @@ class Replay:
         self._groups = groups_of(reports)
         if why := self._comparing.why_apart([*self._parts.parameters()]):
             self._end(why)
+        elif not self._groups:
+            self._end(NOBODY_ALIKE)
         elif self._groups != groups:  # that is the reason
             self._num_equal = 0
         elif len(self._comparing.healed) > num_healed:  # or that
@@ -147,14 +150,14 @@ class Replay:
 
     def _judge(self, step: int, told: Mapping[int, Mapping[str, int]], reports: Sequence[ReplicaReport]) -> None:
         """Name who computed wrongly in a team, given the numbers of its gradients; the first rank's batch it was."""
-        odd = find_outvoted({rank: _as_one(numbers) for rank, numbers in told.items()})
-        if not odd and len(told) > 2:
-            self._end(f"{fold_ranks(told)} computed different gradients at step {step}, and no majority the same: the "
-                      f"model is not deterministic")  # fmt: skip
+        values = {rank: _as_one(numbers) for rank, numbers in told.items()}
+        right = find_alike(values)
+        if len({*values.values()}) == len(told) > 2:
+            self._end(f"{fold_ranks(told)} computed different gradients at step {step}: the model is not deterministic")
             return
-        ranks = [min(odd)] if odd else sorted(told)
-        what = describe_gradients(told, ranks, [rank for rank in told if odd and rank not in odd], step, reports)
-        raise self._comparing.accuse("AR611", what, ranks, reports, is_decided=bool(odd))
+        ranks = [min(values.keys() - right)] if right else sorted(told)
+        what = describe_gradients(told, ranks, right, step, reports)
+        raise self._comparing.accuse("AR611", what, ranks, reports, is_decided=bool(right))
 
     def _compute(self, team: Sequence[int], batch: Any) -> tuple[dict[str, int], Exception | None]:
         """Return the numbers of the gradients of the batch of the team's first rank; none if it cannot be sent."""

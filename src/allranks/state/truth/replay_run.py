@@ -190,7 +190,7 @@ def try_out(
             run(function, parcel, parts, synchronization)
     if watching.found:
         return (
-            f"it talks to other ranks ({watching.found}), and only two of them repeat a step; track the module as "
+            f"it talks to other ranks ({watching.found}), and only some of them repeat a step; track the module as "
             f"s.ddp() returned it, and leave other collectives out"
         )
     before, outside = _weights(parts), _parameters_outside(parts)
