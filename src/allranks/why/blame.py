@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause, Trait
-from allranks.facts.fact import Fact, FactKind, Place, Said
+from allranks.facts.fact import Fact, FactKind, Place, Said, Same, Who
 from allranks.facts.solve import solve
 from allranks.facts.story import Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
@@ -171,14 +171,14 @@ def _of_roots(
     """Return the conclusion about the roots of one cause, the first one first; `others` broke by themselves, too."""
     first = same[0]
     cause = find_cause(first.fact.cause)
-    own = [fact for root in same if root.part is first.part for fact in root.facts]
+    like = [root for root in same if root.part is first.part or _is_more_of(first.fact.who, root.fact.who)]
+    own = [fact for root in like for fact in root.facts]
     if first.fact.said is Said.INFERRED:  # one inference about several processes
         own += [fact for fact in facts if fact.places == first.fact.places and fact.told == first.fact.told]
         own = list(dict.fromkeys(own))
     culprit = Culprit()
-    for root in same:
-        if root.part is first.part:
-            culprit |= _culprit_of(root)
+    for root in like:
+        culprit |= _culprit_of(root)
     for fact in own if first.fact.said is Said.INFERRED else ():
         culprit |= describe(fact.who) | Culprit(things=fact.things)
     effects = [edge.effect for edge in story.edges if edge.cause in own]
@@ -197,9 +197,14 @@ def _of_roots(
         evidence=_unlike(own),
         victims=victims,
         ask=first.fact.ask,
-        notes=tuple(_notes(first, cause, others)),
+        notes=tuple(_notes(first, cause, [root for root in others if root not in like])),
     )
     return name_somebody(conclusion, own, effects, reader.logs, reader.people)
+
+
+def _is_more_of(machine: Who, who: Who) -> bool:
+    """Whether a fault of a process tells more of what its machine was found to have."""
+    return machine.is_node and not who.is_node and machine.compare_machines(who) is Same.YES
 
 
 def _culprit_of(root: Root) -> Culprit:

@@ -42,7 +42,8 @@ def name_somebody(
         own = [fact for fact in explained if fact.who.rank is not None and _may_be_its(fact, facts)]
         if own and any(fact.kind in _OWN for fact in facts):
             first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
-            if first.is_first_observed or len({fact.who.rank for fact in own}) == 1:
+            alike = [fact for fact in explained if fact.kind is first.kind is FactKind.MISSING]  # wherever they are
+            if first.is_first_observed or len({fact.who.rank for fact in (*own, *alike)}) == 1:
                 own_pids = {f"process {fact.who.pid}" for fact in facts if fact.who.rank is None}  # of its child
                 culprit = replace(culprit, things=tuple(thing for thing in culprit.things if thing not in own_pids))
                 culprit |= describe(first.who, with_process=True)

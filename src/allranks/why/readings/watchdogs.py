@@ -58,19 +58,25 @@ def _sizes(report: LogEvent, reporters: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _read_groups(reports: Sequence[tuple[LogEvent, int]]) -> Mapping[str, Mapping[int, LogEvent]]:
-    """Return what the watchdogs report by process group and rank; the default group if they name none."""
+    """Return what the watchdogs report by process group and rank; the default group if they name none.
+
+    A line without its group is of the group that another line of its rank names for this number.
+    """
     failed = {rank for event, rank in reports if _FAILED in event.line.text}
     """They did not wait, and the number is of what had not completed."""
     said = [(event, rank) for event, rank in reports if rank not in failed]
-    group_of = {rank: event.values["group"] for event, rank in reversed(said) if event.values.get("group")}
-    named = {event.values["group"] for event, _ in said if event.values.get("group")}
+    of_calls = [(event, rank) for event, rank in said if event.number("seq") is not None or "op" in event.values]
+    with_group = [(event, rank) for event, rank in reversed(of_calls) if event.values.get("group")]
+    group_of = {rank: event.values["group"] for event, rank in with_group}
+    group_of_call = {(rank, event.number("seq")): event.values["group"] for event, rank in with_group}
+    named = {*group_of.values()}
     usual = named.pop() if len(named) == 1 else DEFAULT_GROUP
     groups: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
-    for event, rank in said:
-        if event.number("seq") is not None or "op" in event.values:
-            group = groups[event.values.get("group") or group_of.get(rank, usual)]
-            first = group.get(rank, event)
-            group[rank] = replace(first, values={**event.values, **first.values})
+    for event, rank in of_calls:
+        known = event.values.get("group") or group_of_call.get((rank, event.number("seq")))
+        group = groups[known or group_of.get(rank, usual)]
+        first = group.get(rank, event)
+        group[rank] = replace(first, values={**event.values, **first.values})
     return groups
 
 
