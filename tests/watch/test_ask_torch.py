@@ -194,7 +194,7 @@ def test_calls_are_told_by_the_server_that_a_thread_of_torch_s_waits_in(start: S
 
 def test_who_does_not_answer_or_answers_nonsense_costs_the_others_nothing(start: Start) -> None:
     good = start("serve", "answers", files={GLOO: dump_of(entry(3, "gloo:all_reduce"))})
-    kinds = {"hangs": SILENT, "huge": "more than 32 MiB", "no http": "220 mail.example.org ESMTP"}
+    kinds = {"hangs": SILENT, "huge": "more than 8 MiB", "no http": "220 mail.example.org ESMTP"}
     ranks = {kind: start("serve", kind) for kind in kinds}
     deep = b'{"entries":' + b"[" * 100_000
     garbage = [
@@ -251,9 +251,19 @@ def test_a_byte_in_nccl_s_pipe_makes_it_write_its_dump(start: Start, tmp_path: P
 
 
 def look_of(pid: int, carried: int, **more: Any) -> ProcessLook:
-    ends = {"own_address": "127.0.0.1", "own_port": 4000, "peer_address": "127.0.0.1", "peer_port": 4001}
-    socket = SocketSeen(**ends, acked_bytes=carried, received_bytes=0)
-    return ProcessLook(pid=pid, role=ProcessRole.WORKER, rank=0, sockets=(socket,), **more)
+    return ProcessLook(pid=pid, role=ProcessRole.WORKER, rank=0, sockets=(socket_of(4000, 4001, carried),), **more)
+
+
+def socket_of(own_port: int, peer_port: int, carried: int) -> SocketSeen:
+    ends = {"own_address": "127.0.0.1", "own_port": own_port, "peer_address": "127.0.0.1", "peer_port": peer_port}
+    return SocketSeen(**ends, acked_bytes=carried, received_bytes=0)
+
+
+def peer_of(look: ProcessLook) -> ProcessLook:
+    """A rank at the other end of its connection, that is stopped: nobody asks it."""
+    (own,) = look.sockets
+    socket = socket_of(own.peer_port, own.own_port, own.acked_bytes or 0)
+    return ProcessLook(pid=1 << 22, role=ProcessRole.WORKER, rank=1, sockets=(socket,), state=ProcessState.STOPPED)
 
 
 def test_ranks_are_asked_only_on_demand_and_while_they_stand_still_and_not_again_if_they_are_silent(
@@ -272,7 +282,7 @@ def test_ranks_are_asked_only_on_demand_and_while_they_stand_still_and_not_again
         told: dict[int, FlightSeen] = {}
         for tick in range(100):  # 20 s of the looks' clock
             look = look_of(process.pid, tick if moves else 0, **more)
-            told = dict(recorders[name].look([look], first_s + 0.2 * tick, store_port=29500))
+            told = dict(recorders[name].look([look, peer_of(look)], first_s + 0.2 * tick, store_port=29500))
             if recorders[name]._asked is not None:
                 recorders[name].close()
         return told

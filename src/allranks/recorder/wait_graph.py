@@ -149,17 +149,17 @@ def _mismatch(group: KnownGroup) -> Standstill | None:
         odd = {rank for rank, kind in kinds.items() if kind != usual}
         is_tie = next_most == most
         first, other = min(odd), min(ranks.keys() - odd)
-        one, two = next(
-            pair for pair in zip(ranks[first], ranks[other], strict=False) if kind(pair[:1]) != kind(pair[1:])
-        )
+        pairs = zip(ranks[first], ranks[other], strict=False)
+        one, two = next(pair for pair in pairs if kind(pair[:1]) != kind(pair[1:]))
         message = f"at collective {seq} of {group.shown} {fold_ranks(odd)} called {one}{one.at}, "
         message += f"{fold_ranks(ranks.keys() - odd)} {two}{two.at}"
         blamed, victims = (ranks, set[int]()) if is_tie else (odd, set(group.dumps) - odd)
         confidence = Confidence.LIKELY if has_other_sizes else Confidence.CERTAIN
         confidence = Confidence.UNDECIDED if is_tie or is_over else confidence
-        about = {"ranks": blamed, "victims": victims, "waiting": ranks, "confidence": confidence}
-        about["has_other_sizes"] = has_other_sizes
-        return _stop(group, StandstillKind.MISMATCH, seq, message, ((first, one), (other, two)), **about)
+        return _stop(
+            group, StandstillKind.MISMATCH, seq, message, ((first, one), (other, two)), ranks=blamed, victims=victims,
+            waiting=ranks, confidence=confidence, has_other_sizes=has_other_sizes,
+        )  # fmt: skip
     return None
 
 

@@ -363,7 +363,7 @@ def _is_users(path: str) -> bool:
 
 
 def _newest(numbered: list[tuple[int, _Entry]], keep: int) -> list[tuple[int, _Entry]]:
-    """Return the entries to keep, never a part of a batch: creating a call for each costs more than reading the file."""
+    """Return the entries to keep, no batch in part: creating a call for each costs more than reading the file."""
     if len(numbered) <= keep:
         return numbered
     first_open: dict[str, tuple[int, _Entry]] = {}
