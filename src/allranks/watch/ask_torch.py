@@ -65,8 +65,8 @@ NCCL, GLOO = "dump_nccl_trace_json", "fr_trace_json"
 SILENT = f"torch did not answer within {ANSWER_S:.0f} s"
 NOTHING_ON = "torch's worker server is not on, nor NCCL's dump pipe"
 NOBODY_ASKED = "torch was not asked, as something has moved between ranks all the time"
-_UNIX = re.compile(r"[0-9a-f]+:(?: [0-9A-F]+){5} +(\d+) (/.*)")
-"""A line of /proc/net/unix: its flags and state, the inode, and its path."""
+_UNIX = re.compile(r"[0-9a-f]+:(?: [0-9A-F]+){5} +(\d+) ([^@].*)")
+"""A line of /proc/net/unix: flags and state, the inode, and the path."""
 _ACCEPT = {"x86_64": ("43", "288"), "aarch64": ("202", "242")}
 """Numbers of accept(2) and accept4(2)."""
 _PEER = struct.Struct("=iII")

@@ -201,7 +201,8 @@ class RanksNow:
             ranks = list(stop.ranks) if stop.is_decided else []
             first = next((self.living[rank] for rank in (*stop.ranks, *stop.victims) if rank in self.living), None)
             if first is not None:
-                is_suspicion = stop.kind is StandstillKind.MISMATCH
+                # Of two numbers, a rank may be through the first: whom a broadcast does not hold up.
+                is_suspicion = stop.kind is StandstillKind.MISMATCH and len({call.seq for _, call in stop.calls}) == 1
                 text = f"{'mismatch suspected (likely), ' * is_suspicion}torch's flight recorder: {stop.message}"
                 about = {"cause": _CAUSES.get(stop.kind, "stuck-rank"), "is_suspicion": is_suspicion}
                 yield _state(text, ranks, first, self.still_s, **about)
