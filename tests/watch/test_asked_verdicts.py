@@ -207,6 +207,7 @@ def test_a_forged_size_of_the_job_or_rank_costs_neither_time_nor_memory() -> Non
     began_s = time.monotonic()
     job = Job(differ(group="0", members={}), world_size=1 << 40, rank1=stack("broadcast"))
     assert job.pass_by(12.0).exit_code == 1
+    assert job.opinion.limits == ("ranks 3-65535: no process was found",)
     flights: Sequence[FlightSeen] = [*differ(group="0", members={}).values()]
     Job(dict(zip((0, 1, (1 << 40) + 2), flights, strict=True))).pass_by(12.0)
     assert time.monotonic() - began_s < 30.0
