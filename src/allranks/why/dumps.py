@@ -214,7 +214,7 @@ def parse_dump(
     descs |= {name: told.desc for name, told in config.items() if name in members}
     statuses = {names[uid]: status for uid, status in file.pg_status.items() if uid in names}
     calls = tuple(_call(entry, number) for number, entry in _newest(numbered, keep))
-    described = {call.group for call in calls if not call.is_p2p}
+    described = {call.group for call in calls}
     return Dump(
         rank=rank,
         calls=calls,
