@@ -57,8 +57,10 @@ def serve(kind):
     else:
         server = socket.create_server(("127.0.0.1", 0))
     kept = []
+    named = threading.Event()
     def run():
         name_thread()
+        named.set()
         while True:
             connection, _ = server.accept()
             with open("asked", "a") as file:
@@ -68,6 +70,8 @@ def serve(kind):
                 continue
             threading.Thread(target=answer, args=(connection, kind)).start()
     threading.Thread(target=run).start()
+    named.wait()
+    time.sleep(0.1)  # until it waits in accept(2)
 
 def answer(connection, kind):
     handler = connection.recv(1 << 16).split()[1].decode().rpartition("/")[2]

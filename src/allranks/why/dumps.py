@@ -237,6 +237,8 @@ def _end_with_their_batch(entries: Sequence[_Entry]) -> None:
     torch keeps the state of that one only: the others are `scheduled` for ever.
     Source: torch 2.13, ProcessGroupNCCL::endCoalescing.
     """
+    if not any(entry.profiling_name.endswith("coalesced") for entry in entries):
+        return
     closing: dict[object, _Entry] = {}
     for entry in reversed(entries):
         batch = _batch_of(entry)
@@ -258,6 +260,8 @@ def _last_groups(entries: Sequence[_Entry], *, is_whole: bool) -> tuple[list[tup
     Returns:
         The entries, and the new names of such groups.
     """
+    if not _may_be_formed_again(entries):
+        return list(enumerate(entries, start=1)), frozenset()
     last: dict[str, tuple[int, int | None, int]] = {}
     """By name: which one it is, its id, and its last number."""
     which = []
@@ -280,6 +284,21 @@ def _last_groups(entries: Sequence[_Entry], *, is_whole: bool) -> tuple[list[tup
         if name in new:
             entry.process_group = [new[name], desc]
     return numbered, frozenset(new.values())
+
+
+def _may_be_formed_again(entries: Sequence[_Entry]) -> bool:
+    """Whether to look closer: a quick look, as there are many entries."""
+    last: dict[int | None, int] = {}
+    first: list[tuple[str, int | None]] = []
+    for entry in entries:
+        if entry.pg_id not in last:
+            last[entry.pg_id] = 0
+            first.append((_group_of(entry)[0], entry.pg_id))
+        if not entry.is_p2p and (seq := entry.collective_seq_id or entry.seq_id):
+            if seq < last[entry.pg_id]:
+                return True
+            last[entry.pg_id] = seq
+    return None in last or len(dict(first)) < len(first) or bool(dict(first).get("0"))
 
 
 def _started(entries: Sequence[_Entry], statuses: Mapping[str, _Status]) -> dict[str, int]:
@@ -373,8 +392,15 @@ def _newest(numbered: list[tuple[int, _Entry]], keep: int) -> list[tuple[int, _E
         last[name] = entry
         if not _is_done(entry[1]):
             first_open.setdefault(name, entry)
-    kept = {_batch_of(entry) for _, entry in (*first_open.values(), *last.values(), *numbered[-keep:])}
-    return [entry for entry in numbered if _batch_of(entry[1]) in kept]
+    chosen = [entry for _, entry in (*first_open.values(), *last.values(), *numbered[-keep:])]
+    kept, seqs = {*map(_batch_of, chosen)}, {*map(_number_of, chosen)}
+    # Order matters: by their numbers alone, most are told apart.
+    return [pair for pair in numbered if _number_of(pair[1]) in seqs and _batch_of(pair[1]) in kept]
+
+
+def _number_of(entry: _Entry) -> int | None:
+    """Return its number in formats since 2.2; None in others."""
+    return entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
 
 
 def _batch_of(entry: _Entry) -> object:
