@@ -64,6 +64,18 @@ TABLE = {
         None,
         True,
     ),
+    "a broadcast copies bytes": ((call(op="broadcast"), call(op="broadcast", size=4, dtype="Double")), None, True),
+    "a broadcast of more bytes": (
+        (call(op="broadcast"), call(op="broadcast", dtype="Double"), call(op="broadcast")),
+        (1,),
+        True,
+    ),
+    "a broadcast whose dtype one does not tell": (
+        (call(op="broadcast"), CallSeen(group="0", seq=5, op="broadcast", sizes=((8,),))),
+        None,
+        True,
+    ),
+    "dtypes of one width": ((SAME, call(dtype="Int"), SAME), None, True),
     "sizes that may differ": ((call(op="scatter"), call(op="scatter", size=0), call(op="scatter", size=9)), None, True),
     "sizes that one does not tell": ((SAME, CallSeen(group="0", seq=5, op="all_reduce"), SAME), None, True),
     "a dtype beside unknown ones": (

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from allranks.recorder import wait_graph
+from allranks.recorder import calls, wait_graph
 from allranks.recorder.calls import Call, Dump, canonical
 from allranks.recorder.wait_graph import Standstill, find_stops
 from allranks.report.text import fold_ranks
 
 _TEXT = (Path(__file__).parent / "cases.txt").read_text()
 CASES = {part.partition("\n")[0]: part.partition("\n")[2] for part in re.split(r"(?m)^== ", _TEXT)[1:]}
-_CALL = re.compile(r"(?:([A-Za-z_]+)(?:\[(\d+)\])? )?(\w+)#(\d+) (open|blocked|on gpu|on gpu done|done)")
+_CALL = re.compile(r"(?:([A-Za-z_]+)(?:\[([\d,]*)(?: (\w+))?\])? )?(\w+)#(\d+) (open|blocked|on gpu|on gpu done|done)")
 _NUMBER = re.compile(r"(\w+) (enqueued|completed) (\d+)")
 
 
@@ -42,7 +42,7 @@ def parse(text: str) -> tuple[list[Dump], int | None, str]:
 
 
 def _dump(rank: int, text: str, members: dict[str, tuple[int, ...]], descs: dict[str, str]) -> Dump:
-    calls: list[Call] = []
+    own: list[Call] = []
     numbers: defaultdict[str, dict[str, int]] = defaultdict(dict)
     is_timed = "on gpu" in text
     for item in filter(None, text.split(", ")):
@@ -51,15 +51,16 @@ def _dump(rank: int, text: str, members: dict[str, tuple[int, ...]], descs: dict
             continue
         match = _CALL.fullmatch(item)
         assert match, item
-        op, size, group, seq, state = match.groups()
-        about: dict[str, Any] = {"sizes": ((int(size),),)} if size else {}
+        op, size, dtype, group, seq, state = match.groups()
+        about: dict[str, Any] = {} if size is None else {"sizes": (tuple(map(int, re.findall(r"\d+", size))),)}
+        about |= {"dtypes": (dtype,)} if dtype else {}
         is_done = state.endswith("done")
-        calls.append(Call(group=group, seq=int(seq), op=op or "", is_done=is_done, blocks=state == "blocked", **about))
+        own.append(Call(group=group, seq=int(seq), op=op or "", is_done=is_done, blocks=state == "blocked", **about))
         if is_timed:
             started = numbers["started"].get(group, 0)
             numbers["started"][group] = max(started, int(seq) if state != "open" else 0)
-    own = {name: ranks for name, ranks in members.items() if rank in ranks}
-    return Dump(rank, tuple(calls), members=own, descs=descs, **numbers)
+    mine = {name: ranks for name, ranks in members.items() if rank in ranks}
+    return Dump(rank, tuple(own), members=mine, descs=descs, **numbers)
 
 
 def _ranks(text: str) -> tuple[int, ...]:
@@ -101,5 +102,6 @@ def test_an_operation_has_one_name(op: str, plain: str) -> None:
 
 
 def test_the_examples_of_how_lines_become_dumps_hold() -> None:
-    found = doctest.testmod(wait_graph)
-    assert (found.failed, found.attempted > 3) == (0, True)
+    for module in (wait_graph, calls):
+        found = doctest.testmod(module)
+        assert (found.failed, found.attempted > 2) == (0, True)

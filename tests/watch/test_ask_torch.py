@@ -10,32 +10,37 @@ import json
 import os
 import pickle
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from allranks.model.beat import CallSeen, ProcessState
-from allranks.model.node_look import FlightSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
+from allranks.model.beat import ProcessState
+from allranks.model.node_look import FlightSeen, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.watch.ask_torch import (
     ANSWER_S,
     EVERY_S,
     GLOO,
+    MAX_ENTRIES,
     NCCL,
+    NOBODY_ASKED,
     NOTHING_ON,
     SILENT,
     STILL_S,
     TorchRecorders,
     ask_recorders,
+    ask_servers,
     find_server,
 )
-from allranks.watch.judge import Opinion, judge
-from allranks.watch.since import LookHistory
 from conftest import Allranks, clean_env, free_port
 
 RANK = """\
@@ -45,10 +50,17 @@ def name_thread():
     ctypes.CDLL(None).prctl(15, b"pt_workerserver", 0, 0, 0)
 
 def serve(kind):
-    server = socket.create_server(("127.0.0.1", 0))
+    if kind == "unix":
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("server.sock")
+        server.listen()
+    else:
+        server = socket.create_server(("127.0.0.1", 0))
     kept = []
+    named = threading.Event()
     def run():
         name_thread()
+        named.set()
         while True:
             connection, _ = server.accept()
             with open("asked", "a") as file:
@@ -58,6 +70,8 @@ def serve(kind):
                 continue
             threading.Thread(target=answer, args=(connection, kind)).start()
     threading.Thread(target=run).start()
+    named.wait()
+    time.sleep(0.1)  # until it waits in accept(2)
 
 def answer(connection, kind):
     handler = connection.recv(1 << 16).split()[1].decode().rpartition("/")[2]
@@ -194,7 +208,7 @@ def test_calls_are_told_by_the_server_that_a_thread_of_torch_s_waits_in(start: S
 
 def test_who_does_not_answer_or_answers_nonsense_costs_the_others_nothing(start: Start) -> None:
     good = start("serve", "answers", files={GLOO: dump_of(entry(3, "gloo:all_reduce"))})
-    kinds = {"hangs": SILENT, "huge": "more than 32 MiB", "no http": "220 mail.example.org ESMTP"}
+    kinds = {"hangs": SILENT, "huge": "more than 8 MiB", "no http": "220 mail.example.org ESMTP"}
     ranks = {kind: start("serve", kind) for kind in kinds}
     deep = b'{"entries":' + b"[" * 100_000
     garbage = [
@@ -204,6 +218,7 @@ def test_who_does_not_answer_or_answers_nonsense_costs_the_others_nothing(start:
         deep,
         b'{"entries": [{"input_sizes": 1}]}',
         b"[1, 2]",
+        b'{"entries":[' + b"{}," * MAX_ENTRIES + b"{}]}",
         b"{}{",
     ]
     nonsense = [start("serve", "answers", files={GLOO: data}) for data in garbage]
@@ -228,6 +243,41 @@ def test_who_does_not_answer_or_answers_nonsense_costs_the_others_nothing(start:
     assert ask_recorders({os.getpid(): 0}, at_s=1.0) == {os.getpid(): NOTHING_ON}
 
 
+def test_names_of_sockets_lead_nowhere_else(start: Start) -> None:
+    """Anybody may name a socket as a line of /proc/net/unix, with the number of a rank's."""
+    rank, other = (
+        start("serve", kind, files={GLOO: dump_of(entry(3, "gloo:barrier"))}) for kind in ("answers", "unix")
+    )
+    with contextlib.ExitStack() as left:
+        evil = left.enter_context(tempfile.TemporaryDirectory(dir="/tmp")) + "/e"  # a name has 108 bytes
+        sockets = [left.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
+        sockets[0].bind(evil)
+        links = [str(link.readlink()) for link in Path(f"/proc/{rank.pid}/fd").iterdir()]
+        (inode,) = (link.strip("socket:[]") for link in links if link.startswith("socket:"))
+        sockets[1].bind(f"\0x\n0: 00000002 00000000 00010000 0001 01 {inode} {evil}")
+        sockets[2].bind("\0x\n\ny\x0bz")
+        for bound in sockets[:3]:
+            bound.listen()
+        told = ask_recorders({rank.pid: 0, other.pid: 1}, at_s=1.0)
+        assert [isinstance(told[process.pid], FlightSeen) for process in (rank, other)] == [True, True], told
+        answer = ask_servers({rank.pid: evil})[rank.pid]
+        assert str(answer) == "another process listens where its worker server should"
+
+
+def test_an_answer_of_too_many_entries_is_not_read(start: Start) -> None:
+    many = b'{"entries":[' + b"{}," * MAX_ENTRIES + b"{}]}"
+    rank = start("serve", "answers", files={GLOO: many})
+    assert "more than 20,000 entries" in str(ask_recorders({rank.pid: 0}, at_s=1.0)[rank.pid])
+
+
+def test_whatever_is_raised_is_a_line_of_what_is_not_seen() -> None:
+    recorders, asked = TorchRecorders(is_on=True), Future[Any]()
+    asked.set_exception(MemoryError("all of it"))
+    recorders._asked = asked
+    assert recorders.look([look_of(1 << 22, 0)], 1.0, store_port=0) == {}
+    assert recorders.limits == ["the calls of rank 0: torch cannot be asked: MemoryError('all of it')"]
+
+
 def test_a_byte_in_nccl_s_pipe_makes_it_write_its_dump(start: Start, tmp_path: Path) -> None:
     """A written reader, which does what DumpPipe and DebugInfoWriter of torch 2.13 do; the dump is a pickle."""
     dump = pickle.dumps(
@@ -247,13 +297,44 @@ def test_a_byte_in_nccl_s_pipe_makes_it_write_its_dump(start: Start, tmp_path: P
     assert (tmp_path / "victim").read_text() == "as it was"
 
 
+def test_a_pipe_gets_one_byte_while_its_rank_stands_still(start: Start, tmp_path: Path) -> None:
+    dump = json.dumps({"entries": [entry(7, "nccl:all_reduce")]}).encode()
+    env = {"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/pipe_", "TORCH_FR_DUMP_TEMP_FILE": "trace_"}
+    rank, recorders = start("read_pipe", "read", files={"dump": dump}, **env), TorchRecorders(is_on=True)
+    told: dict[int, FlightSeen] = {}
+    fd = os.open(f"{tmp_path}/pipe_0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def pass_by(first_s: float, operation: str) -> None:
+        for tick in range(60):  # 15 s of the looks' clock
+            stack = StackSeen(at_s=1.0, operation=operation)
+            told.update(recorders.look([look_of(rank.pid, 0, stack=stack)], first_s + 0.25 * tick, store_port=0))
+            recorders.close()
+
+    pass_by(0.0, "all_reduce")
+    assert [call.seq for call in told[rank.pid].calls] == [7]
+    assert os.read(fd, 10) == b""
+    pass_by(15.0, "barrier")
+    assert os.read(fd, 10) == b"1"
+    os.close(fd)
+
+
 # --- When -------------------------------------------------------------------------------------------------------------
 
 
 def look_of(pid: int, carried: int, **more: Any) -> ProcessLook:
-    ends = {"own_address": "127.0.0.1", "own_port": 4000, "peer_address": "127.0.0.1", "peer_port": 4001}
-    socket = SocketSeen(**ends, acked_bytes=carried, received_bytes=0)
-    return ProcessLook(pid=pid, role=ProcessRole.WORKER, rank=0, sockets=(socket,), **more)
+    return ProcessLook(pid=pid, role=ProcessRole.WORKER, rank=0, sockets=(socket_of(4000, 4001, carried),), **more)
+
+
+def socket_of(own_port: int, peer_port: int, carried: int) -> SocketSeen:
+    ends = {"own_address": "127.0.0.1", "own_port": own_port, "peer_address": "127.0.0.1", "peer_port": peer_port}
+    return SocketSeen(**ends, acked_bytes=carried, received_bytes=0)
+
+
+def peer_of(look: ProcessLook) -> ProcessLook:
+    """A rank at the other end of its connection, that is stopped: nobody asks it."""
+    (own,) = look.sockets
+    socket = socket_of(own.peer_port, own.own_port, own.acked_bytes or 0)
+    return ProcessLook(pid=1 << 22, role=ProcessRole.WORKER, rank=1, sockets=(socket,), state=ProcessState.STOPPED)
 
 
 def test_ranks_are_asked_only_on_demand_and_while_they_stand_still_and_not_again_if_they_are_silent(
@@ -272,15 +353,17 @@ def test_ranks_are_asked_only_on_demand_and_while_they_stand_still_and_not_again
         told: dict[int, FlightSeen] = {}
         for tick in range(100):  # 20 s of the looks' clock
             look = look_of(process.pid, tick if moves else 0, **more)
-            told = dict(recorders[name].look([look], first_s + 0.2 * tick, store_port=29500))
+            told = dict(recorders[name].look([look, peer_of(look)], first_s + 0.2 * tick, store_port=29500))
             if recorders[name]._asked is not None:
                 recorders[name].close()
         return told
 
     pass_by("off", rank, 0.0, moves=False)
     pass_by("on", rank, 0.0, moves=True)
+    assert recorders["on"].limits == [f"the calls of rank 0: {NOBODY_ASKED}"]
     pass_by("on", rank, 20.0, moves=False, state=ProcessState.STOPPED)
     assert rank.num_asked == 0
+    assert recorders["off"].limits == []
     told = pass_by("on", rank, 40.0, moves=False)
     num_times = 1 + int((20.0 - STILL_S) / EVERY_S)
     assert rank.num_asked <= 2 * (num_times + 1)  # two handlers
@@ -291,54 +374,15 @@ def test_ranks_are_asked_only_on_demand_and_while_they_stand_still_and_not_again
     assert recorders["hangs"].limits == [f"the calls of rank 0: {SILENT}"]
 
 
-# --- What follows -----------------------------------------------------------------------------------------------------
-
-
-def opinion_of(flights: dict[int, FlightSeen], *, until_s: float = 12.0) -> Opinion:
-    """Three ranks that wait in an all-reduce, on one node, and told so at the end."""
-    history = LookHistory()
-    opinion = Opinion()
-    for tick in range(int(until_s / 0.25)):
-        at_s = 1000.0 + 0.25 * tick
-        stack = StackSeen(at_s=at_s, operation="all_reduce", place="train.py:7", is_collective=True)
-        about = {"role": ProcessRole.WORKER, "world_size": 3, "stack": stack}
-        processes = [ProcessLook(pid=100 + rank, rank=rank, flight=flights[rank], **about) for rank in range(3)]
-        look = NodeLook(node="n01", at_s=at_s, processes=tuple(processes))
-        history.hear(look, 0.25 * tick)
-        opinion = judge(history, 0.25 * tick)
-    return opinion
-
-
-def told(seq: int, op: str, *, called_s: float, group: str = "0", is_done: bool = False) -> FlightSeen:
-    call = CallSeen(group=group, seq=seq, op=op, sizes=((4,),), dtypes=("Float",), is_done=is_done)
-    members = {group: (0, 1, 2)}
-    return FlightSeen(at_s=1010.0, called_s=called_s, calls=(call,), members=members, is_whole=seq == 1)
-
-
-def test_a_mismatch_that_recorders_tell_is_a_verdict_and_a_rank_that_is_missing_a_state() -> None:
-    flights = {
-        rank: told(5, "broadcast" if rank == 1 else "all_reduce", called_s=1001.0, group="1") for rank in range(3)
-    }
-    (finding,) = opinion_of(flights).verdicts
-    assert (finding.ranks, str(finding.confidence)) == ((1,), "certain")
-    assert finding.message == (
-        "at collective 5 of group 1 rank 1 called broadcast [4] Float, ranks 0,2 all_reduce [4] Float"
-    )
-    behind = {0: told(5, "all_reduce", called_s=1001.0), 1: told(4, "all_reduce", called_s=1001.0, is_done=True)}
-    opinion = opinion_of(behind | {2: told(5, "all_reduce", called_s=1001.0)})
-    assert (opinion.verdicts, opinion.states[0].ranks, opinion.exit_code) == ((), (1,), 3)
-    assert opinion.states[0].text.startswith(
-        "torch's flight recorder: rank 1 did not enter collective 5 (all_reduce) of group 0; ranks 0,2 waited in it"
-    )
-
-
-def test_ranks_that_have_called_shortly_before_they_were_asked_may_run() -> None:
-    """What NVLink carries is not seen: such ranks run on, and each is somewhere else when it is asked."""
-    flights = {rank: told(500 + rank, "all_reduce", called_s=1009.0) for rank in range(3)}
-    opinion = opinion_of(flights)
-    assert "torch" not in str(opinion), opinion
-    flights = {rank: told(500 + rank, "all_reduce", called_s=1001.0) for rank in range(3)}
-    assert "torch's flight recorder" in opinion_of(flights).states[0].text
+def test_connections_to_anybody_but_a_rank_are_no_sign_that_ranks_go_on(start: Start) -> None:
+    rank = start("serve", "answers", files={GLOO: dump_of(entry(3, "gloo:barrier"))})
+    recorders = TorchRecorders(is_on=True)
+    for tick in range(40):
+        look = look_of(rank.pid, 0)
+        look = replace(look, sockets=(*look.sockets, socket_of(6000, 443, tick)))  # it tells its metrics to somebody
+        told = recorders.look([look, peer_of(replace(look, sockets=look.sockets[:1]))], 0.25 * tick, store_port=29500)
+        recorders.close()
+    assert [call.op for call in told[rank.pid].calls] == ["barrier"]
 
 
 # --- Real ranks -------------------------------------------------------------------------------------------------------

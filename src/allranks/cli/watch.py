@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 ANSWER_S = 20.0
 """How long `--once` waits for the first look of each node."""
-NOTICE_S, ONCE_S, ANSWER_OF_TORCH_S = 2.0, 5.0, 2.0
+NOTICE_S, ONCE_S, ANSWERS_OF_TORCH_S = 2.0, 5.0, 7.0
+"""Before somebody who waits is told so; how long `--once` looks; how much longer for two answers of torch."""
 LOOK_S = 1.0
 """Between two looks of a busy machine: there, an answer waits for looks, at most ANSWER_S."""
 SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
@@ -40,7 +41,7 @@ SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
     "--once",
     "is_once",
     is_flag=True,
-    help="Look for 5 s (with --ask 7 s, on a busy machine 20 s), print one answer, and exit.",
+    help="Look for 5 s (with --ask 12 s, on a busy machine 20 s), print one answer, and exit.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one document a line, each second.")
 @click.option(
@@ -95,7 +96,7 @@ def watch(
     heard = HeardJob(watched.job, watched.nodes)
     with contextlib.closing(watched.looks):
         if is_once or as_json or not _show_screen(heard, watched):
-            once_s = ONCE_S + ANSWER_OF_TORCH_S * asks
+            once_s = ONCE_S + ANSWERS_OF_TORCH_S * asks
             _print_answers(heard, watched, is_once=is_once, as_json=as_json, once_s=once_s)
     if heard.is_over and not is_once:
         try:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from math import prod
 from typing import Any
 
 from allranks.guard.faults import COLLECTIVE_MISMATCH
@@ -23,11 +22,11 @@ from allranks.guard.scene import Scene
 from allranks.model.beat import POINT_TO_POINT, CallSeen
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
-from allranks.recorder.calls import canonical
+from allranks.recorder.calls import canonical, size_of
 from allranks.report.text import fold_ranks
 
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})
-"""All ranks hand in as many elements; elsewhere sizes may differ, or backends allow it."""
+"""All ranks hand in as many elements, or bytes; elsewhere sizes may differ, or backends allow it."""
 _SAME_DTYPE = _SAME_SIZE | {"all_gather", "reduce_scatter"}
 
 
@@ -120,10 +119,15 @@ def explain_abort(scene: Scene, aborted: int) -> GuardVerdict:
 
 def _compare(calls: Mapping[int, CallSeen]) -> dict[int, Hashable] | None:
     """What each rank said where they differ: first in the operation, then in dtypes, then in size; None: nowhere."""
+    are_typed = all(call.dtypes for call in calls.values())  # else bytes would be compared with elements
+
+    def size(call: CallSeen) -> tuple[object, ...]:
+        return size_of(canonical(call.op), call.sizes, call.dtypes * are_typed)
+
     aspects: tuple[Callable[[CallSeen], Hashable], ...] = (
         lambda call: canonical(call.op),
-        lambda call: tuple(sorted(set(call.dtypes))) if canonical(call.op) in _SAME_DTYPE else (),
-        lambda call: sum(map(prod, call.sizes)) if call.sizes and canonical(call.op) in _SAME_SIZE else (),
+        lambda call: size_of(op, (), call.dtypes)[1:] if (op := canonical(call.op)) in _SAME_DTYPE else (),
+        lambda call: size(call)[0] if call.sizes and canonical(call.op) in _SAME_SIZE else (),
     )
     for aspect in aspects:
         told = {rank: said for rank, call in calls.items() if (said := aspect(call)) not in ((), "")}

@@ -117,6 +117,7 @@ class FlightSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     members: Mapping[Word, Annotated[tuple[Whole, ...], msgspec.Meta(max_length=MAX_MEMBERS)]] = {}
     """Of the groups that have not all ranks, where the recorder knows it."""
     descs: Mapping[Word, Word] = {}
+    formed_again: tuple[Word, ...] = ()
     is_whole: bool = False
 
 

@@ -7,9 +7,10 @@ not known stays empty (wait_graph.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 
 from allranks.model.beat import CallSeen, show_call
 
@@ -20,6 +21,15 @@ _SPELLINGS = {
     "reducescatter": "reduce_scatter",
     "all_reduce_barrier": "barrier",  # NCCL has no barrier of its own: torch 2.11, ProcessGroupNCCL::barrier
 }
+_BYTES = {
+    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
+    **dict.fromkeys(("Float", "Int", "UInt32", "ComplexHalf"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e5m2", "Float8_e4m3fn", "Float8_e5m2fnuz", "Float8_e4m3fnuz"), 1),
+    **dict.fromkeys(("Float8_e8m0fnu", "Float4_e2m1fn_x2"), 1),
+    "ComplexDouble": 16,
+}
+"""Of one element, by torch's name of its dtype: c10/core/ScalarType.h."""
 _VARIANT = re.compile(r"(?:_into)?(?:_(?:tensor|base|single|coalesced))+$")
 """torch's own names of the same thing, in Python and in the recorder."""
 
@@ -63,6 +73,9 @@ class Dump:
     descs: Mapping[str, str] = field(default_factory=dict)
     is_whole: bool = False
     """No call is missing: in a group that is not told of, it has called nothing."""
+    formed_again: Collection[str] = ()
+    """Groups of a name that an earlier one had: only calls of the last one are told. `0#2`: it is the second of all;
+    `0`: nobody knows which."""
     taken_s: float | None = None
     """When it was taken, by the clock of its node."""
     source: str = ""
@@ -79,3 +92,24 @@ def canonical(op: str) -> str:
     """
     plain = _VARIANT.sub("", op.lower().rpartition(":")[2].lstrip("_"))
     return _SPELLINGS.get(plain, plain)
+
+
+def size_of(op: str, sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> tuple[object, ...]:
+    """Return what of its tensors must be the same on all ranks: how many elements and their width, not the shape.
+
+    A broadcast only copies bytes.
+
+    >>> size_of("all_reduce", [[2, 2]], ["Float"]) == size_of("all_reduce", [[4]], ["Int"])
+    True
+    >>> size_of("broadcast", [[4]], ["Float"]), size_of("broadcast", [[2]], ["Double"]), size_of("broadcast", [[]], [])
+    ((16,), (16,), (1,))
+
+    Args:
+        op: as `canonical` names it.
+        sizes: of its tensors.
+        dtypes: empty: not known.
+    """
+    num, widths = sum(map(prod, sizes)), sorted({str(_BYTES.get(dtype, dtype)) for dtype in dtypes})
+    if op == "broadcast" and len(widths) == 1 and widths[0].isdecimal():
+        return (num * int(widths[0]),)
+    return (num, *widths)

@@ -145,7 +145,8 @@ def list_groups(dumps: Sequence[Dump], world: int | None = None) -> list[KnownGr
         unknown = [dump for dump in unknown if not any(dump.rank in order for order in by_members)]
         is_default = name == DEFAULT_GROUP or any(dump.descs.get(name) == DEFAULT_DESC for dump in unknown)
         if unknown and is_default and not by_members:
-            groups.append(_group(name, everybody, dumps, calls, is_sure=True, is_complete=world is not None))
+            is_sure = not any(name in dump.formed_again for dump in unknown)
+            groups.append(_group(name, everybody, dumps, calls, is_sure=is_sure, is_complete=world is not None))
         elif unknown:
             ranks = sorted(dump.rank for dump in unknown)
             others = frozenset(everybody if world and not by_members else ()).difference(ranks)

@@ -6,7 +6,8 @@
 A rank waits for the members that have not come to its call (reach.py). A member that waits itself in another group
 is no culprit: the walk goes on to whoever it waits for. Where the walk ends is the culprit:
 
-    mismatch    ranks called different things under one number: all later numbers are off, nothing else counts
+    mismatch    ranks called different things under one number: all later numbers are off, nothing else counts; the
+                same thing with another number of elements is likely at most, and counts if nobody is missing
     circle      ranks wait for each other through several groups: who calls them in another order than most
     missing     ranks that wait for nobody and have not called what others wait in; else those that told nothing
     behind      ranks that are in an earlier call than most; or nobody waits, and some ranks have called less (Gloo
@@ -23,10 +24,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from allranks.model.finding import Confidence
-from allranks.recorder.calls import Call, Dump, canonical
+from allranks.recorder.calls import Call, Dump, canonical, size_of
 from allranks.recorder.reach import KnownGroup, Wait, are_done, list_groups, list_waits
 from allranks.report.text import fold_ranks
 
@@ -63,6 +65,12 @@ class Standstill:
     """How long the others had been waiting when the dumps were taken; None: nobody can tell."""
     is_proven: bool = False
     """Of a circle: nobody in it can ever go on."""
+    waiting: tuple[int, ...] = ()
+    """Whom the message names beside the culprits; of a mismatch, all who are compared."""
+    is_sure: bool = False
+    """The members of the group were told, or it is that of all ranks."""
+    has_other_sizes: bool = False
+    """Of a mismatch: all called the same thing, and only its size differs."""
 
     @property
     def is_decided(self) -> bool:
@@ -90,10 +98,14 @@ def find_stops(dumps: Sequence[Dump], world: int | None = None) -> list[Standsti
         world: number of ranks of the job; None: not known.
     """
     groups = list_groups(dumps, world)
-    if mismatches := [stop for group in groups if (stop := _mismatch(group))]:
-        return sorted(mismatches, key=lambda stop: min((call.created_s or 0.0 for _, call in stop.calls), default=0.0))
+    mismatches = [stop for group in groups if (stop := _mismatch(group))]
+    mismatches.sort(key=lambda stop: min((call.created_s or 0.0 for _, call in stop.calls), default=0.0))
+    if others := [stop for stop in mismatches if not stop.has_other_sizes]:
+        return others
     waits = [wait for group in groups for wait in list_waits(group)]
-    return _follow(waits, groups, {dump.rank: dump for dump in dumps}) if waits else [*_behind(groups)]
+    stops = _follow(waits, groups, {dump.rank: dump for dump in dumps}) if waits else [*_behind(groups)]
+    is_missed = any(stop.kind is StandstillKind.MISSING and stop.confidence is Confidence.CERTAIN for stop in stops)
+    return stops if is_missed else mismatches or stops
 
 
 def _stop(
@@ -102,15 +114,18 @@ def _stop(
     """Return an answer about one number of a group; `about`: ranks, victims, confidence, and who waits."""
     ranks, victims, waiting = (tuple(sorted(about.get(who, ()))) for who in ("ranks", "victims", "waiting"))
     confidence, waited_s = about.get("confidence", Confidence.UNDECIDED), group.waited_s(waiting, seq)
-    is_proven = about.get("is_proven", False)
-    return Standstill(kind, ranks, victims, group.name, seq, confidence, message, tuple(calls), waited_s, is_proven)
+    how = {name: about.get(name, False) for name in ("is_proven", "has_other_sizes")} | {"is_sure": group.is_sure}
+    told = group.name, seq, confidence, message, tuple(calls), waited_s
+    return Standstill(kind, ranks, victims, *told, waiting=waiting, **how)
 
 
 # --- Different calls under one number ---------------------------------------------------------------------------------
 
 
 def _mismatch(group: KnownGroup) -> Standstill | None:
-    """The first number under which ranks called different things."""
+    """The first number under which ranks called different things; None, too, where they may be of different groups."""
+    if any(group.name in dump.formed_again and "#" not in group.name for dump in group.dumps.values()):
+        return None
     by_seq: defaultdict[int, dict[int, list[Call]]] = defaultdict(dict)
     for rank, calls in group.calls.items():
         for seq in sorted(calls)[-_MAX_SEQS:]:
@@ -123,20 +138,28 @@ def _mismatch(group: KnownGroup) -> Standstill | None:
         length = min(map(len, ranks.values()))  # of a coalesced one, a rank may have called only a part yet
         is_over = all(map(are_done, ranks.values()))
         has_sizes = not is_over and all(call.sizes or call.output_sizes for calls in ranks.values() for call in calls)
-        kinds = {rank: _kind(calls[:length], has_sizes=has_sizes) for rank, calls in ranks.items()}
+        has_dtypes = all(call.dtypes or call.output_dtypes for calls in ranks.values() for call in calls)
+        about_ops, kind = partial(_kind, has_sizes=False), partial(_kind, has_sizes=has_sizes, has_dtypes=has_dtypes)
+        has_other_sizes = len({about_ops(calls[:length]) for calls in ranks.values()}) < 2
+        kind = kind if has_other_sizes else about_ops
+        kinds = {rank: kind(calls[:length]) for rank, calls in ranks.items()}
         if len(set(kinds.values())) < 2:
             continue
         (usual, most), (_, next_most) = Counter(kinds.values()).most_common(2)
         odd = {rank for rank, kind in kinds.items() if kind != usual}
         is_tie = next_most == most
         first, other = min(odd), min(ranks.keys() - odd)
-        one, two = _difference(ranks[first], ranks[other])
+        pairs = zip(ranks[first], ranks[other], strict=False)
+        one, two = next(pair for pair in pairs if kind(pair[:1]) != kind(pair[1:]))
         message = f"at collective {seq} of {group.shown} {fold_ranks(odd)} called {one}{one.at}, "
         message += f"{fold_ranks(ranks.keys() - odd)} {two}{two.at}"
         blamed, victims = (ranks, set[int]()) if is_tie else (odd, set(group.dumps) - odd)
-        confidence = Confidence.UNDECIDED if is_tie or is_over else Confidence.CERTAIN
-        about = {"ranks": blamed, "victims": victims, "waiting": ranks, "confidence": confidence}
-        return _stop(group, StandstillKind.MISMATCH, seq, message, ((first, one), (other, two)), **about)
+        confidence = Confidence.LIKELY if has_other_sizes else Confidence.CERTAIN
+        confidence = Confidence.UNDECIDED if is_tie or is_over else confidence
+        return _stop(
+            group, StandstillKind.MISMATCH, seq, message, ((first, one), (other, two)), ranks=blamed, victims=victims,
+            waiting=ranks, confidence=confidence, has_other_sizes=has_other_sizes,
+        )  # fmt: skip
     return None
 
 
@@ -144,7 +167,7 @@ _FREE_INPUTS = ("scatter", "all_to_all")
 _FREE_OUTPUTS = ("gather", "all_to_all")
 
 
-def _kind(calls: Sequence[Call], *, has_sizes: bool) -> tuple[object, ...]:
+def _kind(calls: Sequence[Call], *, has_sizes: bool, has_dtypes: bool = False) -> tuple[object, ...]:
     """What must be the same on all ranks; of a collective that ended everywhere only which it was."""
     ops = tuple(canonical(call.op) for call in calls)
     if not has_sizes:
@@ -152,16 +175,11 @@ def _kind(calls: Sequence[Call], *, has_sizes: bool) -> tuple[object, ...]:
     return tuple(
         (
             op,
-            () if op.startswith(_FREE_INPUTS) else (call.sizes, call.dtypes),
-            () if op.startswith(_FREE_OUTPUTS) else (call.output_sizes, call.output_dtypes),
+            () if op.startswith(_FREE_INPUTS) else size_of(op, call.sizes, call.dtypes * has_dtypes),
+            () if op.startswith(_FREE_OUTPUTS) else size_of(op, call.output_sizes, call.output_dtypes * has_dtypes),
         )
         for op, call in zip(ops, calls, strict=True)
     )
-
-
-def _difference(first: Sequence[Call], second: Sequence[Call]) -> tuple[Call, Call]:
-    pairs = [*zip(first, second, strict=False)]
-    return next((pair for pair in pairs if len({_kind([call], has_sizes=True) for call in pair}) > 1), pairs[0])
 
 
 # --- Who waits for whom -----------------------------------------------------------------------------------------------

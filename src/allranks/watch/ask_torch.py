@@ -3,20 +3,23 @@
     recorders = TorchRecorders(is_on=True)
     recorders.look(ranks, now_s, store_port=29500)    # at each look: by pid, what has been answered by now
 
-While nothing moves between the ranks, all of them are asked at once, every EVERY_S, in a thread that waits ANSWER_S:
+While nothing moves between the ranks here, all of them are asked at once, every EVERY_S, in a thread that waits
+ANSWER_S:
 
     worker server   start_debug_server (torch 2.10), or worker_main with TORCH_WORKER_SERVER_SOCKET: HTTP, POST
                     /handler/fr_trace_json (Gloo) and /handler/dump_nccl_trace_json
     dump pipe       else, with TORCH_NCCL_DEBUG_INFO_PIPE_FILE: a byte into `<its value><rank>.pipe`, and NCCL's monitor
-                    writes the file `<TORCH_FR_DUMP_TEMP_FILE><rank>`, within a second or so
+                    writes the file `<TORCH_FR_DUMP_TEMP_FILE><rank>`, within a second or so; once in a standstill
 
-The server's thread waits in accept(2), and the kernel tells for which socket: nothing else is connected to. A rank that
-does not answer is not asked again, since its queue would fill up.
+The server's thread waits in accept(2), and the kernel tells for which socket: nothing else is connected to. A Unix
+socket's path is a name that any process may have given to its own: who answers there must be that rank's process. A
+rank that does not answer is not asked again, since its queue would fill up. What it answers may be anything: it is
+read up to MAX_BYTES and MAX_ENTRIES, and costs no other rank its answer.
 
-Limits: Linux on x86-64 and aarch64. A server in another network namespace is not asked. What RDMA and NVLink carry is
-not seen here, so ranks of NCCL are also asked while they run; whether they wait, the times of their calls tell
-(standstill.py). JSON has no stacks: no call has its line of code. A group that was destroyed and formed again under its
-name is one group here.
+Limits: Linux on x86-64 and aarch64. A server in another network namespace is not asked. What RDMA and NVLink carry, and
+connections to ranks of other nodes, is not seen here, so such ranks are also asked while they run; whether they wait,
+the times of their calls tell (standstill.py). JSON has no stacks: no call has its line of code. The pipe's one answer
+makes no verdict, which takes two.
 Source: torch 2.13, torch/csrc/distributed/c10d: control_plane/WorkerServer.cpp and Handlers.cpp, FlightRecorder.cpp;
 struct DumpPipe in ProcessGroupNCCL.hpp.
 """
@@ -26,11 +29,14 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import socket
 import stat
+import struct
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,19 +51,26 @@ from allranks.host.threads import ask_in_thread
 from allranks.model.beat import MAX_SIZES, ProcessState
 from allranks.model.node_look import MAX_TOLD_CALLS, FlightSeen, ProcessLook
 from allranks.report.text import fold_ranks
-from allranks.why.dumps import MAX_BYTES, DumpError, parse_dump
+from allranks.why.dumps import DumpError, parse_dump
 
 EVERY_S, STILL_S, ANSWER_S = 5.0, 3.0, 2.0
 """Between two questions; how long nothing has moved before one; for all answers to one."""
 KEPT_CALLS = 16
 """Of each rank, beside the last and the first open one of each group."""
+MAX_BYTES, MAX_ENTRIES = 8 << 20, 20_000
+"""Of one answer. Torch keeps 2,000 calls, each of some 700 bytes."""
 SERVER = "pt_workerserver"
 """Name of the server's thread, and of those that it starts."""
 NCCL, GLOO = "dump_nccl_trace_json", "fr_trace_json"
 SILENT = f"torch did not answer within {ANSWER_S:.0f} s"
 NOTHING_ON = "torch's worker server is not on, nor NCCL's dump pipe"
+NOBODY_ASKED = "torch was not asked, as something has moved between ranks all the time"
+_UNIX = re.compile(r"[0-9a-f]+:(?: [0-9A-F]+){5} +(\d+) ([^@].*)")
+"""A line of /proc/net/unix: flags and state, the inode, and the path."""
 _ACCEPT = {"x86_64": ("43", "288"), "aarch64": ("202", "242")}
 """Numbers of accept(2) and accept4(2)."""
+_PEER = struct.Struct("=iII")
+"""struct ucred of SO_PEERCRED: pid, user, group."""
 _Told = FlightSeen | str
 """What a rank tells, or why it tells nothing."""
 _Address = tuple[str, int] | str
@@ -73,8 +86,13 @@ class TorchRecorders:
         self._problems: dict[int, tuple[int, str]] = {}
         """By pid, the rank and why it tells nothing."""
         self._asked: Future[dict[int, _Told]] | None = None
+        self._unasked: list[int] = []
+        """Ranks, where nobody has been asked for long."""
         self._moves: dict[object, object] = {}
-        self._due_s = 0.0
+        self._due_s = self._began_s = 0.0
+        self._was_asked = False
+        self._poked: dict[int, object] = {}
+        """Where ranks stood when they were asked, by pid, since nothing moves."""
 
     @property
     def limits(self) -> list[str]:
@@ -82,6 +100,8 @@ class TorchRecorders:
         ranks = defaultdict[str, list[int]](list)
         for rank, problem in self._problems.values():
             ranks[problem].append(rank)
+        if self._unasked:
+            ranks[NOBODY_ASKED] += self._unasked
         return [f"the calls of {fold_ranks(those)}: {problem}"[:300] for problem, those in ranks.items()]
 
     def look(self, ranks: Sequence[ProcessLook], now_s: float, *, store_port: int) -> Mapping[int, FlightSeen]:
@@ -89,21 +109,38 @@ class TorchRecorders:
         known = {look.pid: look.rank for look in ranks if look.rank is not None}
         silent = {pid for pid, (_, problem) in self._problems.items() if problem == SILENT}
         if self._asked is not None and self._asked.done():
-            answers, self._asked = self._asked.result(), None
-            self._told = {pid: told for pid, told in answers.items() if isinstance(told, FlightSeen)}
-            self._problems = {pid: self._problems[pid] for pid in silent} | {
-                pid: (known[pid], told) for pid, told in answers.items() if isinstance(told, str) and pid in known
-            }
+            self._take_in(self._asked, known)
+            self._asked = None
         before, self._moves = self._moves, dict(_moves(ranks, store_port))
         # A connection that comes or goes is no sign: ours does.
         if not before or any(before.get(key, value) != value for key, value in self._moves.items()):
-            self._told, self._due_s = {}, max(self._due_s, now_s + STILL_S)
+            self._told, self._poked, self._due_s = {}, {}, max(self._due_s, now_s + STILL_S)
+        self._began_s = self._began_s or now_s
         held = {look.pid for look in ranks if look.state in (ProcessState.STOPPED, ProcessState.TRACED)}
         asked = {pid: rank for pid, rank in known.items() if pid not in silent | held}
         if asked and self._is_on and self._asked is None and now_s >= self._due_s:
-            self._due_s = now_s + EVERY_S
-            self._asked = ask_in_thread(lambda: ask_recorders(asked, at_s=now_s, root=self._root), name="allranks-ask")
+            self._due_s, self._was_asked = now_s + EVERY_S, True
+            stood = {look.pid: _stand(look) for look in ranks if look.pid in asked}
+            pokes = {pid for pid in asked if self._poked.get(pid) != stood[pid]}
+            self._poked |= stood
+            ask = partial(ask_recorders, asked, at_s=now_s, root=self._root, pokes=pokes)
+            self._asked = ask_in_thread(ask, name="allranks-ask")
+        is_late = self._is_on and not self._was_asked and now_s - self._began_s > STILL_S + EVERY_S
+        self._unasked = [*asked.values()] if is_late else []
         return self._told
+
+    def _take_in(self, asked: Future[dict[int, _Told]], known: Mapping[int, int]) -> None:
+        """Take in answers; of a rank that was not asked this time, its last one stays."""
+        try:
+            answers = asked.result()
+        except Exception as exc:  # no answer, and nothing that makes one impossible, ends the watch
+            answers = dict.fromkeys(known, f"torch cannot be asked: {exc!r}")
+        told = {pid: flight for pid, flight in self._told.items() if pid not in answers and pid in known}
+        self._told = told | {pid: answer for pid, answer in answers.items() if isinstance(answer, FlightSeen)}
+        problems = {pid: problem for pid, problem in self._problems.items() if pid not in answers}
+        self._problems = problems | {
+            pid: (known[pid], answer) for pid, answer in answers.items() if isinstance(answer, str) and pid in known
+        }
 
     def close(self) -> None:
         """Wait until nothing is asked any more."""
@@ -111,20 +148,30 @@ class TorchRecorders:
 
 
 def _moves(ranks: Sequence[ProcessLook], store_port: int) -> Iterator[tuple[object, object]]:
-    """Yield what changes while ranks run: counts of NCCL, and what connections but those to the store have carried."""
+    """Yield what changes while ranks run: counts of NCCL, and what has passed between them, but through the store."""
+    known = {seen.ends for look in ranks for seen in look.sockets}
     for look in ranks:
         yield look.pid, look.nccl_ops
         for seen in look.sockets:
-            if seen.peer_address and store_port not in (seen.own_port, seen.peer_port):
+            # A connection to anybody else, a service for metrics, is no sign of theirs.
+            if (*seen.ends[2:], *seen.ends[:2]) in known and store_port not in (seen.own_port, seen.peer_port):
                 yield seen.ends, seen.carried
 
 
-def ask_recorders(ranks: Mapping[int, int], *, at_s: float, root: Path = Path("/")) -> dict[int, _Told]:
+def _stand(look: ProcessLook) -> object:
+    """Return what changes once a rank goes on, also where nothing is seen to move between ranks."""
+    return look.nccl_ops, look.stack and (look.stack.operation, look.stack.place, look.stack.counters)
+
+
+def ask_recorders(
+    ranks: Mapping[int, int], *, at_s: float, root: Path = Path("/"), pokes: Collection[int] | None = None
+) -> dict[int, _Told]:
     """Return by pid what the recorders of processes tell within ANSWER_S.
 
     Args:
         ranks: by pid.
         at_s: the time now, by the clock of the looks.
+        pokes: pids whose dump pipe may be written to; None: all. Others that have no server are not in the answer.
     """
     until_s, now = time.monotonic() + ANSWER_S, (at_s, time.time_ns())
     answers: dict[int, _Told] = dict.fromkeys(ranks, NOTHING_ON)
@@ -133,9 +180,11 @@ def ask_recorders(ranks: Mapping[int, int], *, at_s: float, root: Path = Path("/
         try:
             if (address := find_server(pid, root=root)) is not None:
                 servers[pid] = address
+            elif pokes is not None and pid not in pokes:
+                del answers[pid]
             elif (file := poke_pipe(pid, rank, root=root)) is not None:
                 answers[pid], files[pid] = SILENT, file
-        except OSError as exc:
+        except Exception as exc:  # whatever there is in /proc, it costs only this
             answers[pid] = f"torch cannot be asked: {exc}"
     for pid, told in ask_servers(servers).items():
         try:
@@ -163,6 +212,8 @@ def _as_flight(told: Mapping[str, bytes] | Exception, rank: int, at_s: float, no
         raise told
     if not told:
         raise DumpError("this torch has no flight recorder that can be asked")
+    if any(data.count(b"{") > MAX_ENTRIES for data in told.values() if not data.startswith(b"\x80")):
+        raise DumpError(f"its answer has more than {MAX_ENTRIES:,} entries")
     dumps = [(handler, parse_dump(data, rank=rank, keep=KEPT_CALLS)) for handler, data in told.items()]
     calls, about = list[dict[str, Any]](), defaultdict[str, dict[str, Any]](dict)
     for handler, dump in dumps:
@@ -174,12 +225,15 @@ def _as_flight(told: Mapping[str, bytes] | Exception, rank: int, at_s: float, no
         # What Gloo has enqueued counts sends and receives, too, which its numbers of calls do not.
         for name in ("started", "members", "descs", *["enqueued"] * (handler == NCCL)):
             about[name] |= {group + more: value for group, value in getattr(dump, name).items()}
+        about["formed_again"] |= dict.fromkeys(group + more for group in dump.formed_again)
     calls.sort(key=lambda call: call["created_ns"])
+    cut = {(call["group"], call["seq"]) for call in calls[:-MAX_TOLD_CALLS]}
+    kept = [call for call in calls[-MAX_TOLD_CALLS:] if (call["group"], call["seq"]) not in cut]  # no batch in part
     called_s = max(0.0, at_s - max(0, now_ns - calls[-1]["created_ns"]) / 1e9) if calls else 0.0
     # One that has recorded nothing may be off (TORCH_FR_BUFFER_SIZE=0).
     is_whole = bool(calls) and all(dump.is_whole for _, dump in dumps)
-    seen = {"at_s": at_s, "called_s": called_s, "calls": calls[-MAX_TOLD_CALLS:], "is_whole": is_whole}
-    return msgspec.convert(seen | about, FlightSeen)
+    seen = {"at_s": at_s, "called_s": called_s, "calls": kept, "is_whole": is_whole}
+    return msgspec.convert(seen | about | {"formed_again": [*about["formed_again"]]}, FlightSeen)
 
 
 # --- Worker server ----------------------------------------------------------------------------------------------------
@@ -201,14 +255,16 @@ def find_server(pid: int, *, root: Path = Path("/")) -> _Address | None:
                 inode = str((own / f"fd/{int(fd, 16)}").readlink()).strip("socket:[]")
     if not inode:
         return None
-    for _, *words in (line.split(maxsplit=7) for line in read_file(own / "net/unix").splitlines()):
-        if words[5:6] == [inode] and words[6:]:
-            return str(path_of(pid, words[6], root=root))
-    if (own / "ns/net").readlink() != Path("/proc/self/ns/net").readlink():
-        raise OSError("its worker server is in another network namespace")
+    is_here = (own / "ns/net").readlink() == Path("/proc/self/ns/net").readlink()
     for end in read_proc(root=root, of=str(pid), with_listening=True):
         if str(end.inode) == inode:
+            if not is_here:
+                raise OSError("its worker server is in another network namespace")
             return "127.0.0.1" if end.own_address in ("::", "0.0.0.0") else end.own_address, end.own_port
+    # Names may hold anything, line ends, too: whose socket it is shows once it is connected to.
+    for line in read_file(own / "net/unix").split("\n"):
+        if (match := _UNIX.fullmatch(line)) and match[1] == inode:
+            return str(path_of(pid, match[2], root=root))
     raise OSError("its worker server listens nowhere")
 
 
@@ -216,16 +272,23 @@ def ask_servers(servers: Mapping[int, _Address]) -> dict[int, dict[str, bytes] |
     """Return by pid what each handler that there is has answered, or what was raised: TimeoutError after ANSWER_S."""
     import asyncio  # which only --ask needs, and which is slow to import
 
-    async def ask(address: _Address) -> dict[str, bytes]:
+    async def ask(pid: int, address: _Address) -> dict[str, bytes]:
         async with asyncio.timeout(ANSWER_S):
-            return {handler: body for handler in (NCCL, GLOO) if (body := await post(address, handler)) is not None}
+            told = {handler: await post(pid, address, handler) for handler in (NCCL, GLOO)}
+        return {handler: body for handler, body in told.items() if body is not None}
 
-    async def post(address: _Address, handler: str) -> bytes | None:
+    async def post(pid: int, address: _Address, handler: str) -> bytes | None:
         answer = bytearray()
         reader, writer = await (
             asyncio.open_unix_connection(address) if isinstance(address, str) else asyncio.open_connection(*address)
         )
         try:
+            own = writer.get_extra_info("socket")
+            if (
+                own.family == socket.AF_UNIX
+                and pid != _PEER.unpack(own.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))[0]
+            ):
+                raise OSError("another process listens where its worker server should")
             writer.write(f"POST /handler/{handler} HTTP/1.0\r\nContent-Length: 0\r\n\r\n".encode())
             while part := await reader.read(1 << 18):
                 answer += part
@@ -239,7 +302,7 @@ def ask_servers(servers: Mapping[int, _Address]) -> dict[int, dict[str, bytes] |
         return body if status[1] == b"200" else None
 
     async def ask_all() -> list[Any]:
-        return await asyncio.gather(*map(ask, servers.values()), return_exceptions=True)
+        return await asyncio.gather(*map(ask, servers, servers.values()), return_exceptions=True)
 
     return dict(zip(servers, asyncio.run(ask_all()) if servers else [], strict=True))
 

@@ -10,7 +10,7 @@ A verdict is only what the kernel proves, or torch's recorders where they are as
     a process is stopped      for STOPPED_S; where all of the job are, it is suspended, and nobody is at fault
     a link is dead            bytes are not acknowledged for DEAD_S, although the peer has read all that came
     a rank exited             with 0, while all others wait in a collective
-    calls differ              of one number in a group, or ranks wait for each other in several groups
+    calls differ              other operations under one number of a group, by two answers, and by the stacks
 
 Everything else is a state (standstill.py): true, and perhaps as it should be.
 
@@ -369,7 +369,7 @@ class _Court:
         return (self._name_left(self._left, confidence, why),)
 
     def _judge_calls(self) -> tuple[Finding, ...]:
-        """Ranks are in different calls under one number, or wait for each other: torch's recorders tell."""
+        """Ranks are in different operations under one number: torch's recorders tell, and their stacks agree."""
         stop, living = self._ranks.proven, self._ranks.living
         if stop is None:
             return ()

@@ -33,6 +33,9 @@ MAX_BYTES = 32 << 20
 KEEP_CALLS = 100_000
 """Limit of calls that are kept of all dumps together, the newest of each: about 100 MB."""
 
+AGAIN = "#"
+"""Between the name of a group and which one of that name it is, as in heartbeats."""
+
 _NAMED = re.compile(r"\d(?:\.(?:json|pickle|pkl|bin|dump|txt))?$")
 """End of a dump's name: the user chooses the prefix, and the rank is appended."""
 _KEYS = re.compile(rb"collective_seq_id|profiling_name|nccl_version|comm_lib_version|pg_config|pg_status")
@@ -192,31 +195,110 @@ def parse_dump(
     except (PickleError, msgspec.MsgspecError, RecursionError, UnicodeError, ValueError) as exc:
         why = strip_control(str(exc)).replace("\n", " ")[:200]
         raise DumpError(f"a flight recorder dump that cannot be read: {why}") from exc
+    file.entries.sort(key=lambda entry: entry.record_id)
+    is_whole = not file.entries or file.entries[0].record_id == 0
+    _end_with_their_batch(file.entries)
+    numbered, formed_again = _last_groups(file.entries, is_whole=is_whole)
     names: dict[str, str] = {}
     descs: dict[str, str] = {}
-    for entry in file.entries:
+    for _, entry in numbered:
         name, desc = _group_of(entry)
         descs.setdefault(name, desc)
         names.setdefault(str(entry.pg_id), name)
-    names.setdefault("0", "0")  # the default group is each process's first; other numbers are local to the process
-    members = {name: ranks for name, config in file.pg_config.items() if rank in (ranks := _ranks(config.ranks))}
-    descs |= {name: config.desc for name, config in file.pg_config.items() if name in members}
+    # The default group is each process's first; other numbers are local to the process.
+    if "0" not in names.values() and not formed_again:
+        names.setdefault("0", "0")
+    now = {name.partition(AGAIN)[0]: name for name in formed_again}
+    config = {now.get(name, name): config for name, config in file.pg_config.items()}
+    members = {name: ranks for name, told in config.items() if rank in (ranks := _ranks(told.ranks))}
+    descs |= {name: told.desc for name, told in config.items() if name in members}
     statuses = {names[uid]: status for uid, status in file.pg_status.items() if uid in names}
-    calls = tuple(_call(entry, number) for number, entry in _newest(file.entries, keep))
-    described = {call.group for call in calls if not call.is_p2p}
+    calls = tuple(_call(entry, number) for number, entry in _newest(numbered, keep))
+    described = {call.group for call in calls}
     return Dump(
         rank=rank,
         calls=calls,
         # Sends and receives count into it: only asked where the group has no calls.
         enqueued={name: told.last_enqueued_collective for name, told in statuses.items() if name not in described},
-        started=_started(file.entries, statuses),
+        started=_started([entry for _, entry in numbered], statuses),
         members=members,
         descs=descs,
-        is_whole=not file.entries or file.entries[0].record_id == 0,
+        is_whole=is_whole,
+        formed_again=formed_again,
         taken_s=taken_s,
         source=source,
         node=node,
     )
+
+
+def _end_with_their_batch(entries: Sequence[_Entry]) -> None:
+    """Let coalesced calls, and those of batch_isend_irecv, be as the entry that closes their batch.
+
+    torch keeps the state of that one only: the others are `scheduled` for ever.
+    Source: torch 2.13, ProcessGroupNCCL::endCoalescing.
+    """
+    if not any(entry.profiling_name.endswith("coalesced") for entry in entries):
+        return
+    closing: dict[object, _Entry] = {}
+    for entry in reversed(entries):
+        batch = _batch_of(entry)
+        if entry.profiling_name.endswith("coalesced") and not entry.input_sizes:
+            closing.setdefault(batch, entry)
+        elif (last := closing.get(batch)) is not None and not _is_done(entry):
+            entry.state, entry.retired = last.state, last.retired
+
+
+def _last_groups(entries: Sequence[_Entry], *, is_whole: bool) -> tuple[list[tuple[int, _Entry]], frozenset[str]]:
+    """Return entries with their numbers, of groups that were formed again under one name only those of the last.
+
+    A group that was destroyed and formed again begins at 1 anew, and has another `pg_id`. Where no entry is lost, its
+    name tells which one it is (`0#2`, the second), as in heartbeats: the last one of other ranks may be another.
+
+    Args:
+        entries: in their order; those of such groups get the new name.
+        is_whole: no entry is lost.
+    Returns:
+        The entries, and the new names of such groups.
+    """
+    if not _may_be_formed_again(entries):
+        return list(enumerate(entries, start=1)), frozenset()
+    last: dict[str, tuple[int, int | None, int]] = {}
+    """By name: which one it is, its id, and its last number."""
+    which = []
+    for entry in entries:
+        name, seq = _group_of(entry)[0], 0 if entry.is_p2p else _seq_of(entry, is_p2p=False)
+        count, pg_id, before = last.get(name, (1, entry.pg_id, 0))
+        if pg_id != entry.pg_id or 0 < seq < before:
+            count, before = count + 1, 0
+        last[name] = count, entry.pg_id, max(seq, before)
+        which.append((name, count))
+    again = {name for name, (count, pg_id, _) in last.items() if count > 1 or (name == "0" and pg_id)}
+    numbered = [
+        (number, entry)
+        for number, (entry, (name, count)) in enumerate(zip(entries, which, strict=True), start=1)
+        if count == last[name][0]
+    ]
+    new = {name: f"{name}{AGAIN}{last[name][0]}" if is_whole and last[name][0] > 1 else name for name in again}
+    for _, entry in numbered:
+        name, desc = _group_of(entry)
+        if name in new:
+            entry.process_group = [new[name], desc]
+    return numbered, frozenset(new.values())
+
+
+def _may_be_formed_again(entries: Sequence[_Entry]) -> bool:
+    """Whether to look closer: a quick look, as there are many entries."""
+    last: dict[int | None, int] = {}
+    first: list[tuple[str, int | None]] = []
+    for entry in entries:
+        if entry.pg_id not in last:
+            last[entry.pg_id] = 0
+            first.append((_group_of(entry)[0], entry.pg_id))
+        if not entry.is_p2p and (seq := entry.collective_seq_id or entry.seq_id):
+            if seq < last[entry.pg_id]:
+                return True
+            last[entry.pg_id] = seq
+    return None in last or len(dict(first)) < len(first) or bool(dict(first).get("0"))
 
 
 def _started(entries: Sequence[_Entry], statuses: Mapping[str, _Status]) -> dict[str, int]:
@@ -299,9 +381,8 @@ def _is_users(path: str) -> bool:
     return path.endswith(".py") and not _LIBRARY.search(path[:_MAX_NAME])
 
 
-def _newest(entries: Sequence[_Entry], keep: int) -> list[tuple[int, _Entry]]:
-    """Return entries with their numbers: creating a call for each costs more than reading the file."""
-    numbered = list(enumerate(entries, start=1))
+def _newest(numbered: list[tuple[int, _Entry]], keep: int) -> list[tuple[int, _Entry]]:
+    """Return the entries to keep, no batch in part: creating a call for each costs more than reading the file."""
     if len(numbered) <= keep:
         return numbered
     first_open: dict[str, tuple[int, _Entry]] = {}
@@ -311,4 +392,18 @@ def _newest(entries: Sequence[_Entry], keep: int) -> list[tuple[int, _Entry]]:
         last[name] = entry
         if not _is_done(entry[1]):
             first_open.setdefault(name, entry)
-    return sorted(dict([*first_open.values(), *last.values(), *numbered[-keep:]]).items())
+    chosen = [entry for _, entry in (*first_open.values(), *last.values(), *numbered[-keep:])]
+    kept, seqs = {*map(_batch_of, chosen)}, {*map(_number_of, chosen)}
+    # Order matters: by their numbers alone, most are told apart.
+    return [pair for pair in numbered if _number_of(pair[1]) in seqs and _batch_of(pair[1]) in kept]
+
+
+def _number_of(entry: _Entry) -> int | None:
+    """Return its number in formats since 2.2; None in others."""
+    return entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
+
+
+def _batch_of(entry: _Entry) -> object:
+    """Return what entries of one batch share: group, kind and number."""
+    is_p2p = bool(entry.is_p2p)
+    return _group_of(entry)[0], entry.pg_id, is_p2p, _seq_of(entry, is_p2p=is_p2p)
