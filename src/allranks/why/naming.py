@@ -146,6 +146,8 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
         return Culprit()  # of several, such a launcher names the last one
     ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.name) if "ran_on" in event.values}
     nodes = people.nodes if len(people.nodes) <= 2 else ()
+    if {event.values["node"] for event in logs.events if "node" in event.values} - {*nodes}:  # there are others
+        nodes = ()
     if len(ran_on) == 1 and not nodes:
         nodes = tuple(ran_on)
     return Culprit(nodes=nodes) | _overhear(conclusion, logs)
@@ -153,8 +155,8 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
 
 # --- Names in passing -------------------------------------------------------------------------------------------------
 
-_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal)")
-"""But not the process that the launcher ends: that one still ran."""
+_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal| got signal)")
+"""But not a process that somebody ends: that one still ran."""
 _RANK = re.compile(r"\b(?:global_|global )?[Rr](?:ank|ANK)(?: ?[=:] ?| )([0-9]{1,6})\b(?![.:/][0-9])")
 _LOCAL_RANK = re.compile(r"\blocal_rank(?: ?[=:] ?| )([0-9]{1,4})\b")
 _PLACES = (
