@@ -42,12 +42,12 @@ class Attempts:
                 self._note(event.line)  # each node's agent tells it
             if again:
                 left[source] = again[0]
-        self._loops = Loops(logs, times)
+        self._loops = Loops(logs, times, told=begun)
         for node, line in self._loops.starts:
-            if line.source.shown not in begun:
-                self._note(line, node)
+            self._note(line, node)
+        sources = {line.source.shown for _, line in self._loops.starts}
         for at in self._loops.nodes:
-            if (at[0], None) in self._begun:  # it still belongs to the first start
+            if at[0] in sources:  # whoever has not begun again still belongs to the first start
                 self._begun.setdefault(at, [])
 
     def doubt(self, places: Sequence[Place]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import Said
@@ -30,9 +30,9 @@ _SIGNALS = ("Signal", "KeyboardInterrupt")
 
 
 class Loops:
-    """The further starts that only repeated lines tell of."""
+    """The further starts that only repeated lines tell of, in files other than those in which a launcher told them."""
 
-    def __init__(self, logs: Logs, times: Times) -> None:
+    def __init__(self, logs: Logs, times: Times, told: Collection[str]) -> None:
         self.starts: list[tuple[str | None, Line]] = []
         """Nodes, None where the lines of a file name none, and where they began again."""
         self.nodes: set[tuple[str, str | None]] = set()
@@ -41,17 +41,18 @@ class Loops:
         """Files in which something fails below the line of a requeue, and no line tells of a start: that line."""
         self.goes_back = False
         """Whether the steps of a writer begin again below the end of a process, in a file without a line of a start."""
-        told: defaultdict[str, list[LogEvent]] = defaultdict(list)
+        marks: defaultdict[str, list[LogEvent]] = defaultdict(list)
         for event in logs.of(*_STARTS, *_ENDS):
-            told[event.line.source.shown].append(event)
-        ended = {shown for shown, events in told.items() if any(event.kind not in _STARTS for event in events)}
+            marks[event.line.source.shown].append(event)
+        ends = (shown for shown, events in marks.items() if any(event.kind not in _STARTS for event in events))
+        ended = dict.fromkeys(shown for shown in ends if shown not in told)
         others: defaultdict[str, list[LogEvent]] = defaultdict(list)
         for event in logs.events if ended else ():
             if event.line.source.shown in ended:
                 others[event.line.source.shown].append(event)
         lines = {tail.source.shown: tail.lines for tail in logs.tails if tail.source.shown in ended}
         for shown in ended:
-            file = _File(told[shown], others[shown], lines.get(shown, ()))
+            file = _File(marks[shown], others[shown], lines.get(shown, ()))
             starts = file.find_starts(times)
             self.starts += starts
             self.nodes |= {(shown, node) for node in file.nodes}
