@@ -19,6 +19,7 @@ from allranks.facts.solve import solve
 from allranks.facts.story import Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Dump
+from allranks.why.before_steps import leave_out_strangers
 from allranks.why.chain import tell_chain
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.facts_of_lines import FactReader
@@ -76,7 +77,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 
 def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     """Return what happened, and what followed from what; dumps are those of the flight recorder beside the logs."""
-    logs = leave_out_other_jobs(logs)
+    logs = leave_out_strangers(leave_out_other_jobs(logs))
     reader = FactReader(logs, meet(logs, [end.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
@@ -89,9 +90,10 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     notes = [told] if (told := tell_chain(story)) else []
     if len(jobs) > 1:
         notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
-    if found and found[0].confidence is Confidence.CERTAIN and reader.attempts.may_be_more:
+    is_certain = bool(found) and found[0].confidence is Confidence.CERTAIN
+    if is_certain and (doubt := reader.attempts.doubt(found[0].evidence)):
         found[0] = replace(found[0], confidence=Confidence.LIKELY)
-        notes.append("steps begin again below the end of a process: these may be logs of several starts")
+        notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     return Explanation([*conclude_silence(logs, reader.people, found), *found], story)
