@@ -128,3 +128,22 @@ def test_a_report_of_an_older_kernel_ends_with_the_process_that_it_killed(why: W
     assert found[0].cause.name == "host-oom-kill"
     assert "process 33044" in found[0].culprit.things
     assert "process 21044" not in found[0].culprit.things
+
+
+@pytest.mark.parametrize(
+    ("job", "at", "cause", "is_told"),
+    [
+        (4711, "11:02:20", "host-oom-kill", True),
+        (4711, "11:03:31", "user-code-error", True),
+        (991, "11:02:20", "user-code-error", False),
+    ],
+)
+def test_a_kill_in_the_jobs_own_cgroup_keeps_its_weight(
+    why: Why, job: int, at: str, cause: str, *, is_told: bool
+) -> None:
+    raised = "".join(f"[rank2]: {line}\n" for line in f"{TRACEBACK}KeyError: 'tokens'".splitlines())
+    log = f"2026-11-24 11:02:30 INFO step 140 loss 2.31\n{raised}2026-11-24 11:02:40 INFO bye\n"
+    found = why({"slurm-4711.out": log, "gpu-b17.dmesg": kill(at, job, 21044)})
+    assert found[0].cause.name == cause
+    assert any("process 21044" in conclusion.culprit.things for conclusion in found) is is_told
+    assert any("also by itself" in note for note in found[0].notes) is is_told

@@ -58,6 +58,13 @@ def find_unowned(logs: Logs) -> frozenset[tuple[str, int]]:
     return frozenset(event.line.at for event in _list_others(logs))
 
 
+def find_own_kills(logs: Logs) -> frozenset[tuple[str, int]]:
+    """Return the kernel's lines about kills in the own job's cgroup."""
+    own = find_own_jobs(logs)
+    named = {event.line.at for event in logs.of(_OF_CGROUP) if event.values["job"] in own}
+    return frozenset(named.union(_of_reports(logs, named)) if named else ())
+
+
 def _list_others(logs: Logs) -> list[LogEvent]:
     """Return where kernels and daemons name a job that is not known as the own one; no exception, no rank does."""
     own = find_own_jobs(logs)
