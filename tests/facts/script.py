@@ -8,9 +8,9 @@
 
 A line of facts is `WHO WHAT`, then in any order what else is known: `[cause]` or `[cause or other]`, `likely`,
 `undecided`, `at TIME` or `at TIME to TIME` (`by another clock`), `line N of FILE`, `says the kernel`, `speaker rank N`,
-`seen first`, `told "WORDS"`, `generic`, `fatal`, `on mlx5_0`, `attempt N`; `world 8` alone in a line is the number of
-ranks. Below, `=>` lines are the whole story: `=> hangs` if it did not fail, each root with its part, the victims, and
-`=> chain: ...` where a case asks for it.
+`seen first`, `told "WORDS"`, `generic`, `fatal`, `own` (of the job), `on mlx5_0`, `attempt N`; `world 8` alone
+in a line is the number of ranks. Below, `=>` lines are the whole story: `=> hangs` if it did not fail, each root with
+its part, the victims, and `=> chain: ...` where a case asks for it.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def parse(line: str) -> list[Fact]:
     told = take(r'told "([^"]+)"')
     interface = take(r"on (mlx\S+)")
     words = set(rest.replace(",", " ").split())
-    assert words <= {"likely", "undecided", "generic", "seen", "first", "certain", "fatal"}, line
+    assert words <= {"likely", "undecided", "generic", "seen", "first", "certain", "fatal", "own"}, line
     confidence = next((one for one in Confidence if one.value in words), Confidence.CERTAIN)
     when = NEVER_SAID
     if time:
@@ -135,6 +135,7 @@ def parse(line: str) -> list[Fact]:
             is_generic="generic" in words,
             is_fatal="fatal" in words,
             is_first_observed="first" in words,
+            is_of_job="own" in words,
             told=told[1] if told else "",
             interface=interface[1] if interface else None,
         )

@@ -150,6 +150,8 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """It only says that something failed here, as any exception does; a line that says what failed is better."""
     is_first_observed: bool = False
     """Its launcher says that it saw this one first."""
+    is_of_job: bool = False
+    """The kernel says that it was a process of this job: by its cgroup."""
     told: str = ""
     """The message for people."""
     ask: str = ""

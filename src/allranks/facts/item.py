@@ -73,9 +73,10 @@ def is_claimed(fact: Fact) -> bool:
 
 
 def is_strangers(item: Item) -> bool:
-    """Whether the kernel killed some process, and nobody says that it was one of the job's."""
+    """Whether the kernel killed some process, and nobody says that it was one of the job's; or that was long before."""
     is_kill = item.kind is FactKind.ENDED and item.fact.said is Said.KERNEL and item.fact.signal == SIGKILL
-    return is_kill and (item.who.rank, item.who.local_rank) == (None, None)
+    is_known = item.fact.is_of_job and item.fact.confidence is not Confidence.UNDECIDED
+    return is_kill and not is_known and (item.who.rank, item.who.local_rank) == (None, None)
 
 
 @dataclass(slots=True, eq=False)

@@ -202,6 +202,7 @@ def _join(same: Sequence[Fact], who: Who | None = None) -> Fact:
         code=next((fact.code for fact in same if fact.code is not None), None),
         signal=next((fact.signal for fact in same if fact.signal is not None), None),
         is_first_observed=any(fact.is_first_observed for fact in same),
+        is_of_job=any(fact.is_of_job for fact in same),
         alternatives=tuple(label for label in dict.fromkeys([*labels, *best.alternatives]) if label),
         things=tuple(
             thing
