@@ -245,7 +245,7 @@ def _find_peers(losses: Sequence[Item]) -> tuple[Who, ...]:
 def _find_silent(items: Sequence[Item], world: int | None) -> tuple[Who, ...]:
     """Return the one rank that says nothing where all others say that they lost somebody, or waited."""
     suffered = {item.who.rank for item in items if item.sort in {Sort.LOSS, Sort.WAIT}} - {None}
-    if world is None or len(suffered) != world - 1 or world <= FEW - 1:
+    if world is None or world < FEW or len(suffered) != world - 1:
         return ()
     silent = set(range(world)) - suffered
     return tuple(next((item.who for item in items if item.who.rank == rank), Who(rank=rank)) for rank in silent)

@@ -45,8 +45,8 @@ def find_own_jobs(logs: Logs) -> frozenset[str]:
 
 def leave_out_other_jobs(logs: Logs) -> Logs:
     """Return the logs without what kernels and SLURM's daemons tell of other jobs, if the own one is known."""
-    others = _list_others(logs) if find_own_jobs(logs) else []
-    if not others:
+    others = _list_others(logs)
+    if not others or not find_own_jobs(logs):
         return logs
     foreign = {event.line.at for event in others} - set(_find_perhaps_own(logs, others))
     foreign |= set(_of_reports(logs, foreign))
@@ -60,15 +60,17 @@ def find_unowned(logs: Logs) -> frozenset[tuple[str, int]]:
 
 def find_own_kills(logs: Logs) -> frozenset[tuple[str, int]]:
     """Return the kernel's lines about kills in the own job's cgroup."""
-    own = find_own_jobs(logs)
-    named = {event.line.at for event in logs.of(_OF_CGROUP) if event.values["job"] in own}
+    told = [*logs.of(_OF_CGROUP)]
+    own = find_own_jobs(logs) if told else ()
+    named = {event.line.at for event in told if event.values["job"] in own}
     return frozenset(named.union(_of_reports(logs, named)) if named else ())
 
 
 def _list_others(logs: Logs) -> list[LogEvent]:
     """Return where kernels and daemons name a job that is not known as the own one; no exception, no rank does."""
-    own = find_own_jobs(logs)
-    named = [event for event in logs.of(_OF_JOB, _OF_CGROUP) if event.values["job"] not in own]
+    told = [*logs.of(_OF_JOB, _OF_CGROUP)]
+    own = find_own_jobs(logs) if told else ()  # looks at the names of all files
+    named = [event for event in told if event.values["job"] not in own]
     if not named:
         return []
     outside = {event.line.at for event in logs.events if _is_outside(event)}
