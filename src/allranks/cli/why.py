@@ -39,13 +39,13 @@ from allranks.model.fix import ANYBODY, Reader
 from allranks.report.markdown import MARKDOWN, PLAIN, Markup
 from allranks.report.text import Style, one_line, say
 from allranks.why.chain import Chain
+from allranks.why.timeline import TimelineRow
 
 if TYPE_CHECKING:
     from allranks.recorder.calls import Dump
     from allranks.why.logs.log_events import Logs
     from allranks.why.logs.read import ReadProblem
     from allranks.why.logs.sources import Source
-    from allranks.why.timeline import TimelineRow
 
 MAX_PROBLEMS = 8
 WITHOUT_HYPERSCAN = (
@@ -187,18 +187,6 @@ def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: 
             signal.signal(signal.SIGINT, before)
 
 
-class Spoken(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the timeline."""
-
-    time: str
-    who: str
-    text: str
-    cause: str | None
-    source: str
-    lines: int
-    is_culprit: bool
-
-
 class Read(msgspec.Struct, frozen=True, kw_only=True):
     """One log that was read."""
 
@@ -226,7 +214,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     dropped: int
     """Number of matching lines that were not kept, because there were too many."""
-    timeline: tuple[Spoken, ...] | None = None
+    timeline: tuple[TimelineRow, ...] | None = None
     restarts: str = ""
     """How often the ranks of the run were started again, and why; empty for never."""
     running: str | None = None
@@ -261,9 +249,6 @@ class Answer:
 
     def document(self, sources: Sequence[Source], *, num_bytes: int) -> Document:
         """Return the answer as JSON prints it."""
-        from allranks.why.timeline import tell_times
-
-        rows = self.rows
         return Document(
             exit_code=self.exit_code,
             findings=self.findings,
@@ -280,20 +265,7 @@ class Answer:
             restarts=self.restarts,
             running=self.running,
             chain=self.chain,
-            timeline=None
-            if rows is None
-            else tuple(
-                Spoken(
-                    time=when,
-                    who=row.who(),
-                    text=row.text,
-                    cause=row.cause,
-                    source=row.place,
-                    lines=row.lines,
-                    is_culprit=row.is_culprit,
-                )
-                for row, when in zip(rows, tell_times(rows), strict=True)
-            ),
+            timeline=self.rows,
         )
 
 

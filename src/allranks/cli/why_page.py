@@ -15,7 +15,8 @@ from allranks.report.page_data import Happened, Page, RunOutcome, read_page
 from allranks.report.text import one_line
 
 if TYPE_CHECKING:
-    from allranks.cli.why import Document, Spoken
+    from allranks.cli.why import Document
+    from allranks.why.timeline import TimelineRow
 
 AROUND = 200
 """Lines of the timeline before and after the culprit's first one."""
@@ -54,7 +55,7 @@ def _page_of_logs(document: Document, asked: Sequence[str]) -> Page:
     )
 
 
-def _cut(timeline: Sequence[Spoken]) -> list[Happened]:
+def _cut(timeline: Sequence[TimelineRow]) -> list[Happened]:
     first = next((number for number, line in enumerate(timeline) if line.is_culprit), len(timeline))
     return [
         Happened(

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
-from functools import lru_cache
 
-from allranks.facts.fact import NEVER_SAID, FactKind, When
+import msgspec
+
+from allranks.facts.fact import FactKind
 from allranks.report.text import fold_ranks, one_line
 from allranks.why.conclusion import Conclusion
 from allranks.why.findings import show_line, tell_nodes, tell_place
@@ -39,32 +39,20 @@ _HEADERS = re.compile(r"^(?:\[[^\]]{0,120}\]:? *)+(?=.)")
 _NUMBERS = re.compile(r"(?:0x)?[0-9][0-9a-fA-F]*")
 
 
-@dataclass(slots=True)
-class TimelineRow:
-    """One row of the timeline: a message of one or more ranks."""
+class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the timeline: a message of one or more ranks. `--json` prints it as it is."""
 
-    time_s: float | None
-    """Time of the first of them, like Line.time, corrected by its clock's offset; None if unknown."""
-    has_date: bool
+    time: str
+    """Of the first of them: with the day if there are several, relative if there are none, empty if unknown."""
+    who: str
+    """The ranks; the nodes if there are no ranks, or with those of a single node."""
     text: str
     cause: str | None
     """Id and name of the cause; None if the line shows none by itself."""
-    place: str
+    source: str
     """`path:line` of the first of them."""
+    lines: int
     is_culprit: bool = False
-    ranks: set[int] = field(default_factory=set)
-    nodes: dict[str, None] = field(default_factory=dict)
-    local_ranks: set[int] = field(default_factory=set)
-    """Nodes of lines without a known rank."""
-    lines: int = 0
-
-    def who(self) -> str:
-        """Return the writers: the ranks; the nodes if there are no ranks, or with a single rank."""
-        nodes = tell_nodes(tuple(self.nodes)) or ""
-        if len(self.ranks) > 1 and len(self.nodes) != 1:
-            return fold_ranks(self.ranks)
-        ranks = fold_ranks(self.ranks) or (self.local_ranks and f"local {fold_ranks(self.local_ranks)}") or ""
-        return f"{nodes} {ranks}".strip()
 
 
 def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[TimelineRow]:
@@ -74,45 +62,27 @@ def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Time
         logs: all that was read.
         conclusion: whose culprit and evidence are marked.
     """
-    rows: dict[tuple[object, ...], TimelineRow] = {}
-    for event, when in _in_order(_choose(logs, conclusion), Times(logs)):
+    clock, ordered = _in_order(_choose(logs, conclusion), Times(logs))
+    rows: defaultdict[tuple[object, ...], list[tuple[float | None, LogEvent]]] = defaultdict(list)
+    for time_s, event in ordered:
         is_culprit = conclusion is not None and _is_of(event.line, conclusion)
-        key = (is_culprit, when.clock, *_sameness(event))
-        row = rows.get(key)
-        if row is None:
-            row = rows[key] = TimelineRow(
-                time_s=when.earliest_s,
-                has_date=when.clock != DATELESS,
-                text=_text(event),
-                cause=event.cause.label if event.cause else None,
-                place=tell_place(event.line),
-                is_culprit=is_culprit,
-            )
-        row.lines += 1
-        if event.line.rank is not None:
-            row.ranks.add(event.line.rank)
-        elif event.line.local_rank is not None:
-            row.local_ranks.add(event.line.local_rank)
-        if event.line.node:
-            row.nodes[event.line.node] = None
-    return list(rows.values())
-
-
-def cut_middle(
-    rows: Sequence[TimelineRow], limit: int = MAX_ROWS
-) -> tuple[Sequence[TimelineRow], int, Sequence[TimelineRow]]:
-    """Return the first rows, the number of rows left out, and the last rows."""
-    if len(rows) <= limit:
-        return rows, 0, ()
-    return rows[: limit - limit // 2], len(rows) - limit, rows[len(rows) - limit // 2 :]
-
-
-def tell_times(rows: Iterable[TimelineRow]) -> list[str]:
-    """Return the times of rows as text: with the day if there are several, relative if there are none."""
-    rows = list(rows)
-    known = [row.time_s for row in rows if row.time_s is not None]
-    days = {int(row.time_s // _DAY_S) for row in rows if row.time_s is not None and row.has_date}
-    return [_time(row, min(known, default=0.0), has_days=len(days) > 1) for row in rows]
+        rows[is_culprit, time_s is None, *_sameness(event)].append((time_s, event))
+    times = [same[0][0] for same in rows.values() if same[0][0] is not None]
+    days = {time_s // _DAY_S for time_s in times}
+    format_of_time = "" if clock == DATELESS else "%m-%d %H:%M:%S" if len(days) > 1 else "%H:%M:%S"
+    return [
+        TimelineRow(
+            time="" if time_s is None else _time(time_s, min(times), format_of_time),
+            who=_who([event.line for _, event in same]),
+            text=_text(first),
+            cause=first.cause.label if first.cause else None,
+            source=tell_place(first.line),
+            lines=len(same),
+            is_culprit=bool(is_culprit),
+        )
+        for (is_culprit, *_), same in rows.items()
+        for time_s, first in same[:1]
+    ]
 
 
 def tell_clocks(logs: Logs) -> list[str]:
@@ -126,12 +96,18 @@ def tell_clocks(logs: Logs) -> list[str]:
     return [*lines, f"the clocks of {left_out} more are corrected, too"] if left_out > 0 else lines
 
 
-def _time(row: TimelineRow, start_s: float, *, has_days: bool) -> str:
-    if row.time_s is None:
-        return ""
-    if not row.has_date:
-        return f"+{row.time_s - start_s:.1f} s"
-    return datetime.fromtimestamp(row.time_s, UTC).strftime("%m-%d %H:%M:%S" if has_days else "%H:%M:%S")
+def _time(time_s: float, start_s: float, format_of_time: str) -> str:
+    return datetime.fromtimestamp(time_s, UTC).strftime(format_of_time) if format_of_time else f"+{time_s - start_s:.1f} s"
+
+
+def _who(lines: Sequence[Line]) -> str:
+    nodes = tuple(line.node for line in lines if line.node)
+    ranks = {line.rank for line in lines if line.rank is not None}
+    if len(ranks) > 1 and len(set(nodes)) != 1:
+        return fold_ranks(ranks)
+    local_ranks = {line.local_rank for line in lines if line.rank is None and line.local_rank is not None}
+    local = f"local {fold_ranks(local_ranks)}" if local_ranks else ""
+    return f"{tell_nodes(nodes) or ''} {fold_ranks(ranks) or local}".strip()
 
 
 def _choose(logs: Logs, conclusion: Conclusion | None) -> Iterable[LogEvent]:
@@ -154,28 +130,20 @@ def _choose(logs: Logs, conclusion: Conclusion | None) -> Iterable[LogEvent]:
     return best.values()
 
 
-def _in_order(chosen: Iterable[LogEvent], times: Times) -> Iterator[tuple[LogEvent, When]]:
-    """Yield events in order, each with when it can have happened: on the most usual clock, or at an unknown time."""
-    by_source: defaultdict[str, list[tuple[LogEvent, When]]] = defaultdict(list)
-    for event in chosen:
-        by_source[event.line.source.shown].append((event, times.of(event.line)))
-    clocks = Counter(when.clock for own in by_source.values() for _, when in own if when.clock)
+def _in_order(chosen: Iterable[LogEvent], times: Times) -> tuple[str, list[tuple[float | None, LogEvent]]]:
+    """Return the most usual clock, and the events in order, each with its time on that clock, or None."""
+    whens = [(event, times.of(event.line)) for event in chosen]
+    clocks = Counter(when.clock for _, when in whens if when.clock)
     usual = clocks.most_common(1)[0][0] if clocks else ""
-    timed: list[tuple[float, LogEvent]] = []
-    untimed: list[LogEvent] = []
-    for own in by_source.values():
-        now_s: float | None = None
-        for event, when in own:
-            at_s = when.latest_s if when.earliest_s is None else when.earliest_s
-            if at_s is not None and when.clock == usual:
-                now_s = at_s if now_s is None else max(now_s, at_s)
-            if now_s is None:
-                untimed.append(event)
-            else:
-                timed.append((now_s, event))
-    timed.sort(key=lambda entry: entry[0])
-    yield from ((event, When(at_s, at_s, usual)) for at_s, event in timed)
-    yield from ((event, NEVER_SAID) for event in untimed)
+    now_s: dict[str, float] = {}  # in each source
+    found: list[tuple[float | None, LogEvent]] = []
+    for event, when in whens:
+        source = event.line.source.shown
+        at_s = when.latest_s if when.earliest_s is None else when.earliest_s
+        if at_s is not None and when.clock == usual:
+            now_s[source] = max(at_s, now_s.get(source, at_s))
+        found.append((now_s.get(source), event))
+    return usual, sorted(found, key=lambda entry: float("inf") if entry[0] is None else entry[0])
 
 
 def _is_of(line: Line, conclusion: Conclusion) -> bool:
@@ -189,7 +157,8 @@ def _is_of(line: Line, conclusion: Conclusion) -> bool:
 
 def _sameness(event: LogEvent) -> tuple[object, ...]:
     """Return the key of two events that are folded into one row."""
-    words = _NUMBERS.sub("0", event.line.text[_start(event) :][:_MAX_TEXT])
+    match = re.search(event.sign.pattern, event.line.text) if event.sign else None
+    words = _NUMBERS.sub("0", event.line.text[match.start() if match else 0 :][:_MAX_TEXT])
     if event.sign is None:
         return event.kind, words
     collective = (event.values.get("seq"), event.values.get("op"))
@@ -198,23 +167,11 @@ def _sameness(event: LogEvent) -> tuple[object, ...]:
     return event.kind, words, *collective
 
 
-def _start(event: LogEvent) -> int:
-    """Return the position of the words that the event's sign matched."""
-    match = _compiled(event.sign.pattern).search(event.line.text) if event.sign else None
-    return match.start() if match else 0
-
-
-@lru_cache(maxsize=4096)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
 def _text(event: LogEvent) -> str:
     """Return the message of a line, without the headers before it."""
     text = _HEADERS.sub("", " ".join(show_line(event.line).split()), count=1)
-    if event.sign is not None:
-        match = _compiled(event.sign.pattern).search(text)
-        text = text[match.start() :] if match and match.start() > _MAX_TEXT // 2 else text
+    match = re.search(event.sign.pattern, text) if event.sign else None
+    text = text[match.start() :] if match and match.start() > _MAX_TEXT // 2 else text
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 4].rstrip() + " ..."
 
 
@@ -226,26 +183,18 @@ def render_timeline(rows: Sequence[TimelineRow], *, mark: str = ">", dots: str =
         mark: prefix of the culprit's rows.
         dots: text for rows that are left out.
     """
-    first, left_out, last = cut_middle(rows)
-    shown = [*first, *last]
-    paths = {row.place.rpartition(":")[0] for row in shown}
-    columns = [
-        [mark if row.is_culprit else "" for row in shown],
-        tell_times(shown),
-        [one_line(row.who()) for row in shown],
-    ]
-    widths = [min(24, max(map(len, column), default=0)) for column in columns]
+    left_out = len(rows) - MAX_ROWS
+    shown = [*rows[: MAX_ROWS // 2], *rows[-MAX_ROWS // 2 :]] if left_out > 0 else rows
+    is_one_source = len({row.source.rpartition(":")[0] for row in shown}) == 1
+    cells = [(mark if row.is_culprit else "", row.time, one_line(row.who)) for row in shown]
+    widths = [min(24, max(map(len, column))) for column in zip(*cells, strict=True)]
     lines = []
-    for row, *cells in zip(shown, *columns, strict=True):
-        parts = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True) if width]
-        lines.append("  ".join([*parts, _said(row, is_only_source=len(paths) == 1)]))
-    if left_out:
-        lines.insert(len(first), f"{dots} {left_out} more {dots}")
+    for row, parts in zip(shown, cells, strict=True):
+        cause = f"{row.cause}: " if row.cause else ""
+        count = f" ({row.lines} lines)" if row.lines > 1 else ""
+        place = f"line {row.source.rpartition(':')[2]}" if is_one_source else row.source
+        columns = [f"{part:<{width}}" for part, width in zip(parts, widths, strict=True) if width]
+        lines.append("  ".join([*columns, one_line(f"{cause}{row.text}{count} [{place}]")]))
+    if left_out > 0:
+        lines.insert(MAX_ROWS // 2, f"{dots} {left_out} more {dots}")
     return "\n".join(lines)
-
-
-def _said(row: TimelineRow, *, is_only_source: bool) -> str:
-    cause = f"{row.cause}: " if row.cause else ""
-    count = f" ({row.lines} lines)" if row.lines > 1 else ""
-    place = f"line {row.place.rpartition(':')[2]}" if is_only_source else row.place
-    return one_line(f"{cause}{row.text}{count} [{place}]")
