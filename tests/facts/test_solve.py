@@ -87,8 +87,7 @@ def test_roots_are_no_surer_than_their_lines_and_nothing_is_explained_by_what_ca
     for root in story.roots:
         assert surer.index(root.confidence) >= surer.index(root.fact.confidence)
         assert root.confidence is Confidence.UNDECIDED or root.fact not in explained or root.part is RootPart.WARNING
-    dated = [edge for edge in story.edges if edge.cause.kind is not FactKind.NODE_LOST]  # a scheduler misses it late
-    assert not any(edge.effect.when.is_before(edge.cause.when) for edge in dated)
+    assert not any(edge.effect.when.is_before(edge.cause.when) for edge in story.edges)
 
 
 def test_twenty_thousand_facts_of_4096_ranks_take_less_than_a_second():

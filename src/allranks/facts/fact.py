@@ -91,9 +91,13 @@ class When(msgspec.Struct, frozen=True, gc=False):
 
     def is_before(self, other: When) -> bool:
         """Whether it certainly ended before the other began."""
-        if not self.clock or self.clock != other.clock or self.latest_s is None or other.earliest_s is None:
-            return False
-        return self.latest_s < other.earliest_s
+        return other.after_s(self) > 0.0
+
+    def after_s(self, other: When) -> float:
+        """Seconds by which it certainly began after the other ended; 0: it may have been before."""
+        if not self.clock or self.clock != other.clock or self.earliest_s is None or other.latest_s is None:
+            return 0.0
+        return max(0.0, self.earliest_s - other.latest_s)
 
 
 NEVER_SAID = When()

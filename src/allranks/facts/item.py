@@ -46,7 +46,9 @@ _SORTS = {
 }
 _CRASHES = frozenset((SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS, SIGXCPU, SIGXFSZ))
 _STRENGTHS = {Confidence.CERTAIN: 0, Confidence.LIKELY: 1, Confidence.UNDECIDED: 3}
+SUFFERED = frozenset((Sort.LOSS, Sort.WAIT, Sort.GONE))
 GENERIC = 2
+_NOWHERE = Place("", 0, "")
 
 
 def sort_of(fact: Fact) -> Sort:
@@ -109,7 +111,7 @@ class Item:
 
     who: Who = field(init=False)
     kind: FactKind = field(init=False)
-    place: Place | None = field(init=False)
+    place: Place = field(init=False)
     """The first line that states it."""
     number: int = field(init=False)
     """Of its collective."""
@@ -121,7 +123,7 @@ class Item:
     def __post_init__(self) -> None:
         fact = self.fact
         self.who, self.kind = fact.who, fact.kind
-        self.place = fact.places[0] if fact.places else None
+        self.place = fact.places[0] if fact.places else _NOWHERE
         self.number = -1 if fact.seq is None else fact.seq
         doubt = _STRENGTHS[fact.confidence]
         if self.sort is Sort.END:
@@ -207,8 +209,7 @@ class Pool:
         sources: dict[str, list[Item]] = {}
         for item in self._best:
             clocks.setdefault(item.when.clock, []).append(item)
-            if item.place is not None:
-                sources.setdefault(item.place.source, []).append(item)
+            sources.setdefault(item.place.source, []).append(item)
         self._others = [item for on_it in list(clocks.values())[:FEW] for item in on_it[:FEW]]
         self._clocks = {
             clock: [
@@ -218,7 +219,7 @@ class Pool:
             for clock, on_it in clocks.items()
         }
         self._sources = {
-            source: sorted(of_it, key=lambda item: (item.place.line if item.place else 0, item.index))[:FEW]
+            source: sorted(of_it, key=lambda item: (item.place.line, item.index))[:FEW]
             for source, of_it in sources.items()
         }
 
@@ -226,7 +227,6 @@ class Pool:
         """Return the best reason of another process."""
         if not self._best:
             return None
-        source = effect.place.source if effect.place is not None else ""
-        near = [*self._clocks.get(effect.when.clock, ()), *self._others, *self._sources.get(source, ())]
+        near = [*self._clocks.get(effect.when.clock, ()), *self._others, *self._sources.get(effect.place.source, ())]
         tried = [*self._best[: 2 * FEW], *near]
         return next((item for item in tried if item.is_other(effect) and rule(item, effect)), None)

@@ -88,10 +88,13 @@ class _Between:
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
         hints = Pool(self._of(Sort.HINT))
         scheduled = Pool(item for item in self._open(Sort.BREAK) if _is_schedulers(item))
-        weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real)
+        weak = Pool(
+            item for item in self._open(Sort.BREAK)
+            if not item.is_real and item.fact.confidence is not Confidence.UNDECIDED
+        )  # fmt: skip
         for item in self._open(Sort.ABSENT):
             if not self._by_machine(item, FactKind.NODE_LOST, FactKind.LINK_FAULT):
-                self._possibly(item, (broken, not_later), (weak, rules.keeps_away), (hints, rules.may_prevent))
+                self._possibly(item, (broken, not_later), (hints, rules.may_prevent))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
         for item in self._of(Sort.LOSS, Sort.WAIT, Sort.GONE, Sort.ORDER):
             if any(cause.sort is Sort.BREAK for cause in item.causes):
@@ -103,7 +106,7 @@ class _Between:
                 continue
             is_own = item.sort in {Sort.LOSS, Sort.WAIT}
             is_explained = self._possibly(
-                item, (broken, not_later), (absent, not_later), (weak, rules.is_likely), (hints, rules.may_prevent),
+                item, (broken, not_later), (absent, not_later), (weak, not_later), (hints, rules.may_prevent),
                 (losses, sooner if item.sort is Sort.LOSS else not_later), (waits, sooner if is_own else not_later),
             )  # fmt: skip
             if (
@@ -225,7 +228,7 @@ class _Between:
             return False
         groups = (effect.fact.group, None) if effect.fact.group is not None else (None, _ANY)
         reasons = [item for group in groups for item in self._in_group.get(group, ())[: 4 * FEW]]
-        for reason in [item for item in reasons if item.is_other(effect) and not_later(item, effect)][:FEW]:
+        for reason in [item for item in reasons if not_later(item, effect)][:FEW]:
             reason.explain(effect, is_named=True)
         return bool(effect.causes)
 

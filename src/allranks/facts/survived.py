@@ -57,8 +57,7 @@ class _Later:
         time, place = (whose, item.when.clock), item.place
         if item.when.clock and item.when.earliest_s is not None:
             self._times[time] = max(self._times.get(time, item.when.earliest_s), item.when.earliest_s)
-        if place is not None:
-            self._lines[whose, place.source] = max(self._lines.get((whose, place.source), 0), place.line)
+        self._lines[whose, place.source] = max(self._lines.get((whose, place.source), 0), place.line)
 
     def is_by_time(self, whose: Hashable, item: Item, gap_s: float = 0.0) -> bool:
         """Whether it certainly lived later than the item."""
@@ -71,11 +70,11 @@ class _Later:
 
     def is_in_file(self, whose: Hashable, item: Item) -> bool:
         """Whether the item's file, whose lines have an order, says that it lived."""
-        return item.place is not None and (whose, item.place.source) in self._lines
+        return self._lines.get((whose, item.place.source), 0) > 0
 
     def is_by_line(self, whose: Hashable, item: Item) -> bool:
         """Whether it lived in a later line of the item's file."""
-        return item.place is not None and 0 < item.place.line < self._lines.get((whose, item.place.source), 0)
+        return 0 < item.place.line < self._lines.get((whose, item.place.source), 0)
 
 
 def find_survived(items: Sequence[Item]) -> set[Item]:
@@ -136,9 +135,7 @@ def _is_of_nobody(item: Item) -> bool:
 
 def _is_long_after(end: Item, item: Item, gap_s: float = LINGERS_S) -> bool:
     """Whether a process ended so long after what it raised that something else was the reason."""
-    began_s, ended_s = item.when.latest_s, end.when.earliest_s
-    is_one_clock = item.when.clock == end.when.clock and bool(end.when.clock)
-    return is_one_clock and began_s is not None and ended_s is not None and ended_s - began_s > gap_s
+    return end.when.after_s(item.when) > gap_s
 
 
 def _is_doubted(item: Item, later: _Later, *, may_be_buffered: bool, is_aborted: bool) -> bool:

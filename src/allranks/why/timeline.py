@@ -97,7 +97,9 @@ def tell_clocks(logs: Logs) -> list[str]:
 
 
 def _time(time_s: float, start_s: float, format_of_time: str) -> str:
-    return datetime.fromtimestamp(time_s, UTC).strftime(format_of_time) if format_of_time else f"+{time_s - start_s:.1f} s"
+    return (
+        datetime.fromtimestamp(time_s, UTC).strftime(format_of_time) if format_of_time else f"+{time_s - start_s:.1f} s"
+    )
 
 
 def _who(lines: Sequence[Line]) -> str:

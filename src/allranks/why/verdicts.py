@@ -52,25 +52,26 @@ def read_printed_verdict(logs: Logs) -> Verdict | None:
     What was printed in a log before the last line that begins a run, or says that it succeeded, is a warning: the job
     went on. Of several reports, the last one comes first. Their exit code is not known.
     """
-    ends = find_ends(logs)
-    groups: list[list[Finding]] = []  # printed together, culprit first
-    survived: list[Finding] = []
-    before: Printed | None = None
+    begun = {
+        event.line.source.shown: event.line.number
+        for event in logs.of("begun", Trait.SUCCESS)
+        if event.kind == "begun" or event.line.text.startswith("allranks: ")
+    }
+    groups: list[list[Printed]] = []  # printed together, culprit first
     for printed in logs.printed:
-        finding = _quote(printed)
-        if printed.line.number < ends.get(printed.line.source.shown, (0, False))[0]:
-            survived.append(msgspec.structs.replace(finding, severity=Severity.WARN))
-            continue
-        is_next = before is not None and before.line.source == printed.line.source
-        if before is not None and is_next and printed.line.number <= before.last + MAX_GAP:
-            groups[-1].append(finding)
-        else:
-            groups.append([finding])
-        before = printed
-    said: dict[str, object] = {finding.cause: finding for finding in survived}
-    said |= {finding.cause: group for group in groups for finding in group}
-    findings = [finding for group in reversed(groups) for finding in group if said[finding.cause] is group]
-    findings += [finding for finding in survived if said[finding.cause] is finding]
+        before = groups[-1][-1] if groups else printed
+        is_next = before.line.source == printed.line.source and printed.line.number <= before.last + MAX_GAP
+        if not groups or not is_next:
+            groups.append([])
+        groups[-1].append(printed)
+    findings: list[Finding] = []
+    for are_survived in (False, True):
+        for group in reversed(groups):
+            known = {finding.cause for finding in findings}
+            for printed in group:
+                is_survived = printed.line.number < begun.get(printed.line.source.shown, 0)
+                if printed.finding.cause not in known and is_survived is are_survived:
+                    findings.append(_quote(printed, is_survived=is_survived))
     if not findings:
         return None
     has_failed = any(finding.severity is Severity.FAIL for finding in findings)
@@ -79,22 +80,12 @@ def read_printed_verdict(logs: Logs) -> Verdict | None:
     )
 
 
-def find_ends(logs: Logs) -> dict[str, tuple[int, bool]]:
-    """Return, for each source with lines of `allranks run`, the last of them that begins or ends a run.
-
-    True: with it, a run succeeded.
-    """
-    ends: dict[str, tuple[int, bool]] = {}
-    for event in logs.of("begun", Trait.SUCCESS):
-        if event.kind == "begun" or event.line.text.startswith("allranks: "):
-            ends[event.line.source.shown] = (event.line.number, event.kind != "begun")
-    return ends
-
-
-def _quote(printed: Printed) -> Finding:
+def _quote(printed: Printed, *, is_survived: bool) -> Finding:
     """Return a printed finding, with its first line as evidence."""
+    said = printed.finding
     quoted = Evidence(seen=one_line(printed.line.text), source=tell_place(printed.line))
-    return msgspec.structs.replace(printed.finding, evidence=(*printed.finding.evidence, quoted))
+    severity = Severity.WARN if is_survived else said.severity
+    return msgspec.structs.replace(said, severity=severity, evidence=(*said.evidence, quoted))
 
 
 def join_verdict(
@@ -117,11 +108,12 @@ def join_verdict(
     if verdict is None:
         return list(own)
     # For the same cause, the logs have the lines, unless they only guess.
-    sure = [] if is_printed else [finding for finding in own if finding.confidence is not Confidence.UNDECIDED]
-    lines = {finding.cause: finding.evidence for finding in sure}
-    chosen = [tuple(_choose_evidence(finding, lines.get(finding.cause, ()))) for finding in verdict.findings]
-    pairs = zip(verdict.findings, chosen, strict=True)
-    said = [mask_finding(msgspec.structs.replace(finding, evidence=evidence)) for finding, evidence in pairs]
+    sure = [finding for finding in own if finding.confidence is not Confidence.UNDECIDED]
+    lines = {} if is_printed else {finding.cause: finding.evidence for finding in sure}
+    said = []
+    for finding in verdict.findings:
+        evidence = tuple(_choose_evidence(finding, lines.get(finding.cause, ())))
+        said.append(mask_finding(msgspec.structs.replace(finding, evidence=evidence)))
     has_failed = any(finding.severity is Severity.FAIL for finding in said)
     if verdict.exit_code == 0 and not has_failed:
         healthy = Finding(
@@ -137,18 +129,21 @@ def join_verdict(
         return [*_interrupted(verdict, more, reader), *said]
     if not has_failed:
         return [*more, *said]
-    failures = [finding for finding in more if finding.severity is Severity.FAIL]
-    if said[0].confidence is not Confidence.UNDECIDED:  # such a verdict needs no guesses
-        failures = [failure for failure in failures if failure.confidence is not Confidence.UNDECIDED]
+    is_sure = said[0].confidence is not Confidence.UNDECIDED  # such a verdict needs no guesses
+    failures = _sure_failures(more) if is_sure else [found for found in more if found.severity is Severity.FAIL]
     return [*said, *failures]
+
+
+def _sure_failures(findings: Sequence[Finding]) -> list[Finding]:
+    failures = [finding for finding in findings if finding.severity is Severity.FAIL]
+    return [failure for failure in failures if failure.confidence is not Confidence.UNDECIDED]
 
 
 def join_lost(lost: Finding | None, findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with that about a run whose agent is gone: first, unless only SLURM has told of its end."""
     if lost is None:
         return list(findings)
-    failures = [finding for finding in findings if finding.severity is Severity.FAIL and finding.cause != lost.cause]
-    sure = [failure for failure in failures if failure.confidence is not Confidence.UNDECIDED]
+    sure = [failure for failure in _sure_failures(findings) if failure.cause != lost.cause]
     return [*sure, lost] if sure and lost.confidence is Confidence.UNDECIDED else [lost, *sure]
 
 
@@ -176,24 +171,22 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding], reader: Reader) -> li
     What merely resembles something is left out: all ranks were ended, and say so in tracebacks.
     """
     from_outside = [finding for finding in own if Trait.ENDS_FROM_OUTSIDE in traits_of(finding.cause_id)]
-    more = [
-        finding
-        for finding in own
-        if finding.severity is Severity.FAIL and finding.confidence is not Confidence.UNDECIDED
-    ]
     if not from_outside:
-        cause = find_cause("cancelled")
-        from_outside = [
-            Finding(
-                cause=cause.label,
-                severity=Severity.FAIL,
-                confidence=_sure_of(verdict.ended_by or ""),
-                message=f"the job was ended from outside, by {verdict.ended_by}",
-                evidence=(Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=VERDICT),),
-                fix=cause.fix.tell(reader, {}),
-            )
-        ]
-    return [from_outside[0], *(finding for finding in more if finding is not from_outside[0])]
+        evidence = Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=VERDICT)
+        from_outside = [_cancelled(verdict.ended_by or "", "", (evidence,), reader)]
+    return [from_outside[0], *(finding for finding in _sure_failures(own) if finding is not from_outside[0])]
+
+
+def _cancelled(signal: str, more: str, evidence: tuple[Evidence, ...], reader: Reader) -> Finding:
+    cause = find_cause("cancelled")
+    return Finding(
+        cause=cause.label,
+        severity=Severity.FAIL,
+        confidence=Confidence.LIKELY if signal == "SIGTERM" else Confidence.CERTAIN,  # schedulers send it, too
+        message=f"the job was ended from outside, by {signal}{more}",
+        evidence=evidence,
+        fix=cause.fix.tell(reader, {}),
+    )
 
 
 def judge_lost(
@@ -208,47 +201,35 @@ def judge_lost(
         words: what its ranks printed last.
         reader: for whom the fix is.
     """
+    evidence = tuple(Evidence(seen=f"rank {word.rank}: {word.text}", source=str(word.path)) for word in words)
     if run.interrupted_by is not None:
-        cause, name = find_cause("cancelled"), Signals(run.interrupted_by).name
-        how, confidence = f"the job was ended from outside, by {name}; {how}", _sure_of(name)
-    else:
-        cause = find_cause("node-failure")
+        return _cancelled(Signals(run.interrupted_by).name, f"; {how}", evidence, reader)
     node = run.leader or next(iter(run.nodes), "that node")
     return Finding(
-        cause=cause.label,
+        cause=find_cause("node-failure").label,
         severity=Severity.FAIL,
         confidence=confidence,
-        node=None if run.interrupted_by is not None else node,
+        node=node,
         message=how,
-        evidence=tuple(Evidence(seen=f"rank {word.rank}: {word.text}", source=str(word.path)) for word in words),
-        fix=cause.fix.tell(reader, {}) if run.interrupted_by is not None else _LOOK.format(node=node),
+        evidence=evidence,
+        fix=_LOOK.format(node=node),
     )
 
 
-def _sure_of(name: str) -> Confidence:
-    """How sure it is that a person ended a job with this signal: schedulers send SIGTERM, too."""
-    return Confidence.LIKELY if name == "SIGTERM" else Confidence.CERTAIN
-
-
 def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Evidence]:
-    """Return the lines of the logs; a whole traceback of the verdict instead of its two lines there."""
-    found = _lines_of_culprit(finding, lines)
-    is_whole = any("\n" in evidence.seen for evidence in finding.evidence)
-    if not found or not is_whole:
+    """Return the lines of the logs; a whole traceback of the verdict instead of its two lines there.
+
+    Lines in files of other ranks are left out: victims may use the words of the culprit's cause.
+    """
+    ranks = [read_path((line.source or "").partition(":")[0])[1] for line in lines]
+    found = [
+        line
+        for line, rank in zip(lines, ranks, strict=True)
+        if rank is None or rank in finding.ranks or not finding.ranks
+    ]
+    if not found or not any("\n" in evidence.seen for evidence in finding.evidence):
         return found or finding.evidence
-    place = found[0].source
     return [
-        msgspec.structs.replace(evidence, source=place) if "\n" in evidence.seen else evidence
+        msgspec.structs.replace(evidence, source=found[0].source) if "\n" in evidence.seen else evidence
         for evidence in finding.evidence
     ]
-
-
-def _lines_of_culprit(finding: Finding, lines: Sequence[Evidence]) -> list[Evidence]:
-    """Return the lines that are not in files of other ranks: victims may use the words of the culprit's cause."""
-    ranks = {*finding.ranks, None}
-    return [line for line in lines if not finding.ranks or _rank_of(line) in ranks]
-
-
-def _rank_of(evidence: Evidence) -> int | None:
-    """Return the rank whose file a line is in; None if the path does not tell."""
-    return read_path((evidence.source or "").partition(":")[0])[1]
