@@ -89,8 +89,6 @@ class Item:
     index: int
     """Its place in an order that depends on nothing but the facts."""
     process: Hashable
-    writer: Hashable
-    """The process that reports it, as far as is known."""
     sort: Sort
     when: When
     """Of its fact; if that has none, all the time until its process was seen to end."""
@@ -180,8 +178,7 @@ def make_items(facts: Sequence[Fact]) -> list[Item]:
         if isinstance(process, Who) and process.local_rank is not None and process.pid is None and fact.places:
             of_file = (process.local_rank, fact.places[0].source)  # each node has such a one
             process = next(iter(writers[of_file])) if len(writers[of_file]) == 1 else of_file
-        writer = _name(fact.speaker) if fact.speaker else process
-        items.append(Item(fact, index, process, writer, sort_of(fact), fact.when, fact.when, fact.is_first_observed))
+        items.append(Item(fact, index, process, sort_of(fact), fact.when, fact.when, fact.is_first_observed))
     return items
 
 
