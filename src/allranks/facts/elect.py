@@ -170,11 +170,9 @@ def _make_root(like: Sequence[Item], items: Sequence[Item], world: int | None) -
         part = RootPart.CULPRIT if blamed else RootPart.UNDECIDED
     elif best.sort in {Sort.GONE, Sort.ORDER}:
         most, blamed = Confidence.LIKELY, ()
-    elif best.kind is FactKind.LAUNCHER_KILL:  # it was stuck, perhaps because it waited for another one
-        most = Confidence.LIKELY
-    elif not best.who and (blamed or best.sort is Sort.ABSENT):  # only somebody's end tells whose it is
-        most = Confidence.LIKELY
-    if best.is_doubted:
+    # Who was stuck may have waited for another one; if it has no name, only somebody's end tells whose it is.
+    is_unsure = best.kind is FactKind.LAUNCHER_KILL or (not best.who and (blamed or best.sort is Sort.ABSENT))
+    if best.is_doubted or is_unsure:
         most = _at_most(Confidence.LIKELY, most)
     return Root(tuple(item.fact for item in like), part, _at_most(most, best.fact.confidence), blamed)
 

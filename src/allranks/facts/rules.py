@@ -152,8 +152,9 @@ def may_be_its_parent(reason: Item, effect: Item) -> bool:
 def strikes(reason: Item, effect: Item) -> bool:
     """Whether what happened to a machine explains a fact of a process on it."""
     if reason.kind is FactKind.ENDED:  # the kernel killed some process there: the one that a SIGKILL ended
-        return reason.who.is_node and reason.sort is Sort.BREAK and _is_same_end(reason, effect)
+        is_kill = reason.who.is_node and reason.sort is Sort.BREAK
+        return is_kill and effect.sort is Sort.END and _is_same_end(reason, effect)
     if reason.kind is FactKind.DEVICE_FAULT:
         is_named = effect.kind is FactKind.RAISED and reason.strength <= effect.strength and not effect.fact.is_generic
         return effect.kind is FactKind.ENDED or is_named
-    return True
+    return reason.kind in {FactKind.NODE_LOST, FactKind.LINK_FAULT} and effect.sort is not Sort.BREAK

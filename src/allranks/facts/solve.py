@@ -15,13 +15,14 @@ One attempt at a time, the last one that tells of an end first. In an attempt:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Sequence
-from signal import SIGABRT, SIGKILL
+from collections.abc import Hashable, Sequence
+from itertools import chain
+from signal import SIGKILL
 
 from allranks.facts import rules
 from allranks.facts.elect import tell
-from allranks.facts.fact import Fact, FactKind, Said, Who
-from allranks.facts.item import FEW, Item, Pool, Rule, Sort, directness, make_items
+from allranks.facts.fact import Fact, FactKind, Said
+from allranks.facts.item import FEW, SUFFERED, Item, Pool, Rule, Sort, directness, make_items
 from allranks.facts.own import date, explain_process
 from allranks.facts.rules import not_later, sooner
 from allranks.facts.story import Story, StoryEnd
@@ -71,9 +72,8 @@ class _Between:
         self._by_process = by_process
         self._on_machine: defaultdict[str | None, list[Item]] = defaultdict(list)
         for item in sorted(items, key=directness):
-            if item.sort in {Sort.BREAK, Sort.END, Sort.HINT}:
-                for machine in {item.who.node, item.who.pod, item.who.address} - {None}:
-                    self._on_machine[machine].append(item)
+            for machine in {item.who.node, item.who.pod, item.who.address} - {None}:
+                self._on_machine[machine].append(item)
         self._in_group: defaultdict[str | None, list[Item]] = defaultdict(list)
         for item in self._of(Sort.ABSENT, Sort.BREAK):
             if item.kind is FactKind.MISSING or item.fact.group is not None:
@@ -83,37 +83,25 @@ class _Between:
 
     def explain(self) -> None:
         """Explain all facts that others explain."""
-        self._breaks()
+        scheduled = Pool(item for item in self._of(Sort.BREAK) if _is_schedulers(item))
+        self._breaks(scheduled)
         self._ends()
         broken = Pool(item for item in self._open(Sort.BREAK, Sort.END) if item.is_real)
         hints = Pool(self._of(Sort.HINT))
-        scheduled = Pool(item for item in self._open(Sort.BREAK) if _is_schedulers(item))
-        weak = Pool(
-            item for item in self._open(Sort.BREAK)
-            if not item.is_real and item.fact.confidence is not Confidence.UNDECIDED
-        )  # fmt: skip
+        weak = Pool(item for item in self._open(Sort.BREAK) if not item.is_real and _is_sure(item))
         for item in self._open(Sort.ABSENT):
-            if not self._by_machine(item, FactKind.NODE_LOST, FactKind.LINK_FAULT):
-                self._possibly(item, (broken, not_later), (hints, rules.may_prevent))
+            self._possibly(item, (broken, not_later))
         absent, losses, waits = (Pool(self._of(sort)) for sort in (Sort.ABSENT, Sort.LOSS, Sort.WAIT))
-        for item in self._of(Sort.LOSS, Sort.WAIT, Sort.GONE, Sort.ORDER):
-            if any(cause.sort is Sort.BREAK for cause in item.causes):
-                continue
+        for item in self._of(*SUFFERED, Sort.ORDER):
             if self._possibly(item, (scheduled, sooner)) or self._by_peer(item) or self._by_group(item) or item.causes:
                 continue
-            links = () if item.sort is Sort.ORDER else (FactKind.LINK_FAULT,)
-            if self._by_machine(item, FactKind.NODE_LOST, *links):
-                continue
-            is_own = item.sort in {Sort.LOSS, Sort.WAIT}
-            is_explained = self._possibly(
+            lost_before = sooner if item.sort in {Sort.LOSS, Sort.WAIT} else not_later
+            if self._by_machine(item) or self._possibly(
                 item, (broken, not_later), (absent, not_later), (weak, not_later), (hints, rules.may_prevent),
-                (losses, sooner if item.sort is Sort.LOSS else not_later), (waits, sooner if is_own else not_later),
-            )  # fmt: skip
-            if (
-                not is_explained
-                and item.sort in {Sort.LOSS, Sort.GONE}
-                and (other := broken.find(item, rules.by_another_clock))
-            ):
+                (losses, lost_before), (waits, lost_before),
+            ):  # fmt: skip
+                continue
+            if (other := broken.find(item, rules.by_another_clock)) is not None:
                 other.explain(item, is_named=False)
                 other.is_doubted = True
 
@@ -130,29 +118,25 @@ class _Between:
                 return True
         return False
 
-    def _breaks(self) -> None:
+    def _breaks(self, scheduled: Pool) -> None:
         """Explain what looks like a break of its own: by its GPU, by the scheduler, or by who knows better."""
         breaks = self._open(Sort.BREAK)
-        scheduled = Pool(item for item in breaks if _is_schedulers(item))
         own = Pool(item for item in breaks if item.kind is not FactKind.SCHEDULER_END and item.is_real)
-        told = Pool(item for item in breaks if item.kind in {FactKind.RAISED, FactKind.ENDED, FactKind.NODE_LOST}
-                    and item.is_real and item.fact.said is not Said.INFERRED
-                    and item.fact.confidence is not Confidence.UNDECIDED)  # fmt: skip
         suffered = Pool(self._of(Sort.LOSS, Sort.WAIT))
         for item in breaks:
             if item.kind is FactKind.SCHEDULER_END:  # somebody ended a job that had failed, or hung
                 self._possibly(item, (own, sooner), (suffered, rules.is_failure_before))
-            elif self._by_machine(item, FactKind.DEVICE_FAULT) or self._possibly(item, (scheduled, sooner)):
+            elif self._by_machine(item) or self._possibly(item, (scheduled, sooner)):
                 continue
             elif item.kind is FactKind.ENDED and item.fact.signal != SIGKILL:
-                crash = None if item.who.is_node else told.find(item, rules.may_be_its_own)
+                crash = own.find(item, rules.may_be_its_own)
                 if crash is not None and crash.who.is_node and not crash.blamed:  # it names its machine only
                     crash.explain(item, is_named=False)
                     crash.blamed = (item.who,)
                 else:
                     self._possibly(item, (suffered, rules.may_crash_it))
             elif item.kind is FactKind.LAUNCHER_KILL or item.fact.said is Said.INFERRED:
-                self._possibly(item, (told, not_later))
+                self._possibly(item, (own, not_later))
             elif not item.who:
                 self._possibly(item, (own, rules.is_same_told))
 
@@ -160,45 +144,37 @@ class _Between:
         """Explain ends without a reason: exit codes, SIGABRT, SIGKILL that nobody claims."""
         ends = self._open(Sort.END)
         broken = Pool(item for item in self._open(Sort.BREAK) if item.is_real)
-        words = Pool(item for item in self._open(Sort.BREAK) if not item.is_weak)
-        lost = Pool(self._of(Sort.LOSS, Sort.WAIT, Sort.GONE))
-        scheduled = Pool(item for item in self._of(Sort.BREAK) if _is_schedulers(item))
-        weak = Pool(item for item in self._open(Sort.BREAK) if item.is_weak and not item.is_doubted)
+        words = Pool(item for item in self._open(Sort.BREAK) if not item.is_doubted)
+        lost = Pool(self._of(*SUFFERED))
         first = Pool(ends)
         for item in sorted(ends, key=lambda end: (not end.is_first, end.when.clock, end.when.earliest_s or 0.0)):
-            links = (FactKind.LINK_FAULT,) if item.fact.signal == SIGABRT else ()  # what it lost, it told elsewhere
-            if self._by_machine(item, FactKind.NODE_LOST, FactKind.DEVICE_FAULT, FactKind.ENDED, *links):
+            if self._by_machine(item):
                 continue
-            own = words.find(item, rules.may_be_its_own) or weak.find(item, rules.may_be_its_own)
-            if own is not None:
+            if (own := words.find(item, rules.may_be_its_own)) is not None:
                 is_taken = own.is_first and bool(own.blamed) and not self._is_repeated(own)
                 own.explain(item, is_named=False)
                 date(own, item)
-                if not own.who or (own.who.is_node and item.is_first):  # it names no process, but its end is known
-                    own.blamed = own.blamed if is_taken else (*own.blamed, item.who)
+                if not is_taken and (not own.who or (own.who.is_node and item.is_first)):
+                    own.blamed = (*own.blamed, item.who)  # it names no process, but its end is known
                 continue
             there = [*self._on_machine.get(item.who.node, ()), *self._on_machine.get(item.who.pod, ())]
             child = next((reason for reason in there[: 4 * FEW] if rules.may_be_its_parent(reason, item)), None)
-            if child is not None and not child.blamed:
+            if child is not None:
                 child.explain(item, is_named=False)
                 child.blamed, child.is_doubted = (item.who,), True
                 continue
-            self._possibly(item, (scheduled, rules.not_after), (broken, rules.ends_others), (first, rules.ends_others),
-                           (lost, rules.may_end_it))  # fmt: skip
+            self._possibly(item, (broken, rules.ends_others), (first, rules.ends_others), (lost, rules.may_end_it))
 
     def _is_repeated(self, told: Item) -> bool:
         """Whether several processes may have said it: their lines are the same."""
         same = [item for item in self._of(told.sort) if item.is_like(told) and item.fact.told == told.fact.told]
         return len(same) > 1
 
-    def _by_machine(self, effect: Item, *kinds: FactKind) -> bool:
-        """Explain it by what happened to its machine, or by the link of the peer that it names."""
-        machines = [effect.who.node, effect.who.pod, effect.who.address]
-        if FactKind.LINK_FAULT in kinds:
-            machines += [effect.fact.peer.node, effect.fact.peer.pod, effect.fact.peer.address]
-        for machine in machines:
+    def _by_machine(self, effect: Item) -> bool:
+        """Explain it by what happened to its machine."""
+        for machine in (effect.who.node, effect.who.pod, effect.who.address):
             for reason in self._on_machine.get(machine, ())[: 4 * FEW]:
-                if reason.kind in kinds and not_later(reason, effect) and rules.strikes(reason, effect):
+                if rules.strikes(reason, effect) and not_later(reason, effect):
                     reason.explain(effect, is_named=True)
                     if reason.kind is FactKind.ENDED:
                         reason.blamed = (*reason.blamed, effect.who)
@@ -207,20 +183,15 @@ class _Between:
 
     def _by_peer(self, effect: Item) -> bool:
         """Explain it by the end of a peer that it names, or that its process names elsewhere."""
-        told = (effect, *self._by_process[effect.process]) if effect.sort in {Sort.LOSS, Sort.WAIT} else (effect,)
-        for peer in dict.fromkeys(item.fact.peer for item in told if item.fact.peer):
-            for reason in self._of_peer(peer):
-                if reason.is_other(effect) and rules.named_before(reason, effect):
+        told = [item.fact.peer for item in (effect, *self._by_process[effect.process]) if item.fact.peer]
+        for peer in dict.fromkeys(told):
+            near = [self._on_machine.get(machine, ())[: 4 * FEW] for machine in (peer.node, peer.pod, peer.address)]
+            own = sorted(self._by_process.get(("rank", peer.rank), ()), key=directness)
+            for reason in chain(own, *near):
+                if rules.is_reason(reason) and reason.is_other(effect) and rules.named_before(reason, effect):
                     reason.explain(effect, is_named=True)
                     return True
         return False
-
-    def _of_peer(self, peer: Who) -> Iterator[Item]:
-        own = self._by_process.get(("rank", peer.rank), [])
-        yield from sorted((item for item in own if rules.is_reason(item)), key=directness)
-        machines = dict.fromkeys((peer.node, peer.pod, peer.address, *(item.who.node for item in own)))
-        for machine in machines if peer.is_node else ():
-            yield from (item for item in self._on_machine.get(machine, ())[: 4 * FEW] if rules.is_reason(item))
 
     def _by_group(self, effect: Item) -> bool:
         """Explain a wait by who is missing in its group, or called something else there."""
@@ -231,6 +202,10 @@ class _Between:
         for reason in [item for item in reasons if not_later(item, effect)][:FEW]:
             reason.explain(effect, is_named=True)
         return bool(effect.causes)
+
+
+def _is_sure(item: Item) -> bool:
+    return item.fact.confidence is not Confidence.UNDECIDED
 
 
 def _is_schedulers(item: Item) -> bool:
