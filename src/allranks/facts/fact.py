@@ -120,6 +120,9 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         return self.source, self.line
 
 
+NOWHERE = Place("", 0, "")
+
+
 class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One fact. Equal ends that several lines tell are united before solving (identity)."""
 
@@ -163,3 +166,8 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     things: tuple[str, ...] = ()
     """What else is at fault, in words: `GPU 0000:10:1c`, `port 29500`, a path."""
     interface: str | None = None
+
+    @property
+    def place(self) -> Place:
+        """The first line that states it."""
+        return self.places[0] if self.places else NOWHERE

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from signal import SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGTRAP, SIGXCPU, SIGXFSZ
 
-from allranks.facts.fact import Fact, FactKind, Place, Said, Same, When, Who
+from allranks.facts.fact import Fact, FactKind, Place, Said, When, Who
 from allranks.model.finding import Confidence
 
 
@@ -48,7 +48,6 @@ _CRASHES = frozenset((SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS, SIGXCPU,
 _STRENGTHS = {Confidence.CERTAIN: 0, Confidence.LIKELY: 1, Confidence.UNDECIDED: 3}
 SUFFERED = frozenset((Sort.LOSS, Sort.WAIT, Sort.GONE))
 GENERIC = 2
-_NOWHERE = Place("", 0, "")
 
 
 def sort_of(fact: Fact) -> Sort:
@@ -75,10 +74,9 @@ def is_claimed(fact: Fact) -> bool:
 
 
 def is_strangers(item: Item) -> bool:
-    """Whether the kernel killed some process, and nobody says that it was one of the job's; or that was long before."""
+    """Whether the kernel killed some process, and nobody says that it was one of the job's."""
     is_kill = item.kind is FactKind.ENDED and item.fact.said is Said.KERNEL and item.fact.signal == SIGKILL
-    is_known = item.fact.is_of_job and item.fact.confidence is not Confidence.UNDECIDED
-    return is_kill and not is_known and (item.who.rank, item.who.local_rank) == (None, None)
+    return is_kill and not item.fact.is_of_job and (item.who.rank, item.who.local_rank) == (None, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -111,8 +109,6 @@ class Item:
     kind: FactKind = field(init=False)
     place: Place = field(init=False)
     """The first line that states it."""
-    number: int = field(init=False)
-    """Of its collective."""
     strength: int = field(init=False)
     """How sure it is of itself: 0 certain, 1 likely, 2 something failed, 3 undecided."""
     is_real: bool = field(init=False)
@@ -121,8 +117,7 @@ class Item:
     def __post_init__(self) -> None:
         fact = self.fact
         self.who, self.kind = fact.who, fact.kind
-        self.place = fact.places[0] if fact.places else _NOWHERE
-        self.number = -1 if fact.seq is None else fact.seq
+        self.place = fact.place
         doubt = _STRENGTHS[fact.confidence]
         if self.sort is Sort.END:
             doubt = GENERIC
@@ -147,37 +142,25 @@ class Item:
             self.effects.append(effect)
             self.is_named |= is_named and self.process != effect.process
 
-    def is_other(self, effect: Item) -> bool:
-        """Whether both are of different processes, as far as is known."""
-        return self.process != effect.process and self.who.compare(effect.who) is not Same.YES
-
 
 def make_items(facts: Sequence[Fact]) -> list[Item]:
     """Return the facts in an order that depends on nothing but them, each with its process.
 
-    After identity, one process has one `Who`. What is left: a local rank without a node is the rank that writes to the
-    same file as this local rank, and an unknown writer is that of its file.
+    After identity, one process has one `Who`. What is left: a local rank is that of its file, where each node has such
+    a one, and an unknown writer is that of its file.
     """
     by_place: dict[tuple[object, ...], list[Fact]] = {}
     for fact in facts:
-        place = fact.places[0] if fact.places else None
         rank = float("inf") if fact.who.rank is None else fact.who.rank
-        key = fact.kind, rank, place.source if place else "", place.line if place else 0
-        by_place.setdefault(key, []).append(fact)
+        by_place.setdefault((fact.kind, rank, *fact.place.at), []).append(fact)
     places = [by_place[key] for key in sorted(by_place)]
     ordered = [fact for here in places for fact in (sorted(here, key=repr) if len(here) > 1 else here)]
-    writers: defaultdict[Hashable, set[Hashable]] = defaultdict(set)
-    """The ranks that wrote to a file as this local rank."""
-    for fact in facts:
-        if fact.said is Said.SELF and fact.who.rank is not None and fact.places:
-            writers[fact.who.local_rank, fact.places[0].source].add(_name(fact.who))
     items = []
     for index, fact in enumerate(ordered):
         is_writers = fact.said is Said.SELF and fact.places  # of the unknown writer of its file
-        process = _name(fact.who) if fact.who else ("writer", fact.places[0].source if is_writers else index)
+        process = _name(fact.who) if fact.who else ("writer", fact.place.source if is_writers else index)
         if isinstance(process, Who) and process.local_rank is not None and process.pid is None and fact.places:
-            of_file = (process.local_rank, fact.places[0].source)  # each node has such a one
-            process = next(iter(writers[of_file])) if len(writers[of_file]) == 1 else of_file
+            process = process.local_rank, fact.place.source
         items.append(Item(fact, index, process, sort_of(fact), fact.when, fact.when, fact.is_first_observed))
     return items
 
@@ -188,7 +171,7 @@ def _name(who: Who) -> Hashable:
 
 def directness(item: Item) -> tuple[object, ...]:
     """Return how directly it tells of a failure, as a key: the lower, the better; the last part only breaks ties."""
-    return not item.is_real, not item.is_first, item.strength, item.sort, not item.is_named, item.fact.said, item.index
+    return not item.is_real, not item.is_first, item.strength, item.sort, item.fact.said, item.index
 
 
 Rule = Callable[[Item, Item], bool]
@@ -202,28 +185,15 @@ class Pool:
 
     def __init__(self, items: Iterable[Item]) -> None:
         self._best = sorted(items, key=directness)
-        clocks: dict[str, list[Item]] = {}
-        sources: dict[str, list[Item]] = {}
-        for item in self._best:
-            clocks.setdefault(item.when.clock, []).append(item)
-            sources.setdefault(item.place.source, []).append(item)
-        self._others = [item for on_it in list(clocks.values())[:FEW] for item in on_it[:FEW]]
-        self._clocks = {
-            clock: [
-                *sorted(on_it, key=lambda item: (item.when.earliest_s or 0.0, item.index))[:FEW],
-                *sorted(on_it, key=lambda item: (item.when.latest_s or 0.0, item.index))[:FEW],
-            ]
-            for clock, on_it in clocks.items()
-        }
-        self._sources = {
-            source: sorted(of_it, key=lambda item: (item.place.line, item.index))[:FEW]
-            for source, of_it in sources.items()
-        }
+        self._clocks: defaultdict[str, list[Item]] = defaultdict(list)
+        self._sources: defaultdict[str, list[Item]] = defaultdict(list)
+        for item in sorted(self._best, key=lambda item: (item.when.earliest_s or 0.0, item.index)):
+            self._clocks[item.when.clock].append(item)
+        for item in sorted(self._best, key=lambda item: (item.place.line, item.index)):
+            self._sources[item.place.source].append(item)
 
     def find(self, effect: Item, rule: Rule) -> Item | None:
         """Return the best reason of another process."""
-        if not self._best:
-            return None
-        near = [*self._clocks.get(effect.when.clock, ()), *self._others, *self._sources.get(effect.place.source, ())]
-        tried = [*self._best[: 2 * FEW], *near]
-        return next((item for item in tried if item.is_other(effect) and rule(item, effect)), None)
+        on_clock, in_file = self._clocks.get(effect.when.clock, ()), self._sources.get(effect.place.source, ())
+        tried = (*self._best[: 2 * FEW], *on_clock[:FEW], *in_file[:FEW])
+        return next((item for item in tried if item.process != effect.process and rule(item, effect)), None)

@@ -90,5 +90,5 @@ def _is_elsewhere(absent: Item, lost: Item) -> bool:
     """
     is_joining = lost.sort is Sort.WAIT and lost.fact.group is None and absent.fact.seq == START
     is_same_group = (absent.fact.group or DEFAULT_GROUP) == (lost.fact.group or DEFAULT_GROUP)
-    is_behind = is_same_group and 0 <= lost.number <= absent.number
+    is_behind = is_same_group and lost.fact.seq is not None and lost.fact.seq <= (absent.fact.seq or -1)
     return is_joining or (absent.fact.group != lost.fact.group and not is_behind)

@@ -188,7 +188,7 @@ class _Between:
             near = [self._on_machine.get(machine, ())[: 4 * FEW] for machine in (peer.node, peer.pod, peer.address)]
             own = sorted(self._by_process.get(("rank", peer.rank), ()), key=directness)
             for reason in chain(own, *near):
-                if rules.is_reason(reason) and reason.is_other(effect) and rules.named_before(reason, effect):
+                if rules.is_reason(reason) and rules.named_before(reason, effect) and reason.process != effect.process:
                     reason.explain(effect, is_named=True)
                     return True
         return False
