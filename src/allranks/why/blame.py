@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause, Trait
@@ -117,42 +119,41 @@ def _conclusions(story: Story, facts: Sequence[Fact], reader: FactReader) -> Ite
     for root in roots:
         if root.part is not RootPart.WARNING:
             shown.setdefault(root.fact.cause, []).append(root)
+    told = set(shown)
     also = [root for root in roots if root.part is RootPart.ALSO]
     for index, same in enumerate(shown.values()):
         yield _of_roots(same, story, facts, reader, others=also if index == 0 else ())
     if not shown and any(root.fact.kind is FactKind.LAUNCHER_KILL for root in story.culprits):
-        yield _of_launcher(story, facts, reader, shown)
-    consequences: dict[str, list[Fact]] = {}
-    earlier: dict[str, list[Fact]] = {}
+        outside = [root for root in roots if Trait.ENDS_FROM_OUTSIDE in find_cause(root.fact.cause).traits][:1]
+        told |= {root.fact.cause for root in outside}
+        yield _of_launcher(story, outside, facts, reader)
     of_roots = {fact for root in roots for fact in root.facts}
+    consequences: dict[str, list[Fact]] = {}
+    earlier: dict[str, list[Fact]] = {}  # the job was started again after it
     for fact in facts:
-        is_told = fact.said is not Said.INFERRED and fact.kind not in _WELL
-        if is_told and fact.cause and fact.cause not in shown and fact not in of_roots:
+        if fact.said is not Said.INFERRED and fact.kind not in _WELL and fact.cause and fact not in of_roots:
             (consequences if fact.attempt >= story.attempt else earlier).setdefault(fact.cause, []).append(fact)
-    for same_facts in consequences.values():
-        yield _of_consequences(same_facts)
+    for name, same_facts in consequences.items():
+        if name not in told:
+            yield _of_consequences(same_facts)
+    told |= set(consequences)
     for root in roots:
-        if root.fact.kind in _WELL:
-            continue
-        if root.part is RootPart.WARNING and root.fact.cause not in shown and root.fact.cause not in consequences:
-            shown[root.fact.cause] = [root]
-            yield replace(_of_roots([root], story, facts, reader, others=()), is_failure=False)
-    for name, same_facts in earlier.items():  # the job was started again after it
-        if name not in shown and name not in consequences:
+        if root.fact.cause not in told:
+            told.add(root.fact.cause)
+            yield replace(_of_roots([root], story, facts, reader), is_failure=False)
+    for name, same_facts in earlier.items():
+        if name not in told:
             yield replace(_of_consequences(same_facts), is_failure=False)
 
 
-_FAULTS = frozenset((FactKind.RAISED, FactKind.LINK_FAULT, FactKind.DEVICE_FAULT, FactKind.PEER_LOST))
+_FAULTS = frozenset((FactKind.RAISED, FactKind.LINK_FAULT, FactKind.DEVICE_FAULT))
 _WELL = frozenset((FactKind.FINISHED, FactKind.RECOVERED, FactKind.STEP))
 
 
-def _of_launcher(story: Story, facts: Sequence[Fact], reader: FactReader, shown: dict[str, list[Root]]) -> Conclusion:
+def _of_launcher(story: Story, outside: Sequence[Root], facts: Sequence[Fact], reader: FactReader) -> Conclusion:
     """Return that a launcher ended its workers, and nobody says why; or that it was told to end itself."""
-    for root in story.roots:
-        if root.fact.cause and Trait.ENDS_FROM_OUTSIDE in find_cause(root.fact.cause).traits:
-            shown[root.fact.cause] = [root]
-            told = _of_roots([root], story, facts, reader, others=())
-            return replace(told, culprit=Culprit(), is_failure=False)
+    if outside:
+        return replace(_of_roots(outside, story, facts, reader), culprit=Culprit(), is_failure=False)
     return Conclusion(
         cause=find_cause("dead-rank"),
         confidence=Confidence.UNDECIDED,
@@ -176,27 +177,18 @@ def _of_consequences(same: Sequence[Fact]) -> Conclusion:
 
 
 def _of_roots(
-    same: Sequence[Root], story: Story, facts: Sequence[Fact], reader: FactReader, *, others: Sequence[Root]
+    same: Sequence[Root], story: Story, facts: Sequence[Fact], reader: FactReader, *, others: Sequence[Root] = ()
 ) -> Conclusion:
     """Return the conclusion about the roots of one cause, the first one first; `others` broke by themselves, too."""
     first = same[0]
     cause = find_cause(first.fact.cause)
     like = [root for root in same if root.part is first.part or _is_more_of(first.fact.who, root.fact.who)]
     own = [fact for root in like for fact in root.facts]
-    if first.fact.said is Said.INFERRED:  # one inference about several processes
-        own += [fact for fact in facts if fact.places == first.fact.places and fact.told == first.fact.told]
-        own = list(dict.fromkeys(own))
-    culprit = Culprit()
-    for root in like:
-        culprit |= _culprit_of(root)
-    for fact in own if first.fact.said is Said.INFERRED else ():
-        culprit |= describe(fact.who) | Culprit(things=fact.things)
+    culprit = reduce(or_, map(_culprit_of, like))
     effects = [edge.effect for edge in story.edges if edge.cause in own]
     for fact in effects if not culprit else ():  # what the same fault did elsewhere may tell whose it is
         if fact.cause == cause.name and {fact.kind, first.fact.kind} <= _FAULTS:
-            culprit |= describe(fact.peer if fact.kind is FactKind.PEER_LOST else fact.who) | Culprit(
-                things=fact.things
-            )
+            culprit |= describe(fact.who) | Culprit(things=fact.things)
     is_node = first.fact.kind is FactKind.MISSING and reader.people.are_all_of_node(culprit.ranks)
     victims = (_victims(facts) | frozenset(story.victims)) - frozenset(culprit.ranks)
     conclusion = Conclusion(

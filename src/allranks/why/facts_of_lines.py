@@ -130,7 +130,7 @@ class FactReader:
         return When(None, min(when.latest_s or 0.0 for when in whens), clocks.pop())
 
     def read(self) -> Iterator[Fact]:
-        """Return the facts of all lines that match a sign; of equal ones of one writer, the first (and the last)."""
+        """Return the facts of all lines that match a sign; of equal ones of one writer, the first."""
         alike: defaultdict[tuple[object, ...], list[LogEvent]] = defaultdict(list)
         for event in self.logs.events:
             if event.sign is None or event.cause is None:
@@ -138,10 +138,8 @@ class FactReader:
             line = event.line
             key = (event.cause.id, event.sign.pattern, line.source.shown, line.rank, line.local_rank, line.node)
             same = alike[key]
-            equal = [other for other in same if other.values == event.values]
-            if len(equal) > 1:  # of what comes and goes, the last one tells how it stands
-                same.remove(equal[1])
-            if equal[1:] or (len(same) < MAX_ALIKE and (not equal or event.sign.fact in _COMES_AND_GOES)):
+            is_new = event.sign.fact in _COMES_AND_GOES or all(other.values != event.values for other in same)
+            if is_new and len(same) < MAX_ALIKE:
                 same.append(event)
         supported = {event.cause.name for event in self.logs.events if event.cause and event.states is None}
         by_line: defaultdict[tuple[object, ...], list[Fact]] = defaultdict(list)
@@ -226,7 +224,7 @@ class FactReader:
         else:  # kernels and launchers speak of processes on their own node
             is_there = said in {Said.KERNEL, Said.LAUNCHER}
             node = self.people.node_of(line)
-            speaker = Who(node=node) if is_there and node and not line.is_of_pod else NOBODY
+            speaker = Who(node=node) if is_there and node else NOBODY
             if not names and is_there and (dead := self.people.announced(line, is_caller=False)):
                 return [self.people.know(dead)]
         return [self.people.know(_completed(who, speaker)) for who in names] or [speaker]
