@@ -56,16 +56,9 @@ class Who(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
         machine = self.compare_machines(other)
         if machine is Same.NO:
             return Same.NO
-        if self.pid is not None and other.pid is not None:
-            if self.pid != other.pid:
-                return Same.NO
-            if machine is Same.YES:
-                return Same.YES
-        if self.local_rank is not None and other.local_rank is not None:
-            if self.local_rank != other.local_rank:  # wherever they are
-                return Same.NO
-            if machine is Same.YES:
-                return Same.YES
+        for mine, its in ((self.pid, other.pid), (self.local_rank, other.local_rank)):
+            if mine is not None and its is not None and (mine != its or machine is Same.YES):
+                return Same.YES if mine == its else Same.NO  # other numbers are others, wherever they are
         return Same.YES if self.is_node and other.is_node and machine is Same.YES else Same.UNKNOWN
 
     def compare_machines(self, other: Who) -> Same:

@@ -13,7 +13,7 @@ from signal import Signals
 
 import msgspec
 
-from allranks.facts.fact import CALENDAR, NOBODY, Fact, FactKind, Place, Said, Who
+from allranks.facts.fact import CALENDAR, NOBODY, Fact, FactKind, Said, Who
 from allranks.facts.story import Story
 from allranks.report.mask import mask_secrets
 from allranks.report.text import fold_ranks
@@ -78,7 +78,7 @@ def _subject(facts: Sequence[Fact]) -> str:
 
 
 def _verb(fact: Fact) -> str:
-    if fact.kind is FactKind.RAISED and fact.places and (raised := _RAISED.match(fact.places[0].text)):
+    if fact.kind is FactKind.RAISED and (raised := _RAISED.match(fact.place.text)):
         return f"raised {raised[1]}"
     if fact.kind is not FactKind.ENDED:
         return _KINDS.get(fact.kind, fact.kind.value)
@@ -159,20 +159,15 @@ def make_chain(story: Story) -> Chain:
 
 
 def _as_data(fact: Fact) -> ChainFact:
-    place = fact.places[0] if fact.places else Place("", 0, "")
+    when, place = fact.when, fact.place
+    alike = {name: getattr(fact, name) for name in ("who", "peer", "cause", "group", "seq", "signal", "code")}
     return ChainFact(
         kind=fact.kind.value,
         said=Said(fact.said).name.lower(),
-        who=fact.who,
-        peer=fact.peer,
-        cause=fact.cause,
-        earliest_s=fact.when.earliest_s,
-        latest_s=fact.when.latest_s,
-        clock=fact.when.clock,
-        group=fact.group,
-        seq=fact.seq,
-        signal=fact.signal,
-        code=fact.code,
+        earliest_s=when.earliest_s,
+        latest_s=when.latest_s,
+        clock=when.clock,
         source=f"{place.source}:{place.line}" if place.source else "",
         seen=mask_secrets(place.text)[:MAX_TEXT],
+        **alike,
     )
