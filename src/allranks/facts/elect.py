@@ -48,10 +48,8 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
         outcome = StoryEnd.FINISHED if finished else StoryEnd.NOTHING_KNOWN
         warnings = sorted([*tops, *survived], key=directness)
         return Story(outcome, tuple(_fold(warnings, RootPart.WARNING)), attempt=attempt)
-    is_cyclic = not tops  # they explain only each other
-    if is_cyclic:
-        most = min(suffered, key=directness)
-        tops = [item for item in suffered if item.is_like(most)]
+    is_cyclic = not tops
+    tops = tops or suffered  # they explain only each other
     weak = [item for item in tops if item.is_weak or (item.sort is Sort.BREAK and item.is_named)]
     others = [item for item in tops if item.sort is not Sort.ORDER]
     first = _elect(_without_strangers(strong) or weak or others or tops, items, world)
@@ -61,7 +59,7 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     if is_cyclic or is_ordered:  # somebody ended the job, and nobody says why
         first = [_doubt(root, Confidence.UNDECIDED, RootPart.UNDECIDED) for root in first]
     rest = sorted((item for item in tops if item.fact not in told), key=directness)
-    also = [item for item in rest if item.is_real and not is_cyclic]
+    also = [item for item in rest if item.is_real]
     warnings = sorted([*(item for item in rest if item not in also), *survived], key=directness)
     roots = (*first, *_fold(also, RootPart.ALSO), *_fold(warnings, RootPart.WARNING))
     broken = {who.rank for root in roots if root.part is not RootPart.WARNING for who in root.blamed}
