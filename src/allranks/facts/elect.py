@@ -192,28 +192,27 @@ def _find_peers(losses: Sequence[Item]) -> tuple[Who, ...]:
 
 def _find_silent(items: Sequence[Item], world: int | None) -> tuple[Who, ...]:
     """Return the one rank that says nothing where all others say that they lost somebody, or waited."""
-    suffered = {item.who.rank for item in items if item.sort in {Sort.LOSS, Sort.WAIT}} - {None}
-    is_one_left = world is not None and FEW <= world == len(suffered) + 1
-    return _describe_ranks(set(range(world or 0)) - suffered, items) if is_one_left else ()
+    suffered = {item.who.rank for item in items if item.sort in {Sort.LOSS, Sort.WAIT}}
+    silent = _find_others(suffered, items, world)
+    return silent if len(silent) == 1 and world is not None and world >= FEW else ()
 
 
 def _find_absent(group: str | None, items: Sequence[Item], world: int | None) -> tuple[tuple[Who, ...], Confidence]:
     """Return the ranks that did not come to where the others wait, and how sure that is."""
-    heard = {item.who.rank for item in items if item.who.rank is not None}
-    known = range(min(world if world is not None else max(heard, default=-1) + 1, MAX_WORLD))
     waiting = [item for item in items if item.sort is Sort.WAIT and item.fact.group == group]
     came = {item.who.rank for item in waiting}
-    at_most = max(len(came) - 1, world is not None)
-    absent = set(known) - came - {item.who.rank for item in items if item.sort is Sort.LOSS}
-    if not 0 < len(absent) <= at_most:
+    absent = _find_others(came | {item.who.rank for item in items if item.sort is Sort.LOSS}, items, world)
+    if not 0 < len(absent) <= max(len(came) - 1, world is not None):
         return (), Confidence.UNDECIDED
     are_together = len({(item.fact.seq, item.fact.op) for item in waiting}) == 1 or len(absent) == 1
-    return _describe_ranks(absent, items), Confidence.LIKELY if are_together else Confidence.UNDECIDED
+    return absent, Confidence.LIKELY if are_together else Confidence.UNDECIDED
 
 
-def _describe_ranks(ranks: Iterable[int | None], items: Sequence[Item]) -> tuple[Who, ...]:
-    people = {item.who.rank: item.who for item in reversed(items)}
-    return tuple(people.get(rank, Who(rank=rank)) for rank in sorted(rank for rank in ranks if rank is not None))
+def _find_others(ranks: set[int | None], items: Sequence[Item], world: int | None) -> tuple[Who, ...]:
+    """Return the other ranks of the job, as far as they are known."""
+    people = {item.who.rank: item.who for item in reversed(items) if item.who.rank is not None}
+    known = range(min(world if world is not None else max(people, default=-1) + 1, MAX_WORLD))
+    return tuple(people.get(rank, Who(rank=rank)) for rank in known if rank not in ranks)
 
 
 def _group(items: Iterable[Item]) -> list[list[Item]]:

@@ -138,7 +138,6 @@ class Fact(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     seq: int | None = None
     """Number of a collective in its group, from 1; START: of who is missing where all ranks meet."""
     op: str | None = None
-    numel: int | None = None
     signal: int | None = None
     """That ended it; also where a line gives it as an exit code (-9, 137)."""
     code: int | None = None

@@ -92,13 +92,13 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     notes = [told] if (told := tell_chain(story)) else []
     if len(jobs) > 1:
         notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
-    is_certain = bool(found) and found[0].confidence is Confidence.CERTAIN
-    if is_certain and (doubt := reader.attempts.doubt(found[0].evidence)):
-        found[0] = replace(found[0], confidence=Confidence.LIKELY)
-        notes.append(doubt)
-    if found and found[0].confidence is Confidence.CERTAIN and _is_guessed(story, reader.people.guessed_files):
-        found[0] = replace(found[0], confidence=Confidence.LIKELY)
-        notes.append("which rank it is only the numbers of files tell")
+    if found and found[0].confidence is Confidence.CERTAIN:
+        doubt = reader.attempts.doubt(found[0].evidence)
+        if _is_guessed(story, reader.people.guessed_files):
+            doubt = doubt or "which rank it is only the numbers of files tell"
+        if doubt:
+            found[0] = replace(found[0], confidence=Confidence.LIKELY)
+            notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     return Explanation([*conclude_silence(logs, reader.people, found), *found], story)

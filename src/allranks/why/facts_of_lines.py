@@ -184,7 +184,6 @@ class FactReader:
             "group": event.values.get("group"),
             "seq": START if is_start else event.number("seq"),
             "op": event.values.get("op"),
-            "numel": event.number("numel"),
             "code": ending.code,
             "signal": ending.signal,
             "alternatives": () if event.sign.confidence is Confidence.CERTAIN else event.cause.also,
