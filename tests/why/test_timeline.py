@@ -9,9 +9,10 @@ import pytest
 
 from allranks.model.errors import UsageError
 from allranks.why.blame import conclude
+from allranks.why.conclusion import TimelineRow
 from allranks.why.last import last_words
 from allranks.why.logs.log_events import Logs
-from allranks.why.timeline import MAX_ROWS, TimelineRow, make_timeline, render_timeline, tell_clocks
+from allranks.why.timeline import MAX_ROWS, make_timeline, render_timeline, tell_clocks
 from allranks.why.window import Bound, narrow, read_bound
 
 Read = Callable[[str | Mapping[str, str]], Logs]

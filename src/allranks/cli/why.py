@@ -39,7 +39,7 @@ from allranks.model.fix import ANYBODY, Reader
 from allranks.report.markdown import MARKDOWN, PLAIN, Markup
 from allranks.report.text import Style, one_line, say
 from allranks.why.chain import Chain
-from allranks.why.timeline import TimelineRow
+from allranks.why.conclusion import TimelineRow
 
 if TYPE_CHECKING:
     from allranks.recorder.calls import Dump
@@ -290,8 +290,7 @@ def make_answer(
     from allranks.why.timeline import make_timeline
     from allranks.why.verdicts import join_lost, join_verdict, leave_out_consequences, read_printed_verdict
 
-    explanation = explain(logs, dumps)
-    conclusions = explanation.conclusions
+    conclusions, story = explain(logs, dumps)
     reader = find_reader(logs, job=job, here=here)
     own = [to_finding(conclusion, reader) for conclusion in conclusions]
     running = unfinished.running
@@ -318,7 +317,7 @@ def make_answer(
         rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
         running=running,
         restarts=restarts,
-        chain=make_chain(explanation.story),
+        chain=make_chain(story),
     )
 
 

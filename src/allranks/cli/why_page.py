@@ -16,7 +16,7 @@ from allranks.report.text import one_line
 
 if TYPE_CHECKING:
     from allranks.cli.why import Document
-    from allranks.why.timeline import TimelineRow
+    from allranks.why.conclusion import TimelineRow
 
 AROUND = 200
 """Lines of the timeline before and after the culprit's first one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 
@@ -63,22 +63,13 @@ MAX_ALTERNATIVES = 2
 _NUMBERS = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """What happened."""
-
-    conclusions: list[Conclusion]
-    """The most probable cause first; each cause once."""
-    story: Story
-
-
 def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     """Return what happened, the most probable cause first; each cause once."""
-    return explain(logs, dumps).conclusions
+    return explain(logs, dumps)[0]
 
 
-def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
-    """Return what happened, and what followed from what; dumps are those of the flight recorder beside the logs."""
+def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], Story]:
+    """Return what happened, and the story of it; dumps are those of the flight recorder beside the logs."""
     logs = leave_out_strangers(leave_out_other_jobs(logs))
     reader = FactReader(logs, meet(logs, [end.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
@@ -101,7 +92,7 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
             notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
-    return Explanation([*conclude_silence(logs, reader.people, found), *found], story)
+    return [*conclude_silence(logs, reader.people, found), *found], story
 
 
 def _is_guessed(story: Story, guessed: frozenset[str]) -> bool:

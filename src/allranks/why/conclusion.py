@@ -1,8 +1,10 @@
-"""What `allranks why` concludes: one cause, its culprit, and the lines that show it. Pure."""
+"""What `allranks why` concludes: one cause, its culprit, and the lines that show it; a row of its timeline. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import msgspec
 
 from allranks.causes.cause import Cause
 from allranks.facts.fact import Fact, FactKind, Place, Who
@@ -81,3 +83,19 @@ class Conclusion:
     """Whether another conclusion explains it."""
     notes: tuple[str, ...] = ()
     """What else is known: who else broke by itself, between whom it is undecided, what followed."""
+
+
+class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One row of the timeline: a message of one or more ranks. `--json` prints it as it is."""
+
+    time: str
+    """Of the first of them: with the day if there are several, relative if there are none, empty if unknown."""
+    who: str
+    """The ranks; the nodes if there are no ranks, or with those of a single node."""
+    text: str
+    cause: str | None
+    """Id and name of the cause; None if the line shows none by itself."""
+    source: str
+    """`path:line` of the first of them."""
+    lines: int
+    is_culprit: bool = False

@@ -15,11 +15,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-import msgspec
-
 from allranks.facts.fact import FactKind
 from allranks.report.text import fold_ranks, one_line
-from allranks.why.conclusion import Conclusion
+from allranks.why.conclusion import Conclusion, TimelineRow
 from allranks.why.findings import show_line, tell_nodes, tell_place
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
@@ -37,22 +35,6 @@ _MAX_TEXT = 110
 _HEADERS = re.compile(r"^(?:\[[^\]]{0,120}\]:? *)+(?=.)")
 """[E325 14:03:11.48 ProcessGroupNCCL.cpp:616] [Rank 0]"""
 _NUMBERS = re.compile(r"(?:0x)?[0-9][0-9a-fA-F]*")
-
-
-class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One row of the timeline: a message of one or more ranks. `--json` prints it as it is."""
-
-    time: str
-    """Of the first of them: with the day if there are several, relative if there are none, empty if unknown."""
-    who: str
-    """The ranks; the nodes if there are no ranks, or with those of a single node."""
-    text: str
-    cause: str | None
-    """Id and name of the cause; None if the line shows none by itself."""
-    source: str
-    """`path:line` of the first of them."""
-    lines: int
-    is_culprit: bool = False
 
 
 def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[TimelineRow]:
