@@ -176,6 +176,10 @@ def _of_roots(
     like = [root for root in same if root.part is first.part or _is_more_of(first.fact.who, root.fact.who)]
     own = [fact for root in like for fact in root.facts]
     culprit = reduce(or_, map(_culprit_of, like))
+    if first.fact.said is Said.INFERRED:  # one inference about several processes
+        same_told = [fact for fact in facts if (fact.places, fact.told) == (first.fact.places, first.fact.told)]
+        own = list(dict.fromkeys([*own, *same_told]))
+        culprit = reduce(or_, (describe(fact.who) | Culprit(things=fact.things) for fact in own), culprit)
     effects = [edge.effect for edge in story.edges if edge.cause in own]
     for fact in effects if not culprit else ():  # what the same fault did elsewhere may tell whose it is
         if fact.cause == cause.name and {fact.kind, first.fact.kind} <= _FAULTS:
