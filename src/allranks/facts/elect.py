@@ -59,7 +59,7 @@ def tell(items: Sequence[Item], survived: Sequence[Item], world: int | None) -> 
     if is_cyclic or is_ordered:  # somebody ended the job, and nobody says why
         first = [_doubt(root, Confidence.UNDECIDED, RootPart.UNDECIDED) for root in first]
     rest = sorted((item for item in tops if item.fact not in told), key=directness)
-    also = [item for item in rest if item.is_real]
+    also = [item for item in rest if item.is_real and not item.causes]
     warnings = sorted([*(item for item in rest if item not in also), *survived], key=directness)
     roots = (*first, *_fold(also, RootPart.ALSO), *_fold(warnings, RootPart.WARNING))
     broken = {who.rank for root in roots if root.part is not RootPart.WARNING for who in root.blamed}
