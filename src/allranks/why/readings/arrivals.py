@@ -177,3 +177,42 @@ def _twice(reader: FactReader, members: Sequence[LogEvent]) -> Iterator[Fact]:
     yield from reader.infer(
         FactKind.RAISED, _WRONG_RANKS, lines, told + "the tasks have wrong ranks", ranks=(*twice, *missing)
     )
+
+
+def read_dials(reader: FactReader) -> Iterator[Fact]:
+    """Return the address at one end of all of Gloo's connections that failed; without one, the network is partitioned.
+
+    A rank connects to its peers in their order, and reports the first that it cannot reach
+    (gloo/transport/tcp/pair.cc, as in PyTorch 2.13), so if that is the first rank, it may reach none on its side. That
+    one address is at fault is likely only if its own rank fails, too, or if all other ranks do.
+    """
+    reports: dict[int, LogEvent] = {}  # of each rank the first
+    for event in reader.logs.of("dial"):
+        reports.setdefault(event.number("dialler") or 0, event)
+    if not reports:
+        return
+    values = [event.values for event in reports.values()]
+    common = sorted(set[str].intersection(*({told["local"], told["remote"]} for told in values)))
+    own = [rank for rank, event in reports.items() if event.values["local"] in common]
+    world = max(event.number("world") or 0 for event in reports.values())
+    silent = missing_of(set(reports), min(world, MAX_RANKS))
+    error = next((told["error"].strip() for told in values if "error" in told), "no answer")
+    cause, ranks = "firewall-port", own or (silent if len(silent) == 1 else ())
+    if not common:
+        cause, ranks = "partition", [*reports]
+    elif len(common) > 1:  # of one pair, either may be at fault
+        ranks = ()
+    elif any(told["local"] == told["remote"] for told in values):  # an address that each node has, as docker0's
+        cause, ranks = "wrong-nic", silent if len(silent) == 1 else ()
+    elif "No route to host" in error or "unreachable" in error:
+        cause = "link-down"
+    yield from reader.infer(
+        FactKind.LINK_FAULT,
+        cause,
+        [event.line for event in reports.values()],
+        f"{fold_ranks(reports)} do not reach {', '.join(sorted({told['remote'] for told in values}))}: {error}",
+        ranks=ranks,
+        confidence=Confidence.LIKELY if ranks else Confidence.UNDECIDED,
+        things=tuple(f"address {address}" for address in common),
+        ask="run allranks check on the same nodes: it tests every pair and names the link",
+    )
