@@ -92,12 +92,7 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
     finished = [event.line for event in logs.of("healthy")]
     outside = [conclusion for conclusion in found if Trait.ENDS_FROM_OUTSIDE in conclusion.cause.traits]
     failures = [conclusion for conclusion in found if conclusion.is_failure] or ([] if finished else outside)
-    if any(one not in outside or one.confidence is not Confidence.UNDECIDED for one in failures):
-        return
-    if failures:
-        if not ending.goes:
-            yield _hang(_FROM_OUTSIDE, failures[0].evidence, confidence=Confidence.LIKELY)
-    elif ending.last:
+    if ending.last and not failures:
         hang = None if finished else next((hang for check in _CHECKS if (hang := check(ending))), None)
         sureness = Confidence.LIKELY if ending.goes else Confidence.UNDECIDED
         yield hang or _tell(
