@@ -34,8 +34,8 @@ _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
 def read_opcounts(reader: FactReader) -> Iterator[Fact]:
     """Return the first call in which a minority of the processes differs (NCCL_DEBUG_SUBSYS=COLL).
 
-    If a process has several communicators of one size, a line does not tell which one it means: nothing follows. How far
-    a process came does not follow either: NCCL lists what is enqueued, and lines may be missing at the end of a log.
+    If a process has several communicators of one size, a line does not tell which one it means: nothing follows. How
+    far a process came does not follow either: NCCL lists what is enqueued, and lines may be missing at a log's end.
     """
     calls: defaultdict[tuple[str, int], dict[object, LogEvent]] = defaultdict(dict)
     comms: defaultdict[tuple[str, object], set[str]] = defaultdict(set)

@@ -34,7 +34,7 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
 
 
 def find_laggard(logs: Logs, people: People) -> int | str | None:
-    """Return the one rank, or device, whose last step is lower than that of all others; None: nobody, or few have steps."""
+    """Return the one rank, or device, whose last step is lower than that of all others; None: nobody."""
     ranks: dict[int | str, int] = {}
     devices: dict[int | str, int] = {}
     for line in (line for tail in logs.tails for line in tail.lines if is_step(line.text)):
