@@ -25,7 +25,6 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
-_AGENT = re.compile(r"torch[/\\]distributed[/\\](?:elastic|launcher)[/\\]")
 _CONSEQUENCES = frozenset((
     "ActorDiedError", "BdbQuit", "BrokenPipeError", "CalledProcessError", "ChildFailedError",
     "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistNetworkError",
@@ -63,11 +62,6 @@ class Traceback:
     def headline(self) -> str:
         """`KeyError: 17`."""
         return f"{self.kind}: {self.text}" if self.text else self.kind
-
-    @property
-    def is_launchers(self) -> bool:
-        """Whether it was raised in torchrun's agent."""
-        return bool(self.frames) and bool(_AGENT.search(self.frames[-1].values["file"]))
 
     @property
     def user_frame(self) -> LogEvent | None:
@@ -137,17 +131,11 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
 def list_raised(reader: FactReader) -> Iterator[Fact]:
     """Return the exceptions of the user's code: the first one of each process.
 
-    Exceptions with a frame in the user's files come first: a logger may print a library's. A launcher's own exception
-    is no error of the user, and one without its message says nothing.
+    Exceptions with a frame in the user's files come first: a logger may print a library's. One without its message
+    says nothing.
     """
-    own = [
-        traceback
-        for traceback in read_tracebacks(reader.logs)
-        if not traceback.is_explained
-        and traceback.kind not in _CONSEQUENCES
-        and not traceback.is_launchers
-        and (traceback.kind or traceback.user_frame)
-    ]
+    own = [one for one in read_tracebacks(reader.logs) if not one.is_explained and one.kind not in _CONSEQUENCES]
+    own = [traceback for traceback in own if traceback.kind or traceback.user_frame]
     own.sort(key=lambda traceback: (not traceback.kind, traceback.user_frame is None))
     cause = find_cause("user-code-error")
     seen: set[object] = set()
@@ -160,12 +148,11 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" if frame else ""
         text = traceback.headline or "an exception; the log does not have its text"
         confidence = Confidence.CERTAIN if traceback.user_frame else Confidence.LIKELY
-        speaker = reader.speaker_of(line)
         yield reader.state(
             FactKind.RAISED,
             line,
             more=[frame.line] if frame else [],
-            who=speaker,
+            who=reader.speaker_of(line),
             cause=cause.name,
             confidence=confidence if traceback.kind else Confidence.UNDECIDED,
             alternatives=cause.also,
