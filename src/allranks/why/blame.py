@@ -76,7 +76,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     """Return what happened, and what followed from what; dumps are those of the flight recorder beside the logs."""
     logs = leave_out_strangers(leave_out_other_jobs(logs))
-    reader = FactReader(logs, meet(logs, [end.who for end in read_summaries(logs)]))
+    reader = FactReader(logs, meet(logs, [end.event.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
     facts += read_stops(dumps, world=reader.people.world) if dumps else ()
