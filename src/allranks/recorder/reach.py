@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from allranks.recorder.calls import Call, Dump
@@ -76,17 +75,6 @@ class KnownGroup:
     def is_blocked(self, rank: int) -> bool:
         """Whether the thread that would call the next collective is in one of this group."""
         return any(call.blocks and not call.is_done for told in self.calls.get(rank, {}).values() for call in told)
-
-    def waited_s(self, ranks: Iterable[int], seq: int) -> float | None:
-        """Half of those who wait had waited this long."""
-        waited = [
-            taken - call.created_s
-            for rank in ranks
-            if rank in self.dumps and (taken := self.dumps[rank].taken_s) is not None
-            for call in self.calls.get(rank, {}).get(seq, ())[:1]
-            if call.created_s is not None
-        ]
-        return median(waited) if waited else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -172,7 +172,7 @@ def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[D
             with Path(source.path).open("rb") as file:
                 taken_s = os.fstat(file.fileno()).st_mtime
                 data = file.read(MAX_BYTES + 1)
-            dump = parse_dump(data, rank=source.rank, source=source.shown, node=source.node, taken_s=taken_s, keep=keep)
+            dump = parse_dump(data, rank=source.rank, source=source.shown, taken_s=taken_s, keep=keep)
         except OSError as exc:
             problems.append(ReadProblem(source, f"cannot be read: {exc.strerror or exc}"))
         except DumpError as exc:
@@ -191,7 +191,7 @@ def parse_dump(data: bytes, *, rank: int, keep: int = KEEP_CALLS, **about: Any) 
         data: all of it.
         rank: the global rank that wrote it.
         keep: maximum number of calls: the newest, and of each group the first that is not done and the last.
-        about: other fields of a Dump: source, node, taken_s.
+        about: other fields of a Dump: source, taken_s.
     Raises:
         DumpError: it is not a dump, is damaged, or is larger than MAX_BYTES.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -45,21 +46,19 @@ def read_stops(
     """
     by_rank = {dump.rank: dump for dump in dumps}
     for stop in find_stops(dumps, world):
-        is_few = world is not None and len(stop.ranks) <= len(stop.victims)
-        is_guess = stop.kind is not StandstillKind.MISMATCH and not stop.is_decided and not is_few
-        if places is not None and (is_guess or not stop.ranks):  # the ranks' own lines say that they waited
-            continue
-        is_short = (
-            stop.waited_s is not None and stop.waited_s < LEAST_WAIT_S and stop.kind is not StandstillKind.MISMATCH
-        )
-        if is_short and stop.kind is StandstillKind.ALL_THERE:
-            continue
-        if places is None:
-            seen = tuple(_place(by_rank[rank], call) for rank, call in stop.calls if call.number)
-            seen = seen or (Place(dumps[0].source, 1, f"the flight recorder dump of rank {dumps[0].rank}"),)
-        else:
+        is_mismatch = stop.kind is StandstillKind.MISMATCH
+        is_short = not is_mismatch and _waited_s(stop, by_rank) < LEAST_WAIT_S
+        if places is not None:
+            is_few = world is not None and len(stop.ranks) <= len(stop.victims)
+            if not stop.ranks or not (is_mismatch or stop.is_decided or is_few):
+                continue
             ranks = [*stop.ranks[:2], *(rank for rank, _ in stop.calls), *stop.victims[:2]]
-            seen = tuple(places[rank] for rank in dict.fromkeys(ranks) if rank in places)
+            seen = [places[rank] for rank in dict.fromkeys(ranks) if rank in places]
+        elif is_short and stop.kind is StandstillKind.ALL_THERE:
+            continue
+        else:
+            seen = [_place(by_rank[rank], call) for rank, call in stop.calls if call.number]
+            seen = seen or [Place(dumps[0].source, 1, f"the flight recorder dump of rank {dumps[0].rank}")]
         cause, kind = _CAUSES.get(stop.kind, _BEHIND)
         about: dict[str, Any] = {"said": Said.INFERRED, "when": when, "attempt": attempt}
         about |= {"group": stop.group, "seq": stop.seq}
@@ -67,7 +66,7 @@ def read_stops(
             yield Fact(
                 kind=kind,
                 who=who,
-                places=seen[:MAX_PLACES],
+                places=tuple(seen[:MAX_PLACES]),
                 cause=cause,
                 confidence=Confidence.UNDECIDED if is_short else stop.confidence,
                 alternatives=() if stop.confidence is Confidence.CERTAIN else find_cause(cause).also,
@@ -76,7 +75,14 @@ def read_stops(
                 **about,
             )
         for rank in stop.victims if places is None else ():  # else the ranks' own lines say that they waited
-            yield Fact(kind=FactKind.WAITED, who=Who(rank=rank), places=seen[:MAX_PLACES][-1:], **about)
+            yield Fact(kind=FactKind.WAITED, who=Who(rank=rank), places=tuple(seen[:MAX_PLACES][-1:]), **about)
+
+
+def _waited_s(stop: Standstill, dumps: Mapping[int, Dump]) -> float:
+    """Return how long a rank that is shown had been waiting when its dump was taken; infinity: nobody can tell."""
+    shown = [(dumps[rank].taken_s, call.created_s) for rank, call in stop.calls if rank in stop.waiting]
+    waited = [taken_s - began_s for taken_s, began_s in shown if taken_s is not None and began_s is not None]
+    return max(waited, default=math.inf)
 
 
 def _ask(stop: Standstill, known: Set[int]) -> str:

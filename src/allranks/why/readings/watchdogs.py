@@ -103,7 +103,9 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
         for rank, event in by_rank.items():
             seq, op, sizes = event.number("seq") or 0, event.values.get("op", ""), _sizes(event, len(by_rank))
             calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
-    dumps = [Dump(rank, tuple(calls[rank]), *(counted[word][rank] for word in _COUNTED)) for rank in sorted(lines)]
+    dumps = [
+        Dump(rank, tuple(calls[rank]), **{word: counted[word][rank] for word in _COUNTED}) for rank in sorted(lines)
+    ]
     if dumps:
         places = {rank: place_of(line) for rank, line in lines.items()}
         attempt, when = max(map(reader.attempt_of, lines.values())), reader.before(lines.values())
