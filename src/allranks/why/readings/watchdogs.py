@@ -39,8 +39,6 @@ _FREE = ("gather", "scatter", "alltoall", "all_to_all")
 """Collectives whose sizes may differ between ranks."""
 _INTO_ONE = ("_allgather_base", "_reduce_scatter_base")
 """But not in these."""
-_COUNTED = ("enqueued", "completed")
-"""What the groups of signs are named after, as the fields of a Dump are."""
 _DAY_S = 86_400.0
 _ASK = "allranks stack JOB while it hangs, or TORCH_FR_BUFFER_SIZE=2000 and the flight recorder's dumps of all ranks"
 
@@ -86,7 +84,9 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
             group_of.setdefault((rank, event.number("seq")), event.values["group"])
     usual = {*group_of.values()}.pop() if len({*group_of.values()}) == 1 else DEFAULT_GROUP
     told: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
-    counted: dict[str, defaultdict[int, dict[str, int]]] = {word: defaultdict(dict) for word in _COUNTED}
+    counted: dict[str, defaultdict[int, dict[str, int]]] = {
+        word: defaultdict(dict) for word in ("enqueued", "completed")
+    }
     lines: dict[int, Line] = {}
     for event, rank in reports:
         known = event.values.get("group") or group_of.get((rank, event.number("seq"))) or group_of.get(rank, usual)
@@ -103,9 +103,8 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
         for rank, event in by_rank.items():
             seq, op, sizes = event.number("seq") or 0, event.values.get("op", ""), _sizes(event, len(by_rank))
             calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
-    dumps = [
-        Dump(rank, tuple(calls[rank]), **{word: counted[word][rank] for word in _COUNTED}) for rank in sorted(lines)
-    ]
+    enqueued, completed = counted["enqueued"], counted["completed"]
+    dumps = [Dump(rank, tuple(calls[rank]), enqueued[rank], completed[rank]) for rank in sorted(lines)]
     if dumps:
         places = {rank: place_of(line) for rank, line in lines.items()}
         attempt, when = max(map(reader.attempt_of, lines.values())), reader.before(lines.values())
