@@ -25,16 +25,6 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
-_CONSEQUENCES = frozenset((
-    "ActorDiedError", "BdbQuit", "BrokenPipeError", "CalledProcessError", "ChildFailedError",
-    "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistNetworkError",
-    "DistStoreError", "EOFError", "GeneratorExit", "KeyboardInterrupt", "LustreError",
-    "ProcessExitedException", "ProcessRaisedException", "RayActorError", "RayTaskError",
-    "RendezvousClosedError", "RendezvousClosedException", "RendezvousConnectionError",
-    "RendezvousTimeoutError", "SignalException", "SignalInterrupt", "SystemExit", "TimeoutError",
-    "TimeoutExpired", "WorkerCrashedError",
-))  # fmt: skip
-"""Exceptions that are consequences, or no errors."""
 _BRANCHES = frozenset(("AttributeError", "IndexError", "KeyError", "StopAsyncIteration", "StopIteration"))
 """Exceptions by which programs branch: what is raised while one is handled is an error of its own."""
 _GOES_ON = frozenset(("_run_finalizers",))
@@ -57,6 +47,8 @@ class Traceback:
     """Line of the exception itself."""
     is_explained: bool
     """Whether a sign of a known cause explains it."""
+    is_consequence: bool = False
+    """Whether such exceptions are consequences, or no errors: the mark of exceptions knows their names."""
 
     @property
     def headline(self) -> str:
@@ -109,6 +101,7 @@ def _of_writer(parts: Iterable[LogEvent], stated: _Stated) -> list[Traceback]:
                 tuple(frames),
                 event.line,
                 _is_explained(event.line, stated),
+                "consequence" in event.values,
             )
             was_linked, link, frames = link, None, []
             if is_ignored or (one.frames and one.frames[0].values.get("function") in _GOES_ON):
@@ -134,7 +127,7 @@ def list_raised(reader: FactReader) -> Iterator[Fact]:
     Exceptions with a frame in the user's files come first: a logger may print a library's. One without its message
     says nothing.
     """
-    own = [one for one in read_tracebacks(reader.logs) if not one.is_explained and one.kind not in _CONSEQUENCES]
+    own = [one for one in read_tracebacks(reader.logs) if not (one.is_explained or one.is_consequence)]
     own = [traceback for traceback in own if traceback.kind or traceback.user_frame]
     own.sort(key=lambda traceback: (not traceback.kind, traceback.user_frame is None))
     cause = find_cause("user-code-error")

@@ -84,9 +84,8 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
             group_of.setdefault((rank, event.number("seq")), event.values["group"])
     usual = {*group_of.values()}.pop() if len({*group_of.values()}) == 1 else DEFAULT_GROUP
     told: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
-    counted: dict[str, defaultdict[int, dict[str, int]]] = {
-        word: defaultdict(dict) for word in ("enqueued", "completed")
-    }
+    enqueued: defaultdict[int, dict[str, int]] = defaultdict(dict)
+    completed: defaultdict[int, dict[str, int]] = defaultdict(dict)
     lines: dict[int, Line] = {}
     for event, rank in reports:
         known = event.values.get("group") or group_of.get((rank, event.number("seq"))) or group_of.get(rank, usual)
@@ -94,7 +93,7 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
             first = told[known].get(rank, event)
             told[known][rank] = replace(first, values={**event.values, **first.values})
             lines.setdefault(rank, event.line)
-        for word, numbers in counted.items():
+        for word, numbers in (("enqueued", enqueued), ("completed", completed)):
             if (number := event.number(word)) is not None and number >= 0:
                 numbers[rank][event.values.get("group", DEFAULT_GROUP)] = number
                 lines.setdefault(rank, event.line)
@@ -103,7 +102,6 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
         for rank, event in by_rank.items():
             seq, op, sizes = event.number("seq") or 0, event.values.get("op", ""), _sizes(event, len(by_rank))
             calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
-    enqueued, completed = counted["enqueued"], counted["completed"]
     dumps = [Dump(rank, tuple(calls[rank]), enqueued[rank], completed[rank]) for rank in sorted(lines)]
     if dumps:
         places = {rank: place_of(line) for rank, line in lines.items()}
