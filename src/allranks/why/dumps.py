@@ -54,7 +54,8 @@ def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
     for target in targets:
         is_folder = Path(target).is_dir()
         before = inside(target) if is_folder and len(targets) == 1 else ""
-        for file, status in walk(target, _is_named_like_a_dump) if is_folder else [(str(Path(target)), None)]:
+        files = walk(target, lambda path: bool(_NAMED.search(path))) if is_folder else [(str(Path(target)), None)]
+        for file, status in files:
             if not is_dump(Path(file)):
                 continue
             source = make_source(file.removeprefix(before), file, status)
@@ -63,10 +64,6 @@ def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
                 source = replace(source, rank=int(match[1]))
             found.setdefault(os.path.realpath(file), source)
     return tuple(found.values())
-
-
-def _is_named_like_a_dump(path: str) -> bool:
-    return _NAMED.search(path) is not None
 
 
 def is_dump(path: Path) -> bool:
