@@ -41,8 +41,6 @@ class KnownGroup:
     """Its members were told, or it is that of all ranks."""
     is_complete: bool
     """`order` has all of them."""
-    others: frozenset[int] = frozenset()
-    """Ranks of the job that may be members, too."""
 
     @property
     def shown(self) -> str:
@@ -137,9 +135,7 @@ def list_groups(dumps: Sequence[Dump], world: int | None = None) -> list[KnownGr
             groups.append(_group(name, everybody, dumps, calls, is_sure=is_sure, is_complete=world is not None))
         elif unknown:
             ranks = sorted(dump.rank for dump in unknown)
-            others = frozenset(everybody if world and not by_members else ()).difference(ranks)
-            about: dict[str, Any] = {"is_sure": False, "is_complete": False, "others": others}
-            groups.append(_group(name, ranks, unknown, calls, **about))
+            groups.append(_group(name, ranks, unknown, calls, is_sure=False, is_complete=False))
     return sorted(groups, key=lambda group: (group.name, group.order[0]))
 
 

@@ -250,13 +250,10 @@ def _alone(wait: Wait, waits: Sequence[Wait]) -> Standstill | None:
 def _all_there(wait: Wait) -> Standstill:
     who, group = fold_ranks(wait.waiting), wait.group
     message = f"all ranks entered {wait.shown}, and {who} never left it{wait.call.at}"
-    about: dict[str, Any] = {"victims": wait.waiting, "waiting": wait.waiting}
-    kind, others = StandstillKind.ALL_THERE, "all others"
-    if 0 < len(group.others) < len(wait.waiting):
-        kind, about["ranks"], others = StandstillKind.MISSING, group.others, fold_ranks(group.others)
     if not group.is_complete or wait.unknown:
-        message = f"{who} waited in {wait.shown}{wait.call.at}; nothing tells whether {others} came"
-    return _stop(group, kind, wait.seq, message, [(min(wait.waiting), wait.call)], **about)
+        message = f"{who} waited in {wait.shown}{wait.call.at}; nothing tells whether all others came"
+    calls, about = [(min(wait.waiting), wait.call)], {"victims": wait.waiting, "waiting": wait.waiting}
+    return _stop(group, StandstillKind.ALL_THERE, wait.seq, message, calls, **about)
 
 
 def _apart(waits: Sequence[Wait]) -> Iterator[Standstill]:
