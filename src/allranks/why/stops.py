@@ -56,8 +56,7 @@ def read_stops(
         is_mismatch = stop.kind is StandstillKind.MISMATCH
         is_short = not is_mismatch and _waited_s(stop, by_rank) < LEAST_WAIT_S
         if places is not None:
-            is_few = world is not None and len(stop.ranks) <= len(stop.victims)
-            if not stop.ranks or not (is_mismatch or stop.is_decided or is_few):
+            if not stop.ranks or not (is_mismatch or stop.is_decided):
                 continue
             ranks = [*stop.ranks[:2], *(rank for rank, _ in stop.calls), *stop.victims[:2]]
             seen = [places[rank] for rank in dict.fromkeys(ranks) if rank in places]
