@@ -117,23 +117,20 @@ def _how(event: LogEvent) -> HowEnded:
 def _of_launchers(reader: FactReader) -> Iterator[Fact]:
     """The worker that failed first according to another launcher; each has its own format."""
     killed = {event.number("pid") for event in reader.logs.of("launcher-kills")}
+    only_killed = killed.pop() if len(killed) == 1 else None
     named: LogEvent | None = None
     is_first = True
     for event in reader.logs.of("launcher-names", "launcher-failed"):
+        line = event.line
         if event.kind == "launcher-names":
             named = event
-            continue
-        if event.number("code") == 0:
-            continue
-        line = event.line
-        told = named if named is not None and named.line.source == line.source else event
-        rank = told.number("rank")
-        rank = event.number("ranks") if rank is None and line.rank is None else rank
-        pid = event.number("pid") if "pid" in event.values or len(killed) != 1 else next(iter(killed))
-        node = told.values.get("node") or reader.people.node_of(line)
-        who = Who(line.rank if rank is None else rank, node, told.number("local_rank"), pid)
-        yield _ended(reader, line, who, _how(event), is_kill=False, is_first_observed=is_first)
-        is_first = False
+        elif event.number("code") != 0:
+            told = named if named is not None and named.line.source == line.source else event
+            rank = event.number("ranks") if line.rank is None else line.rank
+            pid = event.number("pid") if "pid" in event.values else only_killed
+            who = told.who | Who(rank, reader.people.node_of(line), pid=pid)
+            yield _ended(reader, line, who, _how(event), is_kill=False, is_first_observed=is_first)
+            is_first = False
 
 
 def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:

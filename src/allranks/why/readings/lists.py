@@ -125,11 +125,12 @@ _ROW = re.compile(r"^\s*(\d{1,6})\s+(\d+\.\d+)\b")
 def read_paces(reader: FactReader) -> Iterator[Fact]:
     """Return the ranks that took much longer than the others, in the first such list; the others wait for them."""
     for paces in (paces for tail in reader.logs.tails for paces in _lists(tail.lines)):
-        longest = max((took for _, took, _ in paces), default=0.0)
+        if len({rank for rank, _, _ in paces}) != len(paces) or len(paces) < _LEAST_TIMES:  # of several steps, or few
+            continue
+        longest = max(took for _, took, _ in paces)
         slow = {rank: line for rank, took, line in paces if took > longest / 2}
         others = [took for rank, took, _ in paces if rank not in slow]
-        is_one_step = len({rank for rank, _, _ in paces}) == len(paces) >= _LEAST_TIMES
-        if is_one_step and others and max(others) * _MUCH <= min(took for rank, took, _ in paces if rank in slow):
+        if others and max(others) * _MUCH <= min(took for rank, took, _ in paces if rank in slow):
             yield from reader.behind(
                 [*slow.values()][:3],
                 f"{fold_ranks(slow)} took at least {_MUCH:g} times as long as others",
@@ -151,10 +152,10 @@ def _lists(lines: Iterable[Line]) -> Iterator[list[tuple[int, float, Line]]]:
             match = _TOOK.search(line.text)
         if match is not None:
             paces.append((int(match[1]), float(match[2]), line))
-            continue
-        if paces:
-            yield paces
-        paces, is_table = [], _HEAD.match(line.text) is not None
+        else:
+            if paces:
+                yield paces
+            paces, is_table = [], _HEAD.match(line.text) is not None
     yield paces
 
 
