@@ -126,10 +126,7 @@ def _mismatch(group: KnownGroup) -> Standstill | None:
         for seq in sorted(calls)[-_MAX_SEQS:]:
             if all(call.op for call in calls[seq]):
                 by_seq[seq][rank] = calls[seq]
-    for seq in sorted(by_seq):
-        ranks = by_seq[seq]
-        if len(ranks) < 2:
-            continue
+    for seq, ranks in sorted(by_seq.items()):
         length = min(map(len, ranks.values()))  # of a coalesced one, a rank may have called only a part yet
         is_over = all(map(are_done, ranks.values()))
         has_sizes = not is_over and all(call.sizes or call.output_sizes for calls in ranks.values() for call in calls)
