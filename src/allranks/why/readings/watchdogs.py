@@ -33,8 +33,6 @@ _ALONE = re.compile(
     r"|preprocessing|converting|consolidating)\b"
 )
 """What the first rank does while the others wait for it."""
-_FAILED = "raised the following async exception"
-"""torch, ProcessGroupNCCL.cpp, checkAndSetException."""
 _FREE = ("gather", "scatter", "alltoall", "all_to_all")
 """Collectives whose sizes may differ between ranks."""
 _INTO_ONE = ("_allgather_base", "_reduce_scatter_base")
@@ -75,11 +73,9 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
 
     A line without its group is of the group that another line of its rank names, for this number or at all.
     """
-    failed = {rank for event, rank in reports if _FAILED in event.line.text}
-    """They did not wait, and the number is of what had not completed."""
     group_of: dict[object, str] = {}
     for event, rank in reports:
-        if rank not in failed and event.values.get("group"):
+        if event.values.get("group"):
             group_of.setdefault(rank, event.values["group"])
             group_of.setdefault((rank, event.number("seq")), event.values["group"])
     usual = {*group_of.values()}.pop() if len({*group_of.values()}) == 1 else DEFAULT_GROUP
@@ -89,7 +85,7 @@ def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Itera
     lines: dict[int, Line] = {}
     for event, rank in reports:
         known = event.values.get("group") or group_of.get((rank, event.number("seq"))) or group_of.get(rank, usual)
-        if rank not in failed and (event.number("seq") is not None or "op" in event.values):
+        if event.number("seq") is not None or "op" in event.values:
             first = told[known].get(rank, event)
             told[known][rank] = replace(first, values={**event.values, **first.values})
             lines.setdefault(rank, event.line)
