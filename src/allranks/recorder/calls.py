@@ -80,7 +80,6 @@ class Dump:
     """When it was taken, by the clock of its node."""
     source: str = ""
     """The file it came from."""
-    node: str | None = None
 
 
 @lru_cache(maxsize=1024)

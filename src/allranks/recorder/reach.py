@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from allranks.recorder.calls import Call, Dump
@@ -42,8 +41,6 @@ class KnownGroup:
     """Its members were told, or it is that of all ranks."""
     is_complete: bool
     """`order` has all of them."""
-    others: frozenset[int] = frozenset()
-    """Ranks of the job that may be members, too."""
 
     @property
     def shown(self) -> str:
@@ -76,17 +73,6 @@ class KnownGroup:
     def is_blocked(self, rank: int) -> bool:
         """Whether the thread that would call the next collective is in one of this group."""
         return any(call.blocks and not call.is_done for told in self.calls.get(rank, {}).values() for call in told)
-
-    def waited_s(self, ranks: Iterable[int], seq: int) -> float | None:
-        """Half of those who wait had waited this long."""
-        waited = [
-            taken - call.created_s
-            for rank in ranks
-            if rank in self.dumps and (taken := self.dumps[rank].taken_s) is not None
-            for call in self.calls.get(rank, {}).get(seq, ())[:1]
-            if call.created_s is not None
-        ]
-        return median(waited) if waited else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -149,9 +135,7 @@ def list_groups(dumps: Sequence[Dump], world: int | None = None) -> list[KnownGr
             groups.append(_group(name, everybody, dumps, calls, is_sure=is_sure, is_complete=world is not None))
         elif unknown:
             ranks = sorted(dump.rank for dump in unknown)
-            others = frozenset(everybody if world and not by_members else ()).difference(ranks)
-            about: dict[str, Any] = {"is_sure": False, "is_complete": False, "others": others}
-            groups.append(_group(name, ranks, unknown, calls, **about))
+            groups.append(_group(name, ranks, unknown, calls, is_sure=False, is_complete=False))
     return sorted(groups, key=lambda group: (group.name, group.order[0]))
 
 

@@ -52,17 +52,15 @@ class Standstill:
     """One answer."""
 
     kind: StandstillKind
-    ranks: tuple[int, ...]
-    """The culprits; all who might be where it is not decided; empty where nobody is."""
-    victims: tuple[int, ...]
     group: str
     seq: int
-    confidence: Confidence
     message: str
     calls: tuple[tuple[int, Call], ...]
     """(rank, call) that show it, the culprits' first."""
-    waited_s: float | None = None
-    """How long the others had been waiting when the dumps were taken; None: nobody can tell."""
+    ranks: tuple[int, ...] = ()
+    """The culprits; all who might be where it is not decided; empty where nobody is."""
+    victims: tuple[int, ...] = ()
+    confidence: Confidence = Confidence.UNDECIDED
     is_proven: bool = False
     """Of a circle: nobody in it can ever go on."""
     waiting: tuple[int, ...] = ()
@@ -111,12 +109,9 @@ def find_stops(dumps: Sequence[Dump], world: int | None = None) -> list[Standsti
 def _stop(
     group: KnownGroup, kind: StandstillKind, seq: int, message: str, calls: Iterable[tuple[int, Call]], **about: Any
 ) -> Standstill:
-    """Return an answer about one number of a group; `about`: ranks, victims, confidence, and who waits."""
-    ranks, victims, waiting = (tuple(sorted(about.get(who, ()))) for who in ("ranks", "victims", "waiting"))
-    confidence, waited_s = about.get("confidence", Confidence.UNDECIDED), group.waited_s(waiting, seq)
-    how = {name: about.get(name, False) for name in ("is_proven", "has_other_sizes")} | {"is_sure": group.is_sure}
-    told = group.name, seq, confidence, message, tuple(calls), waited_s
-    return Standstill(kind, ranks, victims, *told, waiting=waiting, **how)
+    """Return an answer about one number of a group; `about`: its other fields."""
+    about |= {who: tuple(sorted(about.get(who, ()))) for who in ("ranks", "victims", "waiting")}
+    return Standstill(kind, group.name, seq, message, tuple(calls), is_sure=group.is_sure, **about)
 
 
 # --- Different calls under one number ---------------------------------------------------------------------------------
@@ -131,10 +126,7 @@ def _mismatch(group: KnownGroup) -> Standstill | None:
         for seq in sorted(calls)[-_MAX_SEQS:]:
             if all(call.op for call in calls[seq]):
                 by_seq[seq][rank] = calls[seq]
-    for seq in sorted(by_seq):
-        ranks = by_seq[seq]
-        if len(ranks) < 2:
-            continue
+    for seq, ranks in sorted(by_seq.items()):
         length = min(map(len, ranks.values()))  # of a coalesced one, a rank may have called only a part yet
         is_over = all(map(are_done, ranks.values()))
         has_sizes = not is_over and all(call.sizes or call.output_sizes for calls in ranks.values() for call in calls)
@@ -255,13 +247,10 @@ def _alone(wait: Wait, waits: Sequence[Wait]) -> Standstill | None:
 def _all_there(wait: Wait) -> Standstill:
     who, group = fold_ranks(wait.waiting), wait.group
     message = f"all ranks entered {wait.shown}, and {who} never left it{wait.call.at}"
-    about: dict[str, Any] = {"victims": wait.waiting, "waiting": wait.waiting}
-    kind, others = StandstillKind.ALL_THERE, "all others"
-    if 0 < len(group.others) < len(wait.waiting):
-        kind, about["ranks"], others = StandstillKind.MISSING, group.others, fold_ranks(group.others)
     if not group.is_complete or wait.unknown:
-        message = f"{who} waited in {wait.shown}{wait.call.at}; nothing tells whether {others} came"
-    return _stop(group, kind, wait.seq, message, [(min(wait.waiting), wait.call)], **about)
+        message = f"{who} waited in {wait.shown}{wait.call.at}; nothing tells whether all others came"
+    calls, about = [(min(wait.waiting), wait.call)], {"victims": wait.waiting, "waiting": wait.waiting}
+    return _stop(group, StandstillKind.ALL_THERE, wait.seq, message, calls, **about)
 
 
 def _apart(waits: Sequence[Wait]) -> Iterator[Standstill]:
@@ -353,22 +342,17 @@ def _circle(waits: Sequence[Wait], groups: Sequence[KnownGroup], stuck: set[int]
 
 def _first_groups(ring: Sequence[Wait], groups: Sequence[KnownGroup], stuck: set[int]) -> dict[int, str]:
     """Return the kind of group that each rank called first, of those that are in several kinds of the ring's groups."""
-    kinds = {wait.group.kind for wait in ring}
-    is_told = len(kinds) > 1  # else each group is a kind of its own
-
-    def kind_of(group: KnownGroup) -> str:
-        return group.kind if is_told else group.name
-
-    names = {kind_of(wait.group) for wait in ring}
+    is_told = len({wait.group.kind for wait in ring}) > 1  # else each group is a kind of its own
+    kind_of = {id(group): group.kind if is_told else group.name for group in groups}
+    names = {kind_of[id(wait.group)] for wait in ring}
     member_of: defaultdict[int, set[str]] = defaultdict(set)
     for group in groups:
-        if (kind := kind_of(group)) in names:
-            for rank in stuck.intersection(group.order):
-                member_of[rank].add(kind)
+        for rank in stuck.intersection(group.order) if kind_of[id(group)] in names else ():
+            member_of[rank].add(kind_of[id(group)])
     first: defaultdict[int, set[str]] = defaultdict(set)
     for wait in ring:
         for rank in wait.waiting & stuck:
-            first[rank].add(kind_of(wait.group))
+            first[rank].add(kind_of[id(wait.group)])
     return {rank: min(kinds) for rank, kinds in first.items() if len(kinds) == 1 and len(member_of[rank]) > 1}
 
 

@@ -30,11 +30,10 @@ from allranks.why.logs.sources import list_jobs
 from allranks.why.naming import name_somebody
 from allranks.why.other_jobs import leave_out_other_jobs
 from allranks.why.people import meet
-from allranks.why.readings.arrivals import read_arrivals
-from allranks.why.readings.dials import read_dials
+from allranks.why.readings.arrivals import read_arrivals, read_dials
 from allranks.why.readings.ends import read_ends, read_summaries
 from allranks.why.readings.lists import read_opcounts, read_paces, read_ras, read_saved_stacks, read_stalls
-from allranks.why.readings.progress import read_progress, read_restarts, read_steps
+from allranks.why.readings.progress import read_restarts, read_steps
 from allranks.why.readings.silence import conclude_silence
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
@@ -53,7 +52,6 @@ READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
     read_ras,
     read_paces,
     read_restarts,
-    read_progress,
     read_steps,
 )
 """The readings that combine several lines."""
@@ -71,7 +69,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], Story]:
     """Return what happened, and the story of it; dumps are those of the flight recorder beside the logs."""
     logs = leave_out_strangers(leave_out_other_jobs(logs))
-    reader = FactReader(logs, meet(logs, [end.who for end in read_summaries(logs)]))
+    reader = FactReader(logs, meet(logs, [end.event.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
     facts += read_stops(dumps, world=reader.people.world) if dumps else ()

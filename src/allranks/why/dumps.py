@@ -54,7 +54,8 @@ def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
     for target in targets:
         is_folder = Path(target).is_dir()
         before = inside(target) if is_folder and len(targets) == 1 else ""
-        for file, status in walk(target, _is_named_like_a_dump) if is_folder else [(str(Path(target)), None)]:
+        files = walk(target, lambda path: bool(_NAMED.search(path))) if is_folder else [(str(Path(target)), None)]
+        for file, status in files:
             if not is_dump(Path(file)):
                 continue
             source = make_source(file.removeprefix(before), file, status)
@@ -63,10 +64,6 @@ def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
                 source = replace(source, rank=int(match[1]))
             found.setdefault(os.path.realpath(file), source)
     return tuple(found.values())
-
-
-def _is_named_like_a_dump(path: str) -> bool:
-    return _NAMED.search(path) is not None
 
 
 def is_dump(path: Path) -> bool:
@@ -91,7 +88,7 @@ class _Frame(msgspec.Struct):
 
 
 class _Entry(msgspec.Struct):
-    """One call as torch writes it."""
+    """One call as torch writes it; what does not stand in the file is filled in by `_read`."""
 
     profiling_name: str = ""
     process_group: list[str] | str | None = None
@@ -113,6 +110,29 @@ class _Entry(msgspec.Struct):
     time_created_ns: int | None = None
     time_discovered_started_ns: int | None = None
     frames: list[_Frame] | None = None
+    group: str = msgspec.field(default="", name="its group's name")
+    number: int = msgspec.field(default=0, name="from 1, in the file's order")
+
+    @property
+    def seq(self) -> int:
+        """Its number in its group, among calls of its kind."""
+        seq = self.p2p_seq_id if self.is_p2p else self.collective_seq_id
+        return seq if seq is not None else self.seq_id or 0
+
+    @property
+    def is_gloos(self) -> bool:
+        """Whether it is of Gloo's recorder."""
+        return self.profiling_name.startswith("gloo:")
+
+    @property
+    def is_done(self) -> bool:
+        """Gloo never marks a call as completed, but retires it when it is over. NCCL also retires what timed out."""
+        return self.state == "completed" or (bool(self.retired) and self.is_gloos)
+
+    @property
+    def batch(self) -> object:
+        """What entries of one batch share."""
+        return self.group, self.pg_id, bool(self.is_p2p), self.seq
 
 
 class _Config(msgspec.Struct):
@@ -149,7 +169,7 @@ def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[D
             with Path(source.path).open("rb") as file:
                 taken_s = os.fstat(file.fileno()).st_mtime
                 data = file.read(MAX_BYTES + 1)
-            dump = parse_dump(data, rank=source.rank, source=source.shown, node=source.node, taken_s=taken_s, keep=keep)
+            dump = parse_dump(data, rank=source.rank, source=source.shown, taken_s=taken_s, keep=keep)
         except OSError as exc:
             problems.append(ReadProblem(source, f"cannot be read: {exc.strerror or exc}"))
         except DumpError as exc:
@@ -161,27 +181,51 @@ def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[D
     return [newest[rank][1] for rank in sorted(newest)]
 
 
-def parse_dump(
-    data: bytes,
-    *,
-    rank: int,
-    source: str = "",
-    node: str | None = None,
-    taken_s: float | None = None,
-    keep: int = KEEP_CALLS,
-) -> Dump:
+def parse_dump(data: bytes, *, rank: int, keep: int = KEEP_CALLS, **about: Any) -> Dump:
     """Read one dump, pickle or JSON.
 
     Args:
         data: all of it.
         rank: the global rank that wrote it.
-        source: name of its file.
-        node: node of the rank, if known.
-        taken_s: when it was taken.
         keep: maximum number of calls: the newest, and of each group the first that is not done and the last.
+        about: other fields of a Dump: source, taken_s.
     Raises:
         DumpError: it is not a dump, is damaged, or is larger than MAX_BYTES.
     """
+    file = _read(data)
+    is_whole = not file.entries or file.entries[0].record_id == 0
+    descs: dict[str, str] = {}
+    for entry in file.entries:
+        if isinstance(entry.process_group, list) and len(entry.process_group) > 1:
+            descs.setdefault(entry.group, entry.process_group[1])
+    _end_with_their_batch(file.entries)
+    entries, again = _last_groups(file.entries, is_whole=is_whole)
+    names = {str(entry.pg_id): entry.group for entry in reversed(entries)}
+    # The default group is each process's first; other numbers are local to the process.
+    if "0" not in names.values() and not again:
+        names.setdefault("0", "0")
+    descs = {again.get(name, name): desc for name, desc in descs.items()}
+    config = {again.get(name, name): told for name, told in file.pg_config.items()}
+    members = {name: ranks for name, told in config.items() if rank in (ranks := _ranks(told.ranks))}
+    statuses = {names[uid]: status for uid, status in file.pg_status.items() if uid in names}
+    calls = tuple(map(_call, _newest(entries, keep)))
+    described = {call.group for call in calls}
+    return Dump(
+        rank=rank,
+        calls=calls,
+        # Sends and receives count into it: only asked where the group has no calls.
+        enqueued={name: told.last_enqueued_collective for name, told in statuses.items() if name not in described},
+        started=_started(entries, statuses),
+        members=members,
+        descs=descs | {name: config[name].desc for name in members},
+        is_whole=is_whole,
+        formed_again=frozenset(again.values()),
+        **about,
+    )
+
+
+def _read(data: bytes) -> _File:
+    """Return what a dump holds, its entries in their order, with numbers and the names of their groups."""
     if len(data) > MAX_BYTES:
         raise DumpError(f"a flight recorder dump of more than {MAX_BYTES >> 20} MiB was not read")
     try:
@@ -196,39 +240,11 @@ def parse_dump(
         why = strip_control(str(exc)).replace("\n", " ")[:200]
         raise DumpError(f"a flight recorder dump that cannot be read: {why}") from exc
     file.entries.sort(key=lambda entry: entry.record_id)
-    is_whole = not file.entries or file.entries[0].record_id == 0
-    _end_with_their_batch(file.entries)
-    numbered, formed_again = _last_groups(file.entries, is_whole=is_whole)
-    names: dict[str, str] = {}
-    descs: dict[str, str] = {}
-    for _, entry in numbered:
-        name, desc = _group_of(entry)
-        descs.setdefault(name, desc)
-        names.setdefault(str(entry.pg_id), name)
-    # The default group is each process's first; other numbers are local to the process.
-    if "0" not in names.values() and not formed_again:
-        names.setdefault("0", "0")
-    now = {name.partition(AGAIN)[0]: name for name in formed_again}
-    config = {now.get(name, name): config for name, config in file.pg_config.items()}
-    members = {name: ranks for name, told in config.items() if rank in (ranks := _ranks(told.ranks))}
-    descs |= {name: told.desc for name, told in config.items() if name in members}
-    statuses = {names[uid]: status for uid, status in file.pg_status.items() if uid in names}
-    calls = tuple(_call(entry, number) for number, entry in _newest(numbered, keep))
-    described = {call.group for call in calls}
-    return Dump(
-        rank=rank,
-        calls=calls,
-        # Sends and receives count into it: only asked where the group has no calls.
-        enqueued={name: told.last_enqueued_collective for name, told in statuses.items() if name not in described},
-        started=_started([entry for _, entry in numbered], statuses),
-        members=members,
-        descs=descs,
-        is_whole=is_whole,
-        formed_again=formed_again,
-        taken_s=taken_s,
-        source=source,
-        node=node,
-    )
+    for number, entry in enumerate(file.entries, start=1):
+        told = entry.process_group
+        name = told[0] if isinstance(told, list) and told else told if isinstance(told, str) else ""
+        entry.group, entry.number = name or str(entry.pg_id or 0), number
+    return file
 
 
 def _end_with_their_batch(entries: Sequence[_Entry]) -> None:
@@ -237,19 +253,16 @@ def _end_with_their_batch(entries: Sequence[_Entry]) -> None:
     torch keeps the state of that one only: the others are `scheduled` for ever.
     Source: torch 2.13, ProcessGroupNCCL::endCoalescing.
     """
-    if not any(entry.profiling_name.endswith("coalesced") for entry in entries):
-        return
     closing: dict[object, _Entry] = {}
     for entry in reversed(entries):
-        batch = _batch_of(entry)
         if entry.profiling_name.endswith("coalesced") and not entry.input_sizes:
-            closing.setdefault(batch, entry)
-        elif (last := closing.get(batch)) is not None and not _is_done(entry):
+            closing.setdefault(entry.batch, entry)
+        elif closing and not entry.is_done and (last := closing.get(entry.batch)) is not None:
             entry.state, entry.retired = last.state, last.retired
 
 
-def _last_groups(entries: Sequence[_Entry], *, is_whole: bool) -> tuple[list[tuple[int, _Entry]], frozenset[str]]:
-    """Return entries with their numbers, of groups that were formed again under one name only those of the last.
+def _last_groups(entries: Sequence[_Entry], *, is_whole: bool) -> tuple[list[_Entry], dict[str, str]]:
+    """Return the entries, of groups that were formed again under one name only those of the last, with its new name.
 
     A group that was destroyed and formed again begins at 1 anew, and has another `pg_id`. Where no entry is lost, its
     name tells which one it is (`0#2`, the second), as in heartbeats: the last one of other ranks may be another.
@@ -258,47 +271,27 @@ def _last_groups(entries: Sequence[_Entry], *, is_whole: bool) -> tuple[list[tup
         entries: in their order; those of such groups get the new name.
         is_whole: no entry is lost.
     Returns:
-        The entries, and the new names of such groups.
+        The entries, and the new names of such groups by the old ones.
     """
-    if not _may_be_formed_again(entries):
-        return list(enumerate(entries, start=1)), frozenset()
     last: dict[str, tuple[int, int | None, int]] = {}
     """By name: which one it is, its id, and its last number."""
-    which = []
+    counts = []
     for entry in entries:
-        name, seq = _group_of(entry)[0], 0 if entry.is_p2p else _seq_of(entry, is_p2p=False)
-        count, pg_id, before = last.get(name, (1, entry.pg_id, 0))
+        seq = 0 if entry.is_p2p else entry.seq
+        count, pg_id, before = last.get(entry.group, (1, entry.pg_id, 0))
         if pg_id != entry.pg_id or 0 < seq < before:
             count, before = count + 1, 0
-        last[name] = count, entry.pg_id, max(seq, before)
-        which.append((name, count))
-    again = {name for name, (count, pg_id, _) in last.items() if count > 1 or (name == "0" and pg_id)}
-    numbered = [
-        (number, entry)
-        for number, (entry, (name, count)) in enumerate(zip(entries, which, strict=True), start=1)
-        if count == last[name][0]
-    ]
-    new = {name: f"{name}{AGAIN}{last[name][0]}" if is_whole and last[name][0] > 1 else name for name in again}
-    for _, entry in numbered:
-        name, desc = _group_of(entry)
-        if name in new:
-            entry.process_group = [new[name], desc]
-    return numbered, frozenset(new.values())
-
-
-def _may_be_formed_again(entries: Sequence[_Entry]) -> bool:
-    """Whether to look closer: a quick look, as there are many entries."""
-    last: dict[int | None, int] = {}
-    first: list[tuple[str, int | None]] = []
-    for entry in entries:
-        if entry.pg_id not in last:
-            last[entry.pg_id] = 0
-            first.append((_group_of(entry)[0], entry.pg_id))
-        if not entry.is_p2p and (seq := entry.collective_seq_id or entry.seq_id):
-            if seq < last[entry.pg_id]:
-                return True
-            last[entry.pg_id] = seq
-    return None in last or len(dict(first)) < len(first) or bool(dict(first).get("0"))
+        last[entry.group] = count, entry.pg_id, max(seq, before)
+        counts.append(count)
+    kept = [entry for entry, count in zip(entries, counts, strict=True) if count == last[entry.group][0]]
+    again = {
+        name: f"{name}{AGAIN}{count}" if is_whole and count > 1 else name
+        for name, (count, pg_id, _) in last.items()
+        if count > 1 or (name == "0" and pg_id)
+    }
+    for entry in kept:
+        entry.group = again.get(entry.group, entry.group)
+    return kept, again
 
 
 def _started(entries: Sequence[_Entry], statuses: Mapping[str, _Status]) -> dict[str, int]:
@@ -307,10 +300,9 @@ def _started(entries: Sequence[_Entry], statuses: Mapping[str, _Status]) -> dict
     if not found and not any(entry.state == "started" or entry.time_discovered_started_ns for entry in entries):
         return {}
     for entry in entries:
-        if not entry.is_p2p and not entry.profiling_name.startswith("gloo:"):
+        if not entry.is_p2p and not entry.is_gloos:
             has_started = entry.state in ("started", "completed") or bool(entry.time_discovered_started_ns)
-            name, seq = _group_of(entry)[0], _seq_of(entry, is_p2p=False)
-            found[name] = max(found.get(name, 0), seq if has_started else 0)
+            found[entry.group] = max(found.get(entry.group, 0), entry.seq if has_started else 0)
     return found
 
 
@@ -318,13 +310,6 @@ def _started(entries: Sequence[_Entry], statuses: Mapping[str, _Status]) -> dict
 def _ranks(text: str) -> tuple[int, ...]:
     """Parse `[0, 1, 2]`."""
     return tuple(dict.fromkeys(map(int, re.findall(r"\d{1,7}", text))))
-
-
-def _group_of(entry: _Entry) -> tuple[str, str]:
-    group = entry.process_group
-    if isinstance(group, list) and group:
-        return group[0], group[1] if len(group) > 1 else ""
-    return group if isinstance(group, str) and group else str(entry.pg_id or 0), ""
 
 
 _MAX_NAME = 200
@@ -335,36 +320,26 @@ _MAX_NS = 1 << 63
 _PAIR = re.compile(r"(send|recv)\w* (\d{1,7})(?:->|<-)(\d{1,7})")
 
 
-def _call(entry: _Entry, number: int) -> Call:
+def _call(entry: _Entry) -> Call:
     _, _, op = entry.profiling_name[:_MAX_NAME].rpartition(":")
     pair = _PAIR.match(op)
-    is_p2p = entry.is_p2p if entry.is_p2p is not None else pair is not None
+    entry.is_p2p = entry.is_p2p if entry.is_p2p is not None else pair is not None
     return Call(
-        group=_group_of(entry)[0],
-        seq=_seq_of(entry, is_p2p=is_p2p),
+        group=entry.group,
+        seq=entry.seq,
         op=strip_control(op),
         sizes=tuple(map(tuple, entry.input_sizes or ())),
         output_sizes=tuple(map(tuple, entry.output_sizes or ())),
         dtypes=tuple(entry.input_dtypes or ()),
         output_dtypes=tuple(entry.output_dtypes or ()),
-        is_done=_is_done(entry),
-        blocks=entry.profiling_name.startswith("gloo:"),
+        is_done=entry.is_done,
+        blocks=entry.is_gloos,
         peer=int(pair[3]) if pair else None,
-        is_p2p=is_p2p,
+        is_p2p=entry.is_p2p,
         place=_place(entry.frames or ()),
         created_ns=created_ns if 0 < (created_ns := entry.time_created_ns or 0) < _MAX_NS else 0,
-        number=number,
+        number=entry.number,
     )
-
-
-def _seq_of(entry: _Entry, *, is_p2p: bool) -> int:
-    seqs = (entry.p2p_seq_id if is_p2p else entry.collective_seq_id, entry.seq_id)
-    return next((seq for seq in seqs if seq is not None), 0)
-
-
-def _is_done(entry: _Entry) -> bool:
-    """Gloo never marks a call as completed: it retires it when it is over. NCCL also retires calls that timed out."""
-    return entry.state == "completed" or (bool(entry.retired) and entry.profiling_name.startswith("gloo:"))
 
 
 def _place(frames: Iterable[_Frame]) -> str:
@@ -381,29 +356,11 @@ def _is_users(path: str) -> bool:
     return path.endswith(".py") and not _LIBRARY.search(path[:_MAX_NAME])
 
 
-def _newest(numbered: list[tuple[int, _Entry]], keep: int) -> list[tuple[int, _Entry]]:
+def _newest(entries: list[_Entry], keep: int) -> list[_Entry]:
     """Return the entries to keep, no batch in part: creating a call for each costs more than reading the file."""
-    if len(numbered) <= keep:
-        return numbered
-    first_open: dict[str, tuple[int, _Entry]] = {}
-    last: dict[str, tuple[int, _Entry]] = {}
-    for entry in numbered:
-        name = _group_of(entry[1])[0]
-        last[name] = entry
-        if not _is_done(entry[1]):
-            first_open.setdefault(name, entry)
-    chosen = [entry for _, entry in (*first_open.values(), *last.values(), *numbered[-keep:])]
-    kept, seqs = {*map(_batch_of, chosen)}, {*map(_number_of, chosen)}
-    # Order matters: by their numbers alone, most are told apart.
-    return [pair for pair in numbered if _number_of(pair[1]) in seqs and _batch_of(pair[1]) in kept]
-
-
-def _number_of(entry: _Entry) -> int | None:
-    """Return its number in formats since 2.2; None in others."""
-    return entry.p2p_seq_id if entry.is_p2p else entry.collective_seq_id
-
-
-def _batch_of(entry: _Entry) -> object:
-    """Return what entries of one batch share: group, kind and number."""
-    is_p2p = bool(entry.is_p2p)
-    return _group_of(entry)[0], entry.pg_id, is_p2p, _seq_of(entry, is_p2p=is_p2p)
+    if len(entries) <= keep:
+        return entries
+    first_open = {entry.group: entry for entry in reversed(entries) if not entry.is_done}
+    last = {entry.group: entry for entry in entries}
+    kept = {entry.batch for entry in (*first_open.values(), *last.values(), *entries[-keep:])}
+    return [entry for entry in entries if entry.batch in kept]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence, Set
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from allranks.causes.book import find_cause
@@ -10,20 +11,27 @@ from allranks.facts.fact import NEVER_SAID, NOBODY, Fact, FactKind, Place, Said,
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Call, Dump
 from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
+from allranks.report.text import fold_ranks
 
 LEAST_WAIT_S = 5.0
 """A shorter wait may be in a running job: a recorder can be dumped at any time."""
 MAX_PLACES = 3
-_CAUSES = {
-    **dict.fromkeys((StandstillKind.MISMATCH, StandstillKind.CIRCLE), ("collective-mismatch", FactKind.RAISED)),
-    StandstillKind.ALL_THERE: ("collective-timeout", FactKind.WAITED),
+_MEANINGS = {
+    StandstillKind.MISMATCH: ("collective-mismatch", FactKind.RAISED, ""),
+    StandstillKind.CIRCLE: ("collective-mismatch", FactKind.RAISED, ""),
+    StandstillKind.MISSING: (
+        "straggler-rank",
+        FactKind.MISSING,
+        "the log of {ranks}, their stacks while the job hangs (allranks stack JOB), or how they ended: dmesg, sacct",
+    ),
+    StandstillKind.BEHIND: ("straggler-rank", FactKind.MISSING, "flight recorder dumps taken while the job hangs"),
+    StandstillKind.ALL_THERE: (
+        "collective-timeout",
+        FactKind.WAITED,
+        "set NCCL_DEBUG=INFO, and check the links and GPUs of these ranks: allranks check",
+    ),
 }
-_BEHIND = ("straggler-rank", FactKind.MISSING)
-_ASKS = {
-    StandstillKind.MISSING: "the log of {ranks}, and their stacks while the job hangs: allranks stack JOB",
-    StandstillKind.ALL_THERE: "set NCCL_DEBUG=INFO, and check the links and GPUs of these ranks: allranks check",
-    StandstillKind.BEHIND: "flight recorder dumps taken while the job hangs",
-}
+"""By what it is: the cause, the fact, and what would tell more."""
 
 
 def read_stops(
@@ -45,46 +53,42 @@ def read_stops(
     """
     by_rank = {dump.rank: dump for dump in dumps}
     for stop in find_stops(dumps, world):
-        is_few = world is not None and len(stop.ranks) <= len(stop.victims)
-        is_guess = stop.kind is not StandstillKind.MISMATCH and not stop.is_decided and not is_few
-        if places is not None and (is_guess or not stop.ranks):  # the ranks' own lines say that they waited
-            continue
-        is_short = (
-            stop.waited_s is not None and stop.waited_s < LEAST_WAIT_S and stop.kind is not StandstillKind.MISMATCH
-        )
-        if is_short and stop.kind is StandstillKind.ALL_THERE:
-            continue
-        if places is None:
-            seen = tuple(_place(by_rank[rank], call) for rank, call in stop.calls if call.number)
-            seen = seen or (Place(dumps[0].source, 1, f"the flight recorder dump of rank {dumps[0].rank}"),)
-        else:
+        is_mismatch = stop.kind is StandstillKind.MISMATCH
+        is_short = not is_mismatch and _waited_s(stop, by_rank) < LEAST_WAIT_S
+        if places is not None:
+            if not stop.ranks or not (is_mismatch or stop.is_decided):
+                continue
             ranks = [*stop.ranks[:2], *(rank for rank, _ in stop.calls), *stop.victims[:2]]
-            seen = tuple(places[rank] for rank in dict.fromkeys(ranks) if rank in places)
-        cause, kind = _CAUSES.get(stop.kind, _BEHIND)
+            seen = [places[rank] for rank in dict.fromkeys(ranks) if rank in places]
+        elif is_short and stop.kind is StandstillKind.ALL_THERE:
+            continue
+        else:
+            seen = [_place(by_rank[rank], call) for rank, call in stop.calls if call.number]
+            seen = seen or [Place(dumps[0].source, 1, f"the flight recorder dump of rank {dumps[0].rank}")]
+        cause, kind, ask = _MEANINGS[stop.kind]
         about: dict[str, Any] = {"said": Said.INFERRED, "when": when, "attempt": attempt}
         about |= {"group": stop.group, "seq": stop.seq}
         for who in [Who(rank=rank) for rank in stop.ranks] or [NOBODY]:
             yield Fact(
                 kind=kind,
                 who=who,
-                places=seen[:MAX_PLACES],
+                places=tuple(seen[:MAX_PLACES]),
                 cause=cause,
                 confidence=Confidence.UNDECIDED if is_short else stop.confidence,
                 alternatives=() if stop.confidence is Confidence.CERTAIN else find_cause(cause).also,
                 told=stop.message,
-                ask=_ask(stop, by_rank.keys()),
+                ask=ask.format(ranks=fold_ranks(stop.ranks)),
                 **about,
             )
         for rank in stop.victims if places is None else ():  # else the ranks' own lines say that they waited
-            yield Fact(kind=FactKind.WAITED, who=Who(rank=rank), places=seen[:MAX_PLACES][-1:], **about)
+            yield Fact(kind=FactKind.WAITED, who=Who(rank=rank), places=tuple(seen[:MAX_PLACES][-1:]), **about)
 
 
-def _ask(stop: Standstill, known: Set[int]) -> str:
-    """Return what would tell more: of a rank that told nothing, how its process ended."""
-    ask = _ASKS.get(stop.kind, "")
-    if stop.kind is StandstillKind.MISSING and known.isdisjoint(stop.ranks):
-        ask = "the log of {ranks}, and the end of its process: dmesg, sacct"
-    return ask.format(ranks=", ".join(f"rank {rank}" for rank in stop.ranks[:4]))
+def _waited_s(stop: Standstill, dumps: Mapping[int, Dump]) -> float:
+    """Return how long a rank that is shown had been waiting when its dump was taken; infinity: nobody can tell."""
+    shown = [(dumps[rank].taken_s, call.created_s) for rank, call in stop.calls if rank in stop.waiting]
+    waited = [taken_s - began_s for taken_s, began_s in shown if taken_s is not None and began_s is not None]
+    return max(waited, default=math.inf)
 
 
 def _place(dump: Dump, call: Call) -> Place:

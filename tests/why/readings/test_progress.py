@@ -5,27 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from allranks.why.conclusion import Conclusion
+from allranks.why.logs.log_events import Logs
+from allranks.why.people import meet
+from allranks.why.readings.progress import find_laggard
 
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
 LOST = "[rank0]: RuntimeError: Connection closed by peer [10.0.0.7]:43185\n"
 
 
-def test_the_rank_whose_steps_end_first_is_named(why: Why) -> None:
+def test_the_rank_whose_steps_end_first_is_named_where_nobody_is(read: Callable[[str], Logs]) -> None:
     steps = "".join(
         f"[rank{rank}]: step {step} loss 0.1\n" for step in (7, 8) for rank in range(4) if (step, rank) != (8, 2)
     )
-    first = why(steps + LOST)[0]
-    assert first.cause.name == "straggler-rank"
-    assert first.culprit.ranks == (2,)
-    assert "stopped at step 7" in first.message
-
-
-def test_the_rank_whose_log_ends_first_is_named(why: Why) -> None:
-    files = {f"rank_{rank}.log": f"2024-05-01 10:0{1 if rank == 1 else 5}:00 loading\n" for rank in range(4)}
-    files["rank_0.log"] += LOST
-    first = why(files)[0]
-    assert first.culprit.ranks == (1,)
-    assert "went silent" in first.message
+    logs = read(steps)
+    assert find_laggard(logs, meet(logs)) == 2
 
 
 def test_ranks_that_differ_name_nobody_where_nothing_failed(why: Why) -> None:

@@ -10,51 +10,35 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from allranks.causes.cause import Trait
-from allranks.facts.fact import START, Fact, FactKind, Who
+from allranks.facts.fact import START, Fact, FactKind
 from allranks.model.finding import Confidence
 from allranks.report.text import fold_ranks
-from allranks.why.facts_of_lines import CLIENTS, FactReader
+from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.people import MAX_RANKS, missing_of
+from allranks.why.people import missing_of
 
 _MISSING = "missing-rank"
 _WRONG_RANKS = "slurm-env"
 LEAST_REPORTERS = 2
-FEW_RANKS = 16
-"""Up to this number, ranks are listed one by one."""
+FEW_NODES = 16
+"""Up to this number, nodes are listed one by one."""
 
 
 def read_arrivals(reader: FactReader) -> Iterator[Fact]:
     """Return the ranks missing at the store's barrier, and the ranks that were started twice."""
     logs = reader.logs
     reports = [event for event in logs.of(_MISSING) if event.number("wanted")]
-    waiting = [event for event in reports if event.number("rank") is not None]
     counts = [event for event in reports if event.number("rank") is None]
     of_agents = [event for event in counts if event.line.source.shown in reader.agents_meet]  # those count nodes
     counts = [event for event in counts if event not in of_agents]
-    yield from _absent_agents(reader, of_agents)
-    yield from _absent(reader, counts)
+    yield from _absent_agents(reader, of_agents[:1])
+    yield from _absent(reader, counts[:1])
     yield from _host(reader)
-    barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
-    if barrier:
-        wanted = max(event.number("wanted") or 0 for event in barrier)
-        keys = {event.values.get("key") for event in barrier}
-        came = [*waiting, *(event for event in logs.of("added-key") if event.values["key"] in keys)]
-        here = {rank for event in came if (rank := event.number("rank")) is not None}
-        # The store's host does not come to the barrier before all clients have joined.
-        here |= {rank for event in counts if (rank := reader.speaker_of(event.line).rank) is not None}
-        present = max(event.number("present") or 0 for event in (*barrier, *counts))
-        missing = missing_of(here, wanted) if wanted <= MAX_RANKS else ()
-        if missing and len(missing) <= max(wanted - present, 1):
-            yield from _missing(
-                reader,
-                (barrier[0].line, barrier[-1].line),
-                f"{fold_ranks(missing)} never called init_process_group; {present} of {wanted} ranks did",
-                ranks=missing,
-                ask=f"the log of {fold_ranks(missing)}, and their stacks while the job hangs: allranks stack JOB",
-            )
-    many = [event for event in waiting if (event.number("present") or 0) > (event.number("wanted") or 0)]
+    waiting = [event for event in reports if event.number("rank") is not None]
+    few = [event for event in waiting if _count(event, "present") < _count(event, "wanted")]
+    yield from _barrier(reader, few, counts)
+    many = [event for event in waiting if _count(event, "present") > _count(event, "wanted")]
     if many and any("multiprocessing/spawn.py" in frame.values["file"] for frame in logs.of("frame")):
         has_srun = next(logs.of("srun"), None) is not None
         yield from reader.infer(
@@ -63,7 +47,7 @@ def read_arrivals(reader: FactReader) -> Iterator[Fact]:
             [event.line for event in many[:2]],
             f"{many[0].values['present']} processes joined a group of {many[0].values['wanted']}: several tasks each "
             "spawned all ranks",
-            ranks=sorted({event.number("rank") or 0 for event in many}),
+            ranks=sorted({_count(event, "rank") for event in many}),
             things=("mp.spawn inside srun",) if has_srun else (),
         )
     if next(logs.of("all-came"), None) is None:
@@ -75,42 +59,51 @@ def read_members(logs: Logs) -> list[LogEvent]:
     return [event for event in logs.of(_WRONG_RANKS) if "rank" in event.values and "wanted" in event.values]
 
 
+def _barrier(reader: FactReader, waiting: Sequence[LogEvent], counts: Sequence[LogEvent]) -> Iterator[Fact]:
+    """Who does not come to the barrier at which these wait.
+
+    The store's host does not come to it before all clients have joined, which it counts.
+    """
+    if not waiting:
+        return
+    wanted = max(_count(event, "wanted") for event in waiting)
+    keys = {event.values.get("key") for event in waiting}
+    added = [event for event in reader.logs.of("added-key") if event.values["key"] in keys]
+    came = {_count(event, "rank") for event in (*waiting, *added)}
+    came |= {rank for event in counts if (rank := reader.speaker_of(event.line).rank) is not None}
+    present = max(_count(event, "present") for event in (*waiting, *counts))
+    missing = missing_of(came, wanted)
+    if 0 < len(missing) <= max(wanted - present, 1):
+        told = f"{fold_ranks(missing)} never called init_process_group; {present} of {wanted} ranks did"
+        ask = f"the log of {fold_ranks(missing)}, and their stacks while the job hangs: allranks stack JOB"
+        yield from _missing(reader, (waiting[0].line, waiting[-1].line), told, ranks=missing, ask=ask)
+
+
 def _absent(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
     """Who is absent where the store's host only counts who came: who says that it could not connect.
 
-    Without such a line: whoever wrote no line at all, if those are as many; all but the store's host, if only it came.
+    Without such a line: whoever wrote no line at all, if those are as many.
     """
-    for event in counts[:1]:
-        present, wanted = event.number("present") or 0, event.number("wanted") or 0
-        joined, speaker = f"{present} of {wanted} ranks joined", reader.speaker_of
-        outside = {speaker(other.line): other.line for other in _unreached(reader) if other.line != event.line}
-        outside.pop(speaker(event.line), None)
+    for event in counts:
+        wanted, absent = _count(event, "wanted"), _count(event, "wanted") - _count(event, "present")
+        joined = f"{_count(event, 'present')} of {wanted} ranks joined"
+        outside = {reader.speaker_of(other.line): other.line for other in _unreached(reader)}
+        outside.pop(reader.speaker_of(event.line), None)
         named = [who for who in outside if who.rank is not None or who.local_rank is not None]
-        here = {other.number("rank") for other in reader.logs.of("sets-up")}
-        here |= {speaker(other.line).rank for other in reader.logs.of(_MISSING) if _is_sure(other)}
-        away = missing_of({rank for rank in here if rank is not None}, min(wanted, MAX_RANKS))
-        silent = missing_of({rank for rank in here | _heard(reader) if rank is not None}, min(wanted, MAX_RANKS))
-        if 0 < len(named) <= wanted - present:
-            more = [outside[who] for who in named[:2]]
-            told_by = f"{_tell(named)} could not connect to the store; {joined}"
-            yield from _missing(reader, (event.line, *more), told_by, who=named)
-        elif 0 < len(away) == wanted - present and away != silent:
-            told_by = f"{fold_ranks(away)} did not come; {joined}"
-            yield from _missing(reader, (event.line,), told_by, ranks=away, ask=f"the log of {fold_ranks(away)}")
-        elif 0 < len(silent) == wanted - present:
-            told_by = f"{fold_ranks(silent)} wrote nothing; {joined}"
-            yield from _missing(reader, (event.line,), told_by, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
-        elif present == 1 and CLIENTS in event.line.text and 1 < wanted <= FEW_RANKS:
-            others = fold_ranks(range(1, wanted))
-            told_by = f"{others} did not reach the store of rank 0"
-            yield from _missing(reader, (event.line,), told_by, ranks=range(1, wanted), ask=f"the log of {others}")
+        silent = missing_of(_heard(reader), wanted)
+        if 0 < len(named) <= absent:
+            told = f"{len(named)} of the others could not connect to the store; {joined}"
+            yield from _missing(reader, (event.line, *(outside[who] for who in named[:2])), told, who=named)
+        elif 0 < len(silent) == absent:
+            told = f"{fold_ranks(silent)} wrote nothing; {joined}"
+            yield from _missing(reader, (event.line,), told, ranks=silent, ask=f"the log of {fold_ranks(silent)}")
 
 
 def _absent_agents(reader: FactReader, counts: Sequence[LogEvent]) -> Iterator[Fact]:
     """The nodes, by torchrun's --node-rank, that are absent if only the first one's agent came."""
-    for event in counts[:1]:
-        wanted = event.number("wanted") or 0
-        if event.number("present") == 1 and 1 < wanted <= FEW_RANKS:
+    for event in counts:
+        wanted = _count(event, "wanted")
+        if _count(event, "present") == 1 < wanted <= FEW_NODES:
             told = f"1 of {wanted} agents came: node {fold_ranks(range(1, wanted))} did not reach that of node rank 0"
             things = tuple(f"node rank {rank}" for rank in range(1, wanted))
             yield from _missing(reader, (event.line,), told, things=things, ask="the logs of the other agents")
@@ -137,43 +130,70 @@ def _heard(reader: FactReader) -> set[int]:
 
 def _unreached(reader: FactReader) -> list[LogEvent]:
     """Return the lines that say that their writer never reached the store."""
-    told = [event for event in reader.logs.of(Trait.AT_THE_MEETING) if _is_sure(event)]
-    return [event for event in told if Trait.FOLLOWS_A_DEATH not in event.traits]
+    told = [event for event in reader.logs.of(Trait.AT_THE_MEETING) if Trait.FOLLOWS_A_DEATH not in event.traits]
+    sure = (event for event in told if event.sign and event.sign.confidence is not Confidence.UNDECIDED)
+    return [event for event in sure if event.states is not None]
 
 
 def _missing(reader: FactReader, lines: Sequence[Line], told: str, **about: Any) -> Iterator[Fact]:
     return reader.infer(FactKind.MISSING, _MISSING, lines, told, seq=START, **about)
 
 
-def _is_sure(event: LogEvent) -> bool:
-    return event.sign is not None and event.sign.fact is not None and event.sign.confidence is not Confidence.UNDECIDED
-
-
-def _tell(named: Sequence[Who]) -> str:
-    ranks = [who.rank for who in named if who.rank is not None]
-    return fold_ranks(ranks) if len(ranks) == len(named) else f"{len(named)} processes"
-
-
 def _twice(reader: FactReader, members: Sequence[LogEvent]) -> Iterator[Fact]:
     """Return ranks that reported their start several times while others did not, or that never did."""
-    counts = Counter(event.number("rank") for event in members)
-    wanted = max((event.number("wanted") or 0 for event in members), default=0)
-    twice = sorted(rank for rank, count in counts.items() if rank is not None and count > 1)
-    missing = missing_of({rank for rank in counts if rank is not None}, min(wanted, MAX_RANKS))
-    if not missing or len(counts) < 2:
-        return
+    counts = Counter(_count(event, "rank") for event in members)
+    wanted = max((_count(event, "wanted") for event in members), default=0)
+    twice = sorted(rank for rank, count in counts.items() if count > 1)
+    missing = missing_of(counts.keys(), wanted)
     lines = [event.line for event in members[:2]]
-    if not twice:
-        yield from _missing(
-            reader,
-            lines,
-            f"{fold_ranks(missing)} did not report their start; {len(counts)} of {wanted} ranks did",
-            ranks=missing,
-            confidence=Confidence.UNDECIDED,
-            ask="check that they were started: srun with one task per rank; the logs of the other nodes",
-        )
+    if missing and twice and len(counts) > 1:
+        told = f"{fold_ranks(twice)} started {max(counts.values())} times and {fold_ranks(missing)} not at all: "
+        told += "the tasks have wrong ranks"
+        yield from reader.infer(FactKind.RAISED, _WRONG_RANKS, lines, told, ranks=(*twice, *missing))
+    elif missing and len(counts) > 1:
+        told = f"{fold_ranks(missing)} did not report their start; {len(counts)} of {wanted} ranks did"
+        ask = "check that they were started: srun with one task per rank; the logs of the other nodes"
+        yield from _missing(reader, lines, told, ranks=missing, confidence=Confidence.UNDECIDED, ask=ask)
+
+
+def _count(event: LogEvent, group: str) -> int:
+    return event.number(group) or 0
+
+
+def read_dials(reader: FactReader) -> Iterator[Fact]:
+    """Return the address at one end of all of Gloo's connections that failed; without one, the network is partitioned.
+
+    A rank connects to its peers in their order, and reports the first that it cannot reach
+    (gloo/transport/tcp/pair.cc, as in PyTorch 2.13), so if that is the first rank, it may reach none on its side. That
+    one address is at fault is likely only if its own rank fails, too, or if all other ranks do.
+    """
+    reports: dict[int, LogEvent] = {}  # of each rank the first
+    for event in reader.logs.of("dial"):
+        reports.setdefault(event.number("dialler") or 0, event)
+    if not reports:
         return
-    told = f"{fold_ranks(twice)} started {max(counts.values())} times and {fold_ranks(missing)} not at all: "
+    values = [event.values for event in reports.values()]
+    common = sorted(set[str].intersection(*({told["local"], told["remote"]} for told in values)))
+    own = [rank for rank, event in reports.items() if event.values["local"] in common]
+    world = max(event.number("world") or 0 for event in reports.values())
+    silent = missing_of(set(reports), world)
+    error = next((told["error"].strip() for told in values if "error" in told), "no answer")
+    cause, ranks = "firewall-port", own or (silent if len(silent) == 1 else ())
+    if not common:
+        cause, ranks = "partition", [*reports]
+    elif len(common) > 1:  # of one pair, either may be at fault
+        ranks = ()
+    elif any(told["local"] == told["remote"] for told in values):  # an address that each node has, as docker0's
+        cause, ranks = "wrong-nic", silent if len(silent) == 1 else ()
+    elif "No route to host" in error or "unreachable" in error:
+        cause = "link-down"
     yield from reader.infer(
-        FactKind.RAISED, _WRONG_RANKS, lines, told + "the tasks have wrong ranks", ranks=(*twice, *missing)
+        FactKind.LINK_FAULT,
+        cause,
+        [event.line for event in reports.values()],
+        f"{fold_ranks(reports)} do not reach {', '.join(sorted({told['remote'] for told in values}))}: {error}",
+        ranks=ranks,
+        confidence=Confidence.LIKELY if ranks else Confidence.UNDECIDED,
+        things=tuple(f"address {address}" for address in common),
+        ask="run allranks check on the same nodes: it tests every pair and names the link",
     )

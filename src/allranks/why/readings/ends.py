@@ -6,11 +6,12 @@ Who a launcher ended is no culprit: LAUNCHER_KILL. Which worker it saw first is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from msgspec.structs import replace
 
 from allranks.causes.cause import Trait
-from allranks.facts.fact import NOBODY, Fact, FactKind, Said, Who
+from allranks.facts.fact import Fact, FactKind, Said, Who
 from allranks.model.finding import Confidence
 from allranks.why.facts_of_lines import FactReader, HowEnded, read_ending
 from allranks.why.logs.line import Line
@@ -24,16 +25,13 @@ PATIENCE_S = 20.0
 _OWN_WORDS = "the .err file of that rank; torchrun --log-dir DIR -r 3 writes one per rank"
 
 
-@dataclass(slots=True)
-class SummaryEntry:
+class SummaryEntry(NamedTuple):
     """One worker of torchrun's summary."""
 
-    line: Line
-    when: Line | None = None
+    event: LogEvent
+    """With what all of its lines say."""
+    when: Line
     """The line with the time of its end."""
-    who: Who = NOBODY
-    code: int | None = None
-    signal: int | None = None
     is_first: bool = False
     """torchrun saw it before the others of its node."""
 
@@ -41,28 +39,24 @@ class SummaryEntry:
 def read_summaries(logs: Logs) -> list[SummaryEntry]:
     """Return the workers of torchrun's summaries, in their order."""
     ends: list[SummaryEntry] = []
-    current: SummaryEntry | None = None
     is_first = False
     for event in logs.of("failures", "failure-time", "failure-host", "failure-rank", "failure-code"):
         if event.kind == "failures":
             is_first = True
-            continue
-        if event.kind == "failure-time" or current is None or current.line.source != event.line.source:
-            current = SummaryEntry(event.line, event.line if event.kind == "failure-time" else None, is_first=is_first)
+        elif event.kind == "failure-time" or not ends or ends[-1].event.line.source != event.line.source:
+            ends.append(SummaryEntry(event, event.line, is_first))
             is_first = False
-            ends.append(current)
-        current.who |= event.who
-        if event.kind == "failure-code":
-            current.signal, current.code = read_ending(None, event.values)
-            current.line = event.line
-    return [end for end in ends if end.code is not None or end.signal is not None]
+        else:
+            told = replace(event, values={**ends[-1].event.values, **event.values})
+            ends[-1] = ends[-1]._replace(event=told)
+    return [end for end in ends if "code" in end.event.values]
 
 
 def read_ends(reader: FactReader) -> Iterator[Fact]:
     """Return the ends of processes, and who was ended by a launcher."""
     summaries = read_summaries(reader.logs)
     yield from _of_summaries(reader, summaries)
-    with_summary = {end.line.source.shown for end in summaries}
+    with_summary = {end.event.line.source.shown for end in summaries}
     firsts: set[str] = set()
     for event in reader.logs.of("agent-failed"):
         source = event.line.source.shown
@@ -84,24 +78,14 @@ def read_ends(reader: FactReader) -> Iterator[Fact]:
 
 def _of_summaries(reader: FactReader, summaries: list[SummaryEntry]) -> Iterator[Fact]:
     """A summary has its first failure last; one summary per node."""
-    first_of: dict[int, SummaryEntry] = {}
-    node: list[SummaryEntry] = []
-    for end in summaries:
-        node.append(end)
-        if end.is_first:
-            first_of |= {id(other): end for other in node}
-            node = []
-    for end in summaries:
-        first = first_of.get(id(end), end)
-        is_late = end.signal == 9 and first.signal is None and _lag_s(first, end) >= PATIENCE_S
-        when = reader.times.of(end.when or end.line)
-        how = HowEnded(end.signal, end.code)
-        yield _ended(reader, end.line, end.who, how, is_kill=is_late, is_first_observed=end.is_first, when=when)
-
-
-def _lag_s(first: SummaryEntry, other: SummaryEntry) -> float:
-    began, ended = (end.when.time if end.when is not None else None for end in (first, other))
-    return 0.0 if began is None or ended is None else ended - began
+    first: SummaryEntry | None = None
+    for end in reversed(summaries):
+        first = end if end.is_first or first is None else first
+        how, began = read_ending(None, end.event.values), first.when.time
+        lag_s = 0.0 if began is None or end.when.time is None else end.when.time - began
+        is_late = how.signal == 9 and read_ending(None, first.event.values).signal is None and lag_s >= PATIENCE_S
+        about: dict[str, Any] = {"is_first_observed": end.is_first, "when": reader.times.of(end.when)}
+        yield _ended(reader, end.event.line, end.event.who, how, is_kill=is_late, **about)
 
 
 def _ended(
@@ -133,23 +117,20 @@ def _how(event: LogEvent) -> HowEnded:
 def _of_launchers(reader: FactReader) -> Iterator[Fact]:
     """The worker that failed first according to another launcher; each has its own format."""
     killed = {event.number("pid") for event in reader.logs.of("launcher-kills")}
+    only_killed = killed.pop() if len(killed) == 1 else None
     named: LogEvent | None = None
     is_first = True
     for event in reader.logs.of("launcher-names", "launcher-failed"):
+        line = event.line
         if event.kind == "launcher-names":
             named = event
-            continue
-        if event.number("code") == 0:
-            continue
-        line = event.line
-        told = named if named is not None and named.line.source == line.source else event
-        rank = told.number("rank")
-        rank = event.number("ranks") if rank is None and line.rank is None else rank
-        pid = event.number("pid") if "pid" in event.values or len(killed) != 1 else next(iter(killed))
-        node = told.values.get("node") or reader.people.node_of(line)
-        who = Who(line.rank if rank is None else rank, node, told.number("local_rank"), pid)
-        yield _ended(reader, line, who, _how(event), is_kill=False, is_first_observed=is_first)
-        is_first = False
+        elif event.number("code") != 0:
+            told = named if named is not None and named.line.source == line.source else event
+            rank = event.number("ranks") if line.rank is None else line.rank
+            pid = event.number("pid") if "pid" in event.values else only_killed
+            who = told.who | Who(rank, reader.people.node_of(line), pid=pid)
+            yield _ended(reader, line, who, _how(event), is_kill=False, is_first_observed=is_first)
+            is_first = False
 
 
 def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
@@ -178,32 +159,25 @@ def _of_tasks(reader: FactReader, *, has_agents: bool) -> Iterator[Fact]:
 
 def _not_ended(reader: FactReader) -> Iterator[Fact]:
     """The agent ends all workers except the one that has already ended."""
-    closed = [event for event in reader.logs.of("closing") if event.values["signal"] == "SIGTERM"]
-    pids = sorted({int(event.values["pid"]) for event in closed})
-    if len(pids) < 2 or pids[-1] - pids[0] > MAX_GAP:
-        return
-    gone = [pid for pid in range(pids[0], pids[-1]) if pid not in pids]
-    if not gone or len(gone) >= len(pids):
-        return
-    yield from reader.infer(
-        FactKind.ENDED,
-        "dead-rank",
-        (closed[0].line,),
-        f"the agent ended all workers except process {', '.join(map(str, gone))}, which had already ended",
-        who=[Who(node=closed[0].line.node, local_rank=pid - pids[0], pid=pid) for pid in gone],
-        ask="the .err file of that worker, dmesg -T of its node",
-    )
+    closed = {
+        int(event.values["pid"]): event.line
+        for event in reader.logs.of("closing")
+        if event.values["signal"] == "SIGTERM"
+    }
+    first, last = min(closed, default=0), max(closed, default=0)
+    gone = [pid for pid in range(first, last) if pid not in closed] if last - first <= MAX_GAP else []
+    if 0 < len(gone) < len(closed):
+        line = closed[next(iter(closed))]
+        told = f"the agent ended all workers except process {', '.join(map(str, gone))}, which had already ended"
+        whos = [Who(node=line.node, local_rank=pid - first, pid=pid) for pid in gone]
+        ask = "the .err file of that worker, dmesg -T of its node"
+        yield from reader.infer(FactKind.ENDED, "dead-rank", (line,), told, who=whos, ask=ask)
 
 
 def _store_gone(reader: FactReader) -> Iterator[Fact]:
     """An agent with running workers had reached the store before: the store is gone, not unreachable."""
     refused = [e for e in reader.logs.of(Trait.AT_THE_MEETING) if "RendezvousConnectionError: " in e.line.text]
-    if not refused or next(reader.logs.of("agent-runs"), None) is None:
-        return
-    yield from reader.infer(
-        FactKind.STORE_GONE,
-        "store-lost",
-        (refused[0].line,),
-        "the agent lost the rendezvous store while its workers ran: the store's host or its agent ended",
-        ask="the log of the agent on the host that --rdzv-endpoint names",
-    )
+    if refused and next(reader.logs.of("agent-runs"), None) is not None:
+        told = "the agent lost the rendezvous store while its workers ran: the store's host or its agent ended"
+        ask = "the log of the agent on the host that --rdzv-endpoint names"
+        yield from reader.infer(FactKind.STORE_GONE, "store-lost", (refused[0].line,), told, ask=ask)

@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from allranks.causes.book import find_cause
 from allranks.causes.cause import Trait
-from allranks.facts.fact import NOBODY, Place, Who
 from allranks.model.finding import Confidence
-from allranks.why.conclusion import Conclusion, describe
+from allranks.why.conclusion import Conclusion, Culprit, describe
 from allranks.why.facts_of_lines import place_of
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import People
 from allranks.why.readings.arrivals import read_members
-from allranks.why.step_lines import SLURM, is_step
+from allranks.why.step_lines import SLURM
 
-LAST_LINES = 5
 LONG_S = 1200.0
 """Time without progress while other lines continue: a checkpoint or an evaluation takes minutes."""
 LEAST_BEATS = 3
 """Number of equal lines."""
 _ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run"
-_FROM_OUTSIDE = "the job was ended from outside; no earlier line reports a failure or what it waited for"
-"""Somebody ended it because it hung."""
 _GOES_ON = re.compile(
     r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d|\d(?:\.\d{1,12})?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
@@ -35,206 +29,126 @@ _GOES_ON = re.compile(
 )
 _EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): ")
 """Its text may have a command with `'--epochs', '180'` in it."""
-_INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
-_NCCL = re.compile(
-    r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)"
-    r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]"
-)
-"""NCCL's complaints other than those about optional parts, or the source lines through which an error passed."""
-_ALARM = re.compile(
-    r"\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
-    r"|(?i:(?:^|[\s:\]])(?:fatal|error)(?::| [0-9]| in\b)|core dumped|unhandled|\bfailed (?:to|with)\b"
-    r"|(?:: |with )failed\b)"
-)
-"""Words of a failure. Healthy runs have them, too: they count only if no progress follows."""
-_HARMLESS = re.compile(
-    r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
-)
-"""Lines that say themselves that they are no failure."""
-_BEGUN = re.compile(r"NCCL INFO .{0,200}- Init START$")
-_MADE = re.compile(r"Init COMPLETE|NCCL INFO Connected all|NCCL WARN ")
-_DIALS = re.compile(r"returned Connection refused, retrying")
-"""Normal while other ranks start, and overcome then."""
 _COMPLAINS = re.compile(r"(?i)\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b")
 """What a log waits for in vain if it ends with this line repeatedly."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
-_STUCK = re.compile(
-    r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b"
+_HARMLESS = r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+"""Lines that say themselves that they are no failure."""
+_UNKNOWN = "these lines report a failure that allranks does not know"
+_ASK_OTHERS = "the lines before these, and the logs of the other ranks"
+_WORDS = (
+    (
+        r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b",
+        ("silent-hang", Confidence.LIKELY, "the job's own output stops without a reason", _ASK),
+    ),
+    (
+        r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$",  # somebody ended it because it hung
+        (
+            "silent-hang",
+            Confidence.LIKELY,
+            "the job was ended from outside; no earlier line reports a failure or what it waited for",
+            _ASK,
+        ),
+    ),
+    (
+        r"returned Connection refused, retrying",  # normal while other ranks start, and overcome then
+        (
+            "peer-connection-lost",
+            Confidence.UNDECIDED,
+            "the log ends while a rank still connects to another one, which does not listen",
+            "the log of that other rank: did it start, and on which address does it listen?",
+        ),
+    ),
+    # NCCL complains about a pair of ranks, but not about optional parts; or an error passed through its source lines.
+    (
+        r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)"
+        r"|NCCL INFO [\w./+-]+:\d+ (?:\(\S{1,80}\) )?-> [1-9]",
+        ("nccl-pair-failed", Confidence.UNDECIDED, _UNKNOWN, _ASK_OTHERS),
+    ),
+    (
+        r"NCCL INFO .{0,200}- Init START$",
+        (
+            "silent-hang",
+            Confidence.UNDECIDED,
+            "the log ends while NCCL creates a communicator: the ranks wait for each other, or the log was saved too "
+            "early",
+            _ASK,
+        ),
+    ),
+    (
+        rf"^(?!.*(?:{_HARMLESS})).*?"
+        r"(?:\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
+        r"|(?i:(?:^|[\s:\]])(?:fatal|error)(?::| [0-9]| in\b)|core dumped|unhandled|\bfailed (?:to|with)\b"
+        r"|(?:: |with )failed\b))",
+        ("user-code-error", Confidence.UNDECIDED, _UNKNOWN, _ASK_OTHERS),
+    ),
 )
-
-
-@dataclass(frozen=True)
-class _Ending:
-    """How logs end that report no failure."""
-
-    logs: Logs
-    people: People
-
-    @cached_property
-    def lines(self) -> list[Line]:
-        """All that was kept of them."""
-        return [line for tail in self.logs.tails for line in tail.lines]
-
-    @cached_property
-    def last(self) -> list[Line]:
-        """The last few of each."""
-        return [line for tail in self.logs.tails for line in tail.lines[-LAST_LINES:]]
-
-    @cached_property
-    def goes(self) -> list[Line]:
-        """Those that show progress."""
-        return [line for line in self.lines if _goes_on(line)]
+"""Words that no sign explains, and what they mean if their source shows no progress after them: healthy runs have them,
+too. Order matters: the surest first."""
 
 
 def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
     """Return healthy or silent-hang, if no line reports a failure."""
-    ending = _Ending(logs, people)
+    lines = [line for tail in logs.tails for line in tail.lines]
     finished = [event.line for event in logs.of("healthy")]
-    outside = [conclusion for conclusion in found if Trait.ENDS_FROM_OUTSIDE in conclusion.cause.traits]
-    failures = [conclusion for conclusion in found if conclusion.is_failure] or ([] if finished else outside)
-    if any(one not in outside or one.confidence is not Confidence.UNDECIDED for one in failures):
+    outside = any(Trait.ENDS_FROM_OUTSIDE in conclusion.cause.traits for conclusion in found)
+    if not lines or (outside and not finished) or any(conclusion.is_failure for conclusion in found):
         return
-    if failures:
-        if not ending.goes:
-            yield _hang(_FROM_OUTSIDE, failures[0].evidence, confidence=Confidence.LIKELY)
-    elif ending.last:
-        hang = None if finished else next((hang for check in _CHECKS if (hang := check(ending))), None)
-        sureness = Confidence.LIKELY if ending.goes else Confidence.UNDECIDED
-        yield hang or _tell(
-            "healthy",
-            "these logs show no failure",
-            finished[:1] or ending.goes[-1:] or ending.last[-1:],
-            confidence=Confidence.CERTAIN if finished else sureness,
-        )
+    goes = [line for line in lines if _goes_on(line)]
+    if not finished and (hang := _stops(logs, lines, goes) or _says(people, lines, goes)):
+        yield hang
+        return
+    sureness = Confidence.LIKELY if goes else Confidence.UNDECIDED
+    yield _tell(
+        "healthy",
+        Confidence.CERTAIN if finished else sureness,
+        "these logs show no failure",
+        "",
+        finished[:1] or goes[-1:] or lines[-1:],
+    )
 
 
-def _tell(
-    cause: str,
-    message: str,
-    evidence: Iterable[Line | Place],
-    *,
-    confidence: Confidence = Confidence.UNDECIDED,
-    speaker: Who = NOBODY,
-    ask: str = "",
-) -> Conclusion:
-    places = tuple(place_of(line) if isinstance(line, Line) else line for line in evidence)
-    return Conclusion(find_cause(cause), confidence, describe(speaker), message, places, ask=ask)
+def _tell(cause: str, confidence: Confidence, message: str, ask: str, evidence: Sequence[Line]) -> Conclusion:
+    return Conclusion(find_cause(cause), confidence, Culprit(), message, tuple(map(place_of, evidence)), ask=ask)
 
 
-def _hang(message: str, evidence: Iterable[Line | Place], **about: Any) -> Conclusion:
-    return _tell("silent-hang", message, evidence, ask=_ASK, **about)
-
-
-def _stops(ending: _Ending) -> Conclusion | None:
-    """Somebody says that it hangs, or other programs went on for long after the last progress."""
-    goes = ending.goes[-1:]
-    silent_s = _span_s(ending.lines[ending.lines.index(goes[0]) + 1 :]) if goes else 0.0
-    if silent_s < LONG_S and not any(_STUCK.search(line.text) for line in ending.lines):
-        return None
-    others = f"; others continue for {silent_s / 60:.0f} minutes" if silent_s >= LONG_S else ""
-    message = f"the job's own output stops without a reason{others}"
-    return _hang(message, [*goes, ending.last[-1]], confidence=Confidence.LIKELY)
-
-
-def _only_beats(ending: _Ending) -> Conclusion | None:
-    """A log repeats lines at its end for long, except for their numbers: metrics, a heartbeat."""
-    for tail in ending.logs.tails:
+def _stops(logs: Logs, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusion | None:
+    """The logs end with lines of something else than the training: for long, or with a complaint, or with the start."""
+    silent_s = _span_s(lines[lines.index(goes[-1]) + 1 :]) if goes else 0.0
+    if silent_s >= LONG_S:
+        message = f"the job's own output stops without a reason; others continue for {silent_s / 60:.0f} minutes"
+        return _tell("silent-hang", Confidence.LIKELY, message, _ASK, [goes[-1], lines[-1]])
+    known = {event.line.at for event in logs.events}
+    for tail in logs.tails:
         usual = {_NUMBERS.sub("", line.text) for line in tail.lines[-2:]}
-        beats: list[Line] = []
-        for line in reversed(tail.lines):
-            if _NUMBERS.sub("", line.text) not in usual or _goes_on(line):
-                break
-            beats.insert(0, line)
-        if LEAST_BEATS <= len(beats) < len(tail.lines) and (span_s := _span_s(beats)) >= LONG_S:
-            message = (
-                f"for {span_s / 60:.0f} minutes, only another program repeated the same lines; the job printed nothing"
-            )
-            return _hang(message, [beats[0], beats[-1]], confidence=Confidence.LIKELY)
-    return None
-
-
-def _all_announced(ending: _Ending) -> Conclusion | None:
-    """All ranks reported their start, and the log ends with that."""
-    members, last = read_members(ending.logs), ending.last[-1]
+        others = (line for line in reversed(tail.lines) if _NUMBERS.sub("", line.text) not in usual or _goes_on(line))
+        beats = tail.lines[tail.lines.index(last) + 1 :] if (last := next(others, None)) else ()
+        if len(beats) < LEAST_BEATS:
+            continue
+        if (span_s := _span_s(beats)) >= LONG_S:
+            message = f"for {span_s / 60:.0f} minutes, only another program repeated the same lines; the job printed "
+            return _tell("silent-hang", Confidence.LIKELY, f"{message}nothing", _ASK, [beats[0], beats[-1]])
+        if beats[-1].at not in known and _COMPLAINS.search(beats[-1].text):
+            message = "the log ends with the same complaint, repeated: the job waits for something that does not happen"
+            return _tell("silent-hang", Confidence.UNDECIDED, message, _ASK, beats[-1:])
+    members = read_members(logs)
     wanted = max((event.number("wanted") or 0 for event in members), default=0)
-    ends = any((event.line.source, event.line.number) == (last.source, last.number) for event in members)
-    if not ends or not len({event.values["rank"] for event in members}) == wanted > 1:
-        return None
-    message = f"all {wanted} ranks reported their start, then the log ends: they wait for each other in "
-    return _hang(message + "init_process_group, or the log was saved too early", [last])
-
-
-def _half_made(ending: _Ending) -> Conclusion | None:
-    """NCCL began a communicator, and no line says that one was completed."""
-    begun = [line for line in ending.lines if _BEGUN.search(line.text)]
-    if not begun or any(_MADE.search(line.text) for line in ending.lines):
-        return None
-    message = (
-        "the log ends while NCCL creates a communicator: the ranks wait for each other, or the log was saved too early"
-    )
-    return _hang(message, [begun[-1], ending.last[-1]])
-
-
-def _interrupted(ending: _Ending) -> Conclusion | None:
-    """Somebody pressed Ctrl-C."""
-    stopped = [line for line in ending.lines if _INTERRUPTED.search(line.text)]
-    has_begun = any(is_step(line.text) for line in ending.lines)
-    sureness = Confidence.UNDECIDED if has_begun else Confidence.LIKELY
-    return _hang(_FROM_OUTSIDE, stopped[-1:], confidence=sureness) if stopped else None
-
-
-def _dials(ending: _Ending) -> Conclusion | None:
-    """A rank still connects to another one."""
-    dials = [line for line in ending.last if _DIALS.search(line.text) and line not in ending.goes]
-    message = "the log ends while a rank still connects to another one, which does not listen"
-    ask = "the log of that other rank: did it start, and on which address does it listen?"
-    speaker = ending.people.speaker(dials[-1]) if dials else NOBODY
-    return _tell("peer-connection-lost", message, dials[-1:], speaker=speaker, ask=ask) if dials else None
-
-
-def _complains_again(ending: _Ending) -> Conclusion | None:
-    """A log ends with the same complaint at least three times, except for its numbers.
-
-    A line that matches a sign is judged by its sign: torch's sockets complain about IPv6 in healthy jobs.
-    """
-    known = {event.line.at for event in ending.logs.events}
-    for tail in ending.logs.tails:
-        texts = [_NUMBERS.sub("", line.text) for line in tail.lines[-2 * LAST_LINES :]]
-        for line in tail.lines[-2:]:
-            is_new = line.at not in known and line not in ending.goes
-            if is_new and texts.count(_NUMBERS.sub("", line.text)) >= LEAST_BEATS and _COMPLAINS.search(line.text):
-                message = "the log ends with the same complaint, repeated: the job waits for something that does not "
-                return _hang(message + "happen", [line], speaker=ending.people.speaker(line))
+    if len({event.values["rank"] for event in members}) == wanted > 1 and members[-1].line.at == lines[-1].at:
+        message = f"all {wanted} ranks reported their start, then the log ends: they wait for each other in "
+        message += "init_process_group, or the log was saved too early"
+        return _tell("silent-hang", Confidence.UNDECIDED, message, _ASK, lines[-1:])
     return None
 
 
-def _alarms(ending: _Ending) -> Conclusion | None:
-    """Lines have words of a failure, after which no line of the same source shows progress; no sign explains them.
-
-    NCCL complains about a pair of ranks, others about themselves.
-    """
-    last = {line.source.shown: line.number for line in ending.goes}
-    alarms = [
-        line
-        for line in ending.lines
-        if line.number > last.get(line.source.shown, 0)
-        and (_NCCL.search(line.text) or (_ALARM.search(line.text) and not _HARMLESS.search(line.text)))
-        and (_EXCEPTION.search(line.text) or not _GOES_ON.search(line.text))
-    ]
-    if not alarms:
-        return None
-    nccl = [line for line in alarms if _NCCL.search(line.text)]
-    return _tell(
-        "nccl-pair-failed" if nccl else "user-code-error",
-        "these lines report a failure that allranks does not know",
-        (nccl or alarms)[:3],
-        speaker=ending.people.speaker((nccl or alarms)[0]),
-        ask="the lines before these, and the logs of the other ranks",
-    )
-
-
-_CHECKS = (_stops, _only_beats, _all_announced, _half_made, _interrupted, _dials, _complains_again, _alarms)
-"""Order matters: the surest first."""
+def _says(people: People, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusion | None:
+    """Lines have words of a failure or of a hang, and no line of the same source shows progress after them."""
+    last = {line.source.shown: line.number for line in goes}
+    after = [line for line in lines if line.number > last.get(line.source.shown, 0) and not SLURM.search(line.text)]
+    for pattern, (cause, confidence, message, ask) in _WORDS:
+        if found := [line for line in after if re.search(pattern, line.text)][:3]:
+            told = _tell(cause, Confidence.UNDECIDED if goes else confidence, message, ask, found)
+            return told if ask is _ASK else replace(told, culprit=describe(people.speaker(found[0])))
+    return None
 
 
 def _goes_on(line: Line) -> bool:

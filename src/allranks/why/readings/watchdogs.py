@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
@@ -20,8 +20,8 @@ from allranks.recorder.reach import DEFAULT_GROUP
 from allranks.report.text import fold_ranks
 from allranks.why.facts_of_lines import FactReader, place_of
 from allranks.why.logs.line import Line
-from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.people import People, own_rank
+from allranks.why.logs.log_events import LogEvent
+from allranks.why.people import own_rank
 from allranks.why.stops import read_stops
 
 _BAR = re.compile(r"\d%\|.{0,120}? (?:\d+(?:\.\d+)?[kMG]?/\d+(?:\.\d+)?[kMG]? )?\[(?:(\d+):)?(\d\d):(\d\d)<")
@@ -33,8 +33,6 @@ _ALONE = re.compile(
     r"|preprocessing|converting|consolidating)\b"
 )
 """What the first rank does while the others wait for it."""
-_FAILED = "raised the following async exception"
-"""torch, ProcessGroupNCCL.cpp, checkAndSetException."""
 _FREE = ("gather", "scatter", "alltoall", "all_to_all")
 """Collectives whose sizes may differ between ranks."""
 _INTO_ONE = ("_allgather_base", "_reduce_scatter_base")
@@ -57,52 +55,49 @@ def _sizes(report: LogEvent, reporters: int) -> tuple[tuple[int, ...], ...]:
     return ((numel,),) if is_whole or not any(word in op for word in _FREE) else ()
 
 
-def _read_groups(reports: Sequence[tuple[LogEvent, int]]) -> Mapping[str, Mapping[int, LogEvent]]:
-    """Return what the watchdogs report by process group and rank; the default group if they name none.
-
-    A line without its group is of the group that another line of its rank names for this number.
-    """
-    failed = {rank for event, rank in reports if _FAILED in event.line.text}
-    """They did not wait, and the number is of what had not completed."""
-    said = [(event, rank) for event, rank in reports if rank not in failed]
-    of_calls = [(event, rank) for event, rank in said if event.number("seq") is not None or "op" in event.values]
-    with_group = [(event, rank) for event, rank in reversed(of_calls) if event.values.get("group")]
-    group_of = {rank: event.values["group"] for event, rank in with_group}
-    group_of_call = {(rank, event.number("seq")): event.values["group"] for event, rank in with_group}
-    named = {*group_of.values()}
-    usual = named.pop() if len(named) == 1 else DEFAULT_GROUP
-    groups: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
-    for event, rank in of_calls:
-        known = event.values.get("group") or group_of_call.get((rank, event.number("seq")))
-        group = groups[known or group_of.get(rank, usual)]
-        first = group.get(rank, event)
-        group[rank] = replace(first, values={**event.values, **first.values})
-    return groups
-
-
 def read_watchdogs(reader: FactReader) -> Iterator[Fact]:
     """Return which rank is behind, silent or in another collective of its group, and which did something else."""
-    reports = list(_speakers(reader.logs, reader.people))
-    yield from _table(reader, reports)
+    reports = []
+    for event in reader.logs.of(Trait.ONLY_WAITS):
+        rank = reader.people.speaker(event.line).rank
+        rank = own_rank(event) if rank is None else rank
+        if rank is not None:
+            reports.append((event, rank))
+    if reports:
+        yield from _table(reader, reports)
     yield from _elsewhere(reader, reports)
 
 
 def _table(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> Iterator[Fact]:
-    """Fill the table of progress with what the watchdogs say."""
-    calls: defaultdict[int, list[Call]] = defaultdict(list)
+    """Fill the table of progress with what the watchdogs say: in which call each rank waits, and what it counts.
+
+    A line without its group is of the group that another line of its rank names, for this number or at all.
+    """
+    group_of: dict[object, str] = {}
+    for event, rank in reports:
+        if event.values.get("group"):
+            group_of.setdefault(rank, event.values["group"])
+            group_of.setdefault((rank, event.number("seq")), event.values["group"])
+    usual = {*group_of.values()}.pop() if len({*group_of.values()}) == 1 else DEFAULT_GROUP
+    told: defaultdict[str, dict[int, LogEvent]] = defaultdict(dict)
     enqueued: defaultdict[int, dict[str, int]] = defaultdict(dict)
     completed: defaultdict[int, dict[str, int]] = defaultdict(dict)
     lines: dict[int, Line] = {}
-    for group, by_rank in _read_groups(reports).items():
-        for rank, report in by_rank.items():
-            seq, op, sizes = report.number("seq") or 0, report.values.get("op", ""), _sizes(report, len(by_rank))
-            calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
-            lines.setdefault(rank, report.line)
     for event, rank in reports:
-        for told, table in (("enqueued", enqueued), ("completed", completed)):
-            if (number := event.number(told)) is not None and number >= 0:
-                table[rank][event.values.get("group", DEFAULT_GROUP)] = number
+        known = event.values.get("group") or group_of.get((rank, event.number("seq"))) or group_of.get(rank, usual)
+        if event.number("seq") is not None or "op" in event.values:
+            first = told[known].get(rank, event)
+            told[known][rank] = replace(first, values={**event.values, **first.values})
+            lines.setdefault(rank, event.line)
+        for word, numbers in (("enqueued", enqueued), ("completed", completed)):
+            if (number := event.number(word)) is not None and number >= 0:
+                numbers[rank][event.values.get("group", DEFAULT_GROUP)] = number
                 lines.setdefault(rank, event.line)
+    calls: defaultdict[int, list[Call]] = defaultdict(list)
+    for group, by_rank in told.items():
+        for rank, event in by_rank.items():
+            seq, op, sizes = event.number("seq") or 0, event.values.get("op", ""), _sizes(event, len(by_rank))
+            calls[rank].append(Call(group=group, seq=seq, op=op, sizes=sizes, number=1))
     dumps = [Dump(rank, tuple(calls[rank]), enqueued[rank], completed[rank]) for rank in sorted(lines)]
     if dumps:
         places = {rank: place_of(line) for rank, line in lines.items()}
@@ -118,10 +113,9 @@ def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> I
     """
     timeouts = [ms for event in reader.logs.of(Trait.ONLY_WAITS) if (ms := event.number("ms"))]
     limit_s = min(timeouts, default=0) / 1000
-    slow = [event for event in reader.logs.of("took") if float(event.values["seconds"]) > limit_s]
-    slow = [event for event in slow if event.line.rank is not None]
-    if timeouts and slow:
-        ranks = sorted({event.line.rank or 0 for event in slow})
+    took = [event for event in reader.logs.of("took") if timeouts and float(event.values["seconds"]) > limit_s]
+    slow = [event for event in took if event.line.rank is not None]
+    if ranks := sorted({event.line.rank or 0 for event in slow}):
         told = f"{fold_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s"
         lines = [event.line for event in slow[:3]]
         yield from reader.behind(lines, told, ranks=ranks, confidence=Confidence.CERTAIN, ask=_ASK)
@@ -142,13 +136,3 @@ def _elsewhere(reader: FactReader, reports: Sequence[tuple[LogEvent, int]]) -> I
         if _LEAST_SHARE * limit_s <= took_s <= _MOST_SHARE * limit_s and rank not in waiting:
             told = f"rank {rank} did something else for {took_s} s while {fold_ranks(waiting)} waited for it"
             yield from reader.behind((line, first), told, ranks=(rank,), ask=_ASK)
-
-
-def _speakers(logs: Logs, people: People) -> Iterator[tuple[LogEvent, int]]:
-    """Return the reports of watchdogs with their ranks; reports without a rank are dropped."""
-    for event in logs.of(Trait.ONLY_WAITS):
-        rank = people.speaker(event.line).rank
-        if rank is None:
-            rank = own_rank(event)
-        if rank is not None:
-            yield event, rank
