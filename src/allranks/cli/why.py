@@ -161,8 +161,8 @@ def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: 
     """Read all sources; Ctrl-C ends the process at once."""
     from allranks.causes.book import all_causes
     from allranks.why.logs.collect import collect
-    from allranks.why.logs.engines import has_hyperscan
     from allranks.why.logs.log_events import list_patterns
+    from allranks.why.logs.match import has_hyperscan
 
     def end(signum: int, frame: object) -> NoReturn:
         progress.clear()
