@@ -46,9 +46,11 @@ def test_lines_of_other_ranks_stand_between_a_frame_and_its_code(read: Read) -> 
 
 
 def test_code_at_the_beginning_of_a_chunk_is_known(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 2 * len(FRAME) + 5)
-    log = f"{'x' * (len(FRAME) - 1)}\n{FRAME}{CODE}TypeError: x\n"
-    assert causes(read(log)) == []
+    for name in ("CHUNK_BYTES", "_BLOCK_BYTES"):
+        monkeypatch.setattr(reading, name, len(FRAME) - 3)
+    logs = read(f"{FRAME}{CODE}TypeError: x\n")
+    assert causes(logs) == []
+    assert [event.kind for event in logs.events] == ["frame", "exception"]
 
 
 @pytest.mark.parametrize(

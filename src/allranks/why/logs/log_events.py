@@ -23,6 +23,7 @@ from allranks.model.fact_kind import FactKind
 from allranks.model.finding import Confidence
 from allranks.why.logs.line import Line
 from allranks.why.logs.printed import HEAD, KIND, Printed, scan_pattern
+from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source
 
 _LOSSES = frozenset((FactKind.WAITED, FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.ENDED, FactKind.LAUNCHER_KILL))
@@ -95,6 +96,10 @@ class Logs:
     """Number of matching lines that were not kept."""
     printed: tuple[Printed, ...] = ()
     """Findings that allranks itself printed into the logs. Their lines are no events: they quote other lines."""
+    problems: tuple[ReadProblem, ...] = ()
+    """Sources that could not be read completely, or not at all."""
+    num_bytes: int = 0
+    """What was read, unpacked."""
 
     def of(self, *kinds: str) -> Iterator[LogEvent]:
         """Return the events of these kinds, and of the causes with these traits, in their order."""

@@ -19,7 +19,6 @@ from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.why.logs.line import Line, strip_control
-from allranks.why.logs.read import Chunk
 
 MAX_BYTES = 1 << 15
 """A report is read up to this size."""
@@ -72,41 +71,19 @@ def scan_pattern(causes: Iterable[Cause]) -> str:
     return "|".join(cause.label for cause in causes)
 
 
-class PrintedReports:
-    """Collects the findings of one source while it is read."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[Line, bytearray]] = []
-
-    def add(self, chunk: Chunk) -> None:
-        """Continue the findings that the last chunk began."""
-        for _, text in self._open:
-            if (left := MAX_BYTES - len(text)) > 0:
-                text += chunk.data[:left]
-
-    def begin(self, line: Line, place: int, chunk: Chunk) -> None:
-        """Note a first line, which is at this place of the chunk."""
-        at = chunk.data.rfind(b"\n", 0, place) + 1
-        self._open.append((line, bytearray(chunk.data[at : at + MAX_BYTES])))
-        del self._open[:-MAX_KEPT]
-
-    def finish(self) -> tuple[Printed, ...]:
-        """Return the findings, in the order in which they were printed."""
-        found = (read_printed(line, bytes(text).decode(errors="replace")) for line, text in self._open)
-        return tuple(printed for printed in found if printed is not None)
-
-
-def read_printed(line: Line, text: str) -> Printed | None:
+def read_printed(line: Line, data: bytes, place: int) -> Printed | None:
     """Return the finding that begins with a line; None if it is none of allranks'.
 
     Args:
         line: its first line.
-        text: the log from that line on.
+        data: a part of the log; a report that goes on behind it is read as if the log ended there.
+        place: where in `data` the line is.
     """
     head = re.match(HEAD, line.text)
     if head is None or head["mark"] not in _SEVERITY:
         return None
-    first, *following = text.split("\n")[: MAX_LINES + 1]
+    begin = data.rfind(b"\n", 0, place) + 1
+    first, *following = data[begin : begin + MAX_BYTES].decode(errors="replace").split("\n")[: MAX_LINES + 1]
     body, last = _read_body(_prefix(first, line.text), following)
     is_torn = head["torn"] is not None
     if not body and (is_torn or any(row.strip() for row in following)):
