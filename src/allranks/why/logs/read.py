@@ -4,7 +4,7 @@
         chunk.data, chunk.first_line, chunk.offset
 
 Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes,
-logs of JSON objects (`records.py`), what was pasted (`pasted.py`).
+logs of JSON objects (`records.py`).
 Memory is a few chunks, for any size; zstd's window may add 128 MiB. Of a damaged or truncated file, the readable part
 is read, and `problems` gets a line about the rest.
 """
@@ -19,14 +19,18 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zstandard
 
-from allranks.why.logs.pasted import find_margin
 from allranks.why.logs.records import find_json
-from allranks.why.logs.sources import GZIP_MAGIC, UTF16_MARKS, ZSTD_MAGIC, Source
 
+if TYPE_CHECKING:
+    from allranks.why.logs.sources import Source
+
+GZIP_MAGIC = b"\x1f\x8b"
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 CHUNK_BYTES = 2 << 20
 """With 4 MiB, the memory allocator gives each chunk back to the kernel, which costs a quarter of the rate."""
 OVERLAP_BYTES = 4 << 10
@@ -112,10 +116,20 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
         note(f"cannot be read: {exc.strerror or exc}")
 
 
+def read_head(path: str, size: int) -> bytes:
+    """Return the first bytes of a file, unpacked and in UTF-8; none of a damaged one.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with open(path, "rb") as file:  # noqa: PTH123
+        return _open_stream(file, lambda _: None).read(size)
+
+
 def _to_text(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Decode the lines of a log as its first chunk shows: JSON objects, a margin."""
+    """Decode the lines of a log if its first chunk shows that they are JSON objects."""
     for first in chunks:
-        decode = find_json(first.data) or find_margin(first.data)
+        decode = find_json(first.data)
         for chunk in itertools.chain((first,), chunks):
             yield Chunk(decode(chunk.data), chunk.first_line, chunk.offset) if decode else chunk
 
