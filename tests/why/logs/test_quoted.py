@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from allranks.causes.book import all_causes
-from allranks.why.logs import read as reading
 from allranks.why.logs.log_events import Logs
 from allranks.why.logs.quoted import is_code
 
@@ -43,14 +42,6 @@ def test_lines_of_other_ranks_stand_between_a_frame_and_its_code(read: Read) -> 
     assert causes(read(frame + "[rank1]: step 7\n[rank0]: step 7\n" + code)) == []
     assert causes(read(frame + f"[rank1]: {OUT_OF_MEMORY}" + code)) == ["cuda-oom"]
     assert causes(read(frame + "[rank2]: step 7\n[rank2]:     CUDA out of memory\n")) == ["cuda-oom"]
-
-
-def test_code_at_the_beginning_of_a_chunk_is_known(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("CHUNK_BYTES", "_BLOCK_BYTES"):
-        monkeypatch.setattr(reading, name, len(FRAME) - 3)
-    logs = read(f"{FRAME}{CODE}TypeError: x\n")
-    assert causes(logs) == []
-    assert [event.kind for event in logs.events] == ["frame", "exception"]
 
 
 @pytest.mark.parametrize(

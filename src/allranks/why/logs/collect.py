@@ -21,12 +21,12 @@ from functools import cache, partial
 
 from allranks.causes.book import all_marks
 from allranks.host.signals import die_with_parent
-from allranks.why.logs.line import Line, read_line, segments
+from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_events
 from allranks.why.logs.match import Hit, Matcher
 from allranks.why.logs.pasted import MAX_WRAPPED_BYTES, unwrap
 from allranks.why.logs.printed import KIND, MAX_KEPT, Printed, read_printed
-from allranks.why.logs.quoted import QuotedCode, is_code
+from allranks.why.logs.quoted import find_end, is_code, is_code_of_frame, read_exception, writer_of
 from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
@@ -149,10 +149,10 @@ def _read_there(part: LogPart) -> Logs:
 def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_progress: _Progress) -> Logs:
     """Return what the sources of a part say; `matcher`, of these patterns, is reset."""
 
-    def read_hits(chunk: Chunk, quoted: QuotedCode) -> Iterator[tuple[LogEvent, int]]:
+    def read_hits(chunk: Chunk) -> Iterator[tuple[LogEvent, int]]:
         for hit in matcher.scan(chunk):
             line = read_line(hit.raw, source, hit.number)
-            for event in _read_evidence(line, hit, chunk, patterns, quoted):
+            for event in _read_evidence(line, hit, chunk, patterns, open_tracebacks):
                 yield event, hit.begin
 
     matcher.forget()
@@ -163,7 +163,7 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
     dropped = num_bytes = 0
     for source in part.sources:
         kept = _Kept(KEEP_LAST if len(events) < part.keep_events else 0)
-        quoted = QuotedCode()
+        open_tracebacks: dict[object, int] = {}
         own: list[Printed] = []
         end, before, last_line = b"", num_bytes, 1
         for chunk in read_chunks(source, problems=problems):
@@ -171,17 +171,19 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
             num_bytes += len(chunk.data)
             last_line = chunk.first_line + chunk.num_newlines
             end = (end + chunk.data[-part.tail_bytes :])[-part.tail_bytes :]
-            quoted.begin()
-            for event, place in read_hits(chunk, quoted):
+            for event, place in read_hits(chunk):
                 if event.kind != KIND:
                     kept.add(event)
                 elif found := read_printed(event.line, chunk.data, place):
                     own = [*own, found][-MAX_KEPT:]
         size = num_bytes - before
         if 0 < size <= MAX_WRAPPED_BYTES and (joined := unwrap(chunk.data)) != chunk.data:
-            # They only add: lines may have one length by chance.
-            for event, _ in read_hits(Chunk(joined, 1, 0), QuotedCode()):
-                kept.improve(event)
+            # They only add kinds: lines may have one length by chance.
+            open_tracebacks.clear()
+            known = {KIND, *kept.kinds()}
+            for event, _ in read_hits(Chunk(joined, 1, 0)):
+                if event.kind not in known:
+                    kept.add(event)
         printed += own
         events += [event for event in kept.in_order() if not any(finding.covers(event.line) for finding in own)]
         dropped += kept.dropped
@@ -190,20 +192,27 @@ def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_p
 
 
 def _read_evidence(
-    line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], quoted: QuotedCode
+    line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], open_tracebacks: dict[object, int]
 ) -> list[LogEvent]:
-    """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing."""
+    """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing.
+
+    Args:
+        open_tracebacks: writers of tracebacks that have begun, and how many characters precede each of their lines.
+            Stacks that a program prints have no exception.
+    """
     events = read_events(line, [patterns[index] for index in hit.patterns])
     if not events:
         return events
+    writer = writer_of(line)
     if 'File "' in line.text and any(event.kind == "frame" for event in events):
-        quoted.note(line, hit)
         events = [event for event in events if event.sign is None]  # the words of a path show no cause
-        if (raised := quoted.end(line, hit, chunk)) and not _exception().search(raised[0].text):
-            return [*events, LogEvent("exception", *raised)]
+        if writer in open_tracebacks and (last := find_end(line, hit, chunk)):
+            raised = read_exception(last.text[open_tracebacks.pop(writer) :])
+            if raised and not _exception().search(last.text):
+                events.append(LogEvent("exception", last, raised))
     elif "Traceback (" in line.text:
-        quoted.open(line)
-    elif quoted.covers(line, hit, chunk):
+        open_tracebacks[writer] = line.text.index("Traceback (")
+    elif is_code_of_frame(line, hit, chunk, open_tracebacks.get(writer, 0)):
         return []
     elif events[0].sign is not None and is_code(line.text):  # signs stand before marks
         return [event for event in events if event.sign is None]
@@ -224,8 +233,6 @@ class _Kept:
         self._counter = itertools.count()
         self._first: defaultdict[str, list[tuple[int, LogEvent]]] = defaultdict(list)
         self._latest: dict[str, deque[tuple[int, LogEvent]]] = {}
-        self._joined: set[str] = set()
-        """Kinds that only joined lines show."""
         self.dropped = 0
 
     def add(self, event: LogEvent) -> None:
@@ -236,19 +243,8 @@ class _Kept:
         self.dropped += len(latest) == self._last
         latest.append((next(self._counter), event))
 
-    def improve(self, joined: LogEvent) -> None:
-        """Take an event of a joined line, if none of its kind is known, or if it is more complete than its line's."""
-        if joined.kind not in self._first:
-            self._joined.add(joined.kind)
-        if joined.kind in self._joined:
-            self.add(joined)
-            return
-        own = self._first[joined.kind]
-        for index, (count, event) in enumerate(own):
-            if event.line.number == joined.line.number:
-                if len(event.values) < len(joined.values):
-                    own[index] = (count, joined)
-                return
+    def kinds(self) -> frozenset[str]:
+        return frozenset(self._first)
 
     def in_order(self) -> list[LogEvent]:
         pairs = itertools.chain(*self._first.values(), *self._latest.values())
@@ -260,7 +256,7 @@ def _read_tail(source: Source, end: bytes, last_line: int, *, is_whole: bool) ->
     rows = end.split(b"\n")
     lines = []
     for number, raw in enumerate(rows, start=last_line + 1 - len(rows)):
-        states = list(segments(raw))
-        if states and states[-1].strip():
-            lines.append(read_line(states[-1], source, number))
+        state = raw.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, the last one
+        if state.strip():
+            lines.append(read_line(state, source, number))
     return Tail(source, tuple(lines), last_line - (rows[-1] == b""), is_whole)

@@ -171,23 +171,19 @@ class PlainEngine:
     def __init__(self, patterns: Sequence[str]) -> None:
         expressions = list(map(to_hyperscan, patterns))
         self._sought = [(find_literal(expression).encode(), expression.encode()) for expression in expressions]
+        self._compile = cache(partial(re.compile, flags=re.MULTILINE))
 
     def find(self, text: bytes, flooding: frozenset[int]) -> array[int]:
         """Return `end << _ID_BITS | index` for matches, unordered; for the first only of patterns that flood."""
         found = array("Q")
         for index, (literal, expression) in enumerate(self._sought):
             if literal in text:
-                matches = islice(_compile_plain(expression).finditer(text), 1 if index in flooding else None)
+                matches = islice(self._compile(expression).finditer(text), 1 if index in flooding else None)
                 found.extend(match.end() << _ID_BITS | index for match in matches)
         return found
 
 
 Engine = HyperscanEngine | PlainEngine
-
-
-@cache
-def _compile_plain(expression: bytes) -> re.Pattern[bytes]:
-    return re.compile(expression, re.MULTILINE)
 
 
 def _compile(patterns: Sequence[str], flooding: frozenset[int]) -> hyperscan.Database:
