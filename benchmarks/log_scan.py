@@ -29,9 +29,8 @@ from pathlib import Path
 from synthetic_logs import HIT_EVERY, write_log
 
 from allranks.causes.book import all_causes
-from allranks.why.logs.engines import PlainEngine
 from allranks.why.logs.log_events import list_patterns
-from allranks.why.logs.match import Matcher
+from allranks.why.logs.match import Matcher, PlainEngine
 from allranks.why.logs.read import Chunk, read_chunks
 from allranks.why.logs.sources import find_sources
 

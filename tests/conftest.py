@@ -317,7 +317,7 @@ LABS = {
 """Tests of these files share one lab each, one after the other; both take about as long."""
 SHARING = (
     "tests/cli/test_diff_rerun.py", "tests/state/truth/test_replay.py",
-    "tests/why/logs/test_engines.py", "tests/why/logs/test_match.py",
+    "tests/why/logs/test_match.py",
 )  # fmt: skip
 """Tests of each of these files share what takes long: runs, or the patterns of all causes, compiled."""
 

@@ -121,8 +121,8 @@ def why(
     progress = ReadProgress(
         sum(source.size for source in sources), is_packed=any(_is_packed(source) for source in sources)
     )
-    problems: list[ReadProblem] = []
-    logs = read_logs(sources, problems, progress)
+    logs = read_logs(sources, progress)
+    problems = list(logs.problems)
     if sources and (what := name_code(logs)):
         raise UsageError(f"{sources[0].shown}: this is {what} without a line of a log; expected the logs of a job")
     logs = narrow(logs, first, last)
@@ -140,7 +140,7 @@ def why(
         is_all=is_all or html is not None,
         with_timeline=with_timeline or html is not None,
     )
-    document = answer.document(sources, num_bytes=progress.done)
+    document = answer.document(sources)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(document), indent=2))
     elif html is not None:
@@ -157,12 +157,12 @@ def why(
     return document.exit_code
 
 
-def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: ReadProgress) -> Logs:
+def read_logs(sources: Sequence[Source], progress: ReadProgress) -> Logs:
     """Read all sources; Ctrl-C ends the process at once."""
     from allranks.causes.book import all_causes
     from allranks.why.logs.collect import collect
-    from allranks.why.logs.engines import has_hyperscan
     from allranks.why.logs.log_events import list_patterns
+    from allranks.why.logs.match import has_hyperscan
 
     def end(signum: int, frame: object) -> NoReturn:
         progress.clear()
@@ -178,7 +178,6 @@ def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: 
             sources,
             list_patterns(all_causes()),
             on_progress=progress.add,
-            problems=problems,
             max_workers=len(os.sched_getaffinity(0)) if is_main else 1,
         )
     finally:
@@ -247,7 +246,7 @@ class Answer:
             return Exit.USER_CODE
         return Exit.OK if Severity.NOTE in severities and not self.problems else Exit.UNKNOWN
 
-    def document(self, sources: Sequence[Source], *, num_bytes: int) -> Document:
+    def document(self, sources: Sequence[Source]) -> Document:
         """Return the answer as JSON prints it."""
         return Document(
             exit_code=self.exit_code,
@@ -260,7 +259,7 @@ class Answer:
                 for source in sources
             ),
             lines=sum(tail.num_lines for tail in self.logs.tails),
-            bytes=num_bytes,
+            bytes=self.logs.num_bytes,
             dropped=self.logs.dropped,
             restarts=self.restarts,
             running=self.running,

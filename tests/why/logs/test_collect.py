@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from allranks.why.logs import collect as collecting
-from allranks.why.logs.collect import cut
+from allranks.why.logs.collect import LogPart, cut, read_part
 from allranks.why.logs.log_events import Logs, Pattern
 from allranks.why.logs.match import Matcher
-from allranks.why.logs.part import LogPart, read_part
-from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source, find_sources
 from conftest import is_alive, wait_until
 
@@ -39,47 +37,53 @@ def sources(tmp_path: Path) -> tuple[Source, ...]:
 @pytest.fixture
 def read(
     patterns: tuple[Pattern, ...], matcher: Matcher, sources: Sequence[Source], monkeypatch: pytest.MonkeyPatch
-) -> Callable[[int], tuple[Logs, list[ReadProblem], int]]:
-    """Read them in parts of one kilobyte with so many processes: what they say, what cannot be read, bytes."""
+) -> Callable[[int], tuple[Logs, int]]:
+    """Read them in parts of one kilobyte with so many processes: what they say, and how many bytes were told."""
     monkeypatch.setattr(collecting, "PART_BYTES", 1000)
 
-    def read(workers: int) -> tuple[Logs, list[ReadProblem], int]:
-        problems: list[ReadProblem] = []
+    def read(workers: int) -> tuple[Logs, int]:
         counts: list[int] = []
-        logs = collecting.collect(
-            sources, patterns, matcher=matcher, on_progress=counts.append, problems=problems, max_workers=workers
-        )
-        return logs, problems, sum(counts)
+        logs = collecting.collect(sources, patterns, matcher=matcher, on_progress=counts.append, max_workers=workers)
+        return logs, sum(counts)
 
     return read
 
 
-def test_several_processes_say_the_same_as_one(read: Callable[[int], tuple[Logs, list[ReadProblem], int]]) -> None:
-    logs, problems, num_bytes = alone = read(1)
+def test_several_processes_say_the_same_as_one(read: Callable[[int], tuple[Logs, int]]) -> None:
+    logs, num_bytes = alone = read(1)
     assert {event.line.rank for event in logs.of("cuda-illegal-access")} == set(range(FILES))
     assert [tail.lines[-1].text for tail in logs.tails if tail.lines] == [f"the end of rank {n}" for n in range(FILES)]
     assert [tail.num_lines for tail in logs.tails[:FILES]] == [50 * rank + 2 for rank in range(FILES)]
-    assert [problem.source.rank for problem in problems] == [FILES]
-    assert num_bytes > 10_000
+    assert [problem.source.rank for problem in logs.problems] == [FILES]
+    assert num_bytes == logs.num_bytes > 10_000
     assert read(3) == alone
 
 
 def test_what_a_killed_process_leaves_over_is_read_all_the_same(
-    read: Callable[[int], tuple[Logs, list[ReadProblem], int]], monkeypatch: pytest.MonkeyPatch
+    read: Callable[[int], tuple[Logs, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = read(1)
     parent = os.getpid()
 
     def read_or_die(
         patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_progress: Callable[[int], None]
-    ) -> tuple[Logs, list[ReadProblem]]:
-        said = read_part(patterns, matcher, part, on_progress)
+    ) -> Logs:
+        logs = read_part(patterns, matcher, part, on_progress)
         if os.getpid() != parent and any(source.rank == FILES // 2 for source in part.sources):
             os.kill(os.getpid(), signal.SIGKILL)
-        return said
+        return logs
 
     monkeypatch.setattr(collecting, "read_part", read_or_die)
     assert read(3) == alone
+
+
+def test_the_end_of_a_source_has_the_last_state_of_a_progress_bar(
+    patterns: tuple[Pattern, ...], matcher: Matcher, tmp_path: Path
+) -> None:
+    (tmp_path / "a.log").write_bytes(b"x" * 9000 + b"\n\n  1%\r  2%\r\r100%\r\n \r\nthe end")
+    (tail,) = collecting.collect(find_sources([str(tmp_path)]), patterns, matcher=matcher).tails
+    assert [(line.number, line.text) for line in tail.lines[1:]] == [(3, "100%"), (5, "the end")]
+    assert (tail.num_lines, tail.is_whole) == (5, False)
 
 
 def source_of(size: int) -> Source:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.why.logs.line import MAX_TEXT, Line, read_line, segments, strip_control
+from allranks.why.logs.line import MAX_TEXT, Line, read_line, strip_control
 from allranks.why.logs.sources import Source
 
 BARE = Source("-", None, None, None, None, None, 0)
@@ -229,13 +229,6 @@ def test_a_duration_is_no_time(raw: str) -> None:
     assert (line.time, line.has_year, line.has_date) == (None, False, False)
 
 
-def test_parts_between_carriage_returns() -> None:
-    assert list(segments(b"  1%\r  2%\r\rError: x\r\n")) == [b"  1%", b"  2%", b"Error: x"]
-    assert list(segments(b"one\n")) == [b"one"]
-    assert list(segments(b"\n")) == []
-    assert list(segments(b"")) == []
-
-
 def test_a_long_line_is_cut_and_broken_utf8_is_replaced() -> None:
     line = read(b"[rank3]: " + "\u20ac".encode() * 10_000_000)
     assert (line.rank, len(line.text)) == (3, MAX_TEXT)
@@ -255,11 +248,9 @@ def test_hostile_lines_take_no_time(unit: str) -> None:
 
 @given(st.binary(max_size=300) | st.text(max_size=300).map(lambda text: text.encode("utf-8", "surrogatepass")))
 def test_any_bytes_are_a_line(raw: bytes) -> None:
-    for part in segments(raw):
-        line = read(part)
-        assert len(line.text) <= MAX_TEXT
-        assert not set(line.text) & set(map(chr, [*range(9), *range(10, 32), 127]))
-    assert b"".join(segments(raw)) == raw.rstrip(b"\n").replace(b"\r", b"")
+    line = read(raw)
+    assert len(line.text) <= MAX_TEXT
+    assert not set(line.text) & set(map(chr, [*range(9), *range(10, 32), 127]))
 
 
 PIECES = [

@@ -1,4 +1,4 @@
-"""What all lines of a log begin with is taken off, unless it tells something; lines that a terminal cut are joined."""
+"""Lines that a terminal cut are joined."""
 
 from __future__ import annotations
 
@@ -7,36 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from allranks.why.logs.log_events import Logs
-from allranks.why.logs.pasted import find_margin, unwrap
-
-MARGINS = {
-    "> ": ["> Traceback (most recent call last):", ">   File", "> ValueError: x"],
-    "[stderr] ": ["[stderr] step 1", "[stderr] ValueError: x"],
-    "    ": ["    step 1", "      step 2"],
-    "train | ": ["train | step 1", "train | step 2"],
-    "INFO: ": ["INFO: step 1", "INFO: step 2"],
-}
-TELLING = [
-    ["[rank3]: step 1", "[rank3]: step 2"],
-    ["srun: error: c002: task 0: Killed", "srun: Force Terminated StepId=120.0"],
-    ["[1,3]<stderr>: step 1", "[1,3]<stderr>: step 2"],
-    ["INFO: step 1", "ERROR: step 2"],
-    ["step 1", "step 2"],
-]
-
-
-@pytest.mark.parametrize(("margin", "lines"), MARGINS.items())
-def test_a_margin_is_found_and_stripped(margin: str, lines: list[str]) -> None:
-    data = "\n".join(lines).encode()
-    strip = find_margin(data)
-    assert strip is not None
-    assert strip(data).decode().split("\n") == [line.removeprefix(margin) for line in lines]
-
-
-@pytest.mark.parametrize("lines", TELLING)
-def test_what_tells_of_writers_or_of_programs_stays(lines: list[str]) -> None:
-    assert find_margin("\n".join(lines).encode()) is None
-
+from allranks.why.logs.pasted import unwrap
 
 WIDE = 80
 WRAPPED = ["start", "[rank0]: " + "a" * 71, "aa", "[rank1]: " + "b" * 71, "b" * WIDE, "bb", "end"]
@@ -72,5 +43,4 @@ def test_joined_lines_add_to_what_the_lines_show_and_replace_none_of_it(read: Ca
     logs = read("\n".join(["start", *cut, "a" * 60, "b" * 60, "end", "c" * 60, "5: ValueError: x", "end"]))
     told = [(event.kind, event.line.number, event.line.rank) for event in logs.events]
     assert told == [("cuda-oom", 2, 3), ("exception", 2, 3), ("exception", 9, 5)]
-    assert logs.events[0].values["wanted"] == "2.00 GiB"
     assert read("\n".join([*("abc"[at] * 80 for at in range(3)), "5: ValueError: x"])).events[0].line.rank == 5

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from allranks.causes.book import all_causes
 from allranks.why.logs.collect import collect
-from allranks.why.logs.engines import PlainEngine
 from allranks.why.logs.formats import load_formats
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.log_events import Pattern, list_patterns
-from allranks.why.logs.match import Matcher
+from allranks.why.logs.match import Matcher, PlainEngine
 from allranks.why.logs.sources import Source
 
 BARE = Source("-", None, None, None, None, None, 0)

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import pytest
 
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.report.text import Style, render_finding
-from allranks.why.logs.collect import collect
-from allranks.why.logs.log_events import Logs, Pattern
-from allranks.why.logs.match import Matcher
-from allranks.why.logs.read import CHUNK_BYTES
-from allranks.why.logs.sources import find_sources
+from allranks.why.logs.log_events import Logs
 
 Read = Callable[[str | Mapping[str, str]], Logs]
 
@@ -141,13 +136,3 @@ def test_a_report_quotes_lines_that_are_no_events(read: Read) -> None:
 
 def _fields(finding: Finding) -> dict[str, object]:
     return {name: getattr(finding, name) for name in finding.__struct_fields__}
-
-
-def test_a_report_may_lie_in_two_chunks(tmp_path: Path, patterns: tuple[Pattern, ...], matcher: Matcher) -> None:
-    text = "\n" + render_finding(STUCK, PLAIN) + "\n"
-    for cut in (40, 200, 400):
-        path = tmp_path / f"{cut}.log"
-        filler = "step 10 loss 0.4\n" * (CHUNK_BYTES // 17)
-        path.write_text(filler[: CHUNK_BYTES - cut] + text + "end\n" * 9)
-        (found,) = collect(find_sources([str(path)]), patterns, matcher=matcher).printed
-        assert found.finding == STUCK

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from allranks.causes.book import all_causes
-from allranks.why.logs import read as reading
 from allranks.why.logs.log_events import Logs
 from allranks.why.logs.quoted import is_code
 
@@ -43,12 +42,6 @@ def test_lines_of_other_ranks_stand_between_a_frame_and_its_code(read: Read) -> 
     assert causes(read(frame + "[rank1]: step 7\n[rank0]: step 7\n" + code)) == []
     assert causes(read(frame + f"[rank1]: {OUT_OF_MEMORY}" + code)) == ["cuda-oom"]
     assert causes(read(frame + "[rank2]: step 7\n[rank2]:     CUDA out of memory\n")) == ["cuda-oom"]
-
-
-def test_code_at_the_beginning_of_a_chunk_is_known(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "CHUNK_BYTES", 2 * len(FRAME) + 5)
-    log = f"{'x' * (len(FRAME) - 1)}\n{FRAME}{CODE}TypeError: x\n"
-    assert causes(read(log)) == []
 
 
 @pytest.mark.parametrize(

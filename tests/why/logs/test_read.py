@@ -68,7 +68,7 @@ def test_whole_lines_each_once(tmp_path: Path, pack: Callable[[bytes], bytes], d
     chunks = list(read_chunks(write_log(tmp_path, pack(data)), problems=problems))
     assert join(chunks) == data
     assert all(chunk.data.endswith(b"\n") for chunk in chunks[:-1])
-    assert max(len(chunk.data) for chunk in chunks) <= 4 << 20
+    assert max(len(chunk.data) for chunk in chunks) <= read.CHUNK_BYTES + 100
     assert not problems
 
 
@@ -82,12 +82,13 @@ def test_a_line_of_10_mb_is_cut_with_an_overlap(tmp_path: Path, pack: Callable[[
     data = b"before\n" + os.urandom(5_000_000).hex().encode() + b"\nafter\n"
     chunks = chunks_of(tmp_path, pack(data))
     assert join(chunks) == data
-    assert [chunk.first_line for chunk in chunks] == [1, 2, 2, 2]
-    assert [chunk.offset for chunk in chunks] == [0, 7, 7 + (4 << 20) - 4096, 7 + 2 * ((4 << 20) - 4096)]
+    size = read.CHUNK_BYTES + read._BLOCK_BYTES
+    assert [chunk.first_line for chunk in chunks] == [1, 2, 2, 2, 2]
+    assert [chunk.offset for chunk in chunks] == [0, *(cut * size - read.OVERLAP_BYTES for cut in (1, 2, 3, 4))]
     assert chunks[-1].data.endswith(b"\nafter\n")
 
 
-@pytest.mark.parametrize("size", [(4 << 20) - 1, 4 << 20, (4 << 20) + 1, (8 << 20) - 4096, (8 << 20) - 4095])
+@pytest.mark.parametrize("size", [(2 << 20) - 1, 2 << 20, (2 << 20) + 1, (9 << 18) - 1, 9 << 18, (9 << 18) + 1])
 def test_lines_that_just_fit_a_chunk(tmp_path: Path, size: int) -> None:
     for data in (b"x" * size, b"x" * (size - 1) + b"\n", b"x" * size + b"\nend"):
         assert join(chunks_of(tmp_path, data)) == data
@@ -115,14 +116,6 @@ def test_what_is_damaged_gives_what_comes_before(tmp_path: Path, name: str) -> N
     assert [f"its {name} data is damaged" in problem.message for problem in problems] == [True]
 
 
-def test_gzip_with_a_wrong_checksum_is_read(tmp_path: Path) -> None:
-    packed = bytearray(gzip.compress(LOG, 1))
-    packed[-6] ^= 1
-    problems: list[ReadProblem] = []
-    assert join(list(read_chunks(write_log(tmp_path, bytes(packed)), problems=problems))) == LOG
-    assert "incorrect data check" in problems[0].message
-
-
 @pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
 @pytest.mark.parametrize("pack", [bytes, gzip.compress, zstandard.compress], ids=["plain", "gzip", "zstd"])
 def test_utf16_is_read_as_utf8(tmp_path: Path, codec: str, pack: Callable[[bytes], bytes]) -> None:
@@ -143,7 +136,7 @@ def test_standard_input() -> None:
     result = subprocess.run(
         [sys.executable, "-c", code], input=gzip.compress(LOG), capture_output=True, check=True, timeout=60
     )
-    assert result.stdout.split()[-1] == b"257568"
+    assert result.stdout.split()[-1] == b"257571"
 
 
 def test_a_pipe_that_gives_little_at_a_time(tmp_path: Path) -> None:
@@ -198,7 +191,7 @@ def test_memory_is_constant(tmp_path: Path) -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks so small that a few bytes show what gigabytes would."""
-    sizes = {"CHUNK_BYTES": 64, "OVERLAP_BYTES": 8, "_BLOCK_BYTES": 12}
+    sizes = {"CHUNK_BYTES": 48, "OVERLAP_BYTES": 8, "_BLOCK_BYTES": 12, "_FED_BYTES": 5}
     for name, size in sizes.items():
         monkeypatch.setattr(read, name, size)
 

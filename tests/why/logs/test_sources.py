@@ -104,7 +104,8 @@ def test_a_directory_gives_its_logs_in_the_order_of_numbers(tmp_path: Path) -> N
 
 def test_what_is_no_log_is_passed_over(tmp_path: Path) -> None:
     put(tmp_path, "model.pt", "a.png", "train.py", "config.yaml", ".hidden", ".git/x.log", "wandb/x.log", "job.sh")
-    put(tmp_path, "events.out.tfevents.1.node03", "tokenizer.json", "data.jsonl", "secret", "leader.json", "env.json")
+    put(tmp_path, "events.out.tfevents.1.node03", data=b"\x18" + bytes(7) + b"brain.Event:2")
+    put(tmp_path, "tokenizer.json", "data.jsonl", "secret", "leader.json", "env.json")
     put(tmp_path, "core.12", data=b"\x7fELF" + bytes(100))
     put(tmp_path, "blob.log", data=b"some\0thing")
     put(tmp_path, "nccl_trace_rank_3", data=pickle.dumps({"version": "2.10", "entries": []}))
@@ -154,6 +155,12 @@ def test_patterns_and_names_that_look_like_them(tmp_path: Path, monkeypatch: pyt
     assert shown("x", "rank_2.err") == ["x/y/rank_3.err", "rank_2.err"]
 
 
+NO_LOG = (
+    "contains no log; expected text, plain or compressed with gzip or zstd; in a directory, code and hidden files are "
+    "skipped"
+)
+
+
 def test_a_pipe_may_be_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "p")
     assert shown(tmp_path / "p") == [str(tmp_path / "p")]
@@ -164,11 +171,8 @@ def test_a_pipe_may_be_named(tmp_path: Path) -> None:
     [
         ("none.log", "none.log: no such file or directory; expected logs, a directory, a pattern, '-' or a job id"),
         ("*.log", "*.log: no file matches this pattern"),
-        ("model.pt", "model.pt: contains no log; expected text, plain or compressed with gzip or zstd"),
-        (
-            "d",
-            "d: contains no log; binary files, code and hidden files are skipped; to read such a file, give its name",
-        ),
+        ("model.pt", f"model.pt: {NO_LOG}"),
+        ("d", f"d: {NO_LOG}"),
         ("broken", "broken: No such file or directory"),
     ],
 )
@@ -176,7 +180,8 @@ def test_a_target_without_logs_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    put(tmp_path, "model.pt", "d/train.py")
+    put(tmp_path, "d/train.py")
+    put(tmp_path, "model.pt", data=b"PK\3\4" + bytes(100))
     (tmp_path / "broken").symlink_to("nowhere")
     with pytest.raises(UsageError) as info:
         find_sources([target])

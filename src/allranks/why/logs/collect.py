@@ -1,27 +1,33 @@
-"""From sources to events; large sources are read in parts, in parallel.
+"""From sources to events: each source is read once through the matcher; large ones are read in parts, in parallel.
 
     logs = collect(sources, list_patterns(all_causes()), max_workers=8)
 
-The parts depend on the sources alone, so the result is the same for any number of processes.
+The parts depend on the sources alone, so the result is the same for any number of processes. Memory is bounded for any
+size: of one kind of event only the first and last few of a source are kept, and of all other lines only the end.
 """
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import multiprocessing
+import re
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor, wait
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from ctypes import c_uint64
-from functools import partial
-from typing import Any
+from dataclasses import dataclass
+from functools import cache, partial
 
+from allranks.causes.book import all_marks
 from allranks.host.signals import die_with_parent
-from allranks.why.logs.log_events import Logs, Pattern
-from allranks.why.logs.match import Matcher
-from allranks.why.logs.part import LogPart, read_part
-from allranks.why.logs.read import ReadProblem
+from allranks.why.logs.line import Line, read_line
+from allranks.why.logs.log_events import LogEvent, Logs, Pattern, Tail, read_events
+from allranks.why.logs.match import Hit, Matcher
+from allranks.why.logs.pasted import MAX_WRAPPED_BYTES, unwrap
+from allranks.why.logs.printed import KIND, MAX_KEPT, Printed, read_printed
+from allranks.why.logs.quoted import find_end, is_code, is_code_of_frame, read_exception, writer_of
+from allranks.why.logs.read import Chunk, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 
 PART_BYTES = 64 << 20
@@ -29,6 +35,9 @@ PART_BYTES = 64 << 20
 MAX_PARTS = 16
 MAX_WORKERS = 8
 """Each process uses about 25 MiB."""
+KEEP_FIRST = 4000
+KEEP_LAST = 400
+"""Events of one kind that are kept per source: a traceback has about 30 frames, and each rank may have one."""
 KEEP_EVENTS = 200_000
 """Maximum number of events of all sources, about 200 MB; beyond it, only the first of each kind per source is kept."""
 TAIL_BYTES = 8192
@@ -36,10 +45,19 @@ TAIL_BYTES = 8192
 ALL_TAILS_BYTES = 2 << 20
 """With thousands of sources fewer are kept, but at least one or two: reading a line costs 10 us."""
 LEAST_TAIL_BYTES = 512
-_PROGRESS_S = 0.2
 
-_Said = tuple[Logs, list[ReadProblem]]
-_Read = Callable[[LogPart, Callable[[int], None]], _Said]
+_Progress = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class LogPart:
+    """Sources that are read one after the other, and how much of them is kept."""
+
+    sources: tuple[Source, ...]
+    keep_events: int
+    """After this number of events, only the first few of each kind are kept of further sources."""
+    tail_bytes: int
+    """Number of bytes kept from each source's end."""
 
 
 def collect(
@@ -47,8 +65,7 @@ def collect(
     patterns: Sequence[Pattern],
     *,
     matcher: Matcher | None = None,
-    on_progress: Callable[[int], None] = lambda _: None,
-    problems: list[ReadProblem] | None = None,
+    on_progress: _Progress = lambda _: None,
     max_workers: int = 1,
 ) -> Logs:
     """Read all sources.
@@ -58,7 +75,6 @@ def collect(
         patterns: the patterns to search for.
         matcher: a matcher of these patterns, if there already is one.
         on_progress: called with the number of bytes just read.
-        problems: gets the sources that could not be read completely, or not at all.
         max_workers: maximum number of processes. They are forked, so more than one needs a process with a single
             thread.
     """
@@ -66,16 +82,16 @@ def collect(
     parts = cut(sources)
     workers = min(max_workers, len(parts), MAX_WORKERS)
     if workers > 1:
-        said = _read_side_by_side(parts, read, workers, on_progress)
+        read_logs = list(_read_side_by_side(parts, read, workers, on_progress))
     else:
-        said = [read(part, on_progress) for part in parts]
-    if problems is not None:
-        problems += [problem for _, found in said for problem in found]
+        read_logs = [read(part, on_progress) for part in parts]
     return Logs(
-        events=tuple(event for logs, _ in said for event in logs.events),
-        tails=tuple(tail for logs, _ in said for tail in logs.tails),
-        dropped=sum(logs.dropped for logs, _ in said),
-        printed=tuple(printed for logs, _ in said for printed in logs.printed),
+        events=tuple(event for logs in read_logs for event in logs.events),
+        tails=tuple(tail for logs in read_logs for tail in logs.tails),
+        dropped=sum(logs.dropped for logs in read_logs),
+        printed=tuple(printed for logs in read_logs for printed in logs.printed),
+        problems=tuple(problem for logs in read_logs for problem in logs.problems),
+        num_bytes=sum(logs.num_bytes for logs in read_logs),
     )
 
 
@@ -94,53 +110,153 @@ def cut(sources: Sequence[Source]) -> list[LogPart]:
     return [LogPart(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
 
 
-# --- In parallel ---------------------------------------------------------------------------------------------------
-
-
 def _read_side_by_side(
-    parts: Sequence[LogPart], read: _Read, workers: int, on_progress: Callable[[int], None]
-) -> list[_Said]:
-    """Return the results of all parts, read by child processes; the parts of a killed process are read here."""
+    parts: Sequence[LogPart], read: Callable[[LogPart, _Progress], Logs], workers: int, on_progress: _Progress
+) -> Iterator[Logs]:
+    """Yield what all parts say, read by child processes; the parts of a killed process are read here."""
     context = multiprocessing.get_context("fork")
-    counts = context.RawArray(c_uint64, len(parts))
-    futures: list[Future[_Said]] = []
-    given = (die_with_parent(signal.SIGKILL), parts, read, counts)
-    with contextlib.suppress(BrokenProcessPool), ProcessPoolExecutor(workers, context, _begin, given) as pool:
-        for index in range(len(parts)):
-            futures.append(pool.submit(_read_there, index))
-        waiting = set(futures)
-        told = 0
-        while waiting:
-            _, waiting = wait(waiting, timeout=_PROGRESS_S)
-            done = sum(counts)
-            on_progress(done - told)
-            told = done
-    said = []
-    for index, part in enumerate(parts):
-        try:
-            said.append(futures[index].result())
-        except (IndexError, BrokenProcessPool):
-            on_progress(-counts[index])
-            said.append(read(part, on_progress))
-    return said
+    given = (die_with_parent(signal.SIGKILL), read)
+    with ProcessPoolExecutor(workers, context, _begin, given) as pool:
+        futures = [pool.submit(_read_there, part) for part in parts]
+        for part, future in zip(parts, futures, strict=True):
+            try:
+                logs = future.result()
+                on_progress(logs.num_bytes)
+            except BrokenProcessPool:
+                logs = read(part, on_progress)
+            yield logs
 
 
-_there: tuple[Sequence[LogPart], _Read, Any]
-"""In a reader process: its inputs, inherited by fork."""
+_read_in_child: Callable[[LogPart, _Progress], Logs]
+"""In a reader process: what reads a part, inherited by fork."""
 
 
-def _begin(end_with_parent: Callable[[], None], parts: Sequence[LogPart], read: _Read, counts: Any) -> None:
+def _begin(end_with_parent: Callable[[], None], read: Callable[[LogPart, _Progress], Logs]) -> None:
     """Executed first in a reader process."""
-    global _there
+    global _read_in_child
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    _there = (parts, read, counts)
+    _read_in_child = read
 
 
-def _read_there(index: int) -> _Said:
-    parts, read, counts = _there
+def _read_there(part: LogPart) -> Logs:
+    return _read_in_child(part, lambda _: None)
 
-    def note(count: int) -> None:
-        counts[index] += count
 
-    return read(parts[index], note)
+# --- One part ------------------------------------------------------------------------------------------------------
+
+
+def read_part(patterns: Sequence[Pattern], matcher: Matcher, part: LogPart, on_progress: _Progress) -> Logs:
+    """Return what the sources of a part say; `matcher`, of these patterns, is reset."""
+
+    def read_hits(chunk: Chunk) -> Iterator[tuple[LogEvent, int]]:
+        for hit in matcher.scan(chunk):
+            line = read_line(hit.raw, source, hit.number)
+            for event in _read_evidence(line, hit, chunk, patterns, open_tracebacks):
+                yield event, hit.begin
+
+    matcher.forget()
+    events: list[LogEvent] = []
+    tails: list[Tail] = []
+    problems: list[ReadProblem] = []
+    printed: list[Printed] = []
+    dropped = num_bytes = 0
+    for source in part.sources:
+        kept = _Kept(KEEP_LAST if len(events) < part.keep_events else 0)
+        open_tracebacks: dict[object, int] = {}
+        own: list[Printed] = []
+        end, before, last_line = b"", num_bytes, 1
+        for chunk in read_chunks(source, problems=problems):
+            on_progress(len(chunk.data))
+            num_bytes += len(chunk.data)
+            last_line = chunk.first_line + chunk.num_newlines
+            end = (end + chunk.data[-part.tail_bytes :])[-part.tail_bytes :]
+            for event, place in read_hits(chunk):
+                if event.kind != KIND:
+                    kept.add(event)
+                elif found := read_printed(event.line, chunk.data, place):
+                    own = [*own, found][-MAX_KEPT:]
+        size = num_bytes - before
+        if 0 < size <= MAX_WRAPPED_BYTES and (joined := unwrap(chunk.data)) != chunk.data:
+            # They only add kinds: lines may have one length by chance.
+            open_tracebacks.clear()
+            known = {KIND, *kept.kinds()}
+            for event, _ in read_hits(Chunk(joined, 1, 0)):
+                if event.kind not in known:
+                    kept.add(event)
+        printed += own
+        events += [event for event in kept.in_order() if not any(finding.covers(event.line) for finding in own)]
+        dropped += kept.dropped
+        tails.append(_read_tail(source, end, last_line, is_whole=size == len(end)))
+    return Logs(tuple(events), tuple(tails), dropped, tuple(printed), tuple(problems), num_bytes)
+
+
+def _read_evidence(
+    line: Line, hit: Hit, chunk: Chunk, patterns: Sequence[Pattern], open_tracebacks: dict[object, int]
+) -> list[LogEvent]:
+    """Return the events of a line; code that is only quoted shows no cause, and below a frame it shows nothing.
+
+    Args:
+        open_tracebacks: writers of tracebacks that have begun, and how many characters precede each of their lines.
+            Stacks that a program prints have no exception.
+    """
+    events = read_events(line, [patterns[index] for index in hit.patterns])
+    if not events:
+        return events
+    writer = writer_of(line)
+    if 'File "' in line.text and any(event.kind == "frame" for event in events):
+        events = [event for event in events if event.sign is None]  # the words of a path show no cause
+        if writer in open_tracebacks and (last := find_end(line, hit, chunk)):
+            raised = read_exception(last.text[open_tracebacks.pop(writer) :])
+            if raised and not _exception().search(last.text):
+                events.append(LogEvent("exception", last, raised))
+    elif "Traceback (" in line.text:
+        open_tracebacks[writer] = line.text.index("Traceback (")
+    elif is_code_of_frame(line, hit, chunk, open_tracebacks.get(writer, 0)):
+        return []
+    elif events[0].sign is not None and is_code(line.text):  # signs stand before marks
+        return [event for event in events if event.sign is None]
+    return events
+
+
+@cache
+def _exception() -> re.Pattern[str]:
+    """Return the mark of an exception, without which one is known by its traceback only."""
+    return re.compile(next(mark.match for mark in all_marks() if mark.name == "exception"))
+
+
+class _Kept:
+    """The first and the last events of each kind of one source."""
+
+    def __init__(self, last: int) -> None:
+        self._last = last
+        self._counter = itertools.count()
+        self._first: defaultdict[str, list[tuple[int, LogEvent]]] = defaultdict(list)
+        self._latest: dict[str, deque[tuple[int, LogEvent]]] = {}
+        self.dropped = 0
+
+    def add(self, event: LogEvent) -> None:
+        if len(first := self._first[event.kind]) < KEEP_FIRST:
+            first.append((next(self._counter), event))
+            return
+        latest = self._latest.setdefault(event.kind, deque(maxlen=self._last))
+        self.dropped += len(latest) == self._last
+        latest.append((next(self._counter), event))
+
+    def kinds(self) -> frozenset[str]:
+        return frozenset(self._first)
+
+    def in_order(self) -> list[LogEvent]:
+        pairs = itertools.chain(*self._first.values(), *self._latest.values())
+        return [event for _, event in sorted(pairs, key=lambda pair: (pair[1].line.number, pair[0]))]
+
+
+def _read_tail(source: Source, end: bytes, last_line: int, *, is_whole: bool) -> Tail:
+    """Return the lines of a source's last bytes, of which the last newline ends the line before `last_line`."""
+    rows = end.split(b"\n")
+    lines = []
+    for number, raw in enumerate(rows, start=last_line + 1 - len(rows)):
+        state = raw.rstrip(b"\r").rpartition(b"\r")[2]  # of a progress bar, the last one
+        if state.strip():
+            lines.append(read_line(state, source, number))
+    return Tail(source, tuple(lines), last_line - (rows[-1] == b""), is_whole)

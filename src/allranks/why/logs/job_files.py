@@ -5,19 +5,22 @@ find_job_sources("4711")
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from allranks.files.regular import read_regular
 from allranks.host.programs import run_command
 from allranks.host.slurm import JobState, fill_pattern, find_jobs, find_old_jobs
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.rundir import as_file_name
-from allranks.why.logs.sources import Source, find_paths, look_at
+from allranks.why.logs.sources import Source, find_paths, keep_first, look_at
 
 RUNS = Path("runs")
+"""Parent of allranks' run directories, below a job's working directory or this one."""
 SACCT_DEADLINE_S = 20.0
 _FIELD = "\x1f"
 _JOB_ID = re.compile(r"(\d+(?:[_+]\d+)?)(?:\.\w+)?")
@@ -30,7 +33,7 @@ def is_job_id(text: str) -> bool:
     return bool(_JOB_ID.fullmatch(text))
 
 
-def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
+def find_job_sources(job: str) -> tuple[Source, ...]:
     """Return the logs of a SLURM job: its output and error files, those of its steps, and its run directory.
 
     The names come from the controller while it knows the job, then from accounting, and from the job's script if it
@@ -38,7 +41,6 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
 
     Args:
         job: `123`, `123_4`, `123.0`.
-        log_dir: parent of allranks' run directories, below the job's working directory or this one.
     Raises:
         UsageError: it is no job id, or no log of it can be found from here.
         SetupError: SLURM is missing or does not answer, and no log of the job is here.
@@ -58,8 +60,8 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
         patterns += _patterns(state)
         places = [Path(state.work_dir) if state.work_dir else Path(), Path()]
         places += [Path(state.script).parent] if state.script else []
-        folders += [place / log_dir / as_file_name(state.id) for place in places]
-        folders += sorted((Path() / log_dir).glob(f"{state.id}_[0-9]*")) if not jobs else []
+        folders += [place / RUNS / as_file_name(state.id) for place in places]
+    folders += [] if jobs else sorted(RUNS.glob(f"{match[1]}_[0-9]*"))
     paths = [path for pattern in patterns for path in find_paths(pattern)]
     if not paths:
         patterns += _usual_patterns(jobs, match[1])
@@ -68,11 +70,10 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
         paths = [path for path in usual if not task.search(path.rpartition("/")[2])]
     paths = [path for path in paths if not os.path.isdir(path)]  # noqa: PTH112
     paths += [str(folder) for folder in folders if os.path.isdir(folder)]  # noqa: PTH112  (never raises)
-    sources: dict[tuple[int, int], Source] = {}
-    for path in dict.fromkeys(paths):
-        is_below_here = Path(path).is_absolute() and Path(path).is_relative_to(Path.cwd())
-        for source in look_at(os.path.relpath(path) if is_below_here else path, show_target=True):
-            sources.setdefault(source.file, source)
+    here = f"{Path.cwd()}/"
+    sources = keep_first(
+        source for path in dict.fromkeys(paths) for source in look_at(path.removeprefix(here), show_target=True)
+    )
     if not sources:
         if problem:
             raise problem
@@ -81,15 +82,18 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
             raise UsageError(f"job {job} has not started{why}, so it has no log yet; see allranks status {job}")
         known = "SLURM does not know it" if not jobs else f"no file matches {', '.join(patterns[:3])}"
         raise UsageError(f"job {job}: it has no logs here: {known}; give its log files or directory instead")
-    return tuple(sources.values())
+    return sources
 
 
 def _patterns(job: JobState) -> list[str]:
     """Patterns of the files that a job and its steps write."""
     known = [name for name in (job.out, job.err) if name]
     recorded = [] if known or not job.work_dir else _recorded_names(job.id)
+    with contextlib.suppress(OSError):
+        script = read_regular(Path(job.script), at_most=_MAX_SCRIPT_BYTES, follows_links=True)
+        recorded += find_outputs(script.decode(errors="replace"))
     names = [expand_pattern(name, job) if "%" in name else glob.escape(name) for name in known]
-    names += [expand_pattern(name, job) for name in (*recorded, *find_outputs(_read_script(job.script)))]
+    names += [expand_pattern(name, job) for name in recorded]
     if not names and job.work_dir:
         names = [expand_pattern("slurm-%A_%a.out" if "_" in job.id else "slurm-%j.out", job)]
     names = [name for name in names if name.rpartition("/")[2].strip("*") and not name.startswith("/dev/")]
@@ -103,11 +107,9 @@ def _recorded_names(job_id: str) -> list[str]:
             ["sacct", "-n", "-P", f"--delimiter={_FIELD}", "-o", fields, "-j", job_id], deadline_s=SACCT_DEADLINE_S
         )
         rows = ran.stdout.splitlines() if ran.rc == 0 else []
-        words = [word.strip() for row in rows for word in row.split(_FIELD)]
-        if fields == "SubmitLine":
-            words = find_outputs("\n".join(words))
-        if found := [word for word in dict.fromkeys(words) if word]:
-            return found
+        words = [word for row in rows for word in map(str.strip, row.split(_FIELD)) if word]
+        if found := find_outputs("\n".join(words)) if fields == "SubmitLine" else words:
+            return list(dict.fromkeys(found))
     return []
 
 
@@ -117,19 +119,8 @@ def find_outputs(script: str) -> list[str]:
     >>> find_outputs("#SBATCH -o logs/%x.out\\nset -e\\nsrun --output='%j_%t_log.out' python train.py")
     ['logs/%x.out', '%j_%t_log.out']
     """
-    lines = script.replace("\\\n", " ").splitlines()
-    words = [
-        word for line in lines if re.search(r"#SBATCH\b|\bsrun\b|\bsbatch\b", line) for word in _OUTPUT.findall(line)
-    ]
-    return [word.strip("\"'") for word in words]
-
-
-def _read_script(script: str) -> str:
-    try:
-        with Path(script).open("rb") as file:
-            return file.read(_MAX_SCRIPT_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
+    lines = re.findall(r".*(?:#SBATCH|\bsrun|\bsbatch)\b.*", script.replace("\\\n", " "))
+    return [word.strip("\"'") for line in lines for word in _OUTPUT.findall(line)]
 
 
 def expand_pattern(pattern: str, job: JobState) -> str:

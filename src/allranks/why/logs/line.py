@@ -13,14 +13,12 @@ Only called for lines that match: about 10 us each.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from functools import lru_cache
 
 import msgspec
 
-from allranks.why.logs.formats import list_headers
+from allranks.why.logs.formats import LineWriter, load_formats, read_prefixes
 from allranks.why.logs.log_path import MAX_RANK
-from allranks.why.logs.prefixes import LineWriter, read_prefixes
 from allranks.why.logs.sources import Source
 from allranks.why.logs.when import find_time
 
@@ -72,15 +70,6 @@ class Line(msgspec.Struct, frozen=True, gc=False):
     def at(self) -> tuple[str, int]:
         """Where it stands, as a key."""
         return self.source.shown, self.number
-
-
-def segments(raw: bytes) -> Iterator[bytes]:
-    """Return the states of a progress bar: the parts of a line between carriage returns, without empty ones."""
-    if b"\r" not in raw:
-        if part := raw.rstrip(b"\n"):
-            yield part
-        return
-    yield from filter(None, raw.rstrip(b"\n").split(b"\r"))
 
 
 def read_line(raw: bytes, source: Source, number: int) -> Line:
@@ -171,8 +160,8 @@ def _read_header(head: str, writer: LineWriter) -> None:
             writer.pid = int(pid)
         if device := said.get("device"):  # -1 and garbage: not known yet
             writer.device = int(device) if 0 <= int(device) <= _MAX_DEVICE else None
-        if node := said.get("node"):
-            _note_host(node, writer)
+        if node := said.get("node"):  # the most reliable name, unless it is the id of a container
+            setattr(writer, "container" if _CONTAINER.fullmatch(node) else "node", node)
     if "ank" in head or "RANK" in head:
         _read_message_rank(head, writer)
 
@@ -195,16 +184,8 @@ def _read_message_rank(head: str, writer: LineWriter) -> None:
 
 
 def _find_header(head: str) -> re.Match[str] | None:
-    for needs, find in list_headers():
-        for text in needs:
-            if text in head and (match := find(head)):
+    for header in load_formats().header:
+        for text in header.needs:
+            if text in head and (match := re.compile(header.match).search(head)):  # cached by `re`
                 return match
     return None
-
-
-def _note_host(name: str, writer: LineWriter) -> None:
-    """NCCL's name of its node is the most reliable, unless it is the id of a container."""
-    if _CONTAINER.fullmatch(name):
-        writer.container = name
-    else:
-        writer.node = name

@@ -23,11 +23,11 @@ from allranks.model.fact_kind import FactKind
 from allranks.model.finding import Confidence
 from allranks.why.logs.line import Line
 from allranks.why.logs.printed import HEAD, KIND, Printed, scan_pattern
+from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source
 
 _LOSSES = frozenset((FactKind.WAITED, FactKind.PEER_LOST, FactKind.STORE_GONE, FactKind.ENDED, FactKind.LAUNCHER_KILL))
-MAX_DIGITS = 18
-"""Longest text that is parsed as a number."""
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 class LogEvent(msgspec.Struct, frozen=True, gc=False):
@@ -64,11 +64,8 @@ class LogEvent(msgspec.Struct, frozen=True, gc=False):
 
     def number(self, group: str) -> int | None:
         """Return a group as a number; None if it is missing or not a number."""
-        text = self.values.get(group)
-        if not text:
-            return None
-        digits = text.removeprefix("-")
-        return int(text) if digits.isdecimal() and digits.isascii() and len(digits) <= MAX_DIGITS else None
+        match = _NUMBER.fullmatch(self.values.get(group, ""))
+        return int(match[0]) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +92,10 @@ class Logs:
     """Number of matching lines that were not kept."""
     printed: tuple[Printed, ...] = ()
     """Findings that allranks itself printed into the logs. Their lines are no events: they quote other lines."""
+    problems: tuple[ReadProblem, ...] = ()
+    """Sources that could not be read completely, or not at all."""
+    num_bytes: int = 0
+    """What was read, unpacked."""
 
     def of(self, *kinds: str) -> Iterator[LogEvent]:
         """Return the events of these kinds, and of the causes with these traits, in their order."""

@@ -1,51 +1,18 @@
-r"""Undoes what mails, loggers and terminals did to the lines of a log: a margin, and cuts at a screen's width. Pure.
+"""Joins the lines of a log that a terminal cut at the width of its screen. Pure.
 
-    strip = find_margin(data)           # every line begins with `> `, `| `, `[stderr] `, `INFO: `, `train | `
-    unwrap(data)                        # lines that a terminal cut, joined
-
-Both keep the numbers of lines.
+unwrap(data)                        # keeps the numbers of lines
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
-from allranks.why.logs.prefixes import LineWriter, read_prefixes
-
-MAX_LINES = 64
-"""First lines that must all have a margin."""
-_HEAD_BYTES = 1 << 14
-_MARGIN = re.compile(
-    r"[ \t]{1,16}|\d?[>|#*$%-]{1,2} ?|\[[A-Za-z]{2,12}\] ?|[A-Za-z][A-Za-z.-]{1,15} ?\| "
-    r"|(?:std(?:out|err)|out|err|log|DEBUG|INFO|WARN(?:ING)?|ERROR): "
-)
-"""No number, since that may be of a rank, a node, a process or a time; no name of a program, as in `srun: `."""
 MAX_WRAPPED_BYTES = 1 << 16
 """Larger logs come from files, not from screens."""
 _WIDTHS = range(60, 400)
 _LEAST = 3
 """Minimum number of different lines with full width."""
 _BEGINNING = 4
-
-
-def find_margin(data: bytes) -> Callable[[bytes], bytes] | None:
-    """Return what strips the margin from chunks of a log that begins with this; None: there is none.
-
-    A margin is not known by its form alone, but because the first lines all have it. Prefixes that the table knows
-    (`prefixes.py`) stay, since they tell who wrote a line.
-    """
-    lines = [line for line in data[:_HEAD_BYTES].split(b"\n")[: MAX_LINES + 1] if line.strip()]
-    if len(data) > _HEAD_BYTES and lines:
-        lines.pop()  # it may be cut
-    first = lines[0].decode("ascii", errors="replace") if lines else ""
-    match = _MARGIN.match(first)
-    if match is None or read_prefixes(first, LineWriter()):
-        return None
-    margin = match[0].encode()
-    if not all(line.startswith(margin) for line in lines[:MAX_LINES]):
-        return None
-    return lambda data: data.removeprefix(margin).replace(b"\n" + margin, b"\n")
 
 
 def unwrap(data: bytes) -> bytes:

@@ -19,7 +19,6 @@ from allranks.causes.book import find_cause
 from allranks.causes.cause import Cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.why.logs.line import Line, strip_control
-from allranks.why.logs.read import Chunk
 
 MAX_BYTES = 1 << 15
 """A report is read up to this size."""
@@ -35,16 +34,15 @@ _SEVERITY = {"✗": Severity.FAIL, "x": Severity.FAIL, "⚠": Severity.WARN, "!"
 _STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:\d\d):? "
 _TIME = re.compile(r"(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d[.,\d]*|\d{13}(?=\t)")
 """What differs in the prefixes of two lines of one writer."""
-_END = r"(?: {3,}(?P<confidence>certain|likely|undecided)(?: between .{1,200})?)"
 HEAD = (
-    rf"^(?:{_STAMP})?(?P<mark>[✗⚠x!]) (?P<cause>(?P<id>AR\d{{3}}) [a-z0-9-]+)(?:   (?P<who>\S.{{0,400}}?))??"
-    rf"(?:{_END}|(?P<torn> *))$"
+    rf"^(?:{_STAMP})?(?P<mark>[✗⚠x!]) (?P<cause>AR\d{{3}} [a-z0-9-]+)(?:   (?P<who>\S.{{0,400}}?))??"
+    r" {3,}(?P<confidence>certain|likely|undecided)(?: between .{1,200})?$"
 )
-"""The first line of a finding; `torn` if its confidence is cut off."""
-_FIELD = re.compile(r"  (?:(?P<long>seen|next|more) |(?P<short>log|fix)  )(?P<text>.*)")
+"""The first line of a finding."""
 _MORE = "       "
-_WAITED = "  waited for it: "
-_VICTIMS = "  others waited for it or were ended: "
+_EVIDENCE = re.compile(rf"^  seen (.*(?:\n{_MORE}.*)*)(?:\n  log  (.*))?", re.MULTILINE)
+_WAITED = "waited for it: "
+_VICTIMS = "others waited for it or were ended: "
 _NOTE = re.compile(r"  (?P<note>(?:all )?\d+ ranks failed alike|(?:perhaps )?also by (?:itself|themselves): .*)")
 _NAME = re.compile(r"[A-Za-z0-9][\w.\[\],-]*(?: (?:or|\|) [A-Za-z0-9][\w.\[\],-]*)?")
 _FILE = re.compile(r"\.\w{1,4}:\d+$")
@@ -72,49 +70,23 @@ def scan_pattern(causes: Iterable[Cause]) -> str:
     return "|".join(cause.label for cause in causes)
 
 
-class PrintedReports:
-    """Collects the findings of one source while it is read."""
-
-    def __init__(self) -> None:
-        self._open: list[tuple[Line, bytearray]] = []
-
-    def add(self, chunk: Chunk) -> None:
-        """Continue the findings that the last chunk began."""
-        for _, text in self._open:
-            if (left := MAX_BYTES - len(text)) > 0:
-                text += chunk.data[:left]
-
-    def begin(self, line: Line, place: int, chunk: Chunk) -> None:
-        """Note a first line, which is at this place of the chunk."""
-        at = chunk.data.rfind(b"\n", 0, place) + 1
-        self._open.append((line, bytearray(chunk.data[at : at + MAX_BYTES])))
-        del self._open[:-MAX_KEPT]
-
-    def finish(self) -> tuple[Printed, ...]:
-        """Return the findings, in the order in which they were printed."""
-        found = (read_printed(line, bytes(text).decode(errors="replace")) for line, text in self._open)
-        return tuple(printed for printed in found if printed is not None)
-
-
-def read_printed(line: Line, text: str) -> Printed | None:
+def read_printed(line: Line, data: bytes, place: int) -> Printed | None:
     """Return the finding that begins with a line; None if it is none of allranks'.
 
     Args:
         line: its first line.
-        text: the log from that line on.
+        data: a part of the log; a report that goes on behind it is read as if the log ended there.
+        place: where in `data` the line is.
     """
     head = re.match(HEAD, line.text)
     if head is None or head["mark"] not in _SEVERITY:
         return None
-    first, *following = text.split("\n")[: MAX_LINES + 1]
+    begin = data.rfind(b"\n", 0, place) + 1
+    first, *following = data[begin : begin + MAX_BYTES].decode(errors="replace").split("\n")[: MAX_LINES + 1]
     body, last = _read_body(_prefix(first, line.text), following)
-    is_torn = head["torn"] is not None
-    if not body and (is_torn or any(row.strip() for row in following)):
+    if not body and any(row.strip() for row in following):
         return None
-    if is_torn and not any(row.startswith("  more allranks explain " + head["id"]) for row in body):
-        return None
-    who = head["who"] or ""
-    return Printed(_read_finding(head, who.strip(), body), line, line.number + last)
+    return Printed(_read_finding(head, body), line, line.number + last)
 
 
 def _prefix(first: str, text: str) -> re.Pattern[str]:
@@ -128,62 +100,52 @@ def _prefix(first: str, text: str) -> re.Pattern[str]:
 
 
 def _read_body(prefix: re.Pattern[str], following: Iterable[str]) -> tuple[list[str], int]:
-    """Return the lines of a finding after its first one, without the prefix, and how many lines that is."""
+    """Return the lines of a finding after its first one, without the prefix, and how many lines that is.
+
+    An empty line of the same writer ends it, or the next finding.
+    """
     body: list[str] = []
     last = foreign = 0
     for count, raw in enumerate(following, start=1):
         line = strip_control(raw).rstrip()
         match = prefix.match(line)
         rest = line[match.end() :] if match else ""
-        is_over = bool(body) and _is_last(body[-1], "  more ")
-        if not rest.startswith("  ") or (is_over and not _is_last(rest)):
-            foreign += 1
-            if foreign > MAX_FOREIGN or (match and (is_over or not rest or re.match(HEAD, rest))):
-                break
+        if rest.startswith("  "):
+            body.append(rest)
+            last = count
             continue
-        body.append(rest)
-        last = count
+        foreign += 1
+        if foreign > MAX_FOREIGN or (match and (not rest or re.match(HEAD, rest))):
+            break
     return body, last
 
 
-def _is_last(line: str, *more: str) -> bool:
-    """Whether a line comes after the fields of a finding: who else failed, who waited."""
-    return line.startswith((_WAITED, _VICTIMS, *more)) or _NOTE.fullmatch(line) is not None
-
-
-def _read_finding(head: re.Match[str], who: str, body: list[str]) -> Finding:
+def _read_finding(head: re.Match[str], body: list[str]) -> Finding:
     cause = find_cause(head["cause"])
-    evidence: list[Evidence] = []
-    said: dict[str, list[str]] = {}
-    label = ""
-    for line in body[1:]:
-        if match := _FIELD.match(line):
-            label = match["long"] or match["short"]
-            said.setdefault(label, []).append(match["text"])
-            if label == "seen":
-                evidence.append(Evidence(seen=match["text"]))
-            elif label == "log" and evidence:
-                evidence[-1] = Evidence(seen=evidence[-1].seen, source=match["text"])
-        elif label == "seen" and line.startswith(_MORE):
-            evidence[-1] = Evidence(seen=f"{evidence[-1].seen}\n{line[len(_MORE) :]}")
-    node, interface, ranks, subject = read_culprit(who)
+    text = "\n".join(body[1:])
+
+    def said(label: str) -> list[str]:
+        return re.findall(f"(?m)^  {label}(.*)", text)
+
+    node, interface, ranks, subject = read_culprit((head["who"] or "").strip())
     return Finding(
         cause=cause.label,
         severity=_SEVERITY[head["mark"]],
-        confidence=Confidence(head["confidence"]) if head["confidence"] else Confidence.LIKELY,
+        confidence=Confidence(head["confidence"]),
         node=node,
         interface=interface,
         ranks=ranks,
         subject=subject,
         message=body[0].strip() if body else cause.told or cause.title.rstrip("."),
-        evidence=tuple(evidence),
-        fix=" ".join(said.get("fix", ())) or None,
-        ask=" ".join(said.get("next", ())) or None,
-        notes=tuple(match["note"] for line in body if (match := _NOTE.fullmatch(line))),
-        victims=tuple(
-            rank for line in body if line.startswith(_VICTIMS) for rank in _unfold(line.removeprefix(_VICTIMS))
+        evidence=tuple(
+            Evidence(seen=seen.replace("\n" + _MORE, "\n"), source=source or None)
+            for seen, source in _EVIDENCE.findall(text)
         ),
-        waiting=next((line.removeprefix(_WAITED) for line in body if line.startswith(_WAITED)), None),
+        fix=" ".join(said("fix  ")) or None,
+        ask=" ".join(said("next ")) or None,
+        notes=tuple(match["note"] for line in body if (match := _NOTE.fullmatch(line))),
+        victims=tuple(rank for ranks in said(_VICTIMS) for rank in _unfold(ranks)),
+        waiting=next(iter(said(_WAITED)), None),
     )
 
 

@@ -1,8 +1,7 @@
 """Which lines of a log are source code: below a frame of a traceback, at a prompt, of a shell with -x? Pure.
 
-    quoted = QuotedCode()
-    quoted.covers(line, hit, chunk)             # True: `    if "CUDA out of memory" in str(error):`
-    quoted.note(line, hit)                      # a frame: what is indented more, below it, is its code
+    is_code_of_frame(line, hit, chunk, 0)       # True: `    if "CUDA out of memory" in str(error):`
+    find_end(line, hit, chunk)                  # a frame: the line that ends its traceback, if no other frame follows
 
 Python prints below `  File "train.py", line 88, in main` the source of that line, indented more than the frame; since
 3.13, all lines of a statement. Lines of other writers may stand between. Such a line tells nothing but itself. The line
@@ -22,8 +21,10 @@ MAX_BETWEEN = 16 << 10
 MAX_AHEAD = 16
 """Number of lines after a frame in which its traceback may end."""
 _ENDS_TRACEBACK = re.compile(r"(?P<type>(?:[A-Za-z_]\w*\.)*(?!Exception$)[A-Z]\w*[a-z]\w*)(?:: ?(?P<text>.*))?$")
-_FRAME = re.compile(r'[ |]*File "[^"]+", line \d+(?:, in .+)?$')
+_FRAME = re.compile(r'File "[^"]+", line \d+(?:, in .+)?$')
 _BREAK = re.compile(rb"[\r\n]")
+_MARGIN = " |"
+"""Before the lines of an exception group."""
 _CODE = re.compile(
     r">>> |\++ (?=[\w./\"'-])"  # Python's prompt; sh -x
     r"|[|\u2502] *(?:\u2771|>)? *\d+ [|\u2502]|-+> *\d+ "  # rich, IPython
@@ -44,81 +45,52 @@ def is_code(text: str) -> bool:
     return _CODE.match(text.lstrip()) is not None
 
 
-class QuotedCode:
-    """Follows the tracebacks of one source."""
+def is_code_of_frame(line: Line, hit: Hit, chunk: Chunk, margin: int) -> bool:
+    """Whether a line is code below a frame: all that its writer said since then is indented more than the frame.
 
-    def __init__(self) -> None:
-        self._frames: dict[object, tuple[int, int]] = {}
-        """Writer -> the end of its last frame in the chunk, and how far that is indented."""
-        self._open: dict[object, str] = {}
-        """Writers of tracebacks that have begun, and what stands before each of their lines: `> `, mostly nothing.
+    Args:
+        margin: number of characters before each line of the writer's traceback: of `> `, of a time; mostly 0.
+    """
+    before = chunk.data[max(0, hit.begin - MAX_BETWEEN) : hit.begin]
+    if not (indent := _indent(line.text[margin:])) or b'File "' not in before:
+        return False
+    for raw in reversed(_BREAK.split(before)):
+        if raw.strip() and writer_of(other := read_line(raw, line.source, line.number)) == writer_of(line):
+            if _FRAME.match(other.text[margin:].lstrip(_MARGIN)):
+                return _indent(other.text[margin:]) < indent
+            if not (indent := min(indent, _indent(other.text[margin:]))):
+                return False
+    return False
 
-        Stacks that a program prints have no exception."""
 
-    def begin(self) -> None:
-        """Go on with the next chunk."""
-        self._frames = {writer: (0, indent) for writer, (_, indent) in self._frames.items()}
-
-    def note(self, line: Line, hit: Hit) -> None:
-        """Note a line in which a frame was found."""
-        text = self._own_text(line)
-        if _FRAME.match(text):
-            self._frames[_writer(line)] = (hit.begin + len(hit.raw), _indent(text))
-
-    def open(self, line: Line) -> None:
-        """Note a line in which a traceback begins."""
-        self._open[_writer(line)] = line.text.partition("Traceback (")[0]
-
-    def end(self, line: Line, hit: Hit, chunk: Chunk) -> tuple[Line, dict[str, str]] | None:
-        """Return the exception after a frame, with the name of its class and its text; None after other frames.
-
-        Most exceptions are found by their names; this finds `ShardMismatch: 5 columns` and `Stop`.
-        """
-        writer = _writer(line)
-        if writer not in self._open:
+def find_end(line: Line, hit: Hit, chunk: Chunk) -> Line | None:
+    """Return the line after the last frame of a traceback and its code; None after other frames."""
+    stop = hit.begin + len(hit.raw)
+    following = chunk.data[stop : stop + MAX_BETWEEN].split(b"\n", MAX_AHEAD + 1)
+    for ahead, raw in enumerate(following[1 : MAX_AHEAD + 1], start=1):
+        if b'  File "' in raw:
             return None
-        stop = hit.begin + len(hit.raw)
-        following = chunk.data[stop : stop + MAX_BETWEEN].split(b"\n", MAX_AHEAD + 1)
-        for ahead, raw in enumerate(following[1 : MAX_AHEAD + 1], start=1):
-            if b'  File "' in raw:
-                return None
-            if not raw.strip() or b"    " in raw:  # code
-                continue
-            other = read_line(raw.rstrip(b"\r"), line.source, line.number + ahead)
-            if _writer(other) != writer:
-                continue
-            ended = _ENDS_TRACEBACK.match(self._own_text(other))
-            del self._open[writer]
-            return (other, {name: text for name, text in ended.groupdict().items() if text}) if ended else None
-        return None
-
-    def covers(self, line: Line, hit: Hit, chunk: Chunk) -> bool:
-        """Whether a line is the code of the last frame of its writer."""
-        if not self._frames or (frame := self._frames.get(writer := _writer(line))) is None:
-            return False
-        end, indent = frame
-        if _indent(self._own_text(line)) <= indent:
-            del self._frames[writer]
-            return False
-        between = chunk.data[end : hit.begin]
-        if len(between) > MAX_BETWEEN or any(
-            _writer(other) == writer and _indent(self._own_text(other)) <= indent
-            for raw in _BREAK.split(between)
-            if raw.strip() and (other := read_line(raw, line.source, line.number))
-        ):
-            del self._frames[writer]
-            return False
-        self._frames[writer] = (hit.begin + len(hit.raw), indent)
-        return True
-
-    def _own_text(self, line: Line) -> str:
-        """Return a line without what stands before each line of its writer's traceback."""
-        return line.text.removeprefix(self._open.get(_writer(line), ""))
+        if not raw.strip() or b"    " in raw:  # code
+            continue
+        other = read_line(raw.rstrip(b"\r"), line.source, line.number + ahead)
+        if writer_of(other) == writer_of(line):
+            return other
+    return None
 
 
-def _writer(line: Line) -> object:
+def read_exception(text: str) -> dict[str, str] | None:
+    """Return the class and the text of an exception; None if a line has not the form of one.
+
+    Most exceptions are found by their names; this reads `ShardMismatch: 5 columns` and `Stop`.
+    """
+    match = _ENDS_TRACEBACK.match(text)
+    return {name: text for name, text in match.groupdict().items() if text} if match else None
+
+
+def writer_of(line: Line) -> object:
+    """Return what tells the writers of one source apart."""
     return line.node, line.pod, line.rank, line.local_rank, line.pid
 
 
 def _indent(text: str) -> int:
-    return len(text) - len(text.lstrip(" |"))  # the margin of an exception group
+    return len(text) - len(text.lstrip(_MARGIN))

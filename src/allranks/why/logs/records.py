@@ -15,14 +15,13 @@ a line takes about 2 us. Of a log that does not begin with a brace, only the fir
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 
-from allranks.why.logs.formats import Keys, load_formats
+from allranks.why.logs.formats import load_formats
 
 _FEW_KEYS = 3
 """Keys of an object of docker: log, stream, time."""
@@ -37,47 +36,50 @@ _MAX_NUMBER = 1e20
 _decode = msgspec.json.Decoder().decode
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Which keys of a log's objects are read."""
-
-    text: str
-    time: str | None
-    who: tuple[tuple[str | None, str, str], ...]
-    """(the object within the object, key, field of LineWriter), in the order of the row."""
-    known: Keys
-
-
 def find_json(data: bytes) -> Callable[[bytes], bytes] | None:
     """Return what renders chunks of a log that begins with this as text; None: it has no JSON objects with a text."""
     if not data.startswith(b"{"):
         return None
     lines = [line for line in data[:_HEAD_BYTES].split(b"\n", _PROBED)[:_PROBED] if line.strip()]
-    objects = [found for line in lines if (found := read_object(line)) is not None]
+    objects = [found for line in lines if (found := _read_object(line)) is not None]
     if not objects or 2 * len(objects) < len(lines):
         return None
     known = load_formats().keys
-    fields = known.fields
-    text = next((key for key in known.text if all(isinstance(found.get(key), str) for found in objects)), None)
-    if text is None:
+    text_key = next((key for key in known.text if all(isinstance(found.get(key), str) for found in objects)), None)
+    if text_key is None:
         return None
+    keys = {key for found in objects for key in found} - {text_key}
+    time_key = next((key for key in known.time if key in keys), None)
     first = objects[0]
-    keys = {key for found in objects for key in found}
-    time = next((key for key in known.time if key in keys and key != text), None)
-    places: dict[str, tuple[str | None, str, str]] = {}
-    for inside, names in (
-        (None, first),
-        *((key, first[key]) for key in known.nested if isinstance(first.get(key), Mapping)),
-    ):
-        for key in names:
-            if (field := fields.get(key)) is not None:
-                places.setdefault(field, (inside, key, field))
-    who = tuple(places[field] for field in known.who if field in places)
-    shape = Shape(text, time, who, known)
-    return lambda data: b"\n".join([_render_line(line, shape) for line in data.split(b"\n")])
+    inside = [key for key in known.nested if isinstance(first.get(key), Mapping)]
+    places = [(None, key) for key in first] + [(outer, key) for outer in inside for key in first[outer]]
+    told: dict[str, tuple[str | None, str]] = {}
+    for outer, key in places:
+        if (field := known.fields.get(key)) is not None:
+            told.setdefault(field, (outer, key))
+    who = [(field, *told[field]) for field in known.who if field in told]  # in the order of the prefix `record`
+
+    def render(line: bytes) -> bytes:
+        if (found := _read_object(line)) is None or not isinstance(text := found.get(text_key), str):
+            return line
+        words = ["[record", *([time] if time_key and (time := _time_of(found.get(time_key))) else [])]
+        for field, outer, key in who:
+            place = found if outer is None else found.get(outer)
+            if word := _word_of(place.get(key) if isinstance(place, dict) else None, field):
+                words.append(f"{field}={word}")
+        head = " ".join(words) + "] "
+        if text.startswith("{") and (inner := _read_object(text.encode())) is not None:  # the program's, in docker's
+            text = next((inner[key] for key in known.text if isinstance(inner.get(key), str)), text)
+            text = _with_more(text, inner, known.more)
+        if text_key != "log" or len(found) > _FEW_KEYS:
+            text = _with_more(text, found, known.more)
+        text = text.rstrip("\r\n").replace("\r\n", "\n").replace("\n", "\r" + head)
+        return (head + text).encode("utf-8", "replace")
+
+    return lambda data: b"\n".join(map(render, data.split(b"\n")))
 
 
-def read_object(line: bytes) -> dict[str, Any] | None:
+def _read_object(line: bytes) -> dict[str, Any] | None:
     """Return a line's JSON object; None if it is none."""
     try:
         found = _decode(line)
@@ -86,31 +88,9 @@ def read_object(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _render_line(line: bytes, shape: Shape) -> bytes:
-    try:
-        found = _decode(line)
-        text = found[shape.text]
-    except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
-        return line
-    if not isinstance(text, str):
-        return line
-    head = _head_of(found, shape)
-    if (
-        text.startswith("{") and (inner := read_object(text.encode())) is not None
-    ):  # the program's own JSON, in docker's
-        text = next((inner[key] for key in shape.known.text if isinstance(inner.get(key), str)), text)
-        text = _with_more(text, inner, shape)
-    if shape.text != "log" or len(found) > _FEW_KEYS:
-        text = _with_more(text, found, shape)
-    text = text.rstrip("\r\n")
-    if "\n" in text:
-        text = text.replace("\r\n", "\n").replace("\n", "\r" + head)
-    return (head + text).encode("utf-8", "replace")
-
-
-def _with_more(text: str, found: Mapping[str, Any], shape: Shape) -> str:
+def _with_more(text: str, found: Mapping[str, Any], keys: Iterable[str]) -> str:
     """Return a text with the error and the traceback that stand beside it."""
-    for key in shape.known.more:
+    for key in keys:
         more = found.get(key)
         for part in more.values() if isinstance(more, dict) else (more,):
             if isinstance(part, str) and part and part not in text:
@@ -118,24 +98,10 @@ def _with_more(text: str, found: Mapping[str, Any], shape: Shape) -> str:
     return text
 
 
-def _head_of(found: Mapping[str, Any], shape: Shape) -> str:
-    """Return what the row `record` of the table of prefixes reads."""
-    time = _time_of(found.get(shape.time)) if shape.time else ""
-    if not shape.who:
-        return f"[record {time}] " if time else "[record] "
-    words = ["[record", time] if time else ["[record"]
-    for inside, key, field in shape.who:
-        place = found if inside is None else found.get(inside)
-        said = place.get(key) if isinstance(place, dict) else None
-        if said is not None and (word := _word_of(said, field)):
-            words.append(f"{field}={word}")
-    return " ".join(words) + "] "
-
-
 def _word_of(said: Any, field: str) -> str:
-    word = str(said)
     if field in {"node", "pod", "container"}:
-        return re.sub(r"[^\w.:/-]", "", word)[:120] if isinstance(said, str) else ""
+        return re.sub(r"[^\w.:/-]", "", said)[:120] if isinstance(said, str) else ""
+    word = str(said)
     return word if word.isdecimal() and len(word) < 8 else ""
 
 

@@ -8,49 +8,45 @@ Directories contain more than logs: code, checkpoints and pictures are skipped; 
 
 from __future__ import annotations
 
+import contextlib
 import glob
-import io
 import os
 import re
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import zstandard
 
 from allranks.model.errors import UsageError
 from allranks.report.rundir import is_own_file
 from allranks.why.logs.log_path import read_path
+from allranks.why.logs.read import read_head
 
 STDIN = "-"
 SNIFF_BYTES = 4096
-GZIP_MAGIC = b"\x1f\x8b"
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
-_NO_LOGS = frozenset({
-    # binary
+_NO_LOGS_IN_DIRECTORIES = frozenset((
+    # Checkpoints, data, pictures, archives: none of these needs to be opened.
     "a", "arrow", "bin", "bz2", "ckpt", "cubin", "db", "distcp", "gguf", "gif", "h5", "hdf5", "idx", "jpeg", "jpg",
     "mp3", "mp4", "npy", "npz", "nsys-rep", "o", "onnx", "parquet", "pdf", "pickle", "pkl", "png", "pt", "pth", "pyc",
     "qdrep", "safetensors", "so", "sqlite", "tar", "tfrecord", "tgz", "wandb", "wav", "webp", "whl", "xz", "zip",
-})  # fmt: skip
-_NO_LOGS_IN_DIRECTORIES = frozenset({
+    # Text, but no log: the code of the job may be beside it, and contains every message that it can print.
     "c", "cc", "cfg", "cmake", "conf", "cpp", "css", "csv", "cu", "cuh", "go", "h", "hpp", "html", "ini", "ipynb", "js",
     "json", "jsonl", "lock", "md", "py", "pyi", "rs", "rst", "sbatch", "sh", "slurm", "svg", "tex", "toml", "ts", "tsv",
     "xml", "yaml", "yml",
-})  # fmt: skip
-"""Text, but no log: the code of the job may be beside it, and contains every message that it can print."""
-_STILL_LOGS = re.compile(r"error\.json|events\.jsonl|verdict\.json|[^/]*log[^/]*\.jsonl?")
+    "secret",  # of a run (report/rundir.py), wherever it lies
+))  # fmt: skip
+_STILL_LOGS = re.compile(r"(?:rank_\d+\.)?error\.json|events\.jsonl|verdict\.json|[^/]*log[^/]*\.jsonl?")
 VERDICT = "verdict.json"
 """The one file of a run's own that is found: why/verdicts.py takes it out again."""
-_OWN_FILES = frozenset(("secret", "leader.json", "roll_call.json", "env.json"))
-"""No logs, wherever they are: the names of files with addresses, keys and settings of the agents (report/rundir.py)."""
 NO_LOGS_BELOW = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
 _OUTPUT_OF_JOB = re.compile(r"slurm-(\d{1,12}(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?")
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
-_BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%PDF")
+_NO_TEXT = re.compile(
+    rb"\x80[\x02-\x05]|%PDF"  # pickles: those of the flight recorder
+    rb'|\{(?s:.*)"(?:nccl_version|pg_config|comm_lib_version)"'  # JSON of the flight recorder
+)
 
 
 class Source(msgspec.Struct, frozen=True, gc=False):
@@ -79,16 +75,40 @@ class Source(msgspec.Struct, frozen=True, gc=False):
 def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
     """Return the logs that files, directories, globs and `-` lead to, each once, in the order of the targets.
 
-    A file that exists but cannot be opened is returned, too: reading it gives the reason.
+    A file that exists but cannot be opened is returned, too: reading it gives the reason. An existing path is taken
+    literally, whatever characters its name has.
 
     Raises:
         UsageError: a target does not exist or holds no log.
     """
-    by_file: dict[tuple[int, int], Source] = {}
+    sources: list[Source] = []
     for target in targets:
-        is_stdin, stdin = target == STDIN, Source(STDIN, None, None, None, None, None, 0)
-        for source in (stdin,) if is_stdin else _expand(target, show_target=len(targets) > 1):
-            by_file.setdefault(source.file, source)
+        if target == STDIN:
+            found = [Source(STDIN, None, None, None, None, None, 0)]
+        else:
+            is_pattern = not os.path.lexists(target)
+            paths = find_paths(target) if is_pattern else [target]
+            if not paths and not glob.has_magic(target):
+                expected = "expected logs, a directory, a pattern, '-' or a job id"
+                raise UsageError(f"{target}: no such file or directory; {expected}")
+            if not paths:
+                raise UsageError(f"{target}: no file matches this pattern")
+            show_target = is_pattern or len(targets) > 1
+            found = [source for path in paths for source in look_at(path, show_target=show_target)]
+        if not found:
+            raise UsageError(
+                f"{target}: contains no log; expected text, plain or compressed with gzip or zstd; in a directory, "
+                "code and hidden files are skipped"
+            )
+        sources += found
+    return keep_first(sources)
+
+
+def keep_first(sources: Iterable[Source]) -> tuple[Source, ...]:
+    """Return each file once, under the first of its names."""
+    by_file: dict[tuple[int, int], Source] = {}
+    for source in sources:
+        by_file.setdefault(source.file, source)
     return tuple(by_file.values())
 
 
@@ -98,36 +118,10 @@ def list_jobs(sources: Iterable[Source]) -> list[str]:
     return sorted({match[1] for name in names if (match := _OUTPUT_OF_JOB.fullmatch(name))})
 
 
-def _expand(target: str, *, show_target: bool) -> Iterator[Source]:
-    """Return the sources of one target. An existing path is taken literally, whatever characters its name has."""
-    if os.path.lexists(target):
-        paths = [target]
-    elif glob.has_magic(target):
-        paths = find_paths(target)
-        if not paths:
-            raise UsageError(f"{target}: no file matches this pattern")
-    else:
-        raise UsageError(f"{target}: no such file or directory; expected logs, a directory, a pattern, '-' or a job id")
-    is_pattern = paths != [target]
-    some = False
-    for path in paths:
-        for source in look_at(path, show_target=show_target or is_pattern):
-            some = True
-            yield source
-    if not some:
-        raise UsageError(f"{target}: contains no log; {_why_none(paths)}")
-
-
 def find_paths(pattern: str) -> list[str]:
     """Return the paths that match a pattern and exist, in the order of their numbers."""
     found = glob.glob(pattern, recursive=True)  # noqa: PTH207  (absolute ones, too)
     return sorted(filter(os.path.exists, found), key=natural_key)
-
-
-def _why_none(paths: Sequence[str]) -> str:
-    if len(paths) == 1 and not Path(paths[0]).is_dir():
-        return "expected text, plain or compressed with gzip or zstd"
-    return "binary files, code and hidden files are skipped; to read such a file, give its name"
 
 
 def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
@@ -161,39 +155,24 @@ def inside(folder: str) -> str:
 
 
 def walk(top: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield files below a directory, and folders that cannot be listed (None).
-
-    Links come last, so that files keep their own names.
-    """
-    seen: set[tuple[int, int]] = set()
-    waiting = [str(Path(top))]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            status = os.stat(folder)  # noqa: PTH116
-            entries = list(os.scandir(folder))
-        except OSError:
-            yield folder, None  # the error is reported when it is read
+    """Yield files below a directory, each folder once, before links to folders; at the end, what cannot be listed."""
+    seen: set[str] = set()
+    failed: list[str] = []  # the error is reported when it is read
+    for folder, folders, names in os.walk(top, onerror=lambda exc: failed.append(exc.filename), followlinks=True):
+        if (real := os.path.realpath(folder)) in seen:
+            folders.clear()
             continue
-        if (key := (status.st_dev, status.st_ino)) in seen:
-            continue
-        seen.add(key)
-        entries.sort(key=lambda entry: (entry.is_symlink(), natural_key(entry.name)))
-        folders, before = [], inside(folder)
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            path = before + entry.name
-            try:
-                if entry.is_dir():
-                    if entry.name not in NO_LOGS_BELOW:
-                        folders.append((entry.is_symlink(), path))
-                elif entry.is_file() and is_wanted(path):
-                    yield path, entry.stat()
-            except OSError:  # removed since
-                continue
-        waiting[:0] = [path for is_link, path in reversed(folders) if is_link]
-        waiting += [path for is_link, path in reversed(folders) if not is_link]
+        seen.add(real)
+        before = inside(folder)
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in NO_LOGS_BELOW]
+        folders.sort(key=lambda name: (os.path.islink(before + name), natural_key(name)))  # noqa: PTH114
+        for name in sorted(names, key=natural_key):
+            with contextlib.suppress(OSError):  # removed since
+                status = os.stat(before + name)  # noqa: PTH116
+                if not name.startswith(".") and stat.S_ISREG(status.st_mode) and is_wanted(before + name):
+                    yield before + name, status
+    for folder in failed:
+        yield folder, None
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
@@ -207,11 +186,7 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 
 def _is_named_like_a_log(path: str) -> bool:
     name = path.rpartition("/")[2]  # no Path: there may be thousands
-    if name in _OWN_FILES or _is_kept(path):
-        return False
-    if _STILL_LOGS.fullmatch(name) or re.fullmatch(r"rank_\d+\.error\.json", name):
-        return True
-    return _suffix(name) not in _NO_LOGS_IN_DIRECTORIES
+    return not _is_kept(path) and bool(_STILL_LOGS.fullmatch(name) or _suffix(name) not in _NO_LOGS_IN_DIRECTORIES)
 
 
 def _is_kept(path: str) -> bool:
@@ -223,48 +198,17 @@ def _suffix(name: str) -> str:
 
 
 def is_log(path: str) -> bool:
-    """Whether a file is text, plain or compressed; a file that cannot be opened may be."""
-    name = path.rpartition("/")[2]
-    suffix = _suffix(name)
-    if suffix in _NO_LOGS or "tfevents" in name:
-        return False
+    """Whether a file is text, plain or compressed; a file that cannot be opened may be.
+
+    A log that was truncated during writing begins with a hole of zeros.
+    """
     try:
-        with io.FileIO(path) as file:
-            head = file.read(SNIFF_BYTES) or b""
+        head = read_head(path, SNIFF_BYTES)
     except OSError:
         return True
-    return is_text(unpack_head(head), is_named_log=suffix in _LOG_SUFFIXES)
-
-
-def unpack_head(head: bytes) -> bytes:
-    """Return the first unpacked bytes of a compressed file; of any other, and of a damaged one, its own bytes."""
-    try:
-        if head.startswith(GZIP_MAGIC):
-            return zlib.decompressobj(31).decompress(head, SNIFF_BYTES)
-        if head.startswith(ZSTD_MAGIC):
-            return zstandard.ZstdDecompressor().stream_reader(head).read(SNIFF_BYTES)  # not all: zeros expand
-    except (zlib.error, zstandard.ZstdError):
-        return b""
-    return head
-
-
-def is_text(head: bytes, *, is_named_log: bool = False) -> bool:
-    """Whether a file with these first bytes is text.
-
-    Args:
-        head: its first SNIFF_BYTES.
-        is_named_log: its suffix is a log's. A log that was truncated during writing begins with a hole of zeros.
-    """
-    if head.startswith(UTF16_MARKS):
-        return True
-    text = head.lstrip(b"\0")
-    if not text:
-        return is_named_log or not head
-    if text.startswith(_BINARY_MAGIC) or re.match(rb"\x80[\x02-\x05]", text):  # pickles: those of the flight recorder
-        return False
-    if text.startswith(b"{") and re.search(rb'"(?:nccl_version|pg_config|comm_lib_version)"', text):
-        return False  # JSON of the flight recorder
-    return b"\0" not in text
+    if not (text := head.lstrip(b"\0")):
+        return not head or _suffix(path) in _LOG_SUFFIXES
+    return b"\0" not in text and not _NO_TEXT.match(text)
 
 
 def make_source(shown: str, path: str, status: os.stat_result | None) -> Source:

@@ -5,35 +5,29 @@ Pure.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
-from datetime import date
-from functools import lru_cache
+from datetime import date, datetime
+from functools import cache, lru_cache
 from itertools import islice
 
 _CLOCK = re.compile(
     r"(?<!\d)(\d\d):([0-5]\d):([0-5]\d|60)(?:[.,](\d{1,9}))?(?: ?(Z|[+-](?:0\d|1[0-4]):?[0-5]\d)(?!\d))?(?!\d|:\d)"
 )
-_MONTHS = {
-    "Jan": 1, "Feb": 2, "Mar": 3, "Apr": 4, "May": 5, "Jun": 6,
-    "Jul": 7, "Aug": 8, "Sep": 9, "Oct": 10, "Nov": 11, "Dec": 12,
-}  # fmt: skip
-_MONTH = r"(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
-# Date formats before the time of day, by width. Order matters: a date with a year before one without.
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+# Dates directly before the time of day. Order matters: a date with a year before one without.
 _DATES = [
-    (width, re.compile(pattern))
-    for width, pattern in (
-        (11, r"(?<!\d)(?P<year>\d{4})[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)[T_ ]"),  # 2026-03-25T
-        (11, r"(?<!\d)(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>\d{4}) "),  # 07/25/2023
-        (12, r"(?<!\d)(?P<year>\d{4})[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)(?:, |  )"),
-        (7, rf"{_MONTH} (?P<day>[ \d]\d) "),  # May 19, Fri Sep 25
-        (6, rf"{_MONTH} (?P<day>\d) "),
-        (6, r"\b[EWIFDCV](?P<month>\d\d)(?P<day>\d\d) "),  # glog: E1218
-        (5, r"\b[EWIFDCV](?P<month>\d)(?P<day>\d\d) "),  # torch before it pads: W303
-        (6, r"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) "),  # vLLM: 07-25
+    re.compile(pattern + "$")
+    for pattern in (
+        r"(?<!\d)(?P<year>\d{4})[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)(?:[T_ ]|, |  )",  # 2026-03-25T
+        r"(?<!\d)(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>\d{4}) ",  # 07/25/2023
+        rf"(?P<name>{'|'.join(_MONTHS)}) (?P<day>[ \d]?\d) ",  # May 19, Fri Sep 25
+        r"\b[EWIFDCV](?P<month>\d?\d)(?P<day>\d\d) ",  # glog: E1218; torch before it pads: W303
+        r"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) ",  # vLLM: 07-25
     )
 ]
-_DATE_REACH = max(width for width, _ in _DATES) + 1
+_DATE_REACH = 13
 """Number of characters that decide it: what stands before a date counts, too."""
 _YEAR_AFTER = re.compile(r" (?:[A-Z]{3,4} )?(\d{4})\b")
 _YEARLESS = 1972
@@ -92,30 +86,24 @@ def _find_date(before: str) -> tuple[int | None, int, int] | None:
 
     Cached: most lines of a log have the same date.
     """
-    at = len(before)
-    for width, pattern in _DATES:
-        if at >= width and (match := pattern.fullmatch(before, at - width, at)):
+    for pattern in _DATES:
+        if match := pattern.search(before):
             parts = match.groupdict()
             if name := parts.get("name"):
-                return None, _MONTHS[name], int(parts["day"])
+                return None, _MONTHS.index(name) + 1, int(parts["day"])
             return int(parts.get("year") or 0), int(parts["month"]), int(parts["day"])
     return None
 
 
-@lru_cache(maxsize=1024)
 def _day_number(year: int, month: int, day: int) -> int | None:
     """Days since 1970-01-01; None if it is not a date, or not a plausible one."""
-    try:
-        return date(year, month, day).toordinal() - _EPOCH if 1970 <= year <= 2100 else None
-    except ValueError:
-        return None
+    with contextlib.suppress(ValueError):
+        if 1970 <= year <= 2100:
+            return date(year, month, day).toordinal() - date(1970, 1, 1).toordinal()
+    return None
 
 
-_EPOCH = date(1970, 1, 1).toordinal()
-
-
-def _offset_s(zone: str) -> int:
-    if zone == "Z":
-        return 0
-    digits = zone[1:].replace(":", "")
-    return (int(digits[:2]) * 3600 + int(digits[2:]) * 60) * (-1 if zone[0] == "-" else 1)
+@cache
+def _offset_s(zone: str) -> float:
+    offset = datetime.strptime(zone, "%z").utcoffset()
+    return offset.total_seconds() if offset else 0.0
