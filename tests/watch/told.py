@@ -16,7 +16,6 @@ Each line after `job:` is a time in seconds, who, and what is so from then on, s
     unacked to 2                bytes to rank 2 are not acknowledged any more; `acked`
     window full to 2            the same, because rank 2 does not read
     no group                    it has no connection to others
-    handles SIGTERM             it may live on after one
     bytes unknown               the kernel does not tell how many bytes were acknowledged and received
     starts again                a new process of the same rank; `timeouts 3` in a row
     unserved                    requests wait unread at the store, which the launcher has, else rank 0
@@ -69,7 +68,6 @@ class Actor:
     child_end: EndSeen | None = None
     tells_bytes: bool = True
     timeouts: int = 0
-    outlives: bool = False
     past: list[ProcessLook] = field(default_factory=list)
 
     def do(self, words: str, now_s: float) -> None:
@@ -99,8 +97,6 @@ class Actor:
             self.has_group, self.unserved = self.has_group and words != "no group", words == "unserved"
         elif words == "bytes unknown":
             self.tells_bytes = False
-        elif words == "handles SIGTERM":
-            self.outlives = True
         elif words == "starts again":
             self.past += [
                 ProcessLook(pid=self.pid, start_ticks=5, role=ProcessRole.WORKER, rank=self.rank, end=self.end)
@@ -237,7 +233,6 @@ class Case:
             world_size=len(self.actors) if actor.rank is not None else None,
             state=actor.state,
             cpu_s=actor.cpu_s,
-            may_outlive_sigterm=actor.outlives,
             end=actor.end,
             sockets=tuple(sockets),
             stack=actor.stack,

@@ -137,8 +137,6 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_switches: Amount = 0
     """How often its main thread went to sleep; a process that still moves changes it."""
     rss_bytes: Amount = 0
-    may_outlive_sigterm: bool = False
-    """It handles, blocks or ignores SIGTERM, or has not taken one that was sent."""
     end: EndSeen | None = None
     """It has ended; it is told so for the rest of the watch."""
     sockets: Annotated[tuple[SocketSeen, ...], msgspec.Meta(max_length=MAX_SOCKETS)] = ()

@@ -59,10 +59,9 @@ SETTLE_S, SILENT_S = 0.4, 3.0
 """A rank of another node may have ended first: looks are waited for so long, and for a silent node so long at most."""
 LOOK_S = 0.3
 """Ends that are no further apart may have been in any order."""
-STOP_S, ALONE_S, BEFORE_S = 5.0, 2.0, 10.0
+STOP_S, BEFORE_S = 5.0, 10.0
 """Whoever stops a job sends a signal to all of its processes: the second one has ended by then, and nobody is blamed
-before, or not before ALONE_S where a rank lives on that SIGTERM would have ended at once. Whom ranks waited for is told
-if that was at most BEFORE_S before the first end."""
+before. Whom ranks waited for is told if that was at most BEFORE_S before the first end."""
 LOADER_S, LEFT_S = 10.0, 15.0
 """A rank that fails so shortly after a child of its own was killed, or in a collective after another rank exited with
 0, failed because of that: Python needs seconds to end after an error of Gloo."""
@@ -140,11 +139,7 @@ class _Court:
         self.ended = sorted(self._find_ended(), key=lambda track: track.ended_s)
         """What ended badly: ranks, their killed children, and launchers that a signal ended; the first one first."""
         self._was_stopped = bool(self.ended) and self._was_stopped_from_outside()
-        self._settle_s = SETTLE_S
-        if self.ended and _is_asked(self.ended[0]):
-            alone_s = self.ended[0].ended_s + ALONE_S
-            mortal = [track for track in ranks.living.values() if not track.look.may_outlive_sigterm]
-            self._settle_s = ALONE_S if any(track.told_s >= alone_s for track in mortal) else STOP_S
+        self._settle_s = STOP_S if self.ended and _is_asked(self.ended[0]) else SETTLE_S
         told_s = max((node.told_s for node in self._history.nodes.values()), default=0.0)
         self._is_suspended = bool(ranks.living) and self._history.suspended_s >= told_s
 

@@ -23,8 +23,7 @@ import resource
 import select
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -39,12 +38,13 @@ from allranks.host.py_spy import DUMP_S, ask_py_spy
 from allranks.host.sockets import TcpConnection, ask_kernel, read_proc
 from allranks.host.source import read_source_lines
 from allranks.host.stacks import is_library
-from allranks.host.threads import ask_in_thread
+from allranks.host.threads import ThreadQuestion
 from allranks.host.traffic import find_sockets
 from allranks.model.beat import ProcessState
 from allranks.model.node_look import MAX_SOCKETS, EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.watch.ask_torch import TorchRecorders
-from allranks.watch.stack_turns import MAX_AT_ONCE, StackTurns, Visible, summarize
+from allranks.watch.since import LookHistory
+from allranks.watch.stack_turns import MAX_AT_ONCE, StackTurns, summarize
 
 FIND_EVERY_S, FIND_AFTER_END_S, INODES_EVERY_S = 3.0, 0.5, 1.0
 FIND_SHARE, SOCKETS_SHARE = 0.002, 0.003
@@ -53,7 +53,7 @@ MAX_ENDED_CHILDREN = 64
 """DataLoader workers end with every epoch; the last ones are told."""
 NCCL_EVERY_S, GPU_S = 5.0, 5.0
 """NCCL and nvidia-smi are asked so often; nvidia-smi is waited for so long."""
-_BY_KERNEL = ("parent", "state", "cpu_s", "num_switches", "rss_bytes", "may_outlive_sigterm")
+_BY_KERNEL = ("parent", "state", "cpu_s", "num_switches", "rss_bytes")
 """Fields that the kernel tells at each look, by the same names in ProcessSeen and ProcessLook."""
 _Found = tuple[Sequence[FoundProcess], tuple[str, int] | None, float]
 """Processes, the store's address, and processor time for it."""
@@ -68,29 +68,29 @@ class _Watched:
     """A process of the job."""
 
     told: ProcessLook
-    visible: Visible
     network: int
     """Of its network namespace; 0: not known."""
     pidfd: int | None = None
-    reading: Future[_Read] | None = None
+    reading: ThreadQuestion[_Read] = field(default_factory=lambda: ThreadQuestion("allranks-stack"))
 
 
 class NodeWatcher:
     """Looks at this machine's part of a job; /proc lies below `root`."""
 
     def __init__(self, wanted: WantedStacks, *, node: str, root: Path = Path("/"), asks: bool = False) -> None:
-        self._wanted, self._node, self._root = wanted, node, root
+        self._wanted, self._node, self._root, self._asks = wanted, node, root, asks
         self._limits = dict[str, None]()
         self._store: tuple[str, int] | None = None
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._pidfds: dict[int, _Watched] = {}
         self._poll = select.poll()
+        self._history = LookHistory()
+        """What this node's looks show, by its clock: who is quiet, and since when nothing moves between its ranks."""
         self._find_s = self._sockets_s = self._inodes_s = self._nccl_s = 0.0
         """When each of these is due."""
-        self._found: Future[_Found] | None = None
-        self._nccl: Future[_Nccl] | None = None
+        self._search, self._nccl = ThreadQuestion[_Found]("allranks-find"), ThreadQuestion[_Nccl]("allranks-nccl")
         self._nccl_limit = ""
-        self._recorders = TorchRecorders(is_on=asks, root=root)
+        self._recorders = TorchRecorders(root=root)
         self._owners: dict[int, _Watched | None] = {}
         """Of sockets, by inode; None: no process of the job."""
         self._are_owners_old = False
@@ -108,28 +108,30 @@ class NodeWatcher:
             self._note_end(self._pidfds[pidfd], now_s)
         self._gather_stacks()
         self._ask_nccl(now_s)
-        if self._found is None and now_s >= self._find_s:
-            self._found = ask_in_thread(lambda: _find(self._wanted, self._root), name="allranks-find")
-        if self._found is not None and (self._found.done() or not self._watched):  # only the first look waits
-            self._take_in(self._found.result(), now_s)
-            self._found = None
+        if not self._search.is_open and now_s >= self._find_s:
+            self._search.ask(partial(_find, self._wanted, self._root))
+        if (found := self._search.take(waits=not self._watched)) is not None:  # only the first look waits
+            self._take_in(found, now_s)
         if now_s >= self._sockets_s:
             self._read_sockets(now_s)
         for watched in self._alive():
             self._look_at(watched, now_s)
-        self._ask_torch(now_s)
-        self._start_reading(now_s)
-        return NodeLook(
+        flights = self._recorders.look(self._history, now_s) if self._asks else {}
+        for watched in self._alive(ProcessRole.WORKER) if self._asks else ():
+            watched.told = replace(watched.told, flight=flights.get(watched.told.pid))
+        look = NodeLook(
             node=self._node,
             at_s=now_s,
             processes=tuple(watched.told for watched in self._watched.values()),
             store=self._store,
             limits=(*self._limits, *filter(None, [self._nccl_limit]), *self._recorders.limits),
         )
+        self._history.hear(look, now_s)
+        self._start_reading(now_s)
+        return look
 
     def close(self) -> None:
         """Let go of the processes."""
-        self._recorders.close()
         while self._pidfds:
             os.close(self._pidfds.popitem()[0])
 
@@ -150,7 +152,7 @@ class NodeWatcher:
                 continue
             if (watched := self._watched.get((found.pid, start_ticks))) is None:
                 new = ProcessLook(pid=found.pid, role=ProcessRole.WORKER, start_ticks=start_ticks)
-                watched = _Watched(new, Visible(now_s, now_s), _network(found.pid, self._root))
+                watched = _Watched(new, _network(found.pid, self._root))
                 self._watched[found.pid, start_ticks] = watched
                 self._follow(watched, now_s)
                 self._are_owners_old = True
@@ -195,11 +197,8 @@ class NodeWatcher:
         seen = read_process(watched.told.pid, root=self._root)
         if seen.start_ticks == watched.told.start_ticks and seen.state is not ProcessState.GONE:
             watched.told = replace(watched.told, **{name: getattr(seen, name) for name in _BY_KERNEL})
-            watched.visible.hear(watched.told, now_s)
-        elif watched.pidfd is None:
+        elif watched.pidfd is None:  # else its main thread has ended, and another one has not
             self._note_end(watched, now_s)
-        else:  # its main thread has ended, and another one has not: nobody knows what it got
-            watched.told = replace(watched.told, may_outlive_sigterm=True)
 
     def _read_sockets(self, now_s: float) -> None:
         began_s, alive = time.thread_time(), self._alive()
@@ -234,36 +233,26 @@ class NodeWatcher:
 
     def _ask_nccl(self, now_s: float) -> None:
         """Take in what NCCL and nvidia-smi have said of the ranks, and ask again."""
-        if self._nccl is not None and self._nccl.done():
-            counts, percents, self._nccl_limit = self._nccl.result()
-            self._nccl, self._nccl_s = None, now_s + NCCL_EVERY_S
+        if (told := self._nccl.take()) is not None:
+            (counts, percents, self._nccl_limit), self._nccl_s = told, now_s + NCCL_EVERY_S
             for watched in self._watched.values():
                 pid = watched.told.pid
                 watched.told = replace(watched.told, nccl_ops=counts.get(pid), gpu_percent=percents.get(pid))
-        looks = [watched.told for watched in self._alive(ProcessRole.WORKER)]
-        ranks = {look.rank: look.pid for look in looks if look.rank is not None}
-        if ranks and self._nccl is None and now_s >= self._nccl_s:
-            self._nccl = ask_in_thread(lambda: _read_nccl(ranks, self._root), name="allranks-nccl")
-
-    def _ask_torch(self, now_s: float) -> None:
-        """Take in what torch's recorders have told while nothing moves, and ask again."""
-        ranks, store_port = self._alive(ProcessRole.WORKER), self._store[1] if self._store else 0
-        flights = self._recorders.look([watched.told for watched in ranks], now_s, store_port=store_port)
-        for watched in ranks:
-            watched.told = replace(watched.told, flight=flights.get(watched.told.pid))
+        ranks = {rank: track.look.pid for rank, track in self._history.living.items()}
+        if ranks and not self._nccl.is_open and now_s >= self._nccl_s:
+            self._nccl.ask(partial(_read_nccl, ranks, self._root))
 
     def _gather_stacks(self) -> None:
         """Take in the stacks that have been read."""
         costs = []
         for watched in self._watched.values():
-            if watched.reading is not None and watched.reading.done():
-                stack, problem, cost_s = watched.reading.result()
-                watched.reading = None
+            if (read := watched.reading.take()) is not None:
+                stack, problem, cost_s = read
                 costs.append(cost_s)
                 if watched.told.end is None:
                     watched.told = replace(watched.told, stack=stack or watched.told.stack, problem=problem)
         before_s, self._children_s = self._children_s, _children_cpu_s()
-        if costs and self._found is None:  # a search starts py-spy, too
+        if costs and not self._search.is_open:  # a search starts py-spy, too
             self._turns.hear_cost(self._children_s - before_s + sum(costs), len(costs))
 
     def _start_reading(self, now_s: float) -> None:
@@ -272,12 +261,12 @@ class NodeWatcher:
         stacks = {watched.told.pid: watched.told.stack for watched in ranks}
         loading = {pid for pid, stack in stacks.items() if stack and stack.operation.startswith("DataLoader")}
         readable = [*ranks, *(watched for watched in self._alive() if watched.told.parent in loading)]
-        free = {watched.visible: watched for watched in readable if watched.reading is None}
+        free = {watched.told.pid: watched.reading for watched in readable if not watched.reading.is_open}
+        tracks = [track for track in self._history.tracks(*ProcessRole) if track.is_alive and track.look.pid in free]
         most = MAX_AT_ONCE - len(readable) + len(free)
-        for visible in self._turns.choose(free, num_ranks=len(ranks), now_s=now_s, at_most=most):
-            pid, is_still = free[visible].told.pid, visible.is_still(now_s)
-            read = partial(_read_stack, pid, self._root, at_s=now_s, is_still=is_still)
-            free[visible].reading = ask_in_thread(read, name="allranks-stack")
+        for track in self._turns.choose(tracks, num_ranks=len(ranks), now_s=now_s, at_most=most):
+            pid = track.look.pid
+            free[pid].ask(partial(_read_stack, pid, self._root, at_s=now_s, is_still=track.is_still))
 
 
 def _find(wanted: WantedStacks, root: Path) -> _Found:

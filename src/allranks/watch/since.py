@@ -39,6 +39,9 @@ LOOKS_S = 0.6
 """What has not changed since so shortly after the first look held at it, and before."""
 DRIFT = 1e-4
 """Seconds that two clocks may drift apart each second."""
+QUIET_S, IDLE_CPU_S = 1.0, 0.02
+"""A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
+of processor time are nothing: threads that only wake up now and then (NCCL's watchdog) use some."""
 STOOD_S, MANY = 5.0, 8
 """So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
@@ -71,7 +74,7 @@ class Flow:
             self.unread_s = told_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Track:
     """One process that is looked at without a gap, and since when what is seen of it is so."""
 
@@ -85,6 +88,12 @@ class Track:
     """Each stack shows the same place, operation and counters."""
     ops_s: float = field(init=False)
     """It has started no collective of NCCL's."""
+    awake: ProcessLook = field(init=False)
+    """The look since which it has used no processor time, and its main thread has not woken up."""
+    still_s: float = field(init=False)
+    """When that was."""
+    read_s: float = -math.inf
+    """When its stack was last asked for."""
     stack_s: float = -math.inf
     """When its last stack was read."""
     first_s: float = field(init=False)
@@ -93,10 +102,10 @@ class Track:
     """When it ended: after the last look that saw it alive."""
     flows: dict[Ends, Flow] = field(default_factory=dict)
     cpu: deque[tuple[float, float]] = field(default_factory=deque)
-    steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
     def __post_init__(self) -> None:
-        self.state_s = self.place_s = self.ops_s = self.first_s = self.began_s
+        self.state_s = self.place_s = self.ops_s = self.first_s = self.still_s = self.began_s
+        self.awake = self.look
 
     @property
     def is_alive(self) -> bool:
@@ -130,12 +139,15 @@ class Track:
         return (last - first) / (last_s - first_s) if last_s - first_s >= WINDOW_S / 2 else None
 
     @property
-    def pace_s(self) -> float | None:
-        """Seconds a step, lately; infinite: it finished none; None: not known."""
-        made = self.steps[-1][1] - self.steps[0][1] if len(self.steps) > 1 else 1
-        if not made:
-            return math.inf
-        return (self.steps[-1][0] - self.steps[0][0]) / made if made > 1 else None  # of one, only the end was seen
+    def is_still(self) -> bool:
+        """Whether it has done nothing at all for long."""
+        return self.told_s - self.still_s >= QUIET_S
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is still, or its connections, as far as their bytes are known, carry nothing: it may loop."""
+        flows = (flow for flow in self.flows.values() if flow.seen.acked_bytes is not None and flow.seen.peer_address)
+        return self.is_still or self.told_s - max((flow.moved_s for flow in flows), default=self.told_s) >= QUIET_S
 
     def hear(self, look: ProcessLook, told_s: float, offset_s: float) -> None:
         """Take in what is seen of it now."""
@@ -149,6 +161,8 @@ class Track:
             self.state_s = told_s
         if look.nccl_ops != before.nccl_ops:
             self.ops_s = told_s
+        if look.num_switches != self.awake.num_switches or look.cpu_s - self.awake.cpu_s > IDLE_CPU_S:
+            self.awake, self.still_s = look, told_s
         self.cpu.append((told_s, look.cpu_s))
         while len(self.cpu) > 2 and self.cpu[1][0] <= told_s - WINDOW_S:
             self.cpu.popleft()
@@ -162,8 +176,6 @@ class Track:
                 self.first_s = max(self.stack_s, self.first_s)
             if before.stack is None or _PLACE(look.stack) != _PLACE(before.stack):
                 self.place_s = max(self.stack_s, self.place_s)
-            if look.stack.counter is not None and self.stack_s >= self.began_s:  # else it is from before a gap
-                self.steps.append((self.stack_s, look.stack.counter[1]))
 
 
 @dataclass(slots=True)
@@ -201,7 +213,7 @@ class LookHistory:
         self.links: list[tuple[int, Flow, int, Flow]] = []
         """Connections between ranks but those to the store, each from both ends: rank, its socket, peer, its socket."""
         self.moved_s = -math.inf
-        """When something last moved between ranks, or one began to be looked at, or all had ended."""
+        """When something last moved between ranks, or one called NCCL, or began to be looked at, or all had ended."""
         self.proven: list[Finding] = []
         """The verdicts so far, but those that the job has got over."""
         self.held_s = -math.inf
@@ -215,6 +227,10 @@ class LookHistory:
         self.denied_s = -math.inf
         """When ranks were last known, by what they answered, to be in no mismatch, or to have called something that
         were named."""
+        self.workers: dict[int, Track] = {}
+        """The process of each rank; where it was started again, the newest one. In the order of ranks."""
+        self.living: dict[int, Track] = {}
+        """Of these, those that have not ended."""
         self._tracks: dict[tuple[str, int, int], Track] = {}
 
     def hear(self, look: NodeLook, now_s: float) -> None:
@@ -234,9 +250,10 @@ class LookHistory:
         living = [track for track in self.tracks(*MAIN) if track.is_alive]
         if len(living) > 1 and all(track.is_held for track in living):
             self.suspended_s = node.told_s
-        ranks = {rank: track for rank, track in self.workers().items() if track.is_alive}
-        self.links = list(self._find_links(ranks))
-        times = [track.began_s for track in ranks.values()] + [flow.moved_s for _, flow, _, _ in self.links]
+        self.workers = self._find_workers()
+        self.living = {rank: track for rank, track in self.workers.items() if track.is_alive}
+        self.links = list(self._find_links(self.living))
+        times = [track.ops_s for track in self.living.values()] + [flow.moved_s for _, flow, _, _ in self.links]
         # A connection that closes takes its times with it.
         self.moved_s = max(self.moved_s, *times) if times else node.told_s
 
@@ -259,8 +276,7 @@ class LookHistory:
         """Processes of these roles."""
         return (track for track in self._tracks.values() if track.look.role in roles)
 
-    def workers(self) -> dict[int, Track]:
-        """The process of each rank; where it was started again, the newest one. In the order of ranks."""
+    def _find_workers(self) -> dict[int, Track]:
         found: dict[int, Track] = {}
         for track in self.tracks(ProcessRole.WORKER):
             rank = track.look.rank
@@ -271,12 +287,11 @@ class LookHistory:
     def all_workers(self) -> list[Track]:
         """The same, and processes that are ranks, but nobody knows which."""
         nameless = [track for track in self.tracks(ProcessRole.WORKER) if track.look.rank is None]
-        return [*self.workers().values(), *nameless]
+        return [*self.workers.values(), *nameless]
 
     def keep(self, found: tuple[Finding, ...], now_s: float) -> None:
         """Remember what is proven now: a fault that is known is told anew, and one that followed from it is not."""
-        are_alive = any(track.is_alive for track in self.workers().values())
-        has_passed = are_alive and max(self.moved_s, self.denied_s) > self.held_s
+        has_passed = bool(self.living) and max(self.moved_s, self.denied_s) > self.held_s
         if not found and now_s - self.held_s > PASSED_S and has_passed:
             # Only processes that live get over it: stopped, no link, no store, a mismatch.
             self.proven = [old for old in self.proven if Trait.PASSES not in find_cause(old.cause_id).traits]

@@ -1,6 +1,6 @@
 """What a stack tells a watcher, and whose stack is read next, so that watching stays cheap. Pure.
 
-    turns.choose([visible], num_ranks=2, now_s=10.0)        [visible]: quiet for a second, and not read for 2 s
+    turns.choose([track], num_ranks=2, now_s=10.0)          [track]: quiet for a second, and not read for 2 s
 
 One read costs some 15 ms of processor time, more than everything else in a look. A rank that does something is read
 rarely. One that is quiet may hang, or wait for one that hangs: it is read every 2 s, as long as the credit lasts that
@@ -17,10 +17,9 @@ from pathlib import PurePath
 from allranks.host.py_spy import ToldFrame
 from allranks.host.stacks import Frame, is_library
 from allranks.launch.look.stack_groups import name_operation, waits_for_others
-from allranks.model.node_look import MAX_COUNTERS, ProcessLook, StackSeen
+from allranks.model.node_look import MAX_COUNTERS, StackSeen
+from allranks.watch.since import Track
 
-QUIET_S = 1.0
-"""A process that has done nothing visible for so long is quiet; most steps are shorter."""
 QUIET_EVERY_S, BUSY_EVERY_S = 2.0, 15.0
 MAX_OFTEN = 8
 """Ranks on a node that are read every BUSY_EVERY_S; of more, as many in the same time, in turn."""
@@ -31,8 +30,6 @@ FIRST_COST_S = 0.02
 BURST = 4
 """Reads of each rank that can be saved up: a hang has two different looks within 4 s."""
 MAX_AT_ONCE = 8
-IDLE_CPU_S = 0.02
-"""Two ticks of the kernel's count: threads that only wake up now and then (NCCL's watchdog) use some."""
 
 _COUNTS = re.compile(
     r"(?!(?:max|min|num|nb?|total|last|start|end|eval|save|log)_)(?:[a-z]+_)*(?:step|epoch|batch|iter|iteration)"
@@ -40,40 +37,6 @@ _COUNTS = re.compile(
     re.IGNORECASE,
 )
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
-
-
-@dataclass(slots=True, eq=False)
-class Visible:
-    """What a process does that shows outside of it, and when its stack was read; times are of the caller's clock."""
-
-    still_since_s: float
-    """It uses no processor time, and its main thread neither wakes up nor goes to sleep."""
-    mute_since_s: float
-    """Its connections carry nothing, in either direction; of one that has none, or whose bytes are not known: now."""
-    read_s: float = float("-inf")
-    cpu_s: float = -1.0
-    num_switches: int = -1
-    carried_bytes: int = -1
-
-    def hear(self, look: ProcessLook, now_s: float) -> None:
-        """Take in a look."""
-        if look.num_switches != self.num_switches or look.cpu_s - self.cpu_s > IDLE_CPU_S:
-            self.still_since_s, self.num_switches, self.cpu_s = now_s, look.num_switches, look.cpu_s
-        told = [
-            socket.acked_bytes + (socket.received_bytes or 0)
-            for socket in look.sockets
-            if socket.acked_bytes is not None and socket.peer_address
-        ]
-        if not told or sum(told) != self.carried_bytes:
-            self.mute_since_s, self.carried_bytes = now_s, sum(told)
-
-    def is_still(self, now_s: float) -> bool:
-        """Whether it has done nothing at all for long."""
-        return now_s - self.still_since_s >= QUIET_S
-
-    def is_quiet(self, now_s: float) -> bool:
-        """Whether it has been still for long, or at least mute: a loop that never ends uses the processor."""
-        return now_s - min(self.still_since_s, self.mute_since_s) >= QUIET_S
 
 
 @dataclass(slots=True)
@@ -87,18 +50,18 @@ class StackTurns:
     _last_s: float = 0.0
 
     def choose(
-        self, candidates: Iterable[Visible], *, num_ranks: int, now_s: float, at_most: int = MAX_AT_ONCE
-    ) -> list[Visible]:
+        self, tracks: Iterable[Track], *, num_ranks: int, now_s: float, at_most: int = MAX_AT_ONCE
+    ) -> list[Track]:
         """Return those to read now, booked as read: quiet ones first, then whoever was not read for longest."""
         most_s = BURST * self.cost_s * num_ranks
         saved_s = most_s if self.credit_s is None else self.credit_s + SHARE * num_ranks * (now_s - self._last_s)
         self.credit_s, self._last_s = min(most_s, saved_s), now_s
         every_s = {True: QUIET_EVERY_S, False: BUSY_EVERY_S * max(1.0, num_ranks / MAX_OFTEN)}
-        due = [visible for visible in candidates if now_s - visible.read_s >= every_s[visible.is_quiet(now_s)]]
-        due.sort(key=lambda visible: (not visible.is_quiet(now_s), visible.read_s))
+        due = [track for track in tracks if now_s - track.read_s >= every_s[track.is_quiet]]
+        due.sort(key=lambda track: (not track.is_quiet, track.read_s))
         chosen = due[: min(at_most, int(self.credit_s / self.cost_s))]
-        for visible in chosen:
-            visible.read_s = now_s
+        for track in chosen:
+            track.read_s = now_s
         self.credit_s -= len(chosen) * self.cost_s
         return chosen
 

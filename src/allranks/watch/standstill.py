@@ -19,7 +19,6 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from msgspec.structs import asdict
@@ -75,8 +74,7 @@ class RanksNow:
 
     def __init__(self, history: LookHistory, now_s: float) -> None:
         self.history, self.now_s, self.still_s = history, now_s, history.moved_s
-        self.workers = history.workers()
-        self.living = {rank: track for rank, track in self.workers.items() if track.is_alive}
+        self.workers, self.living = history.workers, history.living
         self.told_s = min((track.told_s for track in self.living.values()), default=now_s)
         """Of the oldest look that has a rank."""
         self._asked_s = -math.inf
@@ -108,19 +106,15 @@ class RanksNow:
             yield from self._tell_counts() if elsewhere or uses_gpu else self._tell_waiting()
 
     def summary(self) -> str:
-        """Return what was seen, without a judgment: `3 ranks run, step 150, 0.42 s a step; looked at for 5 s`."""
+        """Return what was seen, without a judgment: `3 ranks run, step 150; looked at for 5 s`."""
         tracks = self.living.values()
         if not tracks:
             return f"{count_of(len(self.workers), 'rank')} ended" if self.workers else "no rank of the job was seen"
         steps = [track.stack.counter for track in tracks if track.stack.counter is not None]
-        paces = [track.pace_s for track in tracks if track.pace_s is not None]
-        moving = [pace_s for pace_s in paces if pace_s < math.inf]
         num_ended = len(self.workers) - len(tracks)
         parts = [f"{count_of(len(tracks), 'rank')} {'runs' if len(tracks) == 1 else 'run'}"]
         parts += [f"{num_ended} ended"] if num_ended else []
         parts += ["{} {}".format(*min(steps, key=lambda step: step[1]))] if steps else []
-        if moving or len(paces) == len(tracks):
-            parts.append(f"{median(moving):.2g} s a step" if moving else "no step was finished")
         return f"{', '.join(parts)}; looked at for {self._ago(min(track.began_s for track in tracks))}"
 
     def limits(self) -> Iterator[str]:
