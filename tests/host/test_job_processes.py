@@ -386,7 +386,7 @@ def test_the_rank_of_a_dead_process_s_parent_is_known(tmp_path: Path) -> None:
     assert [(process.pid, process.role, process.rank) for process in found] == [(10, "worker", 1), (11, "child", 1)]
 
 
-def test_a_process_without_a_rank_is_asked_more_and_more_rarely_and_each_has_its_turn(
+def test_a_process_without_a_rank_is_asked_again_after_a_pause_and_each_has_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, asked = [0.0], list[tuple[float, int]]()
@@ -409,4 +409,4 @@ def test_a_process_without_a_rank_is_asked_more_and_more_rarely_and_each_has_its
     asked.clear()
     for now_s in range(20, 140):
         search(now_s, 9)
-    assert [at_s for at_s, _ in asked] == [20, 26, 38, 62, 92, 122]
+    assert [at_s for at_s, _ in asked] == [20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130]

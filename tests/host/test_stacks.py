@@ -162,7 +162,7 @@ def test_an_answer_of_py_spy_that_is_cut_off_is_said(problem_with: Callable[[str
         ("", "run this as its owner or as root"),
         ("1", "as root: sysctl -w kernel.yama.ptrace_scope=0"),
         ("2", "as root: sysctl -w kernel.yama.ptrace_scope=0"),
-        ("3", "only with a reboot"),
+        ("3", "only a reboot lowers it"),
     ],
 )
 def test_a_refusal_of_the_kernel_comes_with_its_cure(scope: str, words: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
     from allranks.watch.heard_job import HeardJob
     from allranks.watch.step import Watched
 
-ANSWER_S = 20.0
-"""How long `--once` waits for the first look of each node."""
-NOTICE_S, ONCE_S, ANSWERS_OF_TORCH_S = 2.0, 5.0, 7.0
-"""Before somebody who waits is told so; how long `--once` looks; how much longer for two answers of torch."""
-LOOK_S = 1.0
-"""Between two looks of a busy machine: there, an answer waits for looks, at most ANSWER_S."""
+ONCE_S, ANSWERS_OF_TORCH_S, MORE_S = 5.0, 7.0, 20.0
+"""How long `--once` looks; how much longer for two answers of torch, and at most for slow nodes."""
+NOTICE_S = 2.0
+"""Before somebody who waits for nodes is told so."""
 SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
 """How often the table is drawn, a line is printed where nothing changes, and a document is printed."""
 
@@ -161,22 +160,19 @@ def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json:
     from allranks.watch.judge import describe
 
     style, began_s, notice_s = Style.of(sys.stdout), time.monotonic(), NOTICE_S
-    first_s, due_s, told = None, 0.0, None
+    due_s, told = 0.0, None
     while not heard.is_over:
         heard.hear_for(watched.looks, 0.0)
         now_s = time.monotonic()
-        is_first = first_s is None and not (heard.unheard and now_s - began_s < ANSWER_S)
-        first_s = now_s if is_first else first_s
-        if is_first or (first_s is None and now_s - began_s > notice_s):
-            notice_s *= 4
-            say(heard.describe_progress(now_s - began_s))
-        passed_s = 0.0 if first_s is None else now_s - first_s
-        has_looked = passed_s > once_s and (heard.looked_s > once_s - LOOK_S or passed_s > ANSWER_S)
+        waited_s = now_s - began_s
+        if waited_s > notice_s or not (heard.unheard or math.isinf(notice_s)):
+            notice_s = 4 * notice_s if heard.unheard else math.inf
+            say(heard.describe_progress(waited_s))
+        has_looked = heard.looked_s >= once_s or waited_s > once_s + MORE_S
         if is_once and has_looked:
             break
         # It takes some looks to know that nothing is wrong.
-        is_wrong = bool(heard.opinion.verdicts or heard.opinion.states)
-        is_known = first_s is not None and (as_json or has_looked or is_wrong)
+        is_known = has_looked or (not heard.unheard and (as_json or heard.opinion.is_wrong))
         if is_once or not is_known or (now_s < due_s and heard.news == told):
             continue
         if as_json:
@@ -187,7 +183,7 @@ def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json:
             click.echo("\n".join(describe(heard.opinion, style)))
         told, due_s = heard.news, now_s + (JSON_S if as_json else LINES_S)
     if not heard.is_heard:
-        raise AllranksError(f"watch {heard.job}: no node answered within {ANSWER_S + ONCE_S:.0f} s")
+        raise AllranksError(f"watch {heard.job}: no node answered within {once_s + MORE_S:.0f} s")
     news = [] if heard.news == told else describe(heard.opinion, style)
     click.echo(heard.to_json() if as_json else "\n".join([*news, "", *render_view(heard.view(), style)]))
 

@@ -76,12 +76,11 @@ class FoundProcess:
 
     def __post_init__(self) -> None:
         self.job = name_job(self.env)
-        step_id = self.env.get("SLURM_STEP_ID", "-")  # from 26.05 -5 in a batch script
-        is_task = not step_id.startswith("-") and (_count(self.env, "SLURM_STEP_ID") or 0) < FIRST_SPECIAL_STEP
-        slurm = ("SLURM_PROCID", "SLURM_LOCALID") if is_task else ("", "")
+        step = _count(self.env, "SLURM_STEP_ID")  # from 26.05 -5 in a batch script
+        slurm = "SLURM_" if step is not None and step < FIRST_SPECIAL_STEP else ""
         # Order matters: the innermost launcher first.
-        self.rank = _count(self.env, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", slurm[0])
-        self.local_rank = _count(self.env, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", slurm[1])
+        self.rank = _count(self.env, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", slurm and f"{slurm}PROCID")
+        self.local_rank = _count(self.env, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", slurm and f"{slurm}LOCALID")
         if self.is_lightning:
             self.rank = self.local_rank
         self.has_own_rank = ("RANK" in self.env or self.is_lightning) and self.rank is not None
@@ -95,13 +94,7 @@ class FoundProcess:
     @property
     def is_launcher(self) -> bool:
         """Whether its interpreter runs a launcher, and no rank."""
-        words = iter(self.command[1:] if not self.has_own_rank else ())
-        for word in words:
-            if word in ("-X", "-W"):
-                next(words, None)
-            elif not word.startswith("-"):
-                return _LAUNCHER.search(word) is not None
-        return False
+        return not self.has_own_rank and _LAUNCHER.match("\0".join(self.command)) is not None
 
     def started(self, rank: FoundProcess) -> bool:
         """Whether it started this rank below it, and is none itself, or only seems to be one.
@@ -139,18 +132,18 @@ def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[lis
     for job in {process.job for process in mine.values()} if not wanted.pids else ():
         _add_store(job, seen, mine, root)
     order = list(ProcessRole)
-    ranked = sorted(
-        mine.values(), key=lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid)
-    )
-    return ranked, sorted(set(others) - {"slurm_script"})
+    key = lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid)  # noqa: E731
+    return sorted(mine.values(), key=key), sorted(set(others) - {"slurm_script"})
 
 
 _Processes = dict[int, FoundProcess]
-"""By pid, parents before their children."""
 
 
 def _read_all(wanted: WantedStacks, root: Path) -> tuple[_Processes, _Processes, list[str]]:
-    """Return all Python processes, those that are wanted by their environment, and the names of other wanted ones."""
+    """Return all Python processes, those that are wanted by their environment, and the names of other wanted ones.
+
+    Both by pid, parents before their children.
+    """
     pids = [int(name) for name in os.listdir(root / "proc") if name.isdigit()]  # noqa: PTH208
     stats = {pid: stat for pid in pids if (stat := read_stat(pid, root=root)) and stat.name != _STEP}
     seen, mine = _Processes(), _Processes()
@@ -253,7 +246,6 @@ def find_store(processes: Iterable[FoundProcess], *, root: Path = Path("/")) -> 
 
 
 def _reached(sockets: Set[int], table: Iterable[TcpConnection]) -> set[tuple[str, int]]:
-    """Return the other ends of these sockets, by their inodes."""
     return {(entry.peer_address, entry.peer_port) for entry in table if entry.inode in sockets}
 
 
@@ -284,10 +276,10 @@ _STEP = "slurmstepd"
 """It starts tasks: what is above it (a container's first process may be a Python) has not."""
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[td]?(-dbg)?$")
 _LAUNCHER = re.compile(
-    r"(^|/)(torchrun|accelerate|deepspeed)$"
-    r"|(torch[./]distributed|deepspeed[./]launcher|accelerate[./]commands)[./](run|launch|runner)(\.py)?$"
+    r"[^\0]*(?:\0-[XW]\0[^\0]*|\0-[^\0]*)*\0(?:[^\0]*/)?(?:torchrun|accelerate|deepspeed"
+    r"|(?:torch[./]distributed|deepspeed[./]launcher|accelerate[./]commands)[./](?:run|launch|runner)(?:\.py)?)(?:\0|$)"
 )
-"""The program, or the module, that an interpreter runs."""
+"""An interpreter, its options, and the program or the module that it runs."""
 
 
 def _is_named_python(root: Path, pid: int, name: str) -> bool:

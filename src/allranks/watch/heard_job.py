@@ -47,19 +47,13 @@ UNKNOWN = ("LATE", "COST", "OUT", "IN", "RESENT", "LAST LINE")
 _HELD = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
 
 
-class WatchDocument(msgspec.Struct, frozen=True, kw_only=True):
+class WatchDocument(Opinion, frozen=True, kw_only=True):
     """A line of `allranks watch --json`: the opinion on a job, and the rows of the table."""
 
     version: Literal[1] = 1
     job: str
     time_s: float
     is_over: bool
-    exit_code: int
-    summary: str
-    verdicts: tuple[Finding, ...]
-    states: tuple[WatchState, ...]
-    culprits: tuple[int, ...]
-    limits: tuple[str, ...]
     rows: tuple[RankRow, ...]
 
 
@@ -115,7 +109,8 @@ class HeardJob:
     @property
     def looked_s(self) -> float:
         """How long nodes have been looked at, by their clocks; of the one that was looked at least."""
-        return min((node.look.at_s - node.first_at_s for node in self._history.nodes.values()), default=0.0)
+        looked_s = [node.look.at_s - node.first_at_s for node in self._history.nodes.values()]
+        return 0.0 if self.unheard else min(looked_s, default=0.0)
 
     @property
     def news(self) -> object:

@@ -84,6 +84,11 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[str, ...] = ()
     """What could not be seen."""
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self.verdicts or self.states)
+
 
 def judge(history: LookHistory, now_s: float) -> Opinion:
     """Return what is wrong now. A verdict stays, as what came later may follow from it, until the job goes on."""
@@ -118,7 +123,7 @@ def judge(history: LookHistory, now_s: float) -> Opinion:
 def describe(opinion: Opinion, style: Style) -> list[str]:
     """Return an opinion as lines: the verdicts, culprit first, then states and limits; else that nothing is wrong."""
     lines = "\n\n".join(render_finding(finding, style) for finding in opinion.verdicts).splitlines()
-    if not opinion.verdicts and not opinion.states:
+    if not opinion.is_wrong:
         is_known = opinion.exit_code == Exit.OK
         mark = style.mark("✓", "+") if is_known else "?"
         told = "nothing is wrong" if is_known else "not enough could be seen to tell whether something is wrong"

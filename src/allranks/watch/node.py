@@ -278,8 +278,7 @@ def _find(wanted: WantedStacks, root: Path) -> _Found:
 def _read_stack(pid: int, root: Path, *, at_s: float, is_still: bool) -> _Read:
     began_s = time.thread_time()
     dump = ask_py_spy(pid, deadline_s=time.monotonic() + DUMP_S, with_locals=True, root=root)
-    mains = [thread for thread in dump.threads if thread.os_thread_id == pid or thread.thread_name == "MainThread"]
-    frames, text = mains[0].frames if mains else [], ""
+    frames, text = next((thread.frames for thread in dump.threads if thread.is_main(pid)), []), ""
     if frames and not is_library(frames[0].filename):
         line = frames[0].filename, frames[0].line
         text = read_source_lines({pid: {line}}, root=root).get(pid, {}).get(line, "")
