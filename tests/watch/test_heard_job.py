@@ -11,12 +11,11 @@ from msgspec.structs import replace
 from allranks.model.beat import ProcessState
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.job_status import JobStatus
-from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
+from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, StackSeen
 from allranks.report.text import Style
 from allranks.watch import heard_job
 from allranks.watch.heard_job import HeardJob, make_verdict
 from allranks.watch.judge import Opinion, describe
-from allranks.watch.since import Track
 from allranks.watch.standstill import WatchState
 
 WAITS = StackSeen(at_s=1, operation="all_reduce", place="train.py:9 in step", is_collective=True)
@@ -174,12 +173,3 @@ def test_looks_that_come_seconds_apart_tell_how_long_a_rank_is_stopped() -> None
         at_s = 8.0 * number
         heard.hear(look(rank(0), rank(1, state=ProcessState.STOPPED), at_s=at_s), now_s=at_s)
     assert [finding.cause for finding in heard.opinion.verdicts] == ["AR010 process-stopped"]
-
-
-def test_a_busy_connection_of_which_only_its_queue_is_seen_is_not_stuck() -> None:
-    ends = {"own_address": "10.0.0.1", "own_port": 5, "peer_address": "10.0.0.2", "peer_port": 6}
-    track = Track("n1", rank(0), 0.0, 0.0)
-    for at_s, queued in ((1.0, 90), (2.0, 50), (3.0, 80), (4.0, 20)):
-        track.hear(rank(0, sockets=(SocketSeen(**ends, unacked_bytes=queued),)), at_s, 0.0)
-    [flow] = track.flows.values()
-    assert flow.stuck_s == 4.0

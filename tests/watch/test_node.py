@@ -56,13 +56,6 @@ def fork():
         print(pid, flush=True)
     nap()
 
-def load():
-    if not os.fork():
-        nap()
-    code = compile("def __next__(): time.sleep(600)", "/x/torch/utils/data/dataloader.py", "exec")
-    exec(code, globals())
-    __next__()
-
 globals()[sys.argv[1]]()
 """
 
@@ -237,24 +230,6 @@ def test_a_process_that_comes_later_belongs_to_the_job_with_the_sockets_that_it_
     assert [process.rank for process in look.processes] == [0, 1]
     look = watcher.look(look.at_s + 2.0)
     assert [seen.own_port for seen in look.processes[1].sockets] == [port]
-
-
-@pytest.mark.parametrize(("function", "is_read"), [("load", True), ("fork", False)])
-def test_a_child_is_read_only_if_its_rank_waits_for_data(
-    start: Start, watcher: NodeWatcher, function: str, is_read: bool
-) -> None:
-    start(function)
-    look = look_until(watcher, is_there(2), step_s=20.0)
-    operation = "DataLoader next" if is_read else "sleep"
-    waits = lambda look: look.processes[0].stack and look.processes[0].stack.operation == operation  # noqa: E731
-    look = look_until(watcher, waits, step_s=20.0)
-    if is_read:
-        look_until(watcher, lambda look: look.processes[1].stack, step_s=20.0)
-        return
-    for _ in range(20):
-        watcher.wait(0.02)
-        look = watcher.look(look.at_s + 20.0)
-    assert [process.stack is not None for process in look.processes] == [True, False]
 
 
 def test_operations_of_nccl_are_told_or_why_they_are_not(

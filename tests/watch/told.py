@@ -17,7 +17,7 @@ Each line after `job:` is a time in seconds, who, and what is so from then on, s
     window full to 2            the same, because rank 2 does not read
     no group                    it has no connection to others
     bytes unknown               the kernel does not tell how many bytes were acknowledged and received
-    starts again                a new process of the same rank; `timeouts 3` in a row
+    starts again                a new process of the same rank
     unserved                    requests wait unread at the store, which the launcher has, else rank 0
 
 Who: `all` ranks, `rank 1`, `ranks 0,2`, `launcher`, `everybody`, `watcher` (`sleeps 20`: it sees nothing for so long),
@@ -67,7 +67,6 @@ class Actor:
     stack: StackSeen | None = None
     child_end: EndSeen | None = None
     tells_bytes: bool = True
-    timeouts: int = 0
     past: list[ProcessLook] = field(default_factory=list)
 
     def do(self, words: str, now_s: float) -> None:
@@ -85,7 +84,7 @@ class Actor:
             self.child_end, self.end = (end, self.end) if found[1] else (self.child_end, end)
         elif found := re.fullmatch(r"exits (\d+)|ended", words):
             self.end = EndSeen(at_s=at_s, code=int(found[1]) if found[1] else None)
-        elif found := re.fullmatch(r"(step|cpu|gpu|nccl|timeouts) (\d+)", words):
+        elif found := re.fullmatch(r"(step|cpu|gpu|nccl) (\d+)", words):
             setattr(self, found[1], int(found[2]))
             self.steps &= found[1] != "step"
         elif found := re.fullmatch(r"(unacked|window full) to (\d+)", words):
@@ -204,7 +203,6 @@ class Case:
                     unread_bytes=4096 if actor.rank in other.full else 0,
                     acked_bytes=done if actor.tells_bytes else None,
                     received_bytes=done if actor.tells_bytes else None,
-                    retransmits=actor.timeouts if stuck else 0,
                 )
             )
         store = self._store()

@@ -23,7 +23,7 @@ from allranks.files.folder import Folder
 from allranks.launch.lead.rank_rows import MAX_SINGLE, RowDraft, show_rows
 from allranks.launch.srun import describe_missing
 from allranks.model.beat import ProcessState
-from allranks.model.errors import Exit, name_signal
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.job_status import MAX_NODES, JobStatus, NodeRow, RankRow
@@ -222,7 +222,7 @@ def make_verdict(job: str, opinion: Opinion, ends: Collection[EndSeen | None]) -
 
 
 def _make_row(worker: Track, opinion: Opinion, *, is_silent: bool) -> RowDraft:
-    look, stack, end = worker.look, worker.stack, worker.end
+    look, stack = worker.look, worker.stack
     state, place = _HELD.get(look.state) or stack.operation or "running", stack.place if look.stack else look.problem
     is_there_to_stay = worker.place_s < worker.stack_s  # two stacks in a row show it
     is_held, since_s = look.state in _HELD, worker.place_s if is_there_to_stay else worker.told_s
@@ -230,8 +230,7 @@ def _make_row(worker: Track, opinion: Opinion, *, is_silent: bool) -> RowDraft:
     if is_silent:
         state, place = "silent", ""
     elif look.end is not None:
-        code = "exit code unknown" if end.code is None else f"exit code {end.code}"
-        state, place = "ended", code if end.signal is None else name_signal(end.signal)
+        state, place = "ended", worker.how
     return RowDraft(
         state=state,
         is_culprit=look.rank in opinion.culprits,

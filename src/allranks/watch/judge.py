@@ -42,19 +42,17 @@ from allranks.guard.failure import describe as describe_end
 from allranks.guard.guard_verdict import name_fault
 from allranks.guard.origin import CRASHES
 from allranks.model.beat import ProcessState
-from allranks.model.errors import Exit, name_signal
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.model.node_look import ProcessRole
 from allranks.report.text import Style, count_of, describe_time, fold_ranks, one_row, render_finding
-from allranks.watch.since import MAIN, LookHistory, Track, is_open, say_for
-from allranks.watch.standstill import STALE_S, RanksNow, WatchState
+from allranks.watch.since import MAIN, LookHistory, Track, say_for
+from allranks.watch.standstill import STALE_S, RanksNow, WatchState, make_state
 from allranks.wire.protocol import WorkerEnd
 
 STOPPED_S, STORE_S, DEAD_S, EXITED_S = 1.0, 1.0, 2.0, 2.5
 """How long each of these holds before it counts."""
-MIN_TIMEOUTS = 2
-"""Of TCP in a row, where the kernel tells no bytes: a full queue looks the same at each look."""
 SETTLE_S, SILENT_S = 0.4, 3.0
 """A rank of another node may have ended first: looks are waited for so long, and for a silent node so long at most."""
 LOOK_S = 0.3
@@ -168,17 +166,15 @@ class _Court:
         if self._was_stopped:
             yield WatchState(f"{self._say_ends()}: the job was stopped from outside", cause="cancelled")
         elif self.ended and not is_judged and not self._history.proven:
-            stop = f"whether the job is being stopped shows within {self._settle_s:.0f} s"
-            text = f"{self._say_ends()}; {stop if self._settle_s > SETTLE_S else 'other ranks may have ended before'}"
-            yield WatchState(text, cause="dead-rank")
+            text = f"whether that is all, or the job is being stopped, shows within {self._settle_s:.0f} s"
+            yield WatchState(f"{self._say_ends()}; {text}", cause="dead-rank")
         if self._is_suspended:
             text = "the job is suspended: all of its processes are stopped (scontrol suspend, a frozen cgroup, ^Z)"
             yield WatchState(text, cause="process-stopped")
         for track in () if self._is_suspended else self._held(*ProcessRole):
             if track.look.role is not ProcessRole.WORKER and _say_subject(track) not in named:
-                for_s, is_at_least = track.told_s - track.state_s, is_open(track.state_s, track.began_s)
                 text = f"{_name(track)} has been stopped {say_for(track.state_s, track.told_s, track.began_s)}"
-                yield WatchState(text, (), track.node, "", for_s, is_at_least, cause="process-stopped")
+                yield make_state(text, [], track, track.state_s, cause="process-stopped")
 
     # Ends
 
@@ -211,8 +207,8 @@ class _Court:
         """`all 3 ranks ended (2 with SIGTERM, 1 with SIGKILL)`; before it, which launcher was ended by a signal."""
         ranks = [track for track in self.ended if track.look.role is ProcessRole.WORKER]
         others = [track for track in self.ended if track.look.role in (ProcessRole.LAUNCHER, ProcessRole.STORE)]
-        parts = [f"{_name(track)} ended with {_name_end(track)}" for track in others]
-        hows = [f"{num} with {how}" for how, num in Counter(map(_name_end, ranks)).items()]
+        parts = [f"{_name(track)} ended with {track.how}" for track in others]
+        hows = [f"{num} with {how}" for how, num in Counter((track.how for track in ranks)).items()]
         how = f"({', '.join(hows)})" if len(hows) > 1 else "".join(hows).partition(" ")[2]
         is_all = len(ranks) == len(self._ranks.workers) > 1
         who = f"all {len(ranks)} ranks" if is_all else fold_ranks(track.look.rank or 0 for track in ranks)
@@ -236,7 +232,7 @@ class _Court:
         if not unsure:
             return tuple(self._name_ended([facts[fact] for fact in root.facts]) for root in roots)
         hows = ["was killed by" if track.end.signal else "ended with" for track in unsure]
-        ways = [f"{_name(track)} {how} {_name_end(track)}" for track, how in zip(unsure, hows, strict=True)]
+        ways = [f"{_name(track)} {how} {track.how}" for track, how in zip(unsure, hows, strict=True)]
         what = f"one of these ended first, within one look: {'; '.join(ways)}"
         return (self._fault("AR407", what, unsure, confidence=Confidence.UNDECIDED),)
 
@@ -293,9 +289,8 @@ class _Court:
         )
 
     def _name_left(self, tracks: Sequence[Track], confidence: Confidence, why: str) -> Finding:
-        code = "an unknown code" if tracks[0].end.code is None else "code 0"
         fix = "every rank must run the same number of steps: check how the data is divided, and read its log"
-        return self._fault("AR407", f"it exited with {code}; {why}", tracks, fix=fix, confidence=confidence)
+        return self._fault("AR407", f"it ended with {tracks[0].how}; {why}", tracks, fix=fix, confidence=confidence)
 
     # What lives
 
@@ -335,10 +330,9 @@ class _Court:
         """Bytes between two ranks are not acknowledged, although nothing keeps the other kernel from it."""
         living, dead = self._ranks.living, {}
         for rank, flow, peer, other in self._history.links:
-            may_be_full = bool(other.seen.unread_bytes)  # then the window may be zero
-            is_known = flow.seen.acked_bytes is not None or flow.seen.retransmits >= MIN_TIMEOUTS
+            may_be_full = bool(other.seen.unread_bytes) or flow.seen.acked_bytes is None  # then the window may be zero
             for_s = living[rank].told_s - flow.stuck_s
-            if for_s >= DEAD_S and is_known and not (may_be_full or living[rank].is_held or living[peer].is_held):
+            if for_s >= DEAD_S and not (may_be_full or living[rank].is_held or living[peer].is_held):
                 dead[min(rank, peer), max(rank, peer)] = for_s
         if not dead:
             return ()
@@ -407,12 +401,6 @@ def _say_continue(tracks: Sequence[Track]) -> str:
 
 def _say_subject(track: Track) -> str:
     return f"{track.look.role} (pid {track.look.pid})"
-
-
-def _name_end(track: Track) -> str:
-    if track.end.signal:
-        return name_signal(track.end.signal)
-    return "an unknown exit code" if track.end.code is None else f"exit code {track.end.code}"
 
 
 def _is_asked(track: Track) -> bool:

@@ -22,6 +22,7 @@ import os
 import resource
 import select
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,7 +44,7 @@ from allranks.host.traffic import find_sockets
 from allranks.model.beat import ProcessState
 from allranks.model.node_look import MAX_SOCKETS, EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.watch.ask_torch import TorchRecorders
-from allranks.watch.since import LookHistory
+from allranks.watch.since import MAIN, LookHistory
 from allranks.watch.stack_turns import MAX_AT_ONCE, StackTurns, summarize
 
 FIND_EVERY_S, FIND_AFTER_END_S, INODES_EVERY_S = 3.0, 0.5, 1.0
@@ -68,8 +69,6 @@ class _Watched:
     """A process of the job."""
 
     told: ProcessLook
-    network: int
-    """Of its network namespace; 0: not known."""
     pidfd: int | None = None
     reading: ThreadQuestion[_Read] = field(default_factory=lambda: ThreadQuestion("allranks-stack"))
 
@@ -152,8 +151,7 @@ class NodeWatcher:
                 continue
             if (watched := self._watched.get((found.pid, start_ticks))) is None:
                 new = ProcessLook(pid=found.pid, role=ProcessRole.WORKER, start_ticks=start_ticks)
-                watched = _Watched(new, _network(found.pid, self._root))
-                self._watched[found.pid, start_ticks] = watched
+                watched = self._watched[found.pid, start_ticks] = _Watched(new)
                 self._follow(watched, now_s)
                 self._are_owners_old = True
             if found.env or watched.told.rank is None:  # the dead have no environment
@@ -201,9 +199,9 @@ class NodeWatcher:
             self._note_end(watched, now_s)
 
     def _read_sockets(self, now_s: float) -> None:
-        began_s, alive = time.thread_time(), self._alive()
-        members = {watched.network: watched for watched in alive}
-        table = [connection for member in members.values() for connection in self._connections(member)]
+        began_s, alive = time.thread_time(), self._alive(*MAIN)
+        members = {_network(watched.told.pid, self._root): watched.told.pid for watched in alive}
+        table = [connection for member in members.items() for connection in self._connections(*member)]
         is_new = any(connection.inode and connection.inode not in self._owners for connection in table)
         if (is_new or self._are_owners_old) and now_s - self._inodes_s >= INODES_EVERY_S:
             self._inodes_s, self._are_owners_old = now_s, False
@@ -211,25 +209,24 @@ class NodeWatcher:
             # Forks share sockets: the process that is older has opened them.
             for watched in sorted(alive, key=lambda watched: -watched.told.start_ticks):
                 self._owners.update(dict.fromkeys(find_sockets(watched.told.pid, root=self._root), watched))
-        sockets: dict[_Watched | None, list[SocketSeen]] = {watched: [] for watched in alive}
+        own = defaultdict[_Watched | None, list[TcpConnection]](list)
         for connection in table:
-            sockets.get(self._owners.get(connection.inode), []).append(
-                convert(connection, SocketSeen, from_attributes=True)
-            )
+            own[self._owners.get(connection.inode)].append(connection)
         for watched in alive:
-            watched.told = replace(watched.told, sockets=tuple(sockets[watched][:MAX_SOCKETS]))
+            sockets = convert(own[watched][:MAX_SOCKETS], tuple[SocketSeen, ...], from_attributes=True)
+            watched.told = replace(watched.told, sockets=sockets)
         self._sockets_s = self._next_s(now_s, 0.0, time.thread_time() - began_s, SOCKETS_SHARE)
 
-    def _connections(self, member: _Watched) -> list[TcpConnection]:
+    def _connections(self, network: int, pid: int) -> list[TcpConnection]:
         """All of the network namespace that a process is in."""
-        if member.network in (0, self._own_network):
+        if network in (0, self._own_network):
             try:
                 return ask_kernel(with_listening=True)
             except OSError:
                 self._limits["the kernel does not tell which bytes TCP connections have carried"] = None
         else:
             self._limits["bytes that TCP connections have carried are not known in another network namespace"] = None
-        return read_proc(root=self._root, of=str(member.told.pid), with_listening=True)
+        return read_proc(root=self._root, of=str(pid), with_listening=True)
 
     def _ask_nccl(self, now_s: float) -> None:
         """Take in what NCCL and nvidia-smi have said of the ranks, and ask again."""
@@ -256,17 +253,14 @@ class NodeWatcher:
             self._turns.hear_cost(self._children_s - before_s + sum(costs), len(costs))
 
     def _start_reading(self, now_s: float) -> None:
-        """Have the stacks read whose turn it is: of ranks, and of the loader's workers that a rank waits for."""
-        ranks = self._alive(ProcessRole.WORKER)
-        stacks = {watched.told.pid: watched.told.stack for watched in ranks}
-        loading = {pid for pid, stack in stacks.items() if stack and stack.operation.startswith("DataLoader")}
-        readable = [*ranks, *(watched for watched in self._alive() if watched.told.parent in loading)]
-        free = {watched.told.pid: watched.reading for watched in readable if not watched.reading.is_open}
-        tracks = [track for track in self._history.tracks(*ProcessRole) if track.is_alive and track.look.pid in free]
-        most = MAX_AT_ONCE - len(readable) + len(free)
-        for track in self._turns.choose(tracks, num_ranks=len(ranks), now_s=now_s, at_most=most):
-            pid = track.look.pid
-            free[pid].ask(partial(_read_stack, pid, self._root, at_s=now_s, is_still=track.is_still))
+        """Have the stacks of ranks read whose turn it is."""
+        tracks = [track for track in self._history.tracks(ProcessRole.WORKER) if track.is_alive]
+        readings = {track: self._watched[track.look.pid, track.look.start_ticks].reading for track in tracks}
+        free = [track for track, reading in readings.items() if not reading.is_open]
+        most = MAX_AT_ONCE - len(tracks) + len(free)
+        for track in self._turns.choose(free, num_ranks=len(tracks), now_s=now_s, at_most=most):
+            read = partial(_read_stack, track.look.pid, self._root, at_s=now_s, is_still=track.is_still)
+            readings[track].ask(read)
 
 
 def _find(wanted: WantedStacks, root: Path) -> _Found:
@@ -298,6 +292,7 @@ def _read_nccl(ranks: Mapping[int, int], root: Path) -> _Nccl:
 
 
 def _network(pid: int, root: Path) -> int:
+    """Return the inode of a process's network namespace; 0: not known."""
     with contextlib.suppress(OSError):
         return (root / f"proc/{pid}/ns/net").stat().st_ino
     return 0

@@ -20,6 +20,7 @@ from allranks.causes.book import find_cause
 from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, When
 from allranks.model.beat import ProcessState
+from allranks.model.errors import name_signal
 from allranks.model.finding import Confidence, Finding
 from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.recorder.wait_graph import Standstill
@@ -45,6 +46,7 @@ of processor time are nothing: threads that only wake up now and then (NCCL's wa
 STOOD_S, MANY = 5.0, 8
 """So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
+"""Not the children of ranks: nobody asks where these are, or whom they talk to."""
 _PLACE = attrgetter("operation", "place", "counters")
 Ends = tuple[str, int, str, int]
 """Of a connection: own address and port, peer's address and port."""
@@ -67,8 +69,7 @@ class Flow:
         before, self.seen = self.seen, seen
         if seen.carried != before.carried:
             self.moved_s = told_s
-        is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
-        if not seen.unacked_bytes or not before.unacked_bytes or is_acked:
+        if seen.acked_bytes != before.acked_bytes or not (seen.unacked_bytes and before.unacked_bytes):
             self.stuck_s = told_s
         if not seen.unread_bytes or seen.unread_bytes != before.unread_bytes:
             self.unread_s = told_s
@@ -126,6 +127,13 @@ class Track:
     def end(self) -> EndSeen:
         """How it ended; without code and signal if it lives."""
         return self.look.end or EndSeen(at_s=0.0)
+
+    @property
+    def how(self) -> str:
+        """How it ended: `SIGKILL`, `exit code 3`, `an unknown exit code`."""
+        if self.end.signal:
+            return name_signal(self.end.signal)
+        return "an unknown exit code" if self.end.code is None else f"exit code {self.end.code}"
 
     @property
     def ended_s(self) -> float:

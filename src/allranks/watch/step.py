@@ -105,9 +105,8 @@ def _until_it_ends(looks: Generator[NodeLook]) -> Generator[NodeLook]:
         for look in looks:
             yield look
             living = {process.role for process in look.processes if process.end is None}
-            if living & {ProcessRole.WORKER, ProcessRole.CHILD}:
-                live_s = look.at_s
-            elif look.at_s - live_s > (RESTART_S if living else REST_S):
+            live_s = look.at_s if living & {ProcessRole.WORKER, ProcessRole.CHILD} else live_s
+            if look.at_s - live_s > (RESTART_S if living else REST_S):
                 return
 
 
