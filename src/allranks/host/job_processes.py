@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -127,7 +127,10 @@ def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[lis
         mine[pid] = process = seen[pid]
         process.rank, process.local_rank, process.world_size = told.rank, told.local_rank, told.world_size
         process.has_own_rank = True
-    _drop_numbers_of_others(mine.values())
+    jobs = {process.job for process in mine.values() if process.has_own_rank}
+    for process in mine.values():  # where ranks say RANK, a number of SLURM is none: of a step that serves the store
+        if process.job in jobs and not process.has_own_rank:
+            process.rank = process.local_rank = process.world_size = None
     _assign_roles(seen, mine, is_alone=bool(wanted.pids))
     for job in {process.job for process in mine.values()} if not wanted.pids else ():
         _add_store(job, seen, mine, root)
@@ -186,14 +189,6 @@ def _may_tell(process: FoundProcess, mine: _Processes, root: Path) -> bool:
         or "MASTER_PORT" in process.env
         or "/libtorch" in read_file(root / f"proc/{process.pid}/maps")
     )
-
-
-def _drop_numbers_of_others(processes: Collection[FoundProcess]) -> None:
-    """Where ranks of a job say RANK, SLURM's number of a process is none: its own step serves the store, or files."""
-    jobs = {process.job for process in processes if process.has_own_rank}
-    for process in processes:
-        if process.job in jobs and not process.has_own_rank:
-            process.rank = process.local_rank = process.world_size = None
 
 
 def _assign_roles(seen: _Processes, mine: _Processes, *, is_alone: bool) -> None:

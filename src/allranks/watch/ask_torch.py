@@ -62,7 +62,6 @@ SERVER = "pt_workerserver"
 NCCL, GLOO = "dump_nccl_trace_json", "fr_trace_json"
 SILENT = f"torch did not answer within {ANSWER_S:.0f} s"
 NOTHING_ON = "torch's worker server is not on, nor NCCL's dump pipe"
-NOBODY_ASKED = "torch was not asked, as something has moved between ranks all the time"
 _ACCEPT = {"x86_64": ("43", "288"), "aarch64": ("202", "242")}
 """Numbers of accept(2) and accept4(2)."""
 _Told = FlightSeen | str
@@ -79,7 +78,7 @@ class TorchRecorders:
         """By pid, the last answer since something moved."""
         self._poked_s: dict[int, float] = {}
         """When a pipe was written to last, by pid."""
-        self._moved_s = self._began_s = self._due_s = 0.0
+        self._moved_s = self._due_s = 0.0
         self.limits: list[str] = []
         """What is not known, and why."""
 
@@ -92,7 +91,7 @@ class TorchRecorders:
             self._told |= dict.fromkeys(ranks, f"torch cannot be asked: {exc!r}")
         if history.moved_s > self._moved_s:
             self._told = {pid: told for pid, told in self._told.items() if isinstance(told, str)}
-        self._moved_s, self._began_s = history.moved_s, self._began_s or now_s
+        self._moved_s = history.moved_s
         asked = {pid: rank for pid, rank in ranks.items() if self._told.get(pid) != SILENT}
         asked = {pid: rank for pid, rank in asked.items() if not history.living[rank].is_held}
         if asked and not self._question.is_open and now_s >= max(self._due_s, history.moved_s + STILL_S):
@@ -102,13 +101,11 @@ class TorchRecorders:
             pokes = {pid for pid in asked if stood_s[pid] >= self._poked_s.get(pid, 0.0)}
             self._poked_s, self._due_s = self._poked_s | dict.fromkeys(pokes, now_s), now_s + EVERY_S
             self._question.ask(partial(ask_recorders, asked, at_s=now_s, root=self._root, pokes=pokes))
-        is_late = not self._due_s and now_s - self._began_s > STILL_S + EVERY_S
         problems = defaultdict[str, list[int]](list)
         for pid, rank in ranks.items():
-            if isinstance(told := self._told.get(pid, NOBODY_ASKED * (is_late and pid in asked)), str):
+            if isinstance(told := self._told.get(pid), str):
                 problems[told].append(rank)
-        limits = [f"the calls of {fold_ranks(those)}: {problem}" for problem, those in problems.items() if problem]
-        self.limits = [limit[:300] for limit in limits]
+        self.limits = [f"the calls of {fold_ranks(those)}: {problem}"[:300] for problem, those in problems.items()]
         return {pid: told for pid, told in self._told.items() if isinstance(told, FlightSeen)}
 
 

@@ -37,7 +37,6 @@ from allranks.report.text import count_of
 from allranks.report.top_rows import TopView, make_view
 from allranks.watch.judge import Opinion, judge
 from allranks.watch.since import LookHistory, Track, is_open
-from allranks.watch.standstill import WatchState
 
 SILENT_S = 10.0
 MAX_BYTES = 4 << 20

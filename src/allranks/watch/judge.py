@@ -29,7 +29,7 @@ import dataclasses
 import math
 import signal
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -48,7 +48,7 @@ from allranks.model.hostlist import fold_hosts
 from allranks.model.node_look import ProcessRole
 from allranks.report.text import Style, count_of, describe_time, fold_ranks, one_row, render_finding
 from allranks.watch.since import MAIN, LookHistory, Track, say_for
-from allranks.watch.standstill import STALE_S, RanksNow, WatchState, make_state
+from allranks.watch.standstill import STALE_S, RanksNow, WatchState
 from allranks.wire.protocol import WorkerEnd
 
 STOPPED_S, STORE_S, DEAD_S, EXITED_S = 1.0, 1.0, 2.0, 2.5
@@ -99,13 +99,12 @@ def judge(history: LookHistory, now_s: float) -> Opinion:
         note = f"this was so until {describe_time(now_s - history.held_s)} ago"
         verdicts = (*verdicts[:-1], replace(verdicts[-1], notes=(*verdicts[-1].notes, note)))
     named = [rank for finding in verdicts for rank in finding.ranks]
-    subjects = {finding.subject for finding in verdicts}
     standing = tuple(ranks.states(named, is_explained=bool(verdicts or court.ended)))
     if court.ended:
         standing = tuple(court.stood()) or standing
     elif standing:
         history.stood = now_s, standing
-    states = (*court.states(subjects, is_judged=bool(found)), *standing)
+    states = (*court.states(is_judged=bool(found)), *standing)
     is_sure = any(finding.confidence is not Confidence.UNDECIDED for finding in verdicts)
     exit_code = 1 if is_sure else 3 if verdicts or states else 0
     return Opinion(
@@ -161,8 +160,8 @@ class _Court:
         for state in states if self.ended and self.ended[0].ended_s - at_s <= BEFORE_S else ():
             yield dataclasses.replace(state, text=f"before that: {state.text}")
 
-    def states(self, named: Collection[str | None], *, is_judged: bool) -> Iterator[WatchState]:
-        """Yield what is so with processes and need not be wrong; nothing of subjects that a verdict names."""
+    def states(self, *, is_judged: bool) -> Iterator[WatchState]:
+        """Yield what is so with processes and need not be wrong."""
         if self._was_stopped:
             yield WatchState(f"{self._say_ends()}: the job was stopped from outside", cause="cancelled")
         elif self.ended and not is_judged and not self._history.proven:
@@ -171,10 +170,6 @@ class _Court:
         if self._is_suspended:
             text = "the job is suspended: all of its processes are stopped (scontrol suspend, a frozen cgroup, ^Z)"
             yield WatchState(text, cause="process-stopped")
-        for track in () if self._is_suspended else self._held(*ProcessRole):
-            if track.look.role is not ProcessRole.WORKER and _say_subject(track) not in named:
-                text = f"{_name(track)} has been stopped {say_for(track.state_s, track.told_s, track.began_s)}"
-                yield make_state(text, [], track, track.state_s, cause="process-stopped")
 
     # Ends
 
@@ -208,7 +203,7 @@ class _Court:
         ranks = [track for track in self.ended if track.look.role is ProcessRole.WORKER]
         others = [track for track in self.ended if track.look.role in (ProcessRole.LAUNCHER, ProcessRole.STORE)]
         parts = [f"{_name(track)} ended with {track.how}" for track in others]
-        hows = [f"{num} with {how}" for how, num in Counter((track.how for track in ranks)).items()]
+        hows = [f"{num} with {how}" for how, num in Counter(track.how for track in ranks).items()]
         how = f"({', '.join(hows)})" if len(hows) > 1 else "".join(hows).partition(" ")[2]
         is_all = len(ranks) == len(self._ranks.workers) > 1
         who = f"all {len(ranks)} ranks" if is_all else fold_ranks(track.look.rank or 0 for track in ranks)

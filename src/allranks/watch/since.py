@@ -3,8 +3,8 @@
     history = LookHistory()
     history.hear(look, now_s)          each node's look, in any order of nodes; `now_s` is one clock of the listener's
 
-Times in here are of the listener's clock. The shortest way that a look ever had is the difference of a node's clock. A
-gap between two looks of a node is a sleep of the watcher (SIGSTOP, a laptop's lid): everything there begins anew.
+Times in here are of the listener's clock. The shortest way that a look had lately is the difference of a node's clock.
+A gap between two looks of a node is a sleep of the watcher (SIGSTOP, a laptop's lid): everything there begins anew.
 """
 
 from __future__ import annotations
@@ -38,13 +38,12 @@ FOLLOWS_S = 30.0
 """What breaks so shortly after a proven fault may have followed from it, and is not named beside it."""
 LOOKS_S = 0.6
 """What has not changed since so shortly after the first look held at it, and before."""
-DRIFT = 1e-4
-"""Seconds that two clocks may drift apart each second."""
+WAYS = 40
+"""Looks of a node, of which the one with the shortest way tells its clock: two clocks drift apart, and a machine that
+is paused has its own stand still."""
 QUIET_S, IDLE_CPU_S = 1.0, 0.02
 """A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
 of processor time are nothing: threads that only wake up now and then (NCCL's watchdog) use some."""
-STOOD_S, MANY = 5.0, 8
-"""So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
 """Not the children of ranks: nobody asks where these are, or whom they talk to."""
 _PLACE = attrgetter("operation", "place", "counters")
@@ -178,10 +177,10 @@ class Track:
         for seen in look.sockets:
             flow = self.flows[seen.ends] = known.get(seen.ends) or Flow(seen, told_s, told_s, told_s)
             flow.hear(seen, told_s)
-        if look.stack is not None and look.stack.at_s + offset_s > self.stack_s + 0.01:  # offsets drift
-            is_first, self.stack_s = math.isinf(self.stack_s), look.stack.at_s + offset_s
-            if is_first:
-                self.first_s = max(self.stack_s, self.first_s)
+        is_first = math.isinf(self.stack_s)
+        if look.stack is not None and (is_first or look.stack != before.stack):
+            self.stack_s = look.stack.at_s + offset_s
+            self.first_s = max(self.stack_s, self.first_s) if is_first else self.first_s
             if before.stack is None or _PLACE(look.stack) != _PLACE(before.stack):
                 self.place_s = max(self.stack_s, self.place_s)
 
@@ -196,19 +195,18 @@ class NodeTrack:
     heard_s: float
     first_at_s: float
     """When the first look was taken, by the node's clock."""
-    num_late: int = 0
     passed_s: float = 0.0
     """Between the last two looks: those of very many nodes come seconds apart."""
+    ways_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAYS))
 
     def follow(self, look: NodeLook, now_s: float) -> bool:
         """Take in a newer look; returns whether what is known of the time before it still counts."""
-        passed_s, late_s = look.at_s - self.look.at_s, now_s - look.at_s - self.offset_s
-        self.num_late = self.num_late + 1 if late_s > STOOD_S else 0
-        has_stood = self.num_late >= MANY
-        self.offset_s = now_s - look.at_s if has_stood else min(self.offset_s + DRIFT * passed_s, now_s - look.at_s)
+        self.ways_s.append(now_s - look.at_s)
+        before_s, self.offset_s = self.told_s, min(self.ways_s)
         self.look, self.told_s = look, look.at_s + self.offset_s
-        is_gap, self.passed_s = passed_s > max(GAP_S, GAPS * self.passed_s), passed_s
-        return not is_gap and not has_stood
+        passed_s, known_s = self.told_s - before_s, self.passed_s
+        self.passed_s = passed_s
+        return passed_s <= max(GAP_S, GAPS * known_s)
 
 
 class LookHistory:
@@ -304,14 +302,12 @@ class LookHistory:
             # Only processes that live get over it: stopped, no link, no store, a mismatch.
             self.proven = [old for old in self.proven if Trait.PASSES not in find_cause(old.cause_id).traits]
         sure = [finding for finding in found if finding.confidence is not Confidence.UNDECIDED]
-        again = {index: new for new in sure for index, old in enumerate(self.proven) if _is_same(new, old)}
-        for index, finding in again.items():
-            self.proven[index] = finding
-        if not again and not (self.proven and now_s - self.held_s <= FOLLOWS_S):
-            again = dict(enumerate(sure, len(self.proven)))
-            self.proven += sure
+        again = [new for new in sure if any(_is_same(new, old) for old in self.proven)]
+        if not self.proven or now_s - self.held_s > FOLLOWS_S:
+            again = sure
         if again:
-            self.held_s = now_s
+            others = [old for old in self.proven if not any(_is_same(new, old) for new in again)]
+            self.proven, self.held_s = [*others, *again], now_s
 
 
 def is_open(since_s: float, first_s: float) -> bool:
