@@ -13,7 +13,6 @@ from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.job_status import JobStatus
 from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, StackSeen
 from allranks.report.text import Style
-from allranks.watch import heard_job
 from allranks.watch.heard_job import HeardJob, make_verdict
 from allranks.watch.judge import Opinion, describe
 from allranks.watch.standstill import WatchState
@@ -106,18 +105,15 @@ def test_a_state_is_left_as_a_warning_below_the_verdict() -> None:
     assert found.exit_code == 1
 
 
-def test_the_last_looks_are_bounded_and_a_second_watch_does_not_overwrite_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heard_job, "MAX_BYTES", 1000)
+def test_the_last_looks_stay_and_a_second_watch_does_not_overwrite_the_first(tmp_path: Path) -> None:
     heard = HeardJob("h:29500", [])
     for at_s in range(100):
         heard.hear(look(rank(0), at_s=at_s), at_s)
+        heard.hear(look(rank(1), at_s=at_s, node="n2"), at_s)
     paths = [heard.save(tmp_path / "runs") for _ in range(3)]
     assert [path.name for path in paths] == ["watch-h_29500", "watch-h_29500-2", "watch-h_29500-3"]
-    lines = (paths[1] / "looks.jsonl").read_text().splitlines()
-    assert sum(map(len, lines)) <= 1000
-    assert json.loads(lines[-1])["at_s"] == 99
+    looks = [json.loads(line) for line in (paths[1] / "looks.jsonl").read_text().splitlines()]
+    assert [(last["node"], last["at_s"]) for last in looks] == [("n1", 99), ("n2", 99)]
 
 
 @pytest.mark.parametrize(

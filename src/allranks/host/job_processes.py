@@ -131,12 +131,13 @@ def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[lis
     for process in mine.values():  # where ranks say RANK, a number of SLURM is none: of a step that serves the store
         if process.job in jobs and not process.has_own_rank:
             process.rank = process.local_rank = process.world_size = None
-    _assign_roles(seen, mine, is_alone=bool(wanted.pids))
-    for job in {process.job for process in mine.values()} if not wanted.pids else ():
+    _assign_roles(seen, mine)
+    for job in {process.job for process in mine.values()}:
         _add_store(job, seen, mine, root)
+    found = [process for process in mine.values() if not wanted.pids or process.pid in wanted.pids]
     order = list(ProcessRole)
-    key = lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid)  # noqa: E731
-    return sorted(mine.values(), key=key), sorted(set(others) - {"slurm_script"})
+    found.sort(key=lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid))
+    return found, sorted(set(others) - {"slurm_script"})
 
 
 _Processes = dict[int, FoundProcess]
@@ -191,12 +192,12 @@ def _may_tell(process: FoundProcess, mine: _Processes, root: Path) -> bool:
     )
 
 
-def _assign_roles(seen: _Processes, mine: _Processes, *, is_alone: bool) -> None:
-    """Say who started ranks, and who is a child of one; add both, if the processes are not looked at alone."""
+def _assign_roles(seen: _Processes, mine: _Processes) -> None:
+    """Say who started ranks, and who is a child of one; add both."""
     launchers = {process.pid for process in seen.values() if process.is_launcher}
     ranks = [process for process in mine.values() if process.has_own_rank]
     launchers |= {rank.above.pid for rank in ranks if rank.above and rank.above.started(rank)}
-    for rank in ranks if not is_alone else ():
+    for rank in ranks:
         above = rank.above
         while above and above.pid in launchers:
             mine[above.pid] = above
@@ -206,7 +207,7 @@ def _assign_roles(seen: _Processes, mine: _Processes, *, is_alone: bool) -> None
         parent = process.above
         while parent and parent.pid not in mine:
             parent = parent.above
-        if parent and not is_alone and pid not in mine:
+        if parent and pid not in mine:
             # The dead have no environment any more: their parent says whose they were.
             is_dead = process.stat.state == "Z" and process.stat.parent == parent.pid
             if is_dead or (parent.rank is not None and process.job in ("", parent.job)):

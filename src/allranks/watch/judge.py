@@ -310,7 +310,7 @@ class _Court:
         for track in self._history.tracks(*MAIN):
             is_held = track in held
             never_runs = track.is_alive and track.cpu_share == 0 and track.look.state is not ProcessState.RUNNING
-            unread = [flow for ends, flow in track.flows.items() if ends[1] == port and flow.seen.unread_bytes]
+            unread = track.unread_at(port)
             for_s = track.told_s - min((flow.unread_s for flow in unread), default=track.told_s)
             if (is_held or never_runs) and for_s >= (STORE_S if is_held else 3 * STORE_S):
                 how = "is stopped" if is_held else "does not run"

@@ -8,8 +8,8 @@
 Nothing is stopped, signalled or written to: the kernel tells states, ends and sockets, and py-spy reads stacks from
 outside. Only NCCL's RAS is connected to, which is there for that, and, with `--ask`, torch (ask_torch.py). Threads run
 py-spy and search for processes that have come, so that only the first look waits: it has no stacks, and later ones have
-those that were read by then. What costs more than some reads of /proc is repeated the more rarely the more it costs:
-`_next_s`, and stack_turns.py.
+those that were read by then. Searches and sockets are repeated the more rarely the more they cost (`_next_s`), and
+stacks as stack_turns.py says.
 
 Limits: exit codes of processes that their parent has reaped need Linux 6.15. In another network namespace, sockets are
 looked at more rarely, and the bytes that they have carried are not known.
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import time
 from collections import defaultdict
@@ -45,7 +44,7 @@ from allranks.model.beat import ProcessState
 from allranks.model.node_look import MAX_SOCKETS, EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.watch.ask_torch import TorchRecorders
 from allranks.watch.since import MAIN, LookHistory
-from allranks.watch.stack_turns import MAX_AT_ONCE, StackTurns, summarize
+from allranks.watch.stack_turns import MAX_AT_ONCE, choose, summarize
 
 FIND_EVERY_S, FIND_AFTER_END_S, INODES_EVERY_S = 3.0, 0.5, 1.0
 FIND_SHARE, SOCKETS_SHARE = 0.002, 0.003
@@ -58,8 +57,8 @@ _BY_KERNEL = ("parent", "state", "cpu_s", "num_switches", "rss_bytes")
 """Fields that the kernel tells at each look, by the same names in ProcessSeen and ProcessLook."""
 _Found = tuple[Sequence[FoundProcess], tuple[str, int] | None, float]
 """Processes, the store's address, and processor time for it."""
-_Read = tuple[StackSeen | None, str, float]
-"""The stack of a main thread, or why there is none; processor time of this process for it."""
+_Read = tuple[StackSeen | None, str]
+"""The stack of a main thread, or why there is none."""
 _Nccl = tuple[dict[int, int], dict[int, int | None], str]
 """By pid, operations of NCCL that were started, and percent of a GPU; why NCCL does not tell."""
 
@@ -95,7 +94,6 @@ class NodeWatcher:
         self._are_owners_old = False
         """Whether a process has come, or one has ended, whose sockets may be among these as somebody else's."""
         self._own_network = _network(os.getpid(), Path("/"))
-        self._turns, self._children_s = StackTurns(), _children_cpu_s()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for so long, or until a process of the job ends: the next look tells how."""
@@ -241,16 +239,9 @@ class NodeWatcher:
 
     def _gather_stacks(self) -> None:
         """Take in the stacks that have been read."""
-        costs = []
         for watched in self._watched.values():
-            if (read := watched.reading.take()) is not None:
-                stack, problem, cost_s = read
-                costs.append(cost_s)
-                if watched.told.end is None:
-                    watched.told = replace(watched.told, stack=stack or watched.told.stack, problem=problem)
-        before_s, self._children_s = self._children_s, _children_cpu_s()
-        if costs and not self._search.is_open:  # a search starts py-spy, too
-            self._turns.hear_cost(self._children_s - before_s + sum(costs), len(costs))
+            if (read := watched.reading.take()) is not None and watched.told.end is None:
+                watched.told = replace(watched.told, stack=read[0] or watched.told.stack, problem=read[1])
 
     def _start_reading(self, now_s: float) -> None:
         """Have the stacks of ranks read whose turn it is."""
@@ -258,19 +249,18 @@ class NodeWatcher:
         readings = {track: self._watched[track.look.pid, track.look.start_ticks].reading for track in tracks}
         free = [track for track, reading in readings.items() if not reading.is_open]
         most = MAX_AT_ONCE - len(tracks) + len(free)
-        for track in self._turns.choose(free, num_ranks=len(tracks), now_s=now_s, at_most=most):
+        for track in choose(free, num_ranks=len(tracks), now_s=now_s, at_most=most):
             read = partial(_read_stack, track.look.pid, self._root, at_s=now_s, is_still=track.is_still)
             readings[track].ask(read)
 
 
 def _find(wanted: WantedStacks, root: Path) -> _Found:
-    began_s = time.thread_time() + _children_cpu_s()
+    began_s = time.thread_time()
     processes = find_processes(wanted, root=root)[0]
-    return processes, find_store(processes, root=root), time.thread_time() + _children_cpu_s() - began_s
+    return processes, find_store(processes, root=root), time.thread_time() - began_s
 
 
 def _read_stack(pid: int, root: Path, *, at_s: float, is_still: bool) -> _Read:
-    began_s = time.thread_time()
     dump = ask_py_spy(pid, deadline_s=time.monotonic() + DUMP_S, with_locals=True, root=root)
     frames, text = next((thread.frames for thread in dump.threads if thread.is_main(pid)), []), ""
     if frames and not is_library(frames[0].filename):
@@ -278,7 +268,7 @@ def _read_stack(pid: int, root: Path, *, at_s: float, is_still: bool) -> _Read:
         text = read_source_lines({pid: {line}}, root=root).get(pid, {}).get(line, "")
     stack = summarize(frames, at_s=at_s, is_still=is_still, text=text) if frames else None
     problem = dump.problem or ("" if frames else "its main thread has no Python frames")
-    return stack, problem[:300], time.thread_time() - began_s
+    return stack, problem[:300]
 
 
 def _read_nccl(ranks: Mapping[int, int], root: Path) -> _Nccl:
@@ -296,8 +286,3 @@ def _network(pid: int, root: Path) -> int:
     with contextlib.suppress(OSError):
         return (root / f"proc/{pid}/ns/net").stat().st_ino
     return 0
-
-
-def _children_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime

@@ -94,6 +94,8 @@ class Track:
     """When that was."""
     read_s: float = -math.inf
     """When its stack was last asked for."""
+    pause_s: float = 0.0
+    """Until it is asked for again, if it is quiet."""
     stack_s: float = -math.inf
     """When its last stack was read."""
     first_s: float = field(init=False)
@@ -155,6 +157,10 @@ class Track:
         """Whether it is still, or its connections, as far as their bytes are known, carry nothing: it may loop."""
         flows = (flow for flow in self.flows.values() if flow.seen.acked_bytes is not None and flow.seen.peer_address)
         return self.is_still or self.told_s - max((flow.moved_s for flow in flows), default=self.told_s) >= QUIET_S
+
+    def unread_at(self, port: int) -> list[Flow]:
+        """Its connections at a port, or the socket that listens there, in which something waits to be read."""
+        return [flow for flow in self.flows.values() if flow.seen.own_port == port and flow.seen.unread_bytes]
 
     def hear(self, look: ProcessLook, told_s: float, offset_s: float) -> None:
         """Take in what is seen of it now."""

@@ -1,17 +1,16 @@
 """What a stack tells a watcher, and whose stack is read next, so that watching stays cheap. Pure.
 
-    turns.choose([track], num_ranks=2, now_s=10.0)          [track]: quiet for a second, and not read for 2 s
+    choose([track], now_s=10.0)          [track]: quiet for a second, and not read for 2 s
 
 One read costs some 15 ms of processor time, more than everything else in a look. A rank that does something is read
-rarely. One that is quiet may hang, or wait for one that hangs: it is read every 2 s, as long as the credit lasts that
-the node's ranks collect with time. A step that is quiet for a second each time thus costs no more than a hang.
+rarely. One that is quiet may hang, or wait for one that hangs: it is read at once and after 2 s, and the more rarely
+the longer that lasts. A step that is quiet for a second each time costs at most a read every 2 s.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 from pathlib import PurePath
 
 from allranks.host.py_spy import ToldFrame
@@ -20,15 +19,10 @@ from allranks.launch.look.stack_groups import name_operation, waits_for_others
 from allranks.model.node_look import MAX_COUNTERS, StackSeen
 from allranks.watch.since import Track
 
-QUIET_EVERY_S, BUSY_EVERY_S = 2.0, 15.0
+FIRST_S, BUSY_EVERY_S = 1.0, 15.0
+"""Between two reads of a rank: when it becomes quiet, doubled after each read, and at most."""
 MAX_OFTEN = 8
 """Ranks on a node that are read every BUSY_EVERY_S; of more, as many in the same time, in turn."""
-SHARE = 0.005
-"""Of a core for each rank, spent on reading stacks."""
-FIRST_COST_S = 0.02
-"""Processor time of one read, until it was measured."""
-BURST = 4
-"""Reads of each rank that can be saved up: a hang has two different looks within 4 s."""
 MAX_AT_ONCE = 8
 
 _COUNTS = re.compile(
@@ -39,35 +33,17 @@ _COUNTS = re.compile(
 _WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 
 
-@dataclass(slots=True)
-class StackTurns:
-    """Who is read next."""
-
-    cost_s: float = FIRST_COST_S
-    """Processor time of one read, as measured lately."""
-    credit_s: float | None = None
-    """Processor time that may be spent now; None: all that can be saved up."""
-    _last_s: float = 0.0
-
-    def choose(
-        self, tracks: Iterable[Track], *, num_ranks: int, now_s: float, at_most: int = MAX_AT_ONCE
-    ) -> list[Track]:
-        """Return those to read now, booked as read: quiet ones first, then whoever was not read for longest."""
-        most_s = BURST * self.cost_s * num_ranks
-        saved_s = most_s if self.credit_s is None else self.credit_s + SHARE * num_ranks * (now_s - self._last_s)
-        self.credit_s, self._last_s = min(most_s, saved_s), now_s
-        every_s = {True: QUIET_EVERY_S, False: BUSY_EVERY_S * max(1.0, num_ranks / MAX_OFTEN)}
-        due = [track for track in tracks if now_s - track.read_s >= every_s[track.is_quiet]]
-        due.sort(key=lambda track: (not track.is_quiet, track.read_s))
-        chosen = due[: min(at_most, int(self.credit_s / self.cost_s))]
-        for track in chosen:
-            track.read_s = now_s
-        self.credit_s -= len(chosen) * self.cost_s
-        return chosen
-
-    def hear_cost(self, spent_s: float, num_reads: int) -> None:
-        """Take in what some reads have cost."""
-        self.cost_s = max(0.001, 0.8 * self.cost_s + 0.2 * spent_s / num_reads)
+def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_most: int = MAX_AT_ONCE) -> list[Track]:
+    """Return those to read now, booked as read: quiet ones first, then whoever was not read for longest."""
+    busy_s, due = BUSY_EVERY_S * max(1.0, num_ranks / MAX_OFTEN), list[tuple[bool, float, Track]]()
+    for track in tracks:
+        track.pause_s = track.pause_s if track.is_quiet else FIRST_S
+        if now_s - track.read_s >= (track.pause_s if track.is_quiet else busy_s):
+            due.append((not track.is_quiet, track.read_s, track))
+    chosen = [track for *_, track in sorted(due, key=lambda turn: turn[:2])[:at_most]]
+    for track in chosen:
+        track.read_s, track.pause_s = now_s, min(2 * track.pause_s, BUSY_EVERY_S)
+    return chosen
 
 
 def summarize(told: Sequence[ToldFrame], *, at_s: float, is_still: bool, text: str = "") -> StackSeen:

@@ -25,11 +25,11 @@ from msgspec.structs import asdict
 
 from allranks.model.beat import ProcessState
 from allranks.model.finding import Confidence
-from allranks.model.node_look import MAX_MEMBERS, FlightSeen, ProcessRole
+from allranks.model.node_look import MAX_MEMBERS, FlightSeen
 from allranks.recorder.calls import Call, Dump, canonical
 from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
 from allranks.report.text import count_of, describe_time, fold_ranks
-from allranks.watch.since import LookHistory, Track, is_open, say_for
+from allranks.watch.since import MAIN, LookHistory, Track, is_open, say_for
 
 STILL_S = 3.0
 """For so long nothing has moved between ranks before a state of theirs is told."""
@@ -227,7 +227,9 @@ class RanksNow:
         since_s = max([self.still_s, *(track.place_s for track in self.waiting.values())])
         are_bytes_open = any(flow.seen.unacked_bytes for _, flow, _, _ in self.history.links)
         # A stack is read each 2 s: who has been in one place since the second one is there to stay.
-        if not self.waiting or are_bytes_open or self._is_store_asked() or self.told_s - since_s < STILL_S - 1.0:
+        living = [track for track in self.history.tracks(*MAIN) if track.is_alive]
+        are_bytes_open |= any(track.unread_at(self.history.store_port) for track in living)
+        if not self.waiting or are_bytes_open or self.told_s - since_s < STILL_S - 1.0:
             return
         calls = _group(self.waiting, lambda track: track.stack.where)
         steps = _group(self.waiting, lambda track: track.stack.counter and track.stack.counter[1])
@@ -263,12 +265,6 @@ class RanksNow:
         text = f"{fold_ranks(behind)} {_be(behind)} behind, {first.stack.where}: collectives of NCCL that were started"
         text = f"{text}: {said}; no more {say_for(since_s, self.told_s, self._first_s)}"
         yield _state(text, behind, first, since_s)
-
-    def _is_store_asked(self) -> bool:
-        """Whether a request waits to be read at the store."""
-        port, tracks = self.history.store_port, self.history.tracks(*ProcessRole)
-        flows = ((ends, flow) for track in tracks if track.is_alive and port for ends, flow in track.flows.items())
-        return any(ends[1] == port and flow.seen.unread_bytes for ends, flow in flows)
 
 
 def _as_dump(rank: int, flight: FlightSeen, *, may_block: bool) -> Dump:
