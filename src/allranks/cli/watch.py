@@ -145,9 +145,8 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, asks: bool
             if found:
                 say(f"{exc}; this machine's ranks of job {job} are watched")
     if not found:
-        process = f"; to watch the process {job}: allranks watch --pid {job}" if Path(f"/proc/{job}").exists() else ""
         others = "; jobs here:" if here else f"; {none}"
-        raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{process}{others}", more=known)
+        raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{others}", more=known)
     if not target or has_name(job):  # without a name, all ranks are of the only job, and whoever started them
         return watch_here(job if has_name(job) else "", asks=asks)
     return watch_here("", pids=tuple(process.pid for process in found), asks=asks)

@@ -144,12 +144,10 @@ class NodeWatcher:
         """Take in processes that have come, and what is known by now of those that are here."""
         processes, store, cost_s = answer
         for found in processes:
-            start_ticks = read_process(found.pid, root=self._root).start_ticks
-            if not start_ticks:
-                continue
-            if (watched := self._watched.get((found.pid, start_ticks))) is None:
-                new = ProcessLook(pid=found.pid, role=ProcessRole.WORKER, start_ticks=start_ticks)
-                watched = self._watched[found.pid, start_ticks] = _Watched(new)
+            key = found.pid, found.stat.start_ticks
+            if (watched := self._watched.get(key)) is None:
+                new = ProcessLook(pid=found.pid, role=ProcessRole.WORKER, start_ticks=found.stat.start_ticks)
+                watched = self._watched[key] = _Watched(new)
                 self._follow(watched, now_s)
                 self._are_owners_old = True
             if found.env or watched.told.rank is None:  # the dead have no environment
