@@ -6,9 +6,9 @@ import msgspec
 import pytest
 
 from allranks.host.py_spy import ToldFrame, ToldLocal
+from allranks.launch.look.stack_groups import summarize
 from allranks.model.node_look import ProcessLook, ProcessRole, SocketSeen
-from allranks.watch.since import Track
-from allranks.watch.stack_turns import choose, summarize
+from allranks.watch.since import Track, choose
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 NEVER_S = float("-inf")

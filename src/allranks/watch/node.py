@@ -9,7 +9,7 @@ Nothing is stopped, signalled or written to: the kernel tells states, ends and s
 outside. Only NCCL's RAS is connected to, which is there for that, and, with `--ask`, torch (ask_torch.py). Threads run
 py-spy and search for processes that have come, so that only the first look waits: it has no stacks, and later ones have
 those that were read by then. Searches and sockets are repeated the more rarely the more they cost (`_next_s`), and
-stacks as stack_turns.py says.
+stacks as since.py chooses.
 
 Limits: exit codes of processes that their parent has reaped need Linux 6.15. In another network namespace, sockets are
 looked at more rarely, and the bytes that they have carried are not known.
@@ -40,11 +40,11 @@ from allranks.host.source import read_source_lines
 from allranks.host.stacks import is_library
 from allranks.host.threads import ThreadQuestion
 from allranks.host.traffic import find_sockets
+from allranks.launch.look.stack_groups import summarize
 from allranks.model.beat import ProcessState
 from allranks.model.node_look import MAX_SOCKETS, EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.watch.ask_torch import TorchRecorders
-from allranks.watch.since import MAIN, LookHistory
-from allranks.watch.stack_turns import MAX_AT_ONCE, choose, summarize
+from allranks.watch.since import MAIN, MAX_AT_ONCE, LookHistory, choose
 
 FIND_EVERY_S, FIND_AFTER_END_S, INODES_EVERY_S = 3.0, 0.5, 1.0
 FIND_SHARE, SOCKETS_SHARE = 0.002, 0.003

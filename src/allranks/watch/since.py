@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -36,6 +36,10 @@ PASSED_S = 2.0
 """After so long without a proven fault, a job whose ranks talk to each other has got over it."""
 FOLLOWS_S = 30.0
 """What breaks so shortly after a proven fault may have followed from it, and is not named beside it."""
+FIRST_S, BUSY_EVERY_S = 1.0, 15.0
+"""Between two reads of a rank's stack: when it becomes quiet, doubled after each read, and at most."""
+MAX_OFTEN, MAX_AT_ONCE = 8, 8
+"""Ranks on a node that are read every BUSY_EVERY_S (of more, as many in the same time, in turn), and those at once."""
 LOOKS_S = 0.6
 """What has not changed since so shortly after the first look held at it, and before."""
 WAYS = 40
@@ -314,6 +318,24 @@ class LookHistory:
         if again:
             others = [old for old in self.proven if not any(_is_same(new, old) for new in again)]
             self.proven, self.held_s = [*others, *again], now_s
+
+
+def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_most: int = MAX_AT_ONCE) -> list[Track]:
+    """Return those whose stacks are read now, booked as read: quiet ones first, then whoever was not read for longest.
+
+    One read costs some 15 ms of processor time, more than everything else in a look. A rank that does something is
+    read rarely. One that is quiet may hang, or wait for one that hangs: it is read at once and after 2 s, and the more
+    rarely the longer that lasts. A step that is quiet for a second each time costs at most a read every 2 s.
+    """
+    busy_s, due = BUSY_EVERY_S * max(1.0, num_ranks / MAX_OFTEN), list[tuple[bool, float, Track]]()
+    for track in tracks:
+        track.pause_s = track.pause_s if track.is_quiet else FIRST_S
+        if now_s - track.read_s >= (track.pause_s if track.is_quiet else busy_s):
+            due.append((not track.is_quiet, track.read_s, track))
+    chosen = [track for *_, track in sorted(due, key=lambda turn: turn[:2])[:at_most]]
+    for track in chosen:
+        track.read_s, track.pause_s = now_s, min(2 * track.pause_s, BUSY_EVERY_S)
+    return chosen
 
 
 def is_open(since_s: float, first_s: float) -> bool:
