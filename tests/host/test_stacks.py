@@ -84,7 +84,6 @@ def test_every_process_of_the_job_says_where_it_is(start: Start) -> None:
     assert functions(found.processes[1])[-2:] == ["wait_for_child", "<module>"]
     assert functions(found.processes[2]) == ["nap", "<module>"]
     assert [each.state for each in found.processes] == ["S", "S", "T"]
-    assert found.others == ("sleep",)
     assert (found.node, found.job) == ("here", JOB)
     assert Path(f"/proc/{stopped.pid}/stat").read_text().split()[2] == "T"  # and is left so
 

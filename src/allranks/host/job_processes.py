@@ -1,6 +1,6 @@
 """Which processes of this machine belong to a job now, whoever started it, and what is each: rank, child, launcher?
 
-    find_processes(WantedStacks(job="4711"))[0][0].rank
+    find_processes(WantedStacks(job="4711"))[0].rank
 
     1. Every Python process and its environment as it is now (host.live_environment): job and rank.
     2. Where that tells no rank of its own, `rank` and `world_size` among the variables of the stack (py-spy):
@@ -115,12 +115,12 @@ def name_job(env: Mapping[str, str]) -> str:
     return run if run not in ("", "none") else env.get("SLURM_JOB_ID") or store
 
 
-def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[list[FoundProcess], list[str]]:
-    """Return the wanted Python processes, workers first, and the names of the job's other processes.
+def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> list[FoundProcess]:
+    """Return the wanted Python processes, workers first.
 
     allranks' own agents, probes and standbys are left out, as are Python's helpers without a stack of interest.
     """
-    seen, mine, others = _read_all(wanted, root)
+    seen, mine = _read_all(wanted, root)
     is_open = wanted == WantedStacks()
     asked = [process.pid for process in (seen if is_open else mine).values() if _may_tell(process, mine, root)]
     for pid, told in ask_for_ranks(asked, root=root).items():
@@ -137,32 +137,28 @@ def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[lis
     found = [process for process in mine.values() if not wanted.pids or process.pid in wanted.pids]
     order = list(ProcessRole)
     found.sort(key=lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid))
-    return found, sorted(set(others) - {"slurm_script"})
+    return found
 
 
 _Processes = dict[int, FoundProcess]
 
 
-def _read_all(wanted: WantedStacks, root: Path) -> tuple[_Processes, _Processes, list[str]]:
-    """Return all Python processes, those that are wanted by their environment, and the names of other wanted ones.
-
-    Both by pid, parents before their children.
-    """
+def _read_all(wanted: WantedStacks, root: Path) -> tuple[_Processes, _Processes]:
+    """Return all Python processes, and those that are wanted by their environment; by pid, parents before children."""
     pids = [int(name) for name in os.listdir(root / "proc") if name.isdigit()]  # noqa: PTH208
     stats = {pid: stat for pid in pids if (stat := read_stat(pid, root=root)) and stat.name != _STEP}
-    seen, mine = _Processes(), _Processes()
-    ours, others = set[int](), []
+    seen, mine, ours = _Processes(), _Processes(), set[int]()
     for pid, stat in sorted(stats.items(), key=lambda item: (item[1].start_ticks, item[0])):
         is_python = _is_named_python(root, pid, stat.name)
         env = (read_live_environment(pid, root=root) if is_python else None) or read_environment(pid, root=root)
         is_wanted = _is_wanted(wanted, pid, env, root)
-        if not (is_python or is_wanted):
+        if is_wanted and not (is_python or pid in wanted.pids):
+            is_python = "/libpython3" in read_file(root / f"proc/{pid}/maps")
+        if not (is_python or pid in wanted.pids):
             continue
         command = read_file(root / f"proc/{pid}/cmdline").rstrip("\0").split("\0")
         if STANDBY in env or pid == os.getpid() or _is_ours(command):
             ours.add(pid)
-        elif not (is_python or pid in wanted.pids or "/libpython3" in read_file(root / f"proc/{pid}/maps")):
-            others.append(stat.name)
         elif not _is_helper(command, read_file(root / f"proc/{stat.parent}/cmdline")):
             above = stat.parent
             for _ in stats:  # each was read at another moment, and pids are used again: there may be a circle
@@ -173,7 +169,7 @@ def _read_all(wanted: WantedStacks, root: Path) -> tuple[_Processes, _Processes,
             # Without a job: what SLURM or MPI numbered counts if it has a store.
             is_wanted |= wanted == WantedStacks() and process.rank is not None and "MASTER_PORT" in env
             mine |= {pid: process} if is_wanted else {}
-    return seen, mine, others
+    return seen, mine
 
 
 def _may_tell(process: FoundProcess, mine: _Processes, root: Path) -> bool:

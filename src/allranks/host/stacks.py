@@ -74,8 +74,6 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     job: str
     processes: tuple[Process, ...]
-    others: tuple[str, ...] = ()
-    """Names of the job's processes that are no Python."""
 
 
 def look(wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> NodeStacks:
@@ -87,7 +85,7 @@ def look(wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> NodeStac
         root: where /proc is; tests feed a tree.
     """
     deadline_s = time.monotonic() + LOOK_S
-    found, others = find_processes(wanted, root=root)
+    found = find_processes(wanted, root=root)
     began_s, before_s = time.monotonic(), {process.pid: _cpu_s(process, root) for process in found}
     with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
         answers = pool.map(lambda process: _dump(process, deadline_s, root), found)
@@ -119,7 +117,7 @@ def look(wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> NodeStac
                 store=process.serves,
             )
         )
-    return NodeStacks(node=node, job=wanted.job, processes=tuple(processes), others=tuple(others))
+    return NodeStacks(node=node, job=wanted.job, processes=tuple(processes))
 
 
 def is_library(file: str) -> bool:

@@ -254,7 +254,7 @@ class NodeWatcher:
 
 def _find(wanted: WantedStacks, root: Path) -> _Found:
     began_s = time.thread_time()
-    processes = find_processes(wanted, root=root)[0]
+    processes = find_processes(wanted, root=root)
     return processes, find_store(processes, root=root), time.thread_time() - began_s
 
 

@@ -59,7 +59,7 @@ class Watched(NamedTuple):
 def find_jobs_here() -> dict[str, list[FoundProcess]]:
     """Return the ranks of each job on this machine by its name, or where it has none by `pid` and who started them."""
     jobs: dict[str, list[FoundProcess]] = {}
-    for process in find_processes(WantedStacks())[0]:
+    for process in find_processes(WantedStacks()):
         if process.role is ProcessRole.WORKER and process.rank is not None and process.stat.state != "Z":
             jobs.setdefault(process.job, []).append(process)
     return jobs

@@ -180,13 +180,8 @@ def render_stacks(report: StackReport, groups: Sequence[StackGroup], style: Styl
     missing = [f"{mark} {cell(name)}   {cell(why)}" for name, why in report.silent.items()]
     if report.missing_ranks:
         missing.append(f"{mark} {fold_ranks(report.missing_ranks)}   no process found: it never started, or has ended")
-    empty: dict[tuple[str, ...], list[str]] = {}
-    for document in report.documents:
-        if not document.processes:
-            empty.setdefault(document.others, []).append(document.node)
-    for others, names in empty.items():
-        beside = f"; runs {cell(', '.join(others))}" if others else ""
-        missing.append(f"{mark} {fold_hosts(names)}   no Python process of the job{beside}")
+    if empty := [document.node for document in report.documents if not document.processes]:
+        missing.append(f"{mark} {fold_hosts(empty)}   no Python process of the job")
     if missing:
         parts.append("\n".join(style.paint(line, "31;1") for line in missing))
     parts += [_render_group(group, style) for group in groups]
