@@ -172,7 +172,7 @@ class Case:
         processes += [past for actor in self.actors if actor.node == node for past in actor.past]
         for actor in self.actors:
             if actor.node == node and actor.child_end is not None:
-                child = {"role": ProcessRole.CHILD, "parent": actor.pid, "rank": actor.rank, "end": actor.child_end}
+                child = {"role": ProcessRole.CHILD, "rank": actor.rank, "end": actor.child_end}
                 processes.append(ProcessLook(pid=actor.pid + 1, **child))
         return NodeLook(
             node=node,

@@ -29,8 +29,8 @@ ONCE_S, ANSWERS_OF_TORCH_S, MORE_S = 5.0, 7.0, 20.0
 """How long `--once` looks; how much longer for two answers of torch, and at most for slow nodes."""
 NOTICE_S = 2.0
 """Before somebody who waits for nodes is told so."""
-SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
-"""How often the table is drawn, a line is printed where nothing changes, and a document is printed."""
+SCREEN_S, JSON_S = 0.5, 1.0
+"""How often the table is drawn, and a document is printed."""
 
 
 @click.command("watch")
@@ -153,8 +153,8 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, asks: bool
 
 
 def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json: bool, once_s: float) -> None:
-    """Print one answer, or documents, or lines: what is wrong whenever that changes, what the ranks do now and then."""
-    from allranks.report.top_rows import describe_states, render_view
+    """Print one answer, or documents, or lines whenever what is wrong changes."""
+    from allranks.report.top_rows import render_view
     from allranks.watch.judge import describe
 
     style, began_s, notice_s = Style.of(sys.stdout), time.monotonic(), NOTICE_S
@@ -171,15 +171,10 @@ def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json:
             break
         # It takes some looks to know that nothing is wrong.
         is_known = has_looked or (not heard.unheard and (as_json or heard.opinion.is_wrong))
-        if is_once or not is_known or (now_s < due_s and heard.news == told):
-            continue
-        if as_json:
-            click.echo(heard.to_json())
-        elif heard.news == told:
-            click.echo(describe_states([row.of for row in heard.view().rows]))
-        else:
-            click.echo("\n".join(describe(heard.opinion, style)))
-        told, due_s = heard.news, now_s + (JSON_S if as_json else LINES_S)
+        is_due = heard.news != told or (as_json and now_s >= due_s)
+        if not is_once and is_known and is_due:
+            click.echo(heard.to_json() if as_json else "\n".join(describe(heard.opinion, style)))
+            told, due_s = heard.news, now_s + JSON_S
     if not heard.is_heard:
         raise AllranksError(f"watch {heard.job}: no node answered within {once_s + MORE_S:.0f} s")
     news = [] if heard.news == told else describe(heard.opinion, style)

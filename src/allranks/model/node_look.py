@@ -128,7 +128,6 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Since the boot: tells it from a later process with the same pid."""
     rank: Whole | None = None
     world_size: Whole | None = None
-    parent: Amount = 0
     state: ProcessState = ProcessState.RUNNING
     cpu_s: Age = 0.0
     """Processor time so far, all threads."""

@@ -297,11 +297,10 @@ class _Court:
     def _judge_stopped(self) -> tuple[Finding, ...]:
         if not (tracks := self._held(ProcessRole.WORKER)):
             return ()
-        first, frozen = tracks[0], "stopped (SIGSTOP, or a frozen cgroup)"
+        first, frozen = tracks[0], "stopped (SIGSTOP, a frozen cgroup, or a debugger)"
         seen = [f"{_name(track)}, pid {track.look.pid}: {track.look.state} in /proc" for track in tracks[:8]]
-        how = "held by a debugger" if first.look.state is ProcessState.TRACED else frozen
         for_s = say_for(first.state_s, first.told_s, first.began_s)
-        what = f"the process has been {how} {for_s}: it exists, but does not run"
+        what = f"the process has been {frozen} {for_s}: it exists, but does not run"
         return (self._fault("AR010", what, tracks, evidence=seen, fix=_say_continue(tracks)),)
 
     def _judge_store(self) -> tuple[Finding, ...]:
@@ -388,9 +387,7 @@ def _name(track: Track) -> str:
 def _say_continue(tracks: Sequence[Track]) -> str:
     """What to do about processes that are stopped."""
     node, pids = tracks[0].node, " ".join(str(track.look.pid) for track in tracks if track.node == tracks[0].node)
-    if tracks[0].look.state is ProcessState.TRACED:
-        return f"on {node}: TracerPid in /proc/{tracks[0].look.pid}/status is the debugger; let it detach"
-    who = "somebody's kill -STOP, or a frozen cgroup"
+    who = f"somebody's kill -STOP, a frozen cgroup, or a debugger (TracerPid in /proc/{tracks[0].look.pid}/status)"
     return f"on {node}: kill -CONT {pids} continues it; find what stopped it: {who}"
 
 
