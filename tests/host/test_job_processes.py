@@ -400,7 +400,6 @@ def test_a_process_without_a_rank_is_asked_again_after_a_pause_and_each_has_its_
         clock[0] = now_s
         assert py_spy.ask_for_ranks(pids, clock=lambda: clock[0]) == {}
 
-    monkeypatch.setattr(py_spy, "MAX_AT_ONCE", 1)
     monkeypatch.setattr(py_spy, "ask_py_spy", ask)
     monkeypatch.setattr(py_spy, "read_start_ticks", lambda pid: 1)
     search(0.0, 7, 8, 9)

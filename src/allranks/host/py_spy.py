@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +30,6 @@ ATTEMPTS = 3
 """Of reading a process that is changing its stack at the same time."""
 ASK_S = 4.0
 """For the variables of all processes whose environment tells no rank."""
-MAX_AT_ONCE = 4
 AGAIN_S = 10.0
 """Between two questions to a process that tells nothing."""
 
@@ -153,19 +151,14 @@ def ask_for_ranks(
         del _SILENT[gone]
     asked_s = {key: _SILENT.get(key, -math.inf) for key in keys.values() if key not in _TOLD}
     asked = sorted((key for key, at_s in asked_s.items() if now_s - at_s >= AGAIN_S), key=asked_s.__getitem__)
-    deadline_s = now_s + ASK_S
-
-    def ask(key: _Process) -> None:
-        if clock() >= deadline_s:
-            return
-        threads = ask_py_spy(key[0], deadline_s=deadline_s, with_locals=True).threads
+    for key in asked:
+        if clock() >= now_s + ASK_S:
+            break
+        threads = ask_py_spy(key[0], deadline_s=now_s + ASK_S, with_locals=True).threads
         if (told := find_rank(threads)) is not None:
             _TOLD[key] = told
         else:
             _SILENT[key] = now_s
-
-    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        list(pool.map(ask, asked))
     return {pid: _TOLD[key] for pid, key in keys.items() if key in _TOLD}
 
 
