@@ -39,7 +39,7 @@ from allranks.watch.ask_torch import (
 )
 from allranks.watch.node import NodeWatcher
 from allranks.watch.since import LookHistory
-from conftest import Allranks, clean_env, free_port
+from conftest import HANG_S, Allranks, clean_env, free_port
 
 RANK = """\
 import ctypes, os, socket, sys, threading, time
@@ -331,6 +331,8 @@ def test_torch_is_asked_only_on_demand(start: Start, asks: bool) -> None:
     watcher = NodeWatcher(WantedStacks(pids=(rank.pid,)), node="here", asks=asks)
     began_s = time.monotonic()
     looks = [watcher.look(began_s + 0.25 * tick) for tick in range(40)]
+    while asks and not rank.num_asked and time.monotonic() < began_s + HANG_S:
+        time.sleep(0.05)  # the thread that asks may be slow
     assert (rank.num_asked > 0, any(look.limits for look in looks)) == (asks, False)
     watcher.close()
 

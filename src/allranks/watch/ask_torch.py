@@ -92,15 +92,15 @@ class TorchRecorders:
         if history.moved_s > self._moved_s:
             self._told = {pid: told for pid, told in self._told.items() if isinstance(told, str)}
         self._moved_s = history.moved_s
-        asked = {pid: rank for pid, rank in ranks.items() if self._told.get(pid) != SILENT}
-        asked = {pid: rank for pid, rank in asked.items() if not history.living[rank].is_held}
+        free = [track for track in history.living.values() if not track.is_held]
+        asked = {track.look.pid: track for track in free if self._told.get(track.look.pid) != SILENT}
         if asked and not self._question.is_open and now_s >= max(self._due_s, history.moved_s + STILL_S):
             # Of ranks that are not seen to move, the pipe is asked again once they stand elsewhere.
-            tracks = {pid: history.living[rank] for pid, rank in asked.items()}
-            stood_s = {pid: max(history.moved_s, track.place_s, track.ops_s) for pid, track in tracks.items()}
+            stood_s = {pid: max(history.moved_s, track.place_s, track.ops_s) for pid, track in asked.items()}
             pokes = {pid for pid in asked if stood_s[pid] >= self._poked_s.get(pid, 0.0)}
             self._poked_s, self._due_s = self._poked_s | dict.fromkeys(pokes, now_s), now_s + EVERY_S
-            self._question.ask(partial(ask_recorders, asked, at_s=now_s, root=self._root, pokes=pokes))
+            of = {pid: ranks[pid] for pid in asked}
+            self._question.ask(partial(ask_recorders, of, at_s=now_s, root=self._root, pokes=pokes))
         problems = defaultdict[str, list[int]](list)
         for pid, rank in ranks.items():
             if isinstance(told := self._told.get(pid), str):
@@ -194,12 +194,10 @@ def _as_flight(told: Mapping[str, bytes], rank: int, at_s: float, now_ns: int) -
             about[name] |= {group + more: value for group, value in getattr(dump, name).items()}
         about["formed_again"] |= dict.fromkeys(group + more for group in dump.formed_again)
     calls.sort(key=lambda call: call["created_ns"])
-    cut = {(call["group"], call["seq"]) for call in calls[:-MAX_TOLD_CALLS]}
-    kept = [call for call in calls[-MAX_TOLD_CALLS:] if (call["group"], call["seq"]) not in cut]  # no batch in part
     called_s = max(0.0, at_s - max(0, now_ns - calls[-1]["created_ns"]) / 1e9) if calls else 0.0
     # One that has recorded nothing may be off (TORCH_FR_BUFFER_SIZE=0).
     is_whole = bool(calls) and all(dump.is_whole for _, dump in dumps)
-    seen = {"at_s": at_s, "called_s": called_s, "calls": kept, "is_whole": is_whole}
+    seen = {"at_s": at_s, "called_s": called_s, "calls": calls[-MAX_TOLD_CALLS:], "is_whole": is_whole}
     return msgspec.convert(seen | about | {"formed_again": [*about["formed_again"]]}, FlightSeen)
 
 
