@@ -48,7 +48,7 @@ def test_the_rank_that_the_others_wait_for_is_the_first_row() -> None:
 
 
 def test_states_and_ends_are_told_and_a_restarted_rank_once() -> None:
-    old = rank(0, end=EndSeen(at_s=1, signal=9), pid=50)
+    old = rank(0, end=EndSeen(at_s=1, code=-9), pid=50)
     status = see(
         look(rank(4), node="n2"),
         look(rank(0), old, rank(1, state=ProcessState.STOPPED), rank(2, end=EndSeen(at_s=1, code=3)), at_s=13.0),

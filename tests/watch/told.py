@@ -80,7 +80,7 @@ class Actor:
             states = {"stopped": "stopped", "debugged": "traced", "continued": "sleeping", "blocked": "blocked"}
             self.state = ProcessState(states[words])
         elif found := re.fullmatch(r"(child )?(?:ended|killed) by (SIG\w+)", words):
-            end = EndSeen(at_s=at_s, signal=int(signal.Signals[found[2]]))
+            end = EndSeen(at_s=at_s, code=-signal.Signals[found[2]])
             self.child_end, self.end = (end, self.end) if found[1] else (self.child_end, end)
         elif found := re.fullmatch(r"exits (\d+)|ended", words):
             self.end = EndSeen(at_s=at_s, code=int(found[1]) if found[1] else None)

@@ -37,12 +37,17 @@ class ProcessRole(StrEnum):
 
 
 class EndSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a process ended; neither code nor signal: nobody could tell any more."""
+    """How a process ended."""
 
     at_s: Age
     """When it was noticed."""
     code: Whole | None = None
-    signal: Whole | None = None
+    """Exit code, -n for signal n; None: nobody could tell any more."""
+
+    @property
+    def signal(self) -> int:
+        """Which signal ended it; 0: none, or nobody can tell."""
+        return max(0, -(self.code or 0))
 
 
 class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -69,7 +69,7 @@ class HeardJob:
         elif not self._silent:
             return
         opinion, workers = judge(self._history, now_s), self._history.all_workers()
-        num_unknown = sum((end.code, end.signal) == (None, None) for worker in workers if (end := worker.look.end))
+        num_unknown = sum(not worker.is_alive and worker.end.code is None for worker in workers)
         limits = [fold_hosts([node for node in self._silent if node in self.unheard])]
         limits += [f"how {count_of(num_unknown, 'rank')} ended"] if num_unknown else []
         nameless = [worker.look for worker in workers if worker.look.rank is None]

@@ -135,7 +135,7 @@ class _Court:
     def __init__(self, ranks: RanksNow) -> None:
         self._ranks, self._history, self._now_s = ranks, ranks.history, ranks.now_s
         workers = ranks.workers.values()
-        left = [track for track in workers if not (track.is_alive or track.end.signal or track.end.code)]
+        left = [track for track in workers if not (track.is_alive or track.end.code)]
         self._left = sorted(left, key=lambda track: track.ended_s)
         """Ranks that exited with 0, or nobody knows how."""
         self.ended = sorted(self._find_ended(), key=lambda track: track.ended_s)
@@ -174,7 +174,7 @@ class _Court:
     # Ends
 
     def _find_ended(self) -> Iterator[Track]:
-        ranks = [track for track in self._ranks.workers.values() if track.end.signal or track.end.code]
+        ranks = [track for track in self._ranks.workers.values() if track.end.code]
         failed_s = {track.look.rank: track.ended_s for track in ranks}
         yield from ranks
         for track in self._history.tracks(ProcessRole.CHILD):
@@ -248,28 +248,32 @@ class _Court:
             is_first_asked = end.signal in _ASKED and track is self.ended[0]  # somebody ended just this one
             kind = FactKind.LAUNCHER_KILL if is_first_asked else FactKind.ENDED
             said = Said.KERNEL if track in sure else Said.LAUNCHER
-            yield Fact(kind=kind, said=said, signal=end.signal, code=end.code, **about), track
-            may_be_lost = bool(end.code) or end.signal == signal.SIGABRT
-            if left and may_be_lost and (track.stack_s < left[0].ended_s or track.stack.is_collective):
+            code = None if end.signal else end.code
+            yield Fact(kind=kind, said=said, signal=end.signal or None, code=code, **about), track
+            if (
+                left
+                and (code or end.signal == signal.SIGABRT)
+                and (track.stack_s < left[0].ended_s or track.stack.is_collective)
+            ):
                 is_lost = True
                 yield Fact(kind=FactKind.PEER_LOST, said=Said.OBSERVER, **about), track
 
     def _name_ended(self, tracks: Sequence[Track]) -> Finding:
         """Return the finding on a process that ended first, or on several that ended alike at the same time."""
         track, end, was_waiting = tracks[0], tracks[0].end, tracks[0].stack.is_collective
-        if not end.signal and not end.code:
+        if not end.code:
             may_be_stop = end.code is None and all(map(_is_asked, self.ended))  # it may have got the same signal
             sureness = Confidence.UNDECIDED if may_be_stop else Confidence.LIKELY
             return self._name_left(tracks, sureness, "the others failed or were ended after it")
-        died, message = -(end.signal or 0) or end.code or 0, None
+        message = None
         if track.look.role is ProcessRole.CHILD:
-            message = f"DataLoader worker (pid {track.look.pid}) is killed by signal: {signal.strsignal(-died)}. "
-        told = WorkerEnd(rank=track.look.rank or 0, node=track.node, exit_code=died, time_s=0.0, message=message)
+            message = f"DataLoader worker (pid {track.look.pid}) is killed by signal: {signal.strsignal(end.signal)}. "
+        told = WorkerEnd(rank=track.look.rank or 0, node=track.node, exit_code=end.code, time_s=0.0, message=message)
         cause_id, what, fix = describe_end(told)
         what = what.replace(", not by allranks", "")  # which has not started this job
         notes = [f"{len(tracks)} ranks ended alike"] if len(tracks) > 1 else []
         is_abort = end.signal == signal.SIGABRT and (track.look.stack is None or was_waiting)
-        may_be_victim = len(self._ranks.workers) > 1 and (is_abort or (bool(end.code) and was_waiting))
+        may_be_victim = len(self._ranks.workers) > 1 and (is_abort or (end.code > 0 and was_waiting))
         if may_be_victim:
             notes.append("it was the first to die, and may be a victim: read the last lines of its log")
         before = describe_time(track.ended_s - track.stack_s) if math.isfinite(track.stack_s) else ""

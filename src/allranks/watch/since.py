@@ -130,7 +130,7 @@ class Track:
 
     @property
     def end(self) -> EndSeen:
-        """How it ended; without code and signal if it lives."""
+        """How it ended; without a code if it lives."""
         return self.look.end or EndSeen(at_s=0.0)
 
     @property
