@@ -116,8 +116,8 @@ def quiet(for_s: float, read_s: float) -> Track:
     [
         ([busy(NEVER_S), busy(NEVER_S)], [0, 1]),
         ([busy(90.0), busy(84.0)], [1]),
-        ([busy(98.5), quiet(1.0, 97.9)], [1]),
-        ([busy(80.0), quiet(0.9, 97.0), quiet(5.0, 97.0)], [2, 0]),
+        ([busy(98.5), quiet(2.0, 97.9)], [1]),
+        ([busy(80.0), quiet(1.9, 97.0), quiet(5.0, 97.0)], [2, 0]),
     ],
 )
 def test_a_quiet_rank_is_read_every_2_s_before_others_and_a_busy_one_every_15_s(candidates, chosen) -> None:
@@ -135,7 +135,7 @@ def test_of_many_ranks_as_many_busy_ones_are_read_as_of_eight() -> None:
 def test_a_hang_is_read_twice_within_2_s_and_the_more_rarely_the_longer_it_lasts() -> None:
     rank, times = busy(NOW_S - 7.0), []
     assert choose([rank], now_s=NOW_S) == []
-    rank.still_s = NOW_S - 1.0
+    rank.still_s = NOW_S - 2.0
     for quarter in range(4 * 60):
         if choose([rank], now_s=NOW_S + quarter / 4):
             times.append(quarter / 4)

@@ -181,8 +181,7 @@ class NodeWatcher:
             del self._pidfds[watched.pidfd]
             os.close(watched.pidfd)
         code = None if status is None else os.waitstatus_to_exitcode(status)
-        end = EndSeen(at_s=now_s, code=code)
-        watched.told = replace(watched.told, end=end, state=ProcessState.GONE, sockets=())
+        watched.told = replace(watched.told, end=EndSeen(at_s=now_s, code=code), state=ProcessState.GONE, sockets=())
         self._are_owners_old = True
         self._find_s = min(self._find_s, now_s + FIND_AFTER_END_S)  # a launcher may start others in its place
 

@@ -45,7 +45,7 @@ LOOKS_S = 0.6
 WAYS = 40
 """Looks of a node, of which the one with the shortest way tells its clock: two clocks drift apart, and a machine that
 is paused has its own stand still."""
-QUIET_S, IDLE_CPU_S = 1.0, 0.02
+QUIET_S, IDLE_CPU_S = 2.0, 0.02
 """A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
 of processor time are nothing: threads that only wake up now and then (NCCL's watchdog) use some."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
@@ -325,7 +325,7 @@ def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_mo
 
     One read costs some 15 ms of processor time, more than everything else in a look. A rank that does something is
     read rarely. One that is quiet may hang, or wait for one that hangs: it is read at once and after 2 s, and the more
-    rarely the longer that lasts. A step that is quiet for a second each time costs at most a read every 2 s.
+    rarely the longer that lasts. A step that is quiet for so long each time costs at most a read every 2 s.
     """
     busy_s, due = BUSY_EVERY_S * max(1.0, num_ranks / MAX_OFTEN), list[tuple[bool, float, Track]]()
     for track in tracks:
