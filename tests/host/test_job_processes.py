@@ -135,7 +135,7 @@ def found(started: Started) -> dict[str, list[FoundProcess]]:
     sizes = dict.fromkeys(KINDS, 3) | {"deepspeed": 4, "ray": 4, "lightning": 2}  # a child, and who owns the store
 
     def look() -> dict[str, list[FoundProcess]]:
-        processes, _ = find_processes(WantedStacks())
+        processes = find_processes(WantedStacks())
         kinds = {pid: kind for kind, pid in started.pid.items()} | {started.store_pid: "ray"}
         sessions = [(kinds.get(session_of(process.pid)), process) for process in processes]
         return {kind: [process for session, process in sessions if session == kind] for kind in KINDS}
@@ -197,9 +197,9 @@ def test_a_store_on_another_node_is_not_taken_for_a_port_of_this_one(tmp_path: P
     rest = "00000000:00000000 00:00000000 00000000 0 0"
     lines = ["sl", f"0: {here} {there} 01 {rest} 77 1", f"1: 00000000:733C {zero} 0A {rest} 78 1"]
     (tmp_path / "proc/10/net/tcp").write_text("\n".join(lines))
-    assert find_processes(WantedStacks(), root=tmp_path)[0][0].serves == ""
+    assert find_processes(WantedStacks(), root=tmp_path)[0].serves == ""
     (tmp_path / "proc/10/net/tcp").write_text("\n".join([*lines, f"2: {there} {here} 01 {rest} 79 1"]))
-    assert find_processes(WantedStacks(), root=tmp_path)[0][0].serves == "10.0.0.9:29500"
+    assert find_processes(WantedStacks(), root=tmp_path)[0].serves == "10.0.0.9:29500"
 
 
 def stack(*frames: tuple[str, str, dict[str, str]]) -> list[ToldThread]:
@@ -250,7 +250,7 @@ def test_a_launcher_is_known_by_what_it_runs_and_a_task_of_slurm_that_names_one_
     tmp_path: Path, command: str, role: str
 ) -> None:
     Tree(tmp_path).add(10, JOB_7, command=command)
-    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
+    found = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(process.role, process.rank) for process in found] == [(role, 2 if role == "worker" else None)]
 
 
@@ -259,7 +259,7 @@ def test_a_launcher_of_allranks_hides_what_is_above_it(tmp_path: Path) -> None:
     tree.add(9, {}, command="python notebook.py")
     tree.add(10, {}, parent=9, command="python /venv/bin/allranks run x.py")
     tree.add(11, {"RANK": "0", "WORLD_SIZE": "1"}, parent=10)
-    assert [process.pid for process in find_processes(WantedStacks(), root=tmp_path)[0]] == [11]
+    assert [process.pid for process in find_processes(WantedStacks(), root=tmp_path)] == [11]
 
 
 def test_ranks_of_another_job_below_the_same_launcher_are_left_out(tmp_path: Path) -> None:
@@ -268,7 +268,7 @@ def test_ranks_of_another_job_below_the_same_launcher_are_left_out(tmp_path: Pat
     tree.add(10, {"RANK": "0", "TORCHELASTIC_RUN_ID": "one"}, parent=9)
     tree.add(11, {"RANK": "0", "TORCHELASTIC_RUN_ID": "two"}, parent=9)
     tree.add(12, {}, parent=9)
-    found, _ = find_processes(WantedStacks(job="one"), root=tmp_path)
+    found = find_processes(WantedStacks(job="one"), root=tmp_path)
     assert [(process.pid, process.role) for process in found] == [(10, "worker"), (9, "launcher")]
 
 
@@ -309,9 +309,9 @@ JOB_7 = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}
 )
 def test_the_environment_says_job_and_rank(tmp_path: Path, env: dict[str, str], job: str, rank: int | None) -> None:
     Tree(tmp_path).add(10, env)
-    found, _ = find_processes(WantedStacks(job=job), root=tmp_path)
+    found = find_processes(WantedStacks(job=job), root=tmp_path)
     assert [process.rank for process in found] == [rank]
-    assert find_processes(WantedStacks(job="77"), root=tmp_path) == ([], [])
+    assert find_processes(WantedStacks(job="77"), root=tmp_path) == []
 
 
 def test_a_step_of_slurm_beside_ranks_that_say_rank_is_no_rank(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_a_step_of_slurm_beside_ranks_that_say_rank_is_no_rank(tmp_path: Path) -
     (tmp_path / "proc/9/stat").write_text("9 (slurmstepd) S 1 " + "0 " * 20)
     tree.add(10, {**JOB_7, "SLURM_PROCID": "0"}, parent=9)
     tree.add(11, {**JOB_7, "SLURM_PROCID": "0", "RANK": "0"}, parent=9)
-    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
+    found = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(process.pid, process.role, process.rank) for process in found] == [(11, "worker", 0), (10, "worker", None)]
 
 
@@ -332,10 +332,10 @@ def test_a_step_of_slurm_beside_ranks_that_say_rank_is_no_rank(tmp_path: Path) -
 def test_torchrun_is_a_launcher_before_and_after_it_has_started_workers(tmp_path: Path, command: str) -> None:
     tree = Tree(tmp_path)
     tree.add(10, JOB_7, command=command)
-    before, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
+    before = find_processes(WantedStacks(job="7"), root=tmp_path)
     tree.add(11, {**JOB_7, "RANK": "4"}, parent=10)
     tree.add(12, {**JOB_7, "RANK": "4"}, parent=11)
-    after, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
+    after = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(process.role, process.rank) for process in before] == [("launcher", None)]
     assert [(process.role, process.rank) for process in after] == [("worker", 4), ("child", 4), ("launcher", None)]
 
@@ -351,7 +351,7 @@ def test_torchrun_is_a_launcher_before_and_after_it_has_started_workers(tmp_path
 )
 def test_our_own_processes_and_python_s_helpers_are_left_out(tmp_path: Path, command: str) -> None:
     Tree(tmp_path).add(10, JOB_7, command=command)
-    assert find_processes(WantedStacks(job="7"), root=tmp_path) == ([], [])
+    assert find_processes(WantedStacks(job="7"), root=tmp_path) == []
 
 
 def test_what_a_fork_server_starts_is_a_child_of_the_rank_and_the_server_is_left_out(tmp_path: Path) -> None:
@@ -360,14 +360,14 @@ def test_what_a_fork_server_starts_is_a_child_of_the_rank_and_the_server_is_left
     tree.add(10, {**JOB_7, "RANK": "4"})
     tree.add(11, {**JOB_7, "RANK": "4"}, parent=10, command=server)
     tree.add(12, {**JOB_7, "RANK": "4"}, parent=11, command=server)
-    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
+    found = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(process.pid, process.role, process.rank) for process in found] == [(10, "worker", 4), (12, "child", 4)]
 
 
 def test_a_process_whose_environment_is_closed_is_found_by_its_cgroup(tmp_path: Path) -> None:
     Tree(tmp_path).add(10, {})
     (tmp_path / "proc/10/cgroup").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0\n")
-    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
+    found = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [process.pid for process in found] == [10]
 
 
@@ -375,18 +375,18 @@ def test_every_process_with_a_rank_is_found_without_a_job(tmp_path: Path) -> Non
     tree = Tree(tmp_path)
     tree.add(10, {"RANK": "0", "WORLD_SIZE": "2"})
     tree.add(11, {"HOME": "/root"})
-    assert [process.pid for process in find_processes(WantedStacks(), root=tmp_path)[0]] == [10]
+    assert [process.pid for process in find_processes(WantedStacks(), root=tmp_path)] == [10]
 
 
 def test_the_rank_of_a_dead_process_s_parent_is_known(tmp_path: Path) -> None:
     tree = Tree(tmp_path)
     tree.add(10, {"SLURM_JOB_ID": "7", "RANK": "1"})
     tree.add(11, {}, parent=10, state="Z")
-    found, _ = find_processes(WantedStacks(job="7"), root=tmp_path)
+    found = find_processes(WantedStacks(job="7"), root=tmp_path)
     assert [(process.pid, process.role, process.rank) for process in found] == [(10, "worker", 1), (11, "child", 1)]
 
 
-def test_a_process_without_a_rank_is_asked_more_and_more_rarely_and_each_has_its_turn(
+def test_a_process_without_a_rank_is_asked_again_after_a_pause_and_each_has_its_turn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock, asked = [0.0], list[tuple[float, int]]()
@@ -400,7 +400,6 @@ def test_a_process_without_a_rank_is_asked_more_and_more_rarely_and_each_has_its
         clock[0] = now_s
         assert py_spy.ask_for_ranks(pids, clock=lambda: clock[0]) == {}
 
-    monkeypatch.setattr(py_spy, "MAX_AT_ONCE", 1)
     monkeypatch.setattr(py_spy, "ask_py_spy", ask)
     monkeypatch.setattr(py_spy, "read_start_ticks", lambda pid: 1)
     search(0.0, 7, 8, 9)
@@ -409,4 +408,4 @@ def test_a_process_without_a_rank_is_asked_more_and_more_rarely_and_each_has_its
     asked.clear()
     for now_s in range(20, 140):
         search(now_s, 9)
-    assert [at_s for at_s, _ in asked] == [20, 26, 38, 62, 92, 122]
+    assert [at_s for at_s, _ in asked] == [20, 30, 40, 50, 60, 70, 80, 90, 100, 110, 120, 130]

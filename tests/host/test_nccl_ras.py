@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from allranks.host.nccl_ras import ask_ras, count_operations, read_operation_counts
+from allranks.model.foreign import Unreadable
 
 ANSWER = (Path(__file__).parent / "recorded/ras/2.30-missing.json").read_bytes()
 
@@ -25,7 +26,7 @@ def test_operations_of_this_machine_are_summed_over_communicators() -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"{", b'{"communicators": 3}', ANSWER[:-200], b"ERROR: Unknown command x"])
 def test_what_cannot_be_read_is_said(answer: bytes) -> None:
-    with pytest.raises(OSError, match="its answer cannot be read"):
+    with pytest.raises(Unreadable):
         count_operations(answer, addresses={"172.16.64.245"})
 
 
@@ -82,7 +83,7 @@ def test_one_that_does_not_answer_costs_its_timeout() -> None:
     [{"NCCL_RAS_ENABLE": "0"}, *({"NCCL_RAS_ADDR": text} for text in ("nonsense", "a:70000", "..:5", "\udcff:1"))],
 )
 def test_a_job_without_ras_is_not_asked(env: dict[str, str]) -> None:
-    with pytest.raises(OSError, match=r"switched off|cannot be read"):
+    with pytest.raises((OSError, ValueError)):
         ask_ras(env)
 
 

@@ -162,38 +162,3 @@ def test_the_status_of_another_users_zombie_is_not_believed(tmp_path, monkeypatc
     assert read_process(42, root=tmp_path).wait_status == 0
     monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
     assert read_process(42, root=tmp_path).wait_status is None
-
-
-@pytest.mark.parametrize(
-    ("how", "may_outlive"),
-    [
-        ("pass", False),
-        ("signal.signal(signal.SIGTERM, print)", True),
-        ("signal.signal(signal.SIGTERM, signal.SIG_IGN)", True),
-        ("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})", True),
-        ("os.kill(os.getpid(), signal.SIGSTOP)", True),  # stopped: SIGTERM waits
-    ],
-)
-def test_whether_sigterm_would_end_a_process_is_told(how: str, may_outlive: bool) -> None:
-    script = f"import os, signal, time; print(flush=True); {how}; print(flush=True); time.sleep(60)"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        if "SIGSTOP" in how:
-            wait_for(process.pid, ProcessState.STOPPED)
-            process.terminate()
-        else:
-            process.stdout.readline()
-        assert read_process(process.pid).may_outlive_sigterm is may_outlive
-        process.kill()
-    assert read_process(process.pid).may_outlive_sigterm
-
-
-@pytest.mark.parametrize(("pids", "may_outlive"), [("70", False), ("70\t12", False), ("70\t1", True)])
-def test_the_first_process_of_a_container_may_outlive_sigterm(tmp_path: Path, pids: str, may_outlive: bool) -> None:
-    masks = "".join(f"{name}:\t0000000000000000\n" for name in ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"))
-    folder = tmp_path / "proc/70"
-    folder.mkdir(parents=True)
-    (folder / "stat").write_text(f"70 (python) S 1 {'0 ' * 48}\n")
-    (folder / "status").write_text(f"Name:\tpython\nNSpid:\t{pids}\n{masks}")
-    assert read_process(70, root=tmp_path).may_outlive_sigterm is may_outlive

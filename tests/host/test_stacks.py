@@ -84,7 +84,6 @@ def test_every_process_of_the_job_says_where_it_is(start: Start) -> None:
     assert functions(found.processes[1])[-2:] == ["wait_for_child", "<module>"]
     assert functions(found.processes[2]) == ["nap", "<module>"]
     assert [each.state for each in found.processes] == ["S", "S", "T"]
-    assert found.others == ("sleep",)
     assert (found.node, found.job) == ("here", JOB)
     assert Path(f"/proc/{stopped.pid}/stat").read_text().split()[2] == "T"  # and is left so
 
@@ -162,7 +161,7 @@ def test_an_answer_of_py_spy_that_is_cut_off_is_said(problem_with: Callable[[str
         ("", "run this as its owner or as root"),
         ("1", "as root: sysctl -w kernel.yama.ptrace_scope=0"),
         ("2", "as root: sysctl -w kernel.yama.ptrace_scope=0"),
-        ("3", "only with a reboot"),
+        ("3", "only a reboot lowers it"),
     ],
 )
 def test_a_refusal_of_the_kernel_comes_with_its_cure(scope: str, words: str) -> None:

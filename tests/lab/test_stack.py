@@ -123,11 +123,10 @@ def test_a_node_without_the_job_s_python_is_named(six_nodes: TestLab, tmp_path: 
     command = f"srun --overlap --mem=0 {shell} & srun --overlap -N1 -n1 {python}; wait"
     job = submit(six_nodes, tmp_path, command, gpus=0)
     try:
-        found = stack_until(six_nodes, job, "1 rank on 6 nodes", "no Python process of the job; runs")
+        stack_until(six_nodes, job, "1 rank on 6 nodes", "no Python process of the job")
         assert json.loads(six_nodes.on(
             "master-node", sys.executable, "-m", "allranks", "stack", "--json", job
         ))["silent"] == {}  # fmt: skip
-        assert "runs sleep" in found
     finally:
         six_nodes.on("master-node", "scancel", job)
 

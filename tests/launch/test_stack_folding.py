@@ -63,8 +63,8 @@ def process(rank: int | None, frames: tuple[Frame, ...] = ALL_REDUCE, **more: ob
     return Process(**{**facts, **more})  # type: ignore[arg-type]
 
 
-def node(name: str, *processes: Process, others: tuple[str, ...] = ()) -> NodeStacks:
-    return NodeStacks(node=name, job="12", processes=processes, others=others)
+def node(name: str, *processes: Process) -> NodeStacks:
+    return NodeStacks(node=name, job="12", processes=processes)
 
 
 def places(*documents: NodeStacks, all_threads: bool = False) -> list[tuple[list[int], str, str]]:
@@ -194,7 +194,7 @@ job 12: 3 ranks on 3 of 4 nodes, 2 places
 
 x n3   did not answer within 20 s
 x rank 3   no process found: it never started, or has ended
-x n2   no Python process of the job; runs bash
+x n2   no Python process of the job
 
 rank 2   n1   pid 102   DataLoader next at train.py:61 epoch   0 % CPU
   /home/me/train.py:120  <module>  main()
@@ -213,7 +213,7 @@ def report() -> StackReport:
     documents = [
         node("n0", process(0, world_size=4), process(1, world_size=4, cpu=1.0)),
         node("n1", process(2, LOADING, world_size=4)),
-        node("n2", others=("bash",)),
+        node("n2"),
     ]
     return StackReport(job="12", documents=documents, silent={"n3": "did not answer within 20 s"})
 

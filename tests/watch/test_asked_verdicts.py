@@ -182,7 +182,7 @@ def test_a_verdict_goes_once_newer_answers_tell_that_it_is_over(seq: int) -> Non
 def test_a_verdict_stays_when_somebody_ends_the_job_for_it() -> None:
     job = job_that_differs()
     assert job.pass_by(12.0).exit_code == 1
-    job.ended = {rank: EndSeen(at_s=1012.0, signal=15) for rank in range(3)}
+    job.ended = {rank: EndSeen(at_s=1012.0, code=-15) for rank in range(3)}
     (finding,) = job.pass_by(18.0).verdicts
     assert finding.ranks == (1,)
 

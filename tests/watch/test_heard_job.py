@@ -11,12 +11,10 @@ from msgspec.structs import replace
 from allranks.model.beat import ProcessState
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.job_status import JobStatus
-from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
+from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, StackSeen
 from allranks.report.text import Style
-from allranks.watch import heard_job
 from allranks.watch.heard_job import HeardJob, make_verdict
 from allranks.watch.judge import Opinion, describe
-from allranks.watch.since import Track
 from allranks.watch.standstill import WatchState
 
 WAITS = StackSeen(at_s=1, operation="all_reduce", place="train.py:9 in step", is_collective=True)
@@ -50,7 +48,7 @@ def test_the_rank_that_the_others_wait_for_is_the_first_row() -> None:
 
 
 def test_states_and_ends_are_told_and_a_restarted_rank_once() -> None:
-    old = rank(0, end=EndSeen(at_s=1, signal=9), pid=50)
+    old = rank(0, end=EndSeen(at_s=1, code=-9), pid=50)
     status = see(
         look(rank(4), node="n2"),
         look(rank(0), old, rank(1, state=ProcessState.STOPPED), rank(2, end=EndSeen(at_s=1, code=3)), at_s=13.0),
@@ -107,18 +105,15 @@ def test_a_state_is_left_as_a_warning_below_the_verdict() -> None:
     assert found.exit_code == 1
 
 
-def test_the_last_looks_are_bounded_and_a_second_watch_does_not_overwrite_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heard_job, "MAX_BYTES", 1000)
+def test_the_last_looks_stay_and_a_second_watch_does_not_overwrite_the_first(tmp_path: Path) -> None:
     heard = HeardJob("h:29500", [])
     for at_s in range(100):
         heard.hear(look(rank(0), at_s=at_s), at_s)
+        heard.hear(look(rank(1), at_s=at_s, node="n2"), at_s)
     paths = [heard.save(tmp_path / "runs") for _ in range(3)]
     assert [path.name for path in paths] == ["watch-h_29500", "watch-h_29500-2", "watch-h_29500-3"]
-    lines = (paths[1] / "looks.jsonl").read_text().splitlines()
-    assert sum(map(len, lines)) <= 1000
-    assert json.loads(lines[-1])["at_s"] == 99
+    looks = [json.loads(line) for line in (paths[1] / "looks.jsonl").read_text().splitlines()]
+    assert [(last["node"], last["at_s"]) for last in looks] == [("n1", 99), ("n2", 99)]
 
 
 @pytest.mark.parametrize(
@@ -152,7 +147,7 @@ def test_a_node_that_never_answers_is_named() -> None:
 def test_a_node_whose_clock_stood_still_is_heard() -> None:
     heard = HeardJob("7", ["n1"])
     began_s = heard._now_s
-    for at_s in range(1, 12):  # its machine is paused for a minute after the first look
+    for at_s in range(1, 60):  # its machine is paused for a minute after the first look
         passed_s = at_s + (60 if at_s > 1 else 0)
         heard.hear(look(rank(0), at_s=float(at_s)), began_s + passed_s)
         assert heard.opinion.exit_code == 0
@@ -174,12 +169,3 @@ def test_looks_that_come_seconds_apart_tell_how_long_a_rank_is_stopped() -> None
         at_s = 8.0 * number
         heard.hear(look(rank(0), rank(1, state=ProcessState.STOPPED), at_s=at_s), now_s=at_s)
     assert [finding.cause for finding in heard.opinion.verdicts] == ["AR010 process-stopped"]
-
-
-def test_a_busy_connection_of_which_only_its_queue_is_seen_is_not_stuck() -> None:
-    ends = {"own_address": "10.0.0.1", "own_port": 5, "peer_address": "10.0.0.2", "peer_port": 6}
-    track = Track("n1", rank(0), 0.0, 0.0)
-    for at_s, queued in ((1.0, 90), (2.0, 50), (3.0, 80), (4.0, 20)):
-        track.hear(rank(0, sockets=(SocketSeen(**ends, unacked_bytes=queued),)), at_s, 0.0)
-    [flow] = track.flows.values()
-    assert flow.stuck_s == 4.0

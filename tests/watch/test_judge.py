@@ -94,7 +94,7 @@ def test_the_lines_have_the_culprit_first_and_then_who_waits() -> None:
 def test_where_nothing_is_wrong_one_line_tells_how_far_the_job_is() -> None:
     case = read_case("training\njob: node01 = 0-2\n 0 all: train\n 20 end")
     *_, (_, opinion) = opinions(case)
-    assert describe(opinion, PLAIN) == ["+ nothing is wrong: 3 ranks run, step 148, 0.4 s a step; looked at for 20 s"]
+    assert describe(opinion, PLAIN) == ["+ nothing is wrong: 3 ranks run, step 148; looked at for 20 s"]
 
 
 def test_a_state_is_one_line_and_so_is_what_could_not_be_seen() -> None:

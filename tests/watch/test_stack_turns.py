@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from allranks.host.py_spy import ToldFrame, ToldLocal
+from allranks.launch.look.stack_groups import summarize
 from allranks.model.node_look import ProcessLook, ProcessRole, SocketSeen
-from allranks.watch.stack_turns import StackTurns, Visible, summarize
+from allranks.watch.since import Track, choose
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 NEVER_S = float("-inf")
@@ -91,21 +92,23 @@ def look(*, cpu_s: float = 1.0, num_switches: int = 5, carried: int | None = Non
     ],
 )
 def test_a_process_is_quiet_if_it_does_nothing_or_sends_nothing(first, then, is_still, is_quiet) -> None:
-    visible = Visible(0.0, 0.0)
-    visible.hear(first, 10.0)
-    visible.hear(then, 12.0)
-    assert (visible.is_still(12.0), visible.is_quiet(12.0)) == (is_still, is_quiet)
+    track = Track("n1", first, 10.0, 10.0)
+    for at_s, seen in ((10.0, first), (12.0, then)):
+        track.hear(seen, at_s, 0.0)
+    assert (track.is_still, track.is_quiet) == (is_still, is_quiet)
 
 
 NOW_S = 100.0
 
 
-def busy(read_s: float) -> Visible:
+def busy(read_s: float) -> Track:
     return quiet(0.0, read_s)
 
 
-def quiet(for_s: float, read_s: float) -> Visible:
-    return Visible(NOW_S - for_s, NOW_S - for_s, read_s)
+def quiet(for_s: float, read_s: float) -> Track:
+    track = Track("n1", look(), NOW_S, NOW_S - for_s)
+    track.read_s, track.pause_s = read_s, 2.0
+    return track
 
 
 @pytest.mark.parametrize(
@@ -113,28 +116,27 @@ def quiet(for_s: float, read_s: float) -> Visible:
     [
         ([busy(NEVER_S), busy(NEVER_S)], [0, 1]),
         ([busy(90.0), busy(84.0)], [1]),
-        ([busy(98.5), quiet(1.0, 97.9)], [1]),
-        ([busy(80.0), quiet(0.9, 97.0), quiet(5.0, 97.0)], [2, 0]),
+        ([busy(98.5), quiet(2.0, 97.9)], [1]),
+        ([busy(80.0), quiet(1.9, 97.0), quiet(5.0, 97.0)], [2, 0]),
     ],
 )
 def test_a_quiet_rank_is_read_every_2_s_before_others_and_a_busy_one_every_15_s(candidates, chosen) -> None:
-    found = StackTurns().choose(candidates, num_ranks=3, now_s=NOW_S)
-    assert [candidates.index(visible) for visible in found] == chosen
+    found = choose(candidates, num_ranks=3, now_s=NOW_S)
+    assert [candidates.index(track) for track in found] == chosen
 
 
 def test_of_many_ranks_as_many_busy_ones_are_read_as_of_eight() -> None:
-    turns, ranks, count = StackTurns(), [Visible(1e9, 1e9, 0.0) for _ in range(64)], 0
+    ranks, count = [busy(0.0) for _ in range(64)], 0
     for quarter in range(4 * 120):
-        count += len(turns.choose(ranks, num_ranks=64, now_s=200.0 + quarter / 4))
+        count += len(choose(ranks, num_ranks=64, now_s=200.0 + quarter / 4))
     assert count == 64  # all in the first seconds, and the next round is due after 120 s
 
 
-def test_a_hang_is_read_twice_within_4_s_and_costs_no_more_than_its_share_in_the_long_run() -> None:
-    turns, rank, times = StackTurns(), Visible(-9.0, -9.0), []
-    for quarter in range(4 * 600):
-        if turns.choose([rank], num_ranks=1, now_s=quarter / 4):
+def test_a_hang_is_read_twice_within_2_s_and_the_more_rarely_the_longer_it_lasts() -> None:
+    rank, times = busy(NOW_S - 7.0), []
+    assert choose([rank], now_s=NOW_S) == []
+    rank.still_s = NOW_S - 2.0
+    for quarter in range(4 * 60):
+        if choose([rank], now_s=NOW_S + quarter / 4):
             times.append(quarter / 4)
-            turns.hear_cost(0.03, 1)
-    assert times[:3] == [0.0, 2.0, 4.0]
-    assert len(times) * 0.03 <= 600 * 0.005 + 4 * 0.03
-    assert len(times) > 90
+    assert times == [0.0, 2.0, 6.0, 14.0, 29.0, 44.0, 59.0]

@@ -16,9 +16,8 @@ Each line after `job:` is a time in seconds, who, and what is so from then on, s
     unacked to 2                bytes to rank 2 are not acknowledged any more; `acked`
     window full to 2            the same, because rank 2 does not read
     no group                    it has no connection to others
-    handles SIGTERM             it may live on after one
     bytes unknown               the kernel does not tell how many bytes were acknowledged and received
-    starts again                a new process of the same rank; `timeouts 3` in a row
+    starts again                a new process of the same rank
     unserved                    requests wait unread at the store, which the launcher has, else rank 0
 
 Who: `all` ranks, `rank 1`, `ranks 0,2`, `launcher`, `everybody`, `watcher` (`sleeps 20`: it sees nothing for so long),
@@ -68,8 +67,6 @@ class Actor:
     stack: StackSeen | None = None
     child_end: EndSeen | None = None
     tells_bytes: bool = True
-    timeouts: int = 0
-    outlives: bool = False
     past: list[ProcessLook] = field(default_factory=list)
 
     def do(self, words: str, now_s: float) -> None:
@@ -83,11 +80,11 @@ class Actor:
             states = {"stopped": "stopped", "debugged": "traced", "continued": "sleeping", "blocked": "blocked"}
             self.state = ProcessState(states[words])
         elif found := re.fullmatch(r"(child )?(?:ended|killed) by (SIG\w+)", words):
-            end = EndSeen(at_s=at_s, signal=int(signal.Signals[found[2]]))
+            end = EndSeen(at_s=at_s, code=-signal.Signals[found[2]])
             self.child_end, self.end = (end, self.end) if found[1] else (self.child_end, end)
         elif found := re.fullmatch(r"exits (\d+)|ended", words):
             self.end = EndSeen(at_s=at_s, code=int(found[1]) if found[1] else None)
-        elif found := re.fullmatch(r"(step|cpu|gpu|nccl|timeouts) (\d+)", words):
+        elif found := re.fullmatch(r"(step|cpu|gpu|nccl) (\d+)", words):
             setattr(self, found[1], int(found[2]))
             self.steps &= found[1] != "step"
         elif found := re.fullmatch(r"(unacked|window full) to (\d+)", words):
@@ -99,8 +96,6 @@ class Actor:
             self.has_group, self.unserved = self.has_group and words != "no group", words == "unserved"
         elif words == "bytes unknown":
             self.tells_bytes = False
-        elif words == "handles SIGTERM":
-            self.outlives = True
         elif words == "starts again":
             self.past += [
                 ProcessLook(pid=self.pid, start_ticks=5, role=ProcessRole.WORKER, rank=self.rank, end=self.end)
@@ -177,7 +172,7 @@ class Case:
         processes += [past for actor in self.actors if actor.node == node for past in actor.past]
         for actor in self.actors:
             if actor.node == node and actor.child_end is not None:
-                child = {"role": ProcessRole.CHILD, "parent": actor.pid, "rank": actor.rank, "end": actor.child_end}
+                child = {"role": ProcessRole.CHILD, "rank": actor.rank, "end": actor.child_end}
                 processes.append(ProcessLook(pid=actor.pid + 1, **child))
         return NodeLook(
             node=node,
@@ -208,7 +203,6 @@ class Case:
                     unread_bytes=4096 if actor.rank in other.full else 0,
                     acked_bytes=done if actor.tells_bytes else None,
                     received_bytes=done if actor.tells_bytes else None,
-                    retransmits=actor.timeouts if stuck else 0,
                 )
             )
         store = self._store()
@@ -237,7 +231,6 @@ class Case:
             world_size=len(self.actors) if actor.rank is not None else None,
             state=actor.state,
             cpu_s=actor.cpu_s,
-            may_outlive_sigterm=actor.outlives,
             end=actor.end,
             sockets=tuple(sockets),
             stack=actor.stack,

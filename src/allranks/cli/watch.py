@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import threading
@@ -24,14 +25,12 @@ if TYPE_CHECKING:
     from allranks.watch.heard_job import HeardJob
     from allranks.watch.step import Watched
 
-ANSWER_S = 20.0
-"""How long `--once` waits for the first look of each node."""
-NOTICE_S, ONCE_S, ANSWERS_OF_TORCH_S = 2.0, 5.0, 7.0
-"""Before somebody who waits is told so; how long `--once` looks; how much longer for two answers of torch."""
-LOOK_S = 1.0
-"""Between two looks of a busy machine: there, an answer waits for looks, at most ANSWER_S."""
-SCREEN_S, LINES_S, JSON_S = 0.5, 60.0, 1.0
-"""How often the table is drawn, a line is printed where nothing changes, and a document is printed."""
+ONCE_S, ANSWERS_OF_TORCH_S, MORE_S = 5.0, 7.0, 20.0
+"""How long `--once` looks; how much longer for two answers of torch, and at most for slow nodes."""
+NOTICE_S = 2.0
+"""Before somebody who waits for nodes is told so."""
+SCREEN_S, JSON_S = 0.5, 1.0
+"""How often the table is drawn, and a document is printed."""
 
 
 @click.command("watch")
@@ -129,15 +128,14 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, asks: bool
     if not target and len(here) != 1:
         nothing = f"{none}; for a job in SLURM: allranks watch JOB (allranks list prints yours)"
         raise UsageError(f"watch: {'several jobs run on this machine:' if here else nothing}", more=known)
-    may_be_of_slurm = is_job_of_slurm(target) and not is_here
-    run = find_run(target, log_dir) if target and target not in here and not may_be_of_slurm else None
+    may_be_run = target and target not in here and (is_here or not is_job_of_slurm(target))
+    run = find_run(target, log_dir) if may_be_run else None
     job = run.id if run is not None else target or next(iter(here))
     found, no_slurm = here.get(job, []), ""
     if run is not None and run.verdict is not None and not found:
         raise AllranksError(f"run {job} has ended; to see what happened: allranks why {job}")
-    is_of_slurm = found[0].env.get("SLURM_JOB_ID") == job if found else may_be_of_slurm
-    is_of_slurm = run.is_of_slurm if run else is_of_slurm
-    if is_of_slurm and not is_here:  # it may have more nodes
+    is_of_slurm = found[0].env.get("SLURM_JOB_ID") == job if found else is_job_of_slurm(job)
+    if not is_here and (run.is_of_slurm if run else is_of_slurm):  # it may have more nodes
         try:
             return watch_job(job, env=os.environ, asks=asks)
         except AllranksError as exc:
@@ -147,47 +145,38 @@ def _find(targets: tuple[str, ...], *, is_here: bool, are_pids: bool, asks: bool
             if found:
                 say(f"{exc}; this machine's ranks of job {job} are watched")
     if not found:
-        process = f"; to watch the process {job}: allranks watch --pid {job}" if Path(f"/proc/{job}").exists() else ""
         others = "; jobs here:" if here else f"; {none}"
-        raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{process}{others}", more=known)
+        raise UsageError(f"JOB {target!r}: {no_slurm}no process of such a job runs here{others}", more=known)
     if not target or has_name(job):  # without a name, all ranks are of the only job, and whoever started them
         return watch_here(job if has_name(job) else "", asks=asks)
     return watch_here("", pids=tuple(process.pid for process in found), asks=asks)
 
 
 def _print_answers(heard: HeardJob, watched: Watched, *, is_once: bool, as_json: bool, once_s: float) -> None:
-    """Print one answer, or documents, or lines: what is wrong whenever that changes, what the ranks do now and then."""
-    from allranks.report.top_rows import describe_states, render_view
+    """Print one answer, or documents, or lines whenever what is wrong changes."""
+    from allranks.report.top_rows import render_view
     from allranks.watch.judge import describe
 
     style, began_s, notice_s = Style.of(sys.stdout), time.monotonic(), NOTICE_S
-    first_s, due_s, told = None, 0.0, None
+    due_s, told = 0.0, None
     while not heard.is_over:
         heard.hear_for(watched.looks, 0.0)
         now_s = time.monotonic()
-        is_first = first_s is None and not (heard.unheard and now_s - began_s < ANSWER_S)
-        first_s = now_s if is_first else first_s
-        if is_first or (first_s is None and now_s - began_s > notice_s):
-            notice_s *= 4
-            say(heard.describe_progress(now_s - began_s))
-        passed_s = 0.0 if first_s is None else now_s - first_s
-        has_looked = passed_s > once_s and (heard.looked_s > once_s - LOOK_S or passed_s > ANSWER_S)
+        waited_s = now_s - began_s
+        if waited_s > notice_s or not (heard.unheard or math.isinf(notice_s)):
+            notice_s = 4 * notice_s if heard.unheard else math.inf
+            say(heard.describe_progress(waited_s))
+        has_looked = heard.looked_s >= once_s or waited_s > once_s + MORE_S
         if is_once and has_looked:
             break
         # It takes some looks to know that nothing is wrong.
-        is_wrong = bool(heard.opinion.verdicts or heard.opinion.states)
-        is_known = first_s is not None and (as_json or has_looked or is_wrong)
-        if is_once or not is_known or (now_s < due_s and heard.news == told):
-            continue
-        if as_json:
-            click.echo(heard.to_json())
-        elif heard.news == told:
-            click.echo(describe_states([row.of for row in heard.view().rows]))
-        else:
-            click.echo("\n".join(describe(heard.opinion, style)))
-        told, due_s = heard.news, now_s + (JSON_S if as_json else LINES_S)
+        is_known = has_looked or (not heard.unheard and (as_json or heard.opinion.is_wrong))
+        is_due = heard.news != told or (as_json and now_s >= due_s)
+        if not is_once and is_known and is_due:
+            click.echo(heard.to_json() if as_json else "\n".join(describe(heard.opinion, style)))
+            told, due_s = heard.news, now_s + JSON_S
     if not heard.is_heard:
-        raise AllranksError(f"watch {heard.job}: no node answered within {ANSWER_S + ONCE_S:.0f} s")
+        raise AllranksError(f"watch {heard.job}: no node answered within {once_s + MORE_S:.0f} s")
     news = [] if heard.news == told else describe(heard.opinion, style)
     click.echo(heard.to_json() if as_json else "\n".join([*news, "", *render_view(heard.view(), style)]))
 

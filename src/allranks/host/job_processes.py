@@ -1,6 +1,6 @@
 """Which processes of this machine belong to a job now, whoever started it, and what is each: rank, child, launcher?
 
-    find_processes(WantedStacks(job="4711"))[0][0].rank
+    find_processes(WantedStacks(job="4711"))[0].rank
 
     1. Every Python process and its environment as it is now (host.live_environment): job and rank.
     2. Where that tells no rank of its own, `rank` and `world_size` among the variables of the stack (py-spy):
@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -76,12 +76,11 @@ class FoundProcess:
 
     def __post_init__(self) -> None:
         self.job = name_job(self.env)
-        step_id = self.env.get("SLURM_STEP_ID", "-")  # from 26.05 -5 in a batch script
-        is_task = not step_id.startswith("-") and (_count(self.env, "SLURM_STEP_ID") or 0) < FIRST_SPECIAL_STEP
-        slurm = ("SLURM_PROCID", "SLURM_LOCALID") if is_task else ("", "")
+        step = _count(self.env, "SLURM_STEP_ID")  # from 26.05 -5 in a batch script
+        slurm = "SLURM_" if step is not None and step < FIRST_SPECIAL_STEP else ""
         # Order matters: the innermost launcher first.
-        self.rank = _count(self.env, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", slurm[0])
-        self.local_rank = _count(self.env, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", slurm[1])
+        self.rank = _count(self.env, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", slurm and f"{slurm}PROCID")
+        self.local_rank = _count(self.env, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", slurm and f"{slurm}LOCALID")
         if self.is_lightning:
             self.rank = self.local_rank
         self.has_own_rank = ("RANK" in self.env or self.is_lightning) and self.rank is not None
@@ -95,13 +94,7 @@ class FoundProcess:
     @property
     def is_launcher(self) -> bool:
         """Whether its interpreter runs a launcher, and no rank."""
-        words = iter(self.command[1:] if not self.has_own_rank else ())
-        for word in words:
-            if word in ("-X", "-W"):
-                next(words, None)
-            elif not word.startswith("-"):
-                return _LAUNCHER.search(word) is not None
-        return False
+        return not self.has_own_rank and _LAUNCHER.match("\0".join(self.command)) is not None
 
     def started(self, rank: FoundProcess) -> bool:
         """Whether it started this rank below it, and is none itself, or only seems to be one.
@@ -122,50 +115,50 @@ def name_job(env: Mapping[str, str]) -> str:
     return run if run not in ("", "none") else env.get("SLURM_JOB_ID") or store
 
 
-def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> tuple[list[FoundProcess], list[str]]:
-    """Return the wanted Python processes, workers first, and the names of the job's other processes.
+def find_processes(wanted: WantedStacks, *, root: Path = Path("/")) -> list[FoundProcess]:
+    """Return the wanted Python processes, workers first.
 
     allranks' own agents, probes and standbys are left out, as are Python's helpers without a stack of interest.
     """
-    seen, mine, others = _read_all(wanted, root)
+    seen, mine = _read_all(wanted, root)
     is_open = wanted == WantedStacks()
     asked = [process.pid for process in (seen if is_open else mine).values() if _may_tell(process, mine, root)]
     for pid, told in ask_for_ranks(asked, root=root).items():
         mine[pid] = process = seen[pid]
         process.rank, process.local_rank, process.world_size = told.rank, told.local_rank, told.world_size
         process.has_own_rank = True
-    _drop_numbers_of_others(mine.values())
-    _assign_roles(seen, mine, is_alone=bool(wanted.pids))
-    for job in {process.job for process in mine.values()} if not wanted.pids else ():
+    jobs = {process.job for process in mine.values() if process.has_own_rank}
+    for process in mine.values():  # where ranks say RANK, a number of SLURM is none: of a step that serves the store
+        if process.job in jobs and not process.has_own_rank:
+            process.rank = process.local_rank = process.world_size = None
+    _assign_roles(seen, mine)
+    for job in {process.job for process in mine.values()}:
         _add_store(job, seen, mine, root)
+    found = [process for process in mine.values() if not wanted.pids or process.pid in wanted.pids]
     order = list(ProcessRole)
-    ranked = sorted(
-        mine.values(), key=lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid)
-    )
-    return ranked, sorted(set(others) - {"slurm_script"})
+    found.sort(key=lambda process: (order.index(process.role), process.rank is None, process.rank, process.pid))
+    return found
 
 
 _Processes = dict[int, FoundProcess]
-"""By pid, parents before their children."""
 
 
-def _read_all(wanted: WantedStacks, root: Path) -> tuple[_Processes, _Processes, list[str]]:
-    """Return all Python processes, those that are wanted by their environment, and the names of other wanted ones."""
+def _read_all(wanted: WantedStacks, root: Path) -> tuple[_Processes, _Processes]:
+    """Return all Python processes, and those that are wanted by their environment; by pid, parents before children."""
     pids = [int(name) for name in os.listdir(root / "proc") if name.isdigit()]  # noqa: PTH208
     stats = {pid: stat for pid in pids if (stat := read_stat(pid, root=root)) and stat.name != _STEP}
-    seen, mine = _Processes(), _Processes()
-    ours, others = set[int](), []
+    seen, mine, ours = _Processes(), _Processes(), set[int]()
     for pid, stat in sorted(stats.items(), key=lambda item: (item[1].start_ticks, item[0])):
         is_python = _is_named_python(root, pid, stat.name)
         env = (read_live_environment(pid, root=root) if is_python else None) or read_environment(pid, root=root)
         is_wanted = _is_wanted(wanted, pid, env, root)
-        if not (is_python or is_wanted):
+        if is_wanted and not (is_python or pid in wanted.pids):
+            is_python = "/libpython3" in read_file(root / f"proc/{pid}/maps")
+        if not (is_python or pid in wanted.pids):
             continue
         command = read_file(root / f"proc/{pid}/cmdline").rstrip("\0").split("\0")
         if STANDBY in env or pid == os.getpid() or _is_ours(command):
             ours.add(pid)
-        elif not (is_python or pid in wanted.pids or "/libpython3" in read_file(root / f"proc/{pid}/maps")):
-            others.append(stat.name)
         elif not _is_helper(command, read_file(root / f"proc/{stat.parent}/cmdline")):
             above = stat.parent
             for _ in stats:  # each was read at another moment, and pids are used again: there may be a circle
@@ -176,7 +169,7 @@ def _read_all(wanted: WantedStacks, root: Path) -> tuple[_Processes, _Processes,
             # Without a job: what SLURM or MPI numbered counts if it has a store.
             is_wanted |= wanted == WantedStacks() and process.rank is not None and "MASTER_PORT" in env
             mine |= {pid: process} if is_wanted else {}
-    return seen, mine, others
+    return seen, mine
 
 
 def _may_tell(process: FoundProcess, mine: _Processes, root: Path) -> bool:
@@ -195,20 +188,12 @@ def _may_tell(process: FoundProcess, mine: _Processes, root: Path) -> bool:
     )
 
 
-def _drop_numbers_of_others(processes: Collection[FoundProcess]) -> None:
-    """Where ranks of a job say RANK, SLURM's number of a process is none: its own step serves the store, or files."""
-    jobs = {process.job for process in processes if process.has_own_rank}
-    for process in processes:
-        if process.job in jobs and not process.has_own_rank:
-            process.rank = process.local_rank = process.world_size = None
-
-
-def _assign_roles(seen: _Processes, mine: _Processes, *, is_alone: bool) -> None:
-    """Say who started ranks, and who is a child of one; add both, if the processes are not looked at alone."""
+def _assign_roles(seen: _Processes, mine: _Processes) -> None:
+    """Say who started ranks, and who is a child of one; add both."""
     launchers = {process.pid for process in seen.values() if process.is_launcher}
     ranks = [process for process in mine.values() if process.has_own_rank]
     launchers |= {rank.above.pid for rank in ranks if rank.above and rank.above.started(rank)}
-    for rank in ranks if not is_alone else ():
+    for rank in ranks:
         above = rank.above
         while above and above.pid in launchers:
             mine[above.pid] = above
@@ -218,7 +203,7 @@ def _assign_roles(seen: _Processes, mine: _Processes, *, is_alone: bool) -> None
         parent = process.above
         while parent and parent.pid not in mine:
             parent = parent.above
-        if parent and not is_alone and pid not in mine:
+        if parent and pid not in mine:
             # The dead have no environment any more: their parent says whose they were.
             is_dead = process.stat.state == "Z" and process.stat.parent == parent.pid
             if is_dead or (parent.rank is not None and process.job in ("", parent.job)):
@@ -253,7 +238,6 @@ def find_store(processes: Iterable[FoundProcess], *, root: Path = Path("/")) -> 
 
 
 def _reached(sockets: Set[int], table: Iterable[TcpConnection]) -> set[tuple[str, int]]:
-    """Return the other ends of these sockets, by their inodes."""
     return {(entry.peer_address, entry.peer_port) for entry in table if entry.inode in sockets}
 
 
@@ -284,10 +268,10 @@ _STEP = "slurmstepd"
 """It starts tasks: what is above it (a container's first process may be a Python) has not."""
 _PYTHON = re.compile(r"(python|pypy)[\d.]*[td]?(-dbg)?$")
 _LAUNCHER = re.compile(
-    r"(^|/)(torchrun|accelerate|deepspeed)$"
-    r"|(torch[./]distributed|deepspeed[./]launcher|accelerate[./]commands)[./](run|launch|runner)(\.py)?$"
+    r"[^\0]*(?:\0-[XW]\0[^\0]*|\0-[^\0]*)*\0(?:[^\0]*/)?(?:torchrun|accelerate|deepspeed"
+    r"|(?:torch[./]distributed|deepspeed[./]launcher|accelerate[./]commands)[./](?:run|launch|runner)(?:\.py)?)(?:\0|$)"
 )
-"""The program, or the module, that an interpreter runs."""
+"""An interpreter, its options, and the program or the module that it runs."""
 
 
 def _is_named_python(root: Path, pid: int, name: str) -> bool:

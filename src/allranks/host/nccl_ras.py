@@ -14,7 +14,6 @@ Source: NCCL docs/userguide/source/troubleshooting/ras.rst; src/ras/client_suppo
 
 from __future__ import annotations
 
-import re
 import socket
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -25,20 +24,19 @@ import msgspec
 from allranks.host.live_environment import read_live_environment
 from allranks.host.net import read_interfaces
 from allranks.host.process import read_file
-from allranks.model.foreign import Unreadable, decode_json
+from allranks.model.foreign import decode_json
 
 DEFAULT = "localhost:28028"
 GATHER_S, ASK_S = 2, 8.0
 """RAS waits so long for each part of the job, and at most 5 s more for all; we wait so long for what RAS sends."""
 MAX_BYTES = 32 << 20  # of an answer: 600 bytes a rank of a communicator
-_ADDRESS = re.compile(r"\[?([^\]]+?)\]?:(\d{1,5})")
 
 
 def read_operation_counts(pids: Iterable[int], *, root: Path = Path("/")) -> dict[int, int] | None:
     """Return how many operations each process of this node has started, by pid; None: none of these uses NCCL.
 
     Raises:
-        OSError: one uses NCCL, and RAS does not tell.
+        OSError, ValueError: one uses NCCL, and RAS does not tell.
     """
     pid = next((pid for pid in pids if "/libnccl" in read_file(root / f"proc/{pid}/maps")), None)
     if pid is None:
@@ -53,14 +51,12 @@ def ask_ras(env: Mapping[str, str], *, timeout_s: float = ASK_S) -> bytes:
 
     Raises:
         OSError: RAS is off or too old, nobody listens, or nothing came for so long.
+        ValueError: its address cannot be read.
     """
-    where = _ADDRESS.fullmatch(env.get("NCCL_RAS_ADDR") or DEFAULT)
-    if where is None or int(where[2]) > 65535 or env.get("NCCL_RAS_ENABLE") == "0":
-        raise OSError("it is switched off in the job's environment, or its address cannot be read")
-    try:
-        connection = socket.create_connection((where[1], int(where[2])), timeout=timeout_s)
-    except UnicodeError as exc:  # no name of a host
-        raise OSError(f"its address cannot be read: {exc}") from exc
+    host, _, port = (env.get("NCCL_RAS_ADDR") or DEFAULT).rpartition(":")
+    if env.get("NCCL_RAS_ENABLE") == "0":
+        raise OSError("it is switched off in the job's environment")
+    connection = socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s)
     with connection, connection.makefile("rwb") as lines:
         for question in ("CLIENT PROTOCOL 2", f"TIMEOUT {GATHER_S}", "SET FORMAT json"):
             lines.write(f"{question}\n".encode())
@@ -91,13 +87,9 @@ def count_operations(answer: bytes, *, addresses: Collection[str]) -> dict[int, 
     """Return how many operations each process at these addresses has started, by pid, in all its communicators.
 
     Raises:
-        OSError: the answer cannot be read.
+        Unreadable: the answer is none.
     """
-    try:
-        status = decode_json(answer, _Status)
-    except Unreadable as exc:
-        raise OSError(f"its answer cannot be read: {exc}") from exc
-    counts = Counter[int]()
+    counts, status = Counter[int](), decode_json(answer, _Status)
     for rank in (rank for group in status.communicators for rank in group.ranks if rank.host in addresses):
         counts[rank.pid] += sum(rank.collective_counts.values())
     return dict(counts)

@@ -11,7 +11,6 @@ import contextlib
 import fcntl
 import os
 import re
-import signal
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -31,10 +30,6 @@ _STATES = {
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _READS_STDIN = re.compile(rf"{63 if os.uname().machine == 'aarch64' else 0} 0x0 ")
 """How /proc/PID/syscall of one begins. Source: the kernel's tables of system calls, x86-64 and arm64."""
-_SIGNALS = re.compile(r"^(?:SigPnd|ShdPnd|SigBlk|SigIgn|SigCgt):\s*([0-9a-f]+)$", re.MULTILINE)
-_IS_FIRST = re.compile(r"^NSpid:.*\t1$", re.MULTILINE)
-"""Process 1 of a container: without a handler, it gets no SIGTERM."""
-_SIGTERM = 1 << signal.SIGTERM - 1
 STANDBY, FORKED_ENVIRONMENT = "ALLRANKS_STANDBY", "allranks-environment"
 """The variable of a process that forks workers, and the name of the file that has a worker's (join/standby.py)."""
 MAX_ENVIRONMENT = 8 << 20
@@ -57,8 +52,6 @@ class ProcessSeen:
     """Resident memory; 0: not known."""
     num_switches: int = 0
     """How often its main thread went to sleep: a process that still moves changes it."""
-    may_outlive_sigterm: bool = True
-    """It handles, blocks or ignores SIGTERM, or has not taken one yet that was sent; False: SIGTERM would end it."""
     start_ticks: int = 0
     """Since the boot: tells it from a later process with the same pid."""
     wait_status: int | None = None
@@ -82,8 +75,6 @@ def read_process(pid: int, *, root: Path = Path("/")) -> ProcessSeen:
         state = ProcessState.STOPPED
     status = read_file(root / f"proc/{pid}/status")
     switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", status, re.MULTILINE)
-    masks = [int(mask, 16) for mask in _SIGNALS.findall(status)]
-    is_first = _IS_FIRST.search(status) is not None
     return ProcessSeen(
         pid=pid,
         state=state,
@@ -91,7 +82,6 @@ def read_process(pid: int, *, root: Path = Path("/")) -> ProcessSeen:
         cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         rss_bytes=int(fields[21]) * _PAGE if len(fields) > 21 else 0,
         num_switches=int(switches[1]) if switches else 0,
-        may_outlive_sigterm=not masks or is_first or any(mask & _SIGTERM for mask in masks),
         start_ticks=int(fields[19]) if len(fields) > 19 else 0,
         wait_status=int(fields[49]) if is_told else None,
     )

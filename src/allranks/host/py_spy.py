@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +30,8 @@ ATTEMPTS = 3
 """Of reading a process that is changing its stack at the same time."""
 ASK_S = 4.0
 """For the variables of all processes whose environment tells no rank."""
-MAX_AT_ONCE = 4
-AGAIN_S, MOST_S = 3.0, 30.0
-"""Between two questions to a process that tells nothing: at first, and at most."""
+AGAIN_S = 10.0
+"""Between two questions to a process that tells nothing."""
 
 
 class ToldLocal(msgspec.Struct):
@@ -58,6 +56,10 @@ class ToldThread(msgspec.Struct):
     frames: list[ToldFrame]
     thread_name: str | None = None
     os_thread_id: int | None = None
+
+    def is_main(self, pid: int) -> bool:
+        """Whether it is the main thread of this process."""
+        return self.thread_name == "MainThread" or self.os_thread_id == pid
 
 
 class PySpyDump(msgspec.Struct, frozen=True):
@@ -100,39 +102,22 @@ def ask_py_spy(pid: int, *, deadline_s: float, with_locals: bool = False, root: 
             return PySpyDump(problem="has ended in the meantime")
         if "ermission" in words or "not permitted" in words:
             return PySpyDump(problem=explain_refusal(read_file(root / "proc/sys/kernel/yama/ptrace_scope").strip()))
-    if _namespace(root, pid) != _namespace(root, os.getpid()):
-        return PySpyDump(problem=f"runs in a container that py-spy cannot read: {_shorten(words)}")
-    return PySpyDump(problem=f"py-spy: {_shorten(words)}")
+    lines = [line.strip() for line in words.partition("Stack backtrace")[0].splitlines() if line.strip()]
+    said = "; ".join(line for line in lines if line != "Caused by:")[:200] or "it failed without a message"
+    return PySpyDump(problem=f"py-spy: {said}")
 
 
 def explain_refusal(ptrace_scope: str) -> str:
     """Say why the kernel does not let this user read a process, and what cures it; empty scope: no Yama here."""
     if ptrace_scope in ("", "0"):
         return "cannot be read: it belongs to another user, or changed its user; run this as its owner or as root"
-    if ptrace_scope == "3":
-        return "cannot be read: kernel.yama.ptrace_scope is 3 on this node; the admin can lower it only with a reboot"
-    return (
-        f"cannot be read: kernel.yama.ptrace_scope is {ptrace_scope} on this node; "
-        "as root: sysctl -w kernel.yama.ptrace_scope=0"
-    )
+    cure = "only a reboot lowers it" if ptrace_scope == "3" else "as root: sysctl -w kernel.yama.ptrace_scope=0"
+    return f"cannot be read: kernel.yama.ptrace_scope is {ptrace_scope} on this node; {cure}"
 
 
 def _find_py_spy() -> str | None:
     beside = Path(sys.executable).with_name("py-spy")
     return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
-
-
-def _namespace(root: Path, pid: int) -> str:
-    try:
-        return str((root / f"proc/{pid}/ns/mnt").readlink())
-    except OSError:
-        return ""
-
-
-def _shorten(words: str) -> str:
-    """What py-spy said, without its own back trace."""
-    lines = [line.strip() for line in words.partition("Stack backtrace")[0].splitlines() if line.strip()]
-    return "; ".join(line for line in lines if line != "Caused by:")[:200] or "it failed without a message"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +133,8 @@ _Process = tuple[int, int | None]
 """Its pid, and when it started."""
 _TOLD: dict[_Process, ToldRank] = {}
 """A rank keeps its number."""
-_SILENT: dict[_Process, tuple[float, float]] = {}
-"""Who told nothing: when it is asked again, and after which pause."""
+_SILENT: dict[_Process, float] = {}
+"""Who told nothing, and when it was asked."""
 
 
 def ask_for_ranks(
@@ -157,29 +142,23 @@ def ask_for_ranks(
 ) -> dict[int, ToldRank]:
     """Return what the stacks of these processes tell, by pid.
 
-    Who has told nothing is asked again, the more rarely the more often; whom the time did not suffice for comes first.
+    Who has told nothing is asked again after AGAIN_S; whom the time did not suffice for comes first.
     """
     if root != Path("/"):  # py-spy reads this machine, and no tree
         return {}
     keys, now_s = {pid: (pid, read_start_ticks(pid)) for pid in pids}, clock()
     for gone in _SILENT.keys() - keys.values():
         del _SILENT[gone]
-    due = {key: _SILENT.get(key, (-math.inf, 0.0))[0] for key in keys.values() if key not in _TOLD}
-    asked = sorted((key for key, due_s in due.items() if due_s <= now_s), key=due.__getitem__)
-    deadline_s = now_s + ASK_S
-
-    def ask(key: _Process) -> None:
-        if clock() >= deadline_s:
-            return
-        threads = ask_py_spy(key[0], deadline_s=deadline_s, with_locals=True).threads
+    asked_s = {key: _SILENT.get(key, -math.inf) for key in keys.values() if key not in _TOLD}
+    asked = sorted((key for key, at_s in asked_s.items() if now_s - at_s >= AGAIN_S), key=asked_s.__getitem__)
+    for key in asked:
+        if clock() >= now_s + ASK_S:
+            break
+        threads = ask_py_spy(key[0], deadline_s=now_s + ASK_S, with_locals=True).threads
         if (told := find_rank(threads)) is not None:
             _TOLD[key] = told
         else:
-            pause_s = min(MOST_S, max(AGAIN_S, 2 * _SILENT.get(key, (0.0, 0.0))[1]))
-            _SILENT[key] = now_s + pause_s, pause_s
-
-    with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        list(pool.map(ask, asked))
+            _SILENT[key] = now_s
     return {pid: _TOLD[key] for pid, key in keys.items() if key in _TOLD}
 
 

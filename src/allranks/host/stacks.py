@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -74,8 +74,6 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
     node: str
     job: str
     processes: tuple[Process, ...]
-    others: tuple[str, ...] = ()
-    """Names of the job's processes that are no Python."""
 
 
 def look(wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> NodeStacks:
@@ -87,36 +85,39 @@ def look(wanted: WantedStacks, *, node: str, root: Path = Path("/")) -> NodeStac
         root: where /proc is; tests feed a tree.
     """
     deadline_s = time.monotonic() + LOOK_S
-    found, others = find_processes(wanted, root=root)
-    began_s, before = time.monotonic(), {process.pid: _cpu_seconds(root, process.pid) for process in found}
+    found = find_processes(wanted, root=root)
+    began_s, before_s = time.monotonic(), {process.pid: _cpu_s(process, root) for process in found}
     with ThreadPoolExecutor(MAX_AT_ONCE) as pool:
-        dumps = list(pool.map(lambda process: _dump(process, deadline_s, root), found))
+        answers = pool.map(lambda process: _dump(process, deadline_s, root), found)
+        dumps = {process.pid: dump for process, dump in zip(found, answers, strict=True)}
     time.sleep(max(0.0, began_s + CPU_WINDOW_S - time.monotonic()))
     window_s = time.monotonic() - began_s
-    stacks = [(tuple(_thread(told, process.pid) for told in dump.threads), dump.problem)
-              for process, dump in zip(found, dumps, strict=True)]  # fmt: skip
-    wanted_lines = {process.pid: _user_lines(threads) for process, (threads, _) in zip(found, stacks, strict=True)}
-    texts = read_source_lines(wanted_lines, root=root)
+    frames = {pid: [frame for thread in dump.threads for frame in thread.frames] for pid, dump in dumps.items()}
+    lines = {
+        pid: {(frame.filename, frame.line) for frame in own if not is_library(frame.filename)}
+        for pid, own in frames.items()
+    }
+    texts = read_source_lines(lines, root=root)
     processes = []
-    for process, (threads, problem) in zip(found, stacks, strict=True):
-        state = (read_stat(process.pid, root=root) or process.stat).state
+    for process in found:
+        pid, state = process.pid, (read_stat(process.pid, root=root) or process.stat).state
         processes.append(
             Process(
-                pid=process.pid,
+                pid=pid,
                 role=process.role,
                 rank=process.rank,
                 local_rank=process.local_rank,
                 world_size=process.world_size,
                 state=state,
-                kernel_wait=read_file(root / f"proc/{process.pid}/wchan") if state == "D" else "",
-                cpu=round(max(0.0, _cpu_seconds(root, process.pid) - before[process.pid]) / window_s, 2),
-                threads=tuple(_with_text(thread, texts.get(process.pid, {})) for thread in threads),
-                problem=problem,
+                kernel_wait=read_file(root / f"proc/{pid}/wchan") if state == "D" else "",
+                cpu=round(max(0.0, _cpu_s(process, root) - before_s[pid]) / window_s, 2),
+                threads=tuple(_thread(told, pid, texts.get(pid, {})) for told in dumps[pid].threads),
+                problem=dumps[pid].problem,
                 job=process.job,
                 store=process.serves,
             )
         )
-    return NodeStacks(node=node, job=wanted.job, processes=tuple(processes), others=tuple(others))
+    return NodeStacks(node=node, job=wanted.job, processes=tuple(processes))
 
 
 def is_library(file: str) -> bool:
@@ -139,24 +140,11 @@ def _dump(process: FoundProcess, deadline_s: float, root: Path) -> PySpyDump:
     return ask_py_spy(process.pid, deadline_s=deadline_s, root=root)
 
 
-def _thread(told: ToldThread, pid: int) -> Thread:
-    name = told.thread_name or ""
-    return Thread(
-        name=name,
-        is_main=name == "MainThread" or told.os_thread_id == pid,
-        frames=tuple(Frame(frame.name, frame.filename, frame.line) for frame in told.frames),
-    )
+def _thread(told: ToldThread, pid: int, texts: Mapping[tuple[str, int], str]) -> Thread:
+    frames = (Frame(f.name, f.filename, f.line, texts.get((f.filename, f.line), "")) for f in told.frames)
+    return Thread(told.thread_name or "", told.is_main(pid), tuple(frames))
 
 
-def _user_lines(threads: Iterable[Thread]) -> set[tuple[str, int]]:
-    return {(f.file, f.line) for thread in threads for f in thread.frames if not is_library(f.file)}
-
-
-def _with_text(thread: Thread, texts: Mapping[tuple[str, int], str]) -> Thread:
-    frames = (msgspec.structs.replace(f, text=texts.get((f.file, f.line), "")) for f in thread.frames)
-    return msgspec.structs.replace(thread, frames=tuple(frames))
-
-
-def _cpu_seconds(root: Path, pid: int) -> float:
-    stat = read_stat(pid, root=root)
+def _cpu_s(process: FoundProcess, root: Path) -> float:
+    stat = read_stat(process.pid, root=root)
     return stat.cpu_s if stat else 0.0

@@ -37,12 +37,17 @@ class ProcessRole(StrEnum):
 
 
 class EndSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How a process ended; neither code nor signal: nobody could tell any more."""
+    """How a process ended."""
 
     at_s: Age
     """When it was noticed."""
     code: Whole | None = None
-    signal: Whole | None = None
+    """Exit code, -n for signal n; None: nobody could tell any more."""
+
+    @property
+    def signal(self) -> int:
+        """Which signal ended it; 0: none, or nobody can tell."""
+        return max(0, -(self.code or 0))
 
 
 class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -63,8 +68,6 @@ class SocketSeen(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     acked_bytes: Amount | None = None
     """Acknowledged and received since it began; None: this kernel, or this way of asking, does not say."""
     received_bytes: Amount | None = None
-    retransmits: Amount = 0
-    """Timeouts in a row, without an acknowledgement."""
 
     @property
     def ends(self) -> tuple[str, int, str, int]:
@@ -130,15 +133,12 @@ class ProcessLook(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     """Since the boot: tells it from a later process with the same pid."""
     rank: Whole | None = None
     world_size: Whole | None = None
-    parent: Amount = 0
     state: ProcessState = ProcessState.RUNNING
     cpu_s: Age = 0.0
     """Processor time so far, all threads."""
     num_switches: Amount = 0
     """How often its main thread went to sleep; a process that still moves changes it."""
     rss_bytes: Amount = 0
-    may_outlive_sigterm: bool = False
-    """It handles, blocks or ignores SIGTERM, or has not taken one that was sent."""
     end: EndSeen | None = None
     """It has ended; it is told so for the rest of the watch."""
     sockets: Annotated[tuple[SocketSeen, ...], msgspec.Meta(max_length=MAX_SOCKETS)] = ()

@@ -1,7 +1,7 @@
 """A watched job as it is heard: its looks, what is wrong with it, and that as rows of `allranks top` and JSON.
 
 When it ends, `runs/watch-<job>/` stays, which is no run: `list` and `clean` pass it over. Its `verdict.json` has the
-last opinion in the form of a job's own verdict, as which `allranks why` reads it; `looks.jsonl` the last looks.
+last opinion in the form of a job's own verdict, as which `allranks why` reads it; `looks.jsonl` each node's last look.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ import contextlib
 import itertools
 import os
 import time
-from collections import deque
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
 
-from allranks.causes.book import find_cause
 from allranks.files.folder import Folder
+from allranks.guard.guard_verdict import name_fault
 from allranks.launch.lead.rank_rows import MAX_SINGLE, RowDraft, show_rows
 from allranks.launch.srun import describe_missing
 from allranks.model.beat import ProcessState
-from allranks.model.errors import Exit, name_signal
-from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.job_status import MAX_NODES, JobStatus, NodeRow, RankRow
 from allranks.model.node_look import EndSeen, NodeLook
@@ -37,29 +36,20 @@ from allranks.report.text import count_of
 from allranks.report.top_rows import TopView, make_view
 from allranks.watch.judge import Opinion, judge
 from allranks.watch.since import LookHistory, Track, is_open
-from allranks.watch.standstill import WatchState
 
 SILENT_S = 10.0
-MAX_BYTES = 4 << 20
-"""Of all looks that are kept: minutes of a few ranks, seconds of thousands."""
 UNKNOWN = ("LATE", "COST", "OUT", "IN", "RESENT", "LAST LINE")
 """Columns of `allranks top` that cannot be known from outside."""
 _HELD = {ProcessState.STOPPED: "stopped", ProcessState.TRACED: "stopped", ProcessState.BLOCKED: "kernel"}
 
 
-class WatchDocument(msgspec.Struct, frozen=True, kw_only=True):
+class WatchDocument(Opinion, frozen=True, kw_only=True):
     """A line of `allranks watch --json`: the opinion on a job, and the rows of the table."""
 
     version: Literal[1] = 1
     job: str
     time_s: float
     is_over: bool
-    exit_code: int
-    summary: str
-    verdicts: tuple[Finding, ...]
-    states: tuple[WatchState, ...]
-    culprits: tuple[int, ...]
-    limits: tuple[str, ...]
     rows: tuple[RankRow, ...]
 
 
@@ -69,8 +59,6 @@ class HeardJob:
     def __init__(self, job: str, nodes: Collection[str]) -> None:
         self.job, self.is_over, self.opinion = job, False, Opinion()
         self._history, self._nodes = LookHistory(), nodes
-        self._lines, self._num_bytes = deque[bytes](), 0
-        """The last looks, as lines."""
         self._began_s = self._now_s = time.monotonic()
 
     def hear(self, look: NodeLook | None, now_s: float) -> None:
@@ -78,11 +66,10 @@ class HeardJob:
         self._now_s = now_s
         if look is not None:
             self._history.hear(look, now_s)
-            self._keep(look)
         elif not self._silent:
             return
         opinion, workers = judge(self._history, now_s), self._history.all_workers()
-        num_unknown = sum((end.code, end.signal) == (None, None) for worker in workers if (end := worker.look.end))
+        num_unknown = sum(not worker.is_alive and worker.end.code is None for worker in workers)
         limits = [fold_hosts([node for node in self._silent if node in self.unheard])]
         limits += [f"how {count_of(num_unknown, 'rank')} ended"] if num_unknown else []
         nameless = [worker.look for worker in workers if worker.look.rank is None]
@@ -115,7 +102,8 @@ class HeardJob:
     @property
     def looked_s(self) -> float:
         """How long nodes have been looked at, by their clocks; of the one that was looked at least."""
-        return min((node.look.at_s - node.first_at_s for node in self._history.nodes.values()), default=0.0)
+        looked_s = [node.look.at_s - node.first_at_s for node in self._history.nodes.values()]
+        return 0.0 if self.unheard else min(looked_s, default=0.0)
 
     @property
     def news(self) -> object:
@@ -180,14 +168,8 @@ class HeardJob:
         told = msgspec.structs.asdict(self.opinion) | {"rows": self.status(time.time()).rows}
         return to_json(WatchDocument(job=self.job, time_s=time.time(), is_over=self.is_over, **told), indent=None)
 
-    def _keep(self, look: NodeLook) -> None:
-        self._lines.append(msgspec.json.encode(look) + b"\n")
-        self._num_bytes += len(self._lines[-1])
-        while self._num_bytes > MAX_BYTES and len(self._lines) > 1:
-            self._num_bytes -= len(self._lines.popleft())
-
     def save(self, log_dir: Path) -> Path:
-        """Write the last looks and the opinion into a new directory below `log_dir`, and return it.
+        """Write the last look of each node and the opinion into a new directory below `log_dir`, and return it.
 
         Raises:
             OSError: it cannot be written.
@@ -200,7 +182,8 @@ class HeardJob:
                 root.make_new(new)
                 break
         root.sub(new).write_whole(VERDICT, mask_verdict(verdict).to_json())  # first: the disk may be full
-        root.sub(new).write_whole("looks.jsonl", b"".join(self._lines))
+        lines = (msgspec.json.encode(node.look) + b"\n" for node in self._history.nodes.values())
+        root.sub(new).write_whole("looks.jsonl", b"".join(lines))
         return log_dir / new
 
 
@@ -212,22 +195,16 @@ def make_verdict(job: str, opinion: Opinion, ends: Collection[EndSeen | None]) -
     """
     has_succeeded = bool(ends) and all(end is not None and end.code == 0 for end in ends)
     code = opinion.exit_code or (Exit.OK if has_succeeded else Exit.UNKNOWN)
-    states = [
-        Finding(
-            cause=find_cause(state.cause).label,
-            severity=Severity.WARN,
-            confidence=Confidence.LIKELY if state.is_suspicion else Confidence.UNDECIDED,
-            node=state.node or None,
-            ranks=state.ranks,
-            message=state.text,
-        )
-        for state in opinion.states
-    ]
-    return Verdict(job=job, attempt=0, exit_code=code, findings=(*opinion.verdicts, *states))
+    findings = [*opinion.verdicts]
+    for state in opinion.states:
+        sureness = Confidence.LIKELY if state.is_suspicion else Confidence.UNDECIDED
+        about: dict[str, Any] = {"severity": Severity.WARN, "confidence": sureness, "ranks": state.ranks}
+        findings.append(name_fault(state.cause, state.text, node=state.node or None, fix="", **about))
+    return Verdict(job=job, attempt=0, exit_code=code, findings=tuple(findings))
 
 
 def _make_row(worker: Track, opinion: Opinion, *, is_silent: bool) -> RowDraft:
-    look, stack, end = worker.look, worker.stack, worker.end
+    look, stack = worker.look, worker.stack
     state, place = _HELD.get(look.state) or stack.operation or "running", stack.place if look.stack else look.problem
     is_there_to_stay = worker.place_s < worker.stack_s  # two stacks in a row show it
     is_held, since_s = look.state in _HELD, worker.place_s if is_there_to_stay else worker.told_s
@@ -235,8 +212,7 @@ def _make_row(worker: Track, opinion: Opinion, *, is_silent: bool) -> RowDraft:
     if is_silent:
         state, place = "silent", ""
     elif look.end is not None:
-        code = "exit code unknown" if end.code is None else f"exit code {end.code}"
-        state, place = "ended", code if end.signal is None else name_signal(end.signal)
+        state, place = "ended", worker.how
     return RowDraft(
         state=state,
         is_culprit=look.rank in opinion.culprits,

@@ -29,7 +29,7 @@ import dataclasses
 import math
 import signal
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -42,27 +42,24 @@ from allranks.guard.failure import describe as describe_end
 from allranks.guard.guard_verdict import name_fault
 from allranks.guard.origin import CRASHES
 from allranks.model.beat import ProcessState
-from allranks.model.errors import Exit, name_signal
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.model.node_look import ProcessRole
 from allranks.report.text import Style, count_of, describe_time, fold_ranks, one_row, render_finding
-from allranks.watch.since import MAIN, LookHistory, Track, is_open, say_for
+from allranks.watch.since import MAIN, LookHistory, Track, say_for
 from allranks.watch.standstill import STALE_S, RanksNow, WatchState
 from allranks.wire.protocol import WorkerEnd
 
 STOPPED_S, STORE_S, DEAD_S, EXITED_S = 1.0, 1.0, 2.0, 2.5
 """How long each of these holds before it counts."""
-MIN_TIMEOUTS = 2
-"""Of TCP in a row, where the kernel tells no bytes: a full queue looks the same at each look."""
 SETTLE_S, SILENT_S = 0.4, 3.0
 """A rank of another node may have ended first: looks are waited for so long, and for a silent node so long at most."""
 LOOK_S = 0.3
 """Ends that are no further apart may have been in any order."""
-STOP_S, ALONE_S, BEFORE_S = 5.0, 2.0, 10.0
+STOP_S, BEFORE_S = 5.0, 10.0
 """Whoever stops a job sends a signal to all of its processes: the second one has ended by then, and nobody is blamed
-before, or not before ALONE_S where a rank lives on that SIGTERM would have ended at once. Whom ranks waited for is told
-if that was at most BEFORE_S before the first end."""
+before. Whom ranks waited for is told if that was at most BEFORE_S before the first end."""
 LOADER_S, LEFT_S = 10.0, 15.0
 """A rank that fails so shortly after a child of its own was killed, or in a collective after another rank exited with
 0, failed because of that: Python needs seconds to end after an error of Gloo."""
@@ -85,6 +82,11 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
     limits: tuple[str, ...] = ()
     """What could not be seen."""
 
+    @property
+    def is_wrong(self) -> bool:
+        """Whether there is anything to tell."""
+        return bool(self.verdicts or self.states)
+
 
 def judge(history: LookHistory, now_s: float) -> Opinion:
     """Return what is wrong now. A verdict stays, as what came later may follow from it, until the job goes on."""
@@ -97,13 +99,12 @@ def judge(history: LookHistory, now_s: float) -> Opinion:
         note = f"this was so until {describe_time(now_s - history.held_s)} ago"
         verdicts = (*verdicts[:-1], replace(verdicts[-1], notes=(*verdicts[-1].notes, note)))
     named = [rank for finding in verdicts for rank in finding.ranks]
-    subjects = {finding.subject for finding in verdicts}
     standing = tuple(ranks.states(named, is_explained=bool(verdicts or court.ended)))
     if court.ended:
         standing = tuple(court.stood()) or standing
     elif standing:
         history.stood = now_s, standing
-    states = (*court.states(subjects, is_judged=bool(found)), *standing)
+    states = (*court.states(is_judged=bool(found)), *standing)
     is_sure = any(finding.confidence is not Confidence.UNDECIDED for finding in verdicts)
     exit_code = 1 if is_sure else 3 if verdicts or states else 0
     return Opinion(
@@ -119,7 +120,7 @@ def judge(history: LookHistory, now_s: float) -> Opinion:
 def describe(opinion: Opinion, style: Style) -> list[str]:
     """Return an opinion as lines: the verdicts, culprit first, then states and limits; else that nothing is wrong."""
     lines = "\n\n".join(render_finding(finding, style) for finding in opinion.verdicts).splitlines()
-    if not opinion.verdicts and not opinion.states:
+    if not opinion.is_wrong:
         is_known = opinion.exit_code == Exit.OK
         mark = style.mark("✓", "+") if is_known else "?"
         told = "nothing is wrong" if is_known else "not enough could be seen to tell whether something is wrong"
@@ -134,17 +135,13 @@ class _Court:
     def __init__(self, ranks: RanksNow) -> None:
         self._ranks, self._history, self._now_s = ranks, ranks.history, ranks.now_s
         workers = ranks.workers.values()
-        left = [track for track in workers if not (track.is_alive or track.end.signal or track.end.code)]
+        left = [track for track in workers if not (track.is_alive or track.end.code)]
         self._left = sorted(left, key=lambda track: track.ended_s)
         """Ranks that exited with 0, or nobody knows how."""
         self.ended = sorted(self._find_ended(), key=lambda track: track.ended_s)
         """What ended badly: ranks, their killed children, and launchers that a signal ended; the first one first."""
         self._was_stopped = bool(self.ended) and self._was_stopped_from_outside()
-        self._settle_s = SETTLE_S
-        if self.ended and _is_asked(self.ended[0]):
-            alone_s = self.ended[0].ended_s + ALONE_S
-            mortal = [track for track in ranks.living.values() if not track.look.may_outlive_sigterm]
-            self._settle_s = ALONE_S if any(track.told_s >= alone_s for track in mortal) else STOP_S
+        self._settle_s = STOP_S if self.ended and _is_asked(self.ended[0]) else SETTLE_S
         told_s = max((node.told_s for node in self._history.nodes.values()), default=0.0)
         self._is_suspended = bool(ranks.living) and self._history.suspended_s >= told_s
 
@@ -163,27 +160,21 @@ class _Court:
         for state in states if self.ended and self.ended[0].ended_s - at_s <= BEFORE_S else ():
             yield dataclasses.replace(state, text=f"before that: {state.text}")
 
-    def states(self, named: Collection[str | None], *, is_judged: bool) -> Iterator[WatchState]:
-        """Yield what is so with processes and need not be wrong; nothing of subjects that a verdict names."""
+    def states(self, *, is_judged: bool) -> Iterator[WatchState]:
+        """Yield what is so with processes and need not be wrong."""
         if self._was_stopped:
             yield WatchState(f"{self._say_ends()}: the job was stopped from outside", cause="cancelled")
         elif self.ended and not is_judged and not self._history.proven:
-            stop = f"whether the job is being stopped shows within {self._settle_s:.0f} s"
-            text = f"{self._say_ends()}; {stop if self._settle_s > SETTLE_S else 'other ranks may have ended before'}"
-            yield WatchState(text, cause="dead-rank")
+            text = f"whether that is all, or the job is being stopped, shows within {self._settle_s:.0f} s"
+            yield WatchState(f"{self._say_ends()}; {text}", cause="dead-rank")
         if self._is_suspended:
             text = "the job is suspended: all of its processes are stopped (scontrol suspend, a frozen cgroup, ^Z)"
             yield WatchState(text, cause="process-stopped")
-        for track in () if self._is_suspended else self._held(*ProcessRole):
-            if track.look.role is not ProcessRole.WORKER and _say_subject(track) not in named:
-                for_s, is_at_least = track.told_s - track.state_s, is_open(track.state_s, track.began_s)
-                text = f"{_name(track)} has been stopped {say_for(track.state_s, track.told_s, track.began_s)}"
-                yield WatchState(text, (), track.node, "", for_s, is_at_least, cause="process-stopped")
 
     # Ends
 
     def _find_ended(self) -> Iterator[Track]:
-        ranks = [track for track in self._ranks.workers.values() if track.end.signal or track.end.code]
+        ranks = [track for track in self._ranks.workers.values() if track.end.code]
         failed_s = {track.look.rank: track.ended_s for track in ranks}
         yield from ranks
         for track in self._history.tracks(ProcessRole.CHILD):
@@ -211,8 +202,8 @@ class _Court:
         """`all 3 ranks ended (2 with SIGTERM, 1 with SIGKILL)`; before it, which launcher was ended by a signal."""
         ranks = [track for track in self.ended if track.look.role is ProcessRole.WORKER]
         others = [track for track in self.ended if track.look.role in (ProcessRole.LAUNCHER, ProcessRole.STORE)]
-        parts = [f"{_name(track)} ended with {_name_end(track)}" for track in others]
-        hows = [f"{num} with {how}" for how, num in Counter(map(_name_end, ranks)).items()]
+        parts = [f"{_name(track)} ended with {track.how}" for track in others]
+        hows = [f"{num} with {how}" for how, num in Counter(track.how for track in ranks).items()]
         how = f"({', '.join(hows)})" if len(hows) > 1 else "".join(hows).partition(" ")[2]
         is_all = len(ranks) == len(self._ranks.workers) > 1
         who = f"all {len(ranks)} ranks" if is_all else fold_ranks(track.look.rank or 0 for track in ranks)
@@ -236,7 +227,7 @@ class _Court:
         if not unsure:
             return tuple(self._name_ended([facts[fact] for fact in root.facts]) for root in roots)
         hows = ["was killed by" if track.end.signal else "ended with" for track in unsure]
-        ways = [f"{_name(track)} {how} {_name_end(track)}" for track, how in zip(unsure, hows, strict=True)]
+        ways = [f"{_name(track)} {how} {track.how}" for track, how in zip(unsure, hows, strict=True)]
         what = f"one of these ended first, within one look: {'; '.join(ways)}"
         return (self._fault("AR407", what, unsure, confidence=Confidence.UNDECIDED),)
 
@@ -257,28 +248,32 @@ class _Court:
             is_first_asked = end.signal in _ASKED and track is self.ended[0]  # somebody ended just this one
             kind = FactKind.LAUNCHER_KILL if is_first_asked else FactKind.ENDED
             said = Said.KERNEL if track in sure else Said.LAUNCHER
-            yield Fact(kind=kind, said=said, signal=end.signal, code=end.code, **about), track
-            may_be_lost = bool(end.code) or end.signal == signal.SIGABRT
-            if left and may_be_lost and (track.stack_s < left[0].ended_s or track.stack.is_collective):
+            code = None if end.signal else end.code
+            yield Fact(kind=kind, said=said, signal=end.signal or None, code=code, **about), track
+            if (
+                left
+                and (code or end.signal == signal.SIGABRT)
+                and (track.stack_s < left[0].ended_s or track.stack.is_collective)
+            ):
                 is_lost = True
                 yield Fact(kind=FactKind.PEER_LOST, said=Said.OBSERVER, **about), track
 
     def _name_ended(self, tracks: Sequence[Track]) -> Finding:
         """Return the finding on a process that ended first, or on several that ended alike at the same time."""
         track, end, was_waiting = tracks[0], tracks[0].end, tracks[0].stack.is_collective
-        if not end.signal and not end.code:
+        if not end.code:
             may_be_stop = end.code is None and all(map(_is_asked, self.ended))  # it may have got the same signal
             sureness = Confidence.UNDECIDED if may_be_stop else Confidence.LIKELY
             return self._name_left(tracks, sureness, "the others failed or were ended after it")
-        died, message = -(end.signal or 0) or end.code or 0, None
+        message = None
         if track.look.role is ProcessRole.CHILD:
-            message = f"DataLoader worker (pid {track.look.pid}) is killed by signal: {signal.strsignal(-died)}. "
-        told = WorkerEnd(rank=track.look.rank or 0, node=track.node, exit_code=died, time_s=0.0, message=message)
+            message = f"DataLoader worker (pid {track.look.pid}) is killed by signal: {signal.strsignal(end.signal)}. "
+        told = WorkerEnd(rank=track.look.rank or 0, node=track.node, exit_code=end.code, time_s=0.0, message=message)
         cause_id, what, fix = describe_end(told)
         what = what.replace(", not by allranks", "")  # which has not started this job
         notes = [f"{len(tracks)} ranks ended alike"] if len(tracks) > 1 else []
         is_abort = end.signal == signal.SIGABRT and (track.look.stack is None or was_waiting)
-        may_be_victim = len(self._ranks.workers) > 1 and (is_abort or (bool(end.code) and was_waiting))
+        may_be_victim = len(self._ranks.workers) > 1 and (is_abort or (end.code > 0 and was_waiting))
         if may_be_victim:
             notes.append("it was the first to die, and may be a victim: read the last lines of its log")
         before = describe_time(track.ended_s - track.stack_s) if math.isfinite(track.stack_s) else ""
@@ -293,9 +288,8 @@ class _Court:
         )
 
     def _name_left(self, tracks: Sequence[Track], confidence: Confidence, why: str) -> Finding:
-        code = "an unknown code" if tracks[0].end.code is None else "code 0"
         fix = "every rank must run the same number of steps: check how the data is divided, and read its log"
-        return self._fault("AR407", f"it exited with {code}; {why}", tracks, fix=fix, confidence=confidence)
+        return self._fault("AR407", f"it ended with {tracks[0].how}; {why}", tracks, fix=fix, confidence=confidence)
 
     # What lives
 
@@ -307,11 +301,10 @@ class _Court:
     def _judge_stopped(self) -> tuple[Finding, ...]:
         if not (tracks := self._held(ProcessRole.WORKER)):
             return ()
-        first, frozen = tracks[0], "stopped (SIGSTOP, or a frozen cgroup)"
+        first, frozen = tracks[0], "stopped (SIGSTOP, a frozen cgroup, or a debugger)"
         seen = [f"{_name(track)}, pid {track.look.pid}: {track.look.state} in /proc" for track in tracks[:8]]
-        how = "held by a debugger" if first.look.state is ProcessState.TRACED else frozen
         for_s = say_for(first.state_s, first.told_s, first.began_s)
-        what = f"the process has been {how} {for_s}: it exists, but does not run"
+        what = f"the process has been {frozen} {for_s}: it exists, but does not run"
         return (self._fault("AR010", what, tracks, evidence=seen, fix=_say_continue(tracks)),)
 
     def _judge_store(self) -> tuple[Finding, ...]:
@@ -320,7 +313,7 @@ class _Court:
         for track in self._history.tracks(*MAIN):
             is_held = track in held
             never_runs = track.is_alive and track.cpu_share == 0 and track.look.state is not ProcessState.RUNNING
-            unread = [flow for ends, flow in track.flows.items() if ends[1] == port and flow.seen.unread_bytes]
+            unread = track.unread_at(port)
             for_s = track.told_s - min((flow.unread_s for flow in unread), default=track.told_s)
             if (is_held or never_runs) and for_s >= (STORE_S if is_held else 3 * STORE_S):
                 how = "is stopped" if is_held else "does not run"
@@ -335,10 +328,9 @@ class _Court:
         """Bytes between two ranks are not acknowledged, although nothing keeps the other kernel from it."""
         living, dead = self._ranks.living, {}
         for rank, flow, peer, other in self._history.links:
-            may_be_full = bool(other.seen.unread_bytes)  # then the window may be zero
-            is_known = flow.seen.acked_bytes is not None or flow.seen.retransmits >= MIN_TIMEOUTS
+            may_be_full = bool(other.seen.unread_bytes) or flow.seen.acked_bytes is None  # then the window may be zero
             for_s = living[rank].told_s - flow.stuck_s
-            if for_s >= DEAD_S and is_known and not (may_be_full or living[rank].is_held or living[peer].is_held):
+            if for_s >= DEAD_S and not (may_be_full or living[rank].is_held or living[peer].is_held):
                 dead[min(rank, peer), max(rank, peer)] = for_s
         if not dead:
             return ()
@@ -399,20 +391,12 @@ def _name(track: Track) -> str:
 def _say_continue(tracks: Sequence[Track]) -> str:
     """What to do about processes that are stopped."""
     node, pids = tracks[0].node, " ".join(str(track.look.pid) for track in tracks if track.node == tracks[0].node)
-    if tracks[0].look.state is ProcessState.TRACED:
-        return f"on {node}: TracerPid in /proc/{tracks[0].look.pid}/status is the debugger; let it detach"
-    who = "somebody's kill -STOP, or a frozen cgroup"
+    who = f"somebody's kill -STOP, a frozen cgroup, or a debugger (TracerPid in /proc/{tracks[0].look.pid}/status)"
     return f"on {node}: kill -CONT {pids} continues it; find what stopped it: {who}"
 
 
 def _say_subject(track: Track) -> str:
     return f"{track.look.role} (pid {track.look.pid})"
-
-
-def _name_end(track: Track) -> str:
-    if track.end.signal:
-        return name_signal(track.end.signal)
-    return "an unknown exit code" if track.end.code is None else f"exit code {track.end.code}"
 
 
 def _is_asked(track: Track) -> bool:

@@ -8,8 +8,8 @@
 Nothing is stopped, signalled or written to: the kernel tells states, ends and sockets, and py-spy reads stacks from
 outside. Only NCCL's RAS is connected to, which is there for that, and, with `--ask`, torch (ask_torch.py). Threads run
 py-spy and search for processes that have come, so that only the first look waits: it has no stacks, and later ones have
-those that were read by then. What costs more than some reads of /proc is repeated the more rarely the more it costs:
-`_next_s`, and stack_turns.py.
+those that were read by then. Searches and sockets are repeated the more rarely the more they cost (`_next_s`), and
+stacks as since.py chooses.
 
 Limits: exit codes of processes that their parent has reaped need Linux 6.15. In another network namespace, sockets are
 looked at more rarely, and the bytes that they have carried are not known.
@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import resource
 import select
 import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -39,12 +38,13 @@ from allranks.host.py_spy import DUMP_S, ask_py_spy
 from allranks.host.sockets import TcpConnection, ask_kernel, read_proc
 from allranks.host.source import read_source_lines
 from allranks.host.stacks import is_library
-from allranks.host.threads import ask_in_thread
+from allranks.host.threads import ThreadQuestion
 from allranks.host.traffic import find_sockets
+from allranks.launch.look.stack_groups import summarize
 from allranks.model.beat import ProcessState
 from allranks.model.node_look import MAX_SOCKETS, EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.watch.ask_torch import TorchRecorders
-from allranks.watch.stack_turns import MAX_AT_ONCE, StackTurns, Visible, summarize
+from allranks.watch.since import MAIN, MAX_AT_ONCE, LookHistory, choose
 
 FIND_EVERY_S, FIND_AFTER_END_S, INODES_EVERY_S = 3.0, 0.5, 1.0
 FIND_SHARE, SOCKETS_SHARE = 0.002, 0.003
@@ -53,12 +53,12 @@ MAX_ENDED_CHILDREN = 64
 """DataLoader workers end with every epoch; the last ones are told."""
 NCCL_EVERY_S, GPU_S = 5.0, 5.0
 """NCCL and nvidia-smi are asked so often; nvidia-smi is waited for so long."""
-_BY_KERNEL = ("parent", "state", "cpu_s", "num_switches", "rss_bytes", "may_outlive_sigterm")
+_BY_KERNEL = ("state", "cpu_s", "num_switches", "rss_bytes")
 """Fields that the kernel tells at each look, by the same names in ProcessSeen and ProcessLook."""
 _Found = tuple[Sequence[FoundProcess], tuple[str, int] | None, float]
 """Processes, the store's address, and processor time for it."""
-_Read = tuple[StackSeen | None, str, float]
-"""The stack of a main thread, or why there is none; processor time of this process for it."""
+_Read = tuple[StackSeen | None, str]
+"""The stack of a main thread, or why there is none."""
 _Nccl = tuple[dict[int, int], dict[int, int | None], str]
 """By pid, operations of NCCL that were started, and percent of a GPU; why NCCL does not tell."""
 
@@ -68,35 +68,32 @@ class _Watched:
     """A process of the job."""
 
     told: ProcessLook
-    visible: Visible
-    network: int
-    """Of its network namespace; 0: not known."""
     pidfd: int | None = None
-    reading: Future[_Read] | None = None
+    reading: ThreadQuestion[_Read] = field(default_factory=lambda: ThreadQuestion("allranks-stack"))
 
 
 class NodeWatcher:
     """Looks at this machine's part of a job; /proc lies below `root`."""
 
     def __init__(self, wanted: WantedStacks, *, node: str, root: Path = Path("/"), asks: bool = False) -> None:
-        self._wanted, self._node, self._root = wanted, node, root
+        self._wanted, self._node, self._root, self._asks = wanted, node, root, asks
         self._limits = dict[str, None]()
         self._store: tuple[str, int] | None = None
         self._watched: dict[tuple[int, int], _Watched] = {}
         self._pidfds: dict[int, _Watched] = {}
         self._poll = select.poll()
+        self._history = LookHistory()
+        """What this node's looks show, by its clock: who is quiet, and since when nothing moves between its ranks."""
         self._find_s = self._sockets_s = self._inodes_s = self._nccl_s = 0.0
         """When each of these is due."""
-        self._found: Future[_Found] | None = None
-        self._nccl: Future[_Nccl] | None = None
+        self._search, self._nccl = ThreadQuestion[_Found]("allranks-find"), ThreadQuestion[_Nccl]("allranks-nccl")
         self._nccl_limit = ""
-        self._recorders = TorchRecorders(is_on=asks, root=root)
+        self._recorders = TorchRecorders(root=root)
         self._owners: dict[int, _Watched | None] = {}
         """Of sockets, by inode; None: no process of the job."""
         self._are_owners_old = False
         """Whether a process has come, or one has ended, whose sockets may be among these as somebody else's."""
         self._own_network = _network(os.getpid(), Path("/"))
-        self._turns, self._children_s = StackTurns(), _children_cpu_s()
 
     def wait(self, timeout_s: float) -> None:
         """Wait for so long, or until a process of the job ends: the next look tells how."""
@@ -108,28 +105,30 @@ class NodeWatcher:
             self._note_end(self._pidfds[pidfd], now_s)
         self._gather_stacks()
         self._ask_nccl(now_s)
-        if self._found is None and now_s >= self._find_s:
-            self._found = ask_in_thread(lambda: _find(self._wanted, self._root), name="allranks-find")
-        if self._found is not None and (self._found.done() or not self._watched):  # only the first look waits
-            self._take_in(self._found.result(), now_s)
-            self._found = None
+        if not self._search.is_open and now_s >= self._find_s:
+            self._search.ask(partial(_find, self._wanted, self._root))
+        if (found := self._search.take(waits=not self._watched)) is not None:  # only the first look waits
+            self._take_in(found, now_s)
         if now_s >= self._sockets_s:
             self._read_sockets(now_s)
         for watched in self._alive():
             self._look_at(watched, now_s)
-        self._ask_torch(now_s)
-        self._start_reading(now_s)
-        return NodeLook(
+        flights = self._recorders.look(self._history, now_s) if self._asks else {}
+        for watched in self._alive(ProcessRole.WORKER) if self._asks else ():
+            watched.told = replace(watched.told, flight=flights.get(watched.told.pid))
+        look = NodeLook(
             node=self._node,
             at_s=now_s,
             processes=tuple(watched.told for watched in self._watched.values()),
             store=self._store,
             limits=(*self._limits, *filter(None, [self._nccl_limit]), *self._recorders.limits),
         )
+        self._history.hear(look, now_s)
+        self._start_reading(now_s)
+        return look
 
     def close(self) -> None:
         """Let go of the processes."""
-        self._recorders.close()
         while self._pidfds:
             os.close(self._pidfds.popitem()[0])
 
@@ -145,13 +144,10 @@ class NodeWatcher:
         """Take in processes that have come, and what is known by now of those that are here."""
         processes, store, cost_s = answer
         for found in processes:
-            start_ticks = read_process(found.pid, root=self._root).start_ticks
-            if not start_ticks:
-                continue
-            if (watched := self._watched.get((found.pid, start_ticks))) is None:
-                new = ProcessLook(pid=found.pid, role=ProcessRole.WORKER, start_ticks=start_ticks)
-                watched = _Watched(new, Visible(now_s, now_s), _network(found.pid, self._root))
-                self._watched[found.pid, start_ticks] = watched
+            key = found.pid, found.stat.start_ticks
+            if (watched := self._watched.get(key)) is None:
+                new = ProcessLook(pid=found.pid, role=ProcessRole.WORKER, start_ticks=found.stat.start_ticks)
+                watched = self._watched[key] = _Watched(new)
                 self._follow(watched, now_s)
                 self._are_owners_old = True
             if found.env or watched.told.rank is None:  # the dead have no environment
@@ -185,9 +181,7 @@ class NodeWatcher:
             del self._pidfds[watched.pidfd]
             os.close(watched.pidfd)
         code = None if status is None else os.waitstatus_to_exitcode(status)
-        is_signal = code is not None and code < 0
-        end = EndSeen(at_s=now_s, code=None if is_signal else code, signal=-code if code and is_signal else None)
-        watched.told = replace(watched.told, end=end, state=ProcessState.GONE, sockets=())
+        watched.told = replace(watched.told, end=EndSeen(at_s=now_s, code=code), state=ProcessState.GONE, sockets=())
         self._are_owners_old = True
         self._find_s = min(self._find_s, now_s + FIND_AFTER_END_S)  # a launcher may start others in its place
 
@@ -195,16 +189,13 @@ class NodeWatcher:
         seen = read_process(watched.told.pid, root=self._root)
         if seen.start_ticks == watched.told.start_ticks and seen.state is not ProcessState.GONE:
             watched.told = replace(watched.told, **{name: getattr(seen, name) for name in _BY_KERNEL})
-            watched.visible.hear(watched.told, now_s)
-        elif watched.pidfd is None:
+        elif watched.pidfd is None:  # else its main thread has ended, and another one has not
             self._note_end(watched, now_s)
-        else:  # its main thread has ended, and another one has not: nobody knows what it got
-            watched.told = replace(watched.told, may_outlive_sigterm=True)
 
     def _read_sockets(self, now_s: float) -> None:
-        began_s, alive = time.thread_time(), self._alive()
-        members = {watched.network: watched for watched in alive}
-        table = [connection for member in members.values() for connection in self._connections(member)]
+        began_s, alive = time.thread_time(), self._alive(*MAIN)
+        members = {_network(watched.told.pid, self._root): watched.told.pid for watched in alive}
+        table = [connection for member in members.items() for connection in self._connections(*member)]
         is_new = any(connection.inode and connection.inode not in self._owners for connection in table)
         if (is_new or self._are_owners_old) and now_s - self._inodes_s >= INODES_EVERY_S:
             self._inodes_s, self._are_owners_old = now_s, False
@@ -212,91 +203,68 @@ class NodeWatcher:
             # Forks share sockets: the process that is older has opened them.
             for watched in sorted(alive, key=lambda watched: -watched.told.start_ticks):
                 self._owners.update(dict.fromkeys(find_sockets(watched.told.pid, root=self._root), watched))
-        sockets: dict[_Watched | None, list[SocketSeen]] = {watched: [] for watched in alive}
+        own = defaultdict[_Watched | None, list[TcpConnection]](list)
         for connection in table:
-            sockets.get(self._owners.get(connection.inode), []).append(
-                convert(connection, SocketSeen, from_attributes=True)
-            )
+            own[self._owners.get(connection.inode)].append(connection)
         for watched in alive:
-            watched.told = replace(watched.told, sockets=tuple(sockets[watched][:MAX_SOCKETS]))
+            sockets = convert(own[watched][:MAX_SOCKETS], tuple[SocketSeen, ...], from_attributes=True)
+            watched.told = replace(watched.told, sockets=sockets)
         self._sockets_s = self._next_s(now_s, 0.0, time.thread_time() - began_s, SOCKETS_SHARE)
 
-    def _connections(self, member: _Watched) -> list[TcpConnection]:
+    def _connections(self, network: int, pid: int) -> list[TcpConnection]:
         """All of the network namespace that a process is in."""
-        if member.network in (0, self._own_network):
+        if network in (0, self._own_network):
             try:
                 return ask_kernel(with_listening=True)
             except OSError:
                 self._limits["the kernel does not tell which bytes TCP connections have carried"] = None
         else:
             self._limits["bytes that TCP connections have carried are not known in another network namespace"] = None
-        return read_proc(root=self._root, of=str(member.told.pid), with_listening=True)
+        return read_proc(root=self._root, of=str(pid), with_listening=True)
 
     def _ask_nccl(self, now_s: float) -> None:
         """Take in what NCCL and nvidia-smi have said of the ranks, and ask again."""
-        if self._nccl is not None and self._nccl.done():
-            counts, percents, self._nccl_limit = self._nccl.result()
-            self._nccl, self._nccl_s = None, now_s + NCCL_EVERY_S
+        if (told := self._nccl.take()) is not None:
+            (counts, percents, self._nccl_limit), self._nccl_s = told, now_s + NCCL_EVERY_S
             for watched in self._watched.values():
                 pid = watched.told.pid
                 watched.told = replace(watched.told, nccl_ops=counts.get(pid), gpu_percent=percents.get(pid))
-        looks = [watched.told for watched in self._alive(ProcessRole.WORKER)]
-        ranks = {look.rank: look.pid for look in looks if look.rank is not None}
-        if ranks and self._nccl is None and now_s >= self._nccl_s:
-            self._nccl = ask_in_thread(lambda: _read_nccl(ranks, self._root), name="allranks-nccl")
-
-    def _ask_torch(self, now_s: float) -> None:
-        """Take in what torch's recorders have told while nothing moves, and ask again."""
-        ranks, store_port = self._alive(ProcessRole.WORKER), self._store[1] if self._store else 0
-        flights = self._recorders.look([watched.told for watched in ranks], now_s, store_port=store_port)
-        for watched in ranks:
-            watched.told = replace(watched.told, flight=flights.get(watched.told.pid))
+        ranks = {rank: track.look.pid for rank, track in self._history.living.items()}
+        if ranks and not self._nccl.is_open and now_s >= self._nccl_s:
+            self._nccl.ask(partial(_read_nccl, ranks, self._root))
 
     def _gather_stacks(self) -> None:
         """Take in the stacks that have been read."""
-        costs = []
         for watched in self._watched.values():
-            if watched.reading is not None and watched.reading.done():
-                stack, problem, cost_s = watched.reading.result()
-                watched.reading = None
-                costs.append(cost_s)
-                if watched.told.end is None:
-                    watched.told = replace(watched.told, stack=stack or watched.told.stack, problem=problem)
-        before_s, self._children_s = self._children_s, _children_cpu_s()
-        if costs and self._found is None:  # a search starts py-spy, too
-            self._turns.hear_cost(self._children_s - before_s + sum(costs), len(costs))
+            if (read := watched.reading.take()) is not None and watched.told.end is None:
+                watched.told = replace(watched.told, stack=read[0] or watched.told.stack, problem=read[1])
 
     def _start_reading(self, now_s: float) -> None:
-        """Have the stacks read whose turn it is: of ranks, and of the loader's workers that a rank waits for."""
-        ranks = self._alive(ProcessRole.WORKER)
-        stacks = {watched.told.pid: watched.told.stack for watched in ranks}
-        loading = {pid for pid, stack in stacks.items() if stack and stack.operation.startswith("DataLoader")}
-        readable = [*ranks, *(watched for watched in self._alive() if watched.told.parent in loading)]
-        free = {watched.visible: watched for watched in readable if watched.reading is None}
-        most = MAX_AT_ONCE - len(readable) + len(free)
-        for visible in self._turns.choose(free, num_ranks=len(ranks), now_s=now_s, at_most=most):
-            pid, is_still = free[visible].told.pid, visible.is_still(now_s)
-            read = partial(_read_stack, pid, self._root, at_s=now_s, is_still=is_still)
-            free[visible].reading = ask_in_thread(read, name="allranks-stack")
+        """Have the stacks of ranks read whose turn it is."""
+        tracks = [track for track in self._history.tracks(ProcessRole.WORKER) if track.is_alive]
+        readings = {track: self._watched[track.look.pid, track.look.start_ticks].reading for track in tracks}
+        free = [track for track, reading in readings.items() if not reading.is_open]
+        most = MAX_AT_ONCE - len(tracks) + len(free)
+        for track in choose(free, num_ranks=len(tracks), now_s=now_s, at_most=most):
+            read = partial(_read_stack, track.look.pid, self._root, at_s=now_s, is_still=track.is_still)
+            readings[track].ask(read)
 
 
 def _find(wanted: WantedStacks, root: Path) -> _Found:
-    began_s = time.thread_time() + _children_cpu_s()
-    processes = find_processes(wanted, root=root)[0]
-    return processes, find_store(processes, root=root), time.thread_time() + _children_cpu_s() - began_s
+    began_s = time.thread_time()
+    processes = find_processes(wanted, root=root)
+    return processes, find_store(processes, root=root), time.thread_time() - began_s
 
 
 def _read_stack(pid: int, root: Path, *, at_s: float, is_still: bool) -> _Read:
-    began_s = time.thread_time()
     dump = ask_py_spy(pid, deadline_s=time.monotonic() + DUMP_S, with_locals=True, root=root)
-    mains = [thread for thread in dump.threads if thread.os_thread_id == pid or thread.thread_name == "MainThread"]
-    frames, text = mains[0].frames if mains else [], ""
+    frames, text = next((thread.frames for thread in dump.threads if thread.is_main(pid)), []), ""
     if frames and not is_library(frames[0].filename):
         line = frames[0].filename, frames[0].line
         text = read_source_lines({pid: {line}}, root=root).get(pid, {}).get(line, "")
     stack = summarize(frames, at_s=at_s, is_still=is_still, text=text) if frames else None
     problem = dump.problem or ("" if frames else "its main thread has no Python frames")
-    return stack, problem[:300], time.thread_time() - began_s
+    return stack, problem[:300]
 
 
 def _read_nccl(ranks: Mapping[int, int], root: Path) -> _Nccl:
@@ -310,11 +278,7 @@ def _read_nccl(ranks: Mapping[int, int], root: Path) -> _Nccl:
 
 
 def _network(pid: int, root: Path) -> int:
+    """Return the inode of a process's network namespace; 0: not known."""
     with contextlib.suppress(OSError):
         return (root / f"proc/{pid}/ns/net").stat().st_ino
     return 0
-
-
-def _children_cpu_s() -> float:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return usage.ru_utime + usage.ru_stime

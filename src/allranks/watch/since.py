@@ -3,15 +3,15 @@
     history = LookHistory()
     history.hear(look, now_s)          each node's look, in any order of nodes; `now_s` is one clock of the listener's
 
-Times in here are of the listener's clock. The shortest way that a look ever had is the difference of a node's clock. A
-gap between two looks of a node is a sleep of the watcher (SIGSTOP, a laptop's lid): everything there begins anew.
+Times in here are of the listener's clock. The shortest way that a look had lately is the difference of a node's clock.
+A gap between two looks of a node is a sleep of the watcher (SIGSTOP, a laptop's lid): everything there begins anew.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -20,6 +20,7 @@ from allranks.causes.book import find_cause
 from allranks.causes.cause import Trait
 from allranks.facts.fact import NEVER_SAID, When
 from allranks.model.beat import ProcessState
+from allranks.model.errors import name_signal
 from allranks.model.finding import Confidence, Finding
 from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen, StackSeen
 from allranks.recorder.wait_graph import Standstill
@@ -35,13 +36,20 @@ PASSED_S = 2.0
 """After so long without a proven fault, a job whose ranks talk to each other has got over it."""
 FOLLOWS_S = 30.0
 """What breaks so shortly after a proven fault may have followed from it, and is not named beside it."""
+FIRST_S, BUSY_EVERY_S = 1.0, 15.0
+"""Between two reads of a rank's stack: when it becomes quiet, doubled after each read, and at most."""
+MAX_OFTEN, MAX_AT_ONCE = 8, 8
+"""Ranks on a node that are read every BUSY_EVERY_S (of more, as many in the same time, in turn), and those at once."""
 LOOKS_S = 0.6
 """What has not changed since so shortly after the first look held at it, and before."""
-DRIFT = 1e-4
-"""Seconds that two clocks may drift apart each second."""
-STOOD_S, MANY = 5.0, 8
-"""So many looks in turn that all come so late were not held up: the node's clock stood still (its machine paused)."""
+WAYS = 40
+"""Looks of a node, of which the one with the shortest way tells its clock: two clocks drift apart, and a machine that
+is paused has its own stand still."""
+QUIET_S, IDLE_CPU_S = 2.0, 0.02
+"""A process that has done nothing visible for so long is quiet; most steps are shorter. Two ticks of the kernel's count
+of processor time are nothing: threads that only wake up now and then (NCCL's watchdog) use some."""
 MAIN = (ProcessRole.WORKER, ProcessRole.LAUNCHER, ProcessRole.STORE)
+"""Not the children of ranks: nobody asks where these are, or whom they talk to."""
 _PLACE = attrgetter("operation", "place", "counters")
 Ends = tuple[str, int, str, int]
 """Of a connection: own address and port, peer's address and port."""
@@ -64,14 +72,13 @@ class Flow:
         before, self.seen = self.seen, seen
         if seen.carried != before.carried:
             self.moved_s = told_s
-        is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
-        if not seen.unacked_bytes or not before.unacked_bytes or is_acked:
+        if seen.acked_bytes != before.acked_bytes or not (seen.unacked_bytes and before.unacked_bytes):
             self.stuck_s = told_s
         if not seen.unread_bytes or seen.unread_bytes != before.unread_bytes:
             self.unread_s = told_s
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Track:
     """One process that is looked at without a gap, and since when what is seen of it is so."""
 
@@ -85,6 +92,14 @@ class Track:
     """Each stack shows the same place, operation and counters."""
     ops_s: float = field(init=False)
     """It has started no collective of NCCL's."""
+    awake: ProcessLook = field(init=False)
+    """The look since which it has used no processor time, and its main thread has not woken up."""
+    still_s: float = field(init=False)
+    """When that was."""
+    read_s: float = -math.inf
+    """When its stack was last asked for."""
+    pause_s: float = 0.0
+    """Until it is asked for again, if it is quiet."""
     stack_s: float = -math.inf
     """When its last stack was read."""
     first_s: float = field(init=False)
@@ -93,10 +108,10 @@ class Track:
     """When it ended: after the last look that saw it alive."""
     flows: dict[Ends, Flow] = field(default_factory=dict)
     cpu: deque[tuple[float, float]] = field(default_factory=deque)
-    steps: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
     def __post_init__(self) -> None:
-        self.state_s = self.place_s = self.ops_s = self.first_s = self.began_s
+        self.state_s = self.place_s = self.ops_s = self.first_s = self.still_s = self.began_s
+        self.awake = self.look
 
     @property
     def is_alive(self) -> bool:
@@ -115,8 +130,15 @@ class Track:
 
     @property
     def end(self) -> EndSeen:
-        """How it ended; without code and signal if it lives."""
+        """How it ended; without a code if it lives."""
         return self.look.end or EndSeen(at_s=0.0)
+
+    @property
+    def how(self) -> str:
+        """How it ended: `SIGKILL`, `exit code 3`, `an unknown exit code`."""
+        if self.end.signal:
+            return name_signal(self.end.signal)
+        return "an unknown exit code" if self.end.code is None else f"exit code {self.end.code}"
 
     @property
     def ended_s(self) -> float:
@@ -130,12 +152,19 @@ class Track:
         return (last - first) / (last_s - first_s) if last_s - first_s >= WINDOW_S / 2 else None
 
     @property
-    def pace_s(self) -> float | None:
-        """Seconds a step, lately; infinite: it finished none; None: not known."""
-        made = self.steps[-1][1] - self.steps[0][1] if len(self.steps) > 1 else 1
-        if not made:
-            return math.inf
-        return (self.steps[-1][0] - self.steps[0][0]) / made if made > 1 else None  # of one, only the end was seen
+    def is_still(self) -> bool:
+        """Whether it has done nothing at all for long."""
+        return self.told_s - self.still_s >= QUIET_S
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether it is still, or its connections, as far as their bytes are known, carry nothing: it may loop."""
+        flows = (flow for flow in self.flows.values() if flow.seen.acked_bytes is not None and flow.seen.peer_address)
+        return self.is_still or self.told_s - max((flow.moved_s for flow in flows), default=self.told_s) >= QUIET_S
+
+    def unread_at(self, port: int) -> list[Flow]:
+        """Its connections at a port, or the socket that listens there, in which something waits to be read."""
+        return [flow for flow in self.flows.values() if flow.seen.own_port == port and flow.seen.unread_bytes]
 
     def hear(self, look: ProcessLook, told_s: float, offset_s: float) -> None:
         """Take in what is seen of it now."""
@@ -149,6 +178,8 @@ class Track:
             self.state_s = told_s
         if look.nccl_ops != before.nccl_ops:
             self.ops_s = told_s
+        if look.num_switches != self.awake.num_switches or look.cpu_s - self.awake.cpu_s > IDLE_CPU_S:
+            self.awake, self.still_s = look, told_s
         self.cpu.append((told_s, look.cpu_s))
         while len(self.cpu) > 2 and self.cpu[1][0] <= told_s - WINDOW_S:
             self.cpu.popleft()
@@ -156,14 +187,12 @@ class Track:
         for seen in look.sockets:
             flow = self.flows[seen.ends] = known.get(seen.ends) or Flow(seen, told_s, told_s, told_s)
             flow.hear(seen, told_s)
-        if look.stack is not None and look.stack.at_s + offset_s > self.stack_s + 0.01:  # offsets drift
-            is_first, self.stack_s = math.isinf(self.stack_s), look.stack.at_s + offset_s
-            if is_first:
-                self.first_s = max(self.stack_s, self.first_s)
+        is_first = math.isinf(self.stack_s)
+        if look.stack is not None and (is_first or look.stack != before.stack):
+            self.stack_s = look.stack.at_s + offset_s
+            self.first_s = max(self.stack_s, self.first_s) if is_first else self.first_s
             if before.stack is None or _PLACE(look.stack) != _PLACE(before.stack):
                 self.place_s = max(self.stack_s, self.place_s)
-            if look.stack.counter is not None and self.stack_s >= self.began_s:  # else it is from before a gap
-                self.steps.append((self.stack_s, look.stack.counter[1]))
 
 
 @dataclass(slots=True)
@@ -176,19 +205,18 @@ class NodeTrack:
     heard_s: float
     first_at_s: float
     """When the first look was taken, by the node's clock."""
-    num_late: int = 0
     passed_s: float = 0.0
     """Between the last two looks: those of very many nodes come seconds apart."""
+    ways_s: deque[float] = field(default_factory=lambda: deque(maxlen=WAYS))
 
     def follow(self, look: NodeLook, now_s: float) -> bool:
         """Take in a newer look; returns whether what is known of the time before it still counts."""
-        passed_s, late_s = look.at_s - self.look.at_s, now_s - look.at_s - self.offset_s
-        self.num_late = self.num_late + 1 if late_s > STOOD_S else 0
-        has_stood = self.num_late >= MANY
-        self.offset_s = now_s - look.at_s if has_stood else min(self.offset_s + DRIFT * passed_s, now_s - look.at_s)
+        self.ways_s.append(now_s - look.at_s)
+        before_s, self.offset_s = self.told_s, min(self.ways_s)
         self.look, self.told_s = look, look.at_s + self.offset_s
-        is_gap, self.passed_s = passed_s > max(GAP_S, GAPS * self.passed_s), passed_s
-        return not is_gap and not has_stood
+        passed_s, known_s = self.told_s - before_s, self.passed_s
+        self.passed_s = passed_s
+        return passed_s <= max(GAP_S, GAPS * known_s)
 
 
 class LookHistory:
@@ -201,7 +229,7 @@ class LookHistory:
         self.links: list[tuple[int, Flow, int, Flow]] = []
         """Connections between ranks but those to the store, each from both ends: rank, its socket, peer, its socket."""
         self.moved_s = -math.inf
-        """When something last moved between ranks, or one began to be looked at, or all had ended."""
+        """When something last moved between ranks, or one called NCCL, or began to be looked at, or all had ended."""
         self.proven: list[Finding] = []
         """The verdicts so far, but those that the job has got over."""
         self.held_s = -math.inf
@@ -215,6 +243,10 @@ class LookHistory:
         self.denied_s = -math.inf
         """When ranks were last known, by what they answered, to be in no mismatch, or to have called something that
         were named."""
+        self.workers: dict[int, Track] = {}
+        """The process of each rank; where it was started again, the newest one. In the order of ranks."""
+        self.living: dict[int, Track] = {}
+        """Of these, those that have not ended."""
         self._tracks: dict[tuple[str, int, int], Track] = {}
 
     def hear(self, look: NodeLook, now_s: float) -> None:
@@ -234,9 +266,10 @@ class LookHistory:
         living = [track for track in self.tracks(*MAIN) if track.is_alive]
         if len(living) > 1 and all(track.is_held for track in living):
             self.suspended_s = node.told_s
-        ranks = {rank: track for rank, track in self.workers().items() if track.is_alive}
-        self.links = list(self._find_links(ranks))
-        times = [track.began_s for track in ranks.values()] + [flow.moved_s for _, flow, _, _ in self.links]
+        self.workers = self._find_workers()
+        self.living = {rank: track for rank, track in self.workers.items() if track.is_alive}
+        self.links = list(self._find_links(self.living))
+        times = [track.ops_s for track in self.living.values()] + [flow.moved_s for _, flow, _, _ in self.links]
         # A connection that closes takes its times with it.
         self.moved_s = max(self.moved_s, *times) if times else node.told_s
 
@@ -259,8 +292,7 @@ class LookHistory:
         """Processes of these roles."""
         return (track for track in self._tracks.values() if track.look.role in roles)
 
-    def workers(self) -> dict[int, Track]:
-        """The process of each rank; where it was started again, the newest one. In the order of ranks."""
+    def _find_workers(self) -> dict[int, Track]:
         found: dict[int, Track] = {}
         for track in self.tracks(ProcessRole.WORKER):
             rank = track.look.rank
@@ -271,24 +303,39 @@ class LookHistory:
     def all_workers(self) -> list[Track]:
         """The same, and processes that are ranks, but nobody knows which."""
         nameless = [track for track in self.tracks(ProcessRole.WORKER) if track.look.rank is None]
-        return [*self.workers().values(), *nameless]
+        return [*self.workers.values(), *nameless]
 
     def keep(self, found: tuple[Finding, ...], now_s: float) -> None:
         """Remember what is proven now: a fault that is known is told anew, and one that followed from it is not."""
-        are_alive = any(track.is_alive for track in self.workers().values())
-        has_passed = are_alive and max(self.moved_s, self.denied_s) > self.held_s
+        has_passed = bool(self.living) and max(self.moved_s, self.denied_s) > self.held_s
         if not found and now_s - self.held_s > PASSED_S and has_passed:
             # Only processes that live get over it: stopped, no link, no store, a mismatch.
             self.proven = [old for old in self.proven if Trait.PASSES not in find_cause(old.cause_id).traits]
         sure = [finding for finding in found if finding.confidence is not Confidence.UNDECIDED]
-        again = {index: new for new in sure for index, old in enumerate(self.proven) if _is_same(new, old)}
-        for index, finding in again.items():
-            self.proven[index] = finding
-        if not again and not (self.proven and now_s - self.held_s <= FOLLOWS_S):
-            again = dict(enumerate(sure, len(self.proven)))
-            self.proven += sure
+        again = [new for new in sure if any(_is_same(new, old) for old in self.proven)]
+        if not self.proven or now_s - self.held_s > FOLLOWS_S:
+            again = sure
         if again:
-            self.held_s = now_s
+            others = [old for old in self.proven if not any(_is_same(new, old) for new in again)]
+            self.proven, self.held_s = [*others, *again], now_s
+
+
+def choose(tracks: Collection[Track], *, now_s: float, num_ranks: int = 1, at_most: int = MAX_AT_ONCE) -> list[Track]:
+    """Return those whose stacks are read now, booked as read: quiet ones first, then whoever was not read for longest.
+
+    One read costs some 15 ms of processor time, more than everything else in a look. A rank that does something is
+    read rarely. One that is quiet may hang, or wait for one that hangs: it is read at once and after 2 s, and the more
+    rarely the longer that lasts. A step that is quiet for so long each time costs at most a read every 2 s.
+    """
+    busy_s, due = BUSY_EVERY_S * max(1.0, num_ranks / MAX_OFTEN), list[tuple[bool, float, Track]]()
+    for track in tracks:
+        track.pause_s = track.pause_s if track.is_quiet else FIRST_S
+        if now_s - track.read_s >= (track.pause_s if track.is_quiet else busy_s):
+            due.append((not track.is_quiet, track.read_s, track))
+    chosen = [track for *_, track in sorted(due, key=lambda turn: turn[:2])[:at_most]]
+    for track in chosen:
+        track.read_s, track.pause_s = now_s, min(2 * track.pause_s, BUSY_EVERY_S)
+    return chosen
 
 
 def is_open(since_s: float, first_s: float) -> bool:

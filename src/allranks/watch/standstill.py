@@ -19,18 +19,17 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from msgspec.structs import asdict
 
 from allranks.model.beat import ProcessState
 from allranks.model.finding import Confidence
-from allranks.model.node_look import MAX_MEMBERS, FlightSeen, ProcessRole
+from allranks.model.node_look import MAX_MEMBERS, FlightSeen
 from allranks.recorder.calls import Call, Dump, canonical
 from allranks.recorder.wait_graph import Standstill, StandstillKind, find_stops
 from allranks.report.text import count_of, describe_time, fold_ranks
-from allranks.watch.since import LookHistory, Track, is_open, say_for
+from allranks.watch.since import MAIN, LookHistory, Track, is_open, say_for
 
 STILL_S = 3.0
 """For so long nothing has moved between ranks before a state of theirs is told."""
@@ -75,8 +74,7 @@ class RanksNow:
 
     def __init__(self, history: LookHistory, now_s: float) -> None:
         self.history, self.now_s, self.still_s = history, now_s, history.moved_s
-        self.workers = history.workers()
-        self.living = {rank: track for rank, track in self.workers.items() if track.is_alive}
+        self.workers, self.living = history.workers, history.living
         self.told_s = min((track.told_s for track in self.living.values()), default=now_s)
         """Of the oldest look that has a rank."""
         self._asked_s = -math.inf
@@ -108,19 +106,15 @@ class RanksNow:
             yield from self._tell_counts() if elsewhere or uses_gpu else self._tell_waiting()
 
     def summary(self) -> str:
-        """Return what was seen, without a judgment: `3 ranks run, step 150, 0.42 s a step; looked at for 5 s`."""
+        """Return what was seen, without a judgment: `3 ranks run, step 150; looked at for 5 s`."""
         tracks = self.living.values()
         if not tracks:
             return f"{count_of(len(self.workers), 'rank')} ended" if self.workers else "no rank of the job was seen"
         steps = [track.stack.counter for track in tracks if track.stack.counter is not None]
-        paces = [track.pace_s for track in tracks if track.pace_s is not None]
-        moving = [pace_s for pace_s in paces if pace_s < math.inf]
         num_ended = len(self.workers) - len(tracks)
         parts = [f"{count_of(len(tracks), 'rank')} {'runs' if len(tracks) == 1 else 'run'}"]
         parts += [f"{num_ended} ended"] if num_ended else []
         parts += ["{} {}".format(*min(steps, key=lambda step: step[1]))] if steps else []
-        if moving or len(paces) == len(tracks):
-            parts.append(f"{median(moving):.2g} s a step" if moving else "no step was finished")
         return f"{', '.join(parts)}; looked at for {self._ago(min(track.began_s for track in tracks))}"
 
     def limits(self) -> Iterator[str]:
@@ -233,7 +227,9 @@ class RanksNow:
         since_s = max([self.still_s, *(track.place_s for track in self.waiting.values())])
         are_bytes_open = any(flow.seen.unacked_bytes for _, flow, _, _ in self.history.links)
         # A stack is read each 2 s: who has been in one place since the second one is there to stay.
-        if not self.waiting or are_bytes_open or self._is_store_asked() or self.told_s - since_s < STILL_S - 1.0:
+        living = [track for track in self.history.tracks(*MAIN) if track.is_alive]
+        are_bytes_open |= any(track.unread_at(self.history.store_port) for track in living)
+        if not self.waiting or are_bytes_open or self.told_s - since_s < STILL_S - 1.0:
             return
         calls = _group(self.waiting, lambda track: track.stack.where)
         steps = _group(self.waiting, lambda track: track.stack.counter and track.stack.counter[1])
@@ -269,12 +265,6 @@ class RanksNow:
         text = f"{fold_ranks(behind)} {_be(behind)} behind, {first.stack.where}: collectives of NCCL that were started"
         text = f"{text}: {said}; no more {say_for(since_s, self.told_s, self._first_s)}"
         yield _state(text, behind, first, since_s)
-
-    def _is_store_asked(self) -> bool:
-        """Whether a request waits to be read at the store."""
-        port, tracks = self.history.store_port, self.history.tracks(*ProcessRole)
-        flows = ((ends, flow) for track in tracks if track.is_alive and port for ends, flow in track.flows.items())
-        return any(ends[1] == port and flow.seen.unread_bytes for ends, flow in flows)
 
 
 def _as_dump(rank: int, flight: FlightSeen, *, may_block: bool) -> Dump:

@@ -26,9 +26,9 @@ from typing import NamedTuple
 
 from allranks.host.job_processes import FoundProcess, WantedStacks, find_processes
 from allranks.host.node import name_of
-from allranks.host.slurm import JobState, find_jobs
+from allranks.host.slurm import JobState
 from allranks.host.slurm_command import require_slurm
-from allranks.launch.look.stack_step import ASK_S, find_parts, srun_command
+from allranks.launch.look.stack_step import ask_for_parts, srun_command
 from allranks.launch.srun import LEASE_S, follow_steps, send, step_env, words_of
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import expand_hosts
@@ -59,7 +59,7 @@ class Watched(NamedTuple):
 def find_jobs_here() -> dict[str, list[FoundProcess]]:
     """Return the ranks of each job on this machine by its name, or where it has none by `pid` and who started them."""
     jobs: dict[str, list[FoundProcess]] = {}
-    for process in find_processes(WantedStacks())[0]:
+    for process in find_processes(WantedStacks()):
         if process.role is ProcessRole.WORKER and process.rank is not None and process.stat.state != "Z":
             jobs.setdefault(process.job, []).append(process)
     return jobs
@@ -105,9 +105,8 @@ def _until_it_ends(looks: Generator[NodeLook]) -> Generator[NodeLook]:
         for look in looks:
             yield look
             living = {process.role for process in look.processes if process.end is None}
-            if living & {ProcessRole.WORKER, ProcessRole.CHILD}:
-                live_s = look.at_s
-            elif look.at_s - live_s > (RESTART_S if living else REST_S):
+            live_s = look.at_s if living & {ProcessRole.WORKER, ProcessRole.CHILD} else live_s
+            if look.at_s - live_s > (RESTART_S if living else REST_S):
                 return
 
 
@@ -119,16 +118,12 @@ def watch_job(job: str, *, env: Mapping[str, str], asks: bool) -> Watched:
         SetupError: SLURM's commands are missing, or have no cluster.
         AllranksError: the job is not running; or, of the looks: SLURM refuses the step.
     """
-    parts = _find_parts(job)
+    parts = ask_for_parts(job)
     require_slurm("srun", env)
     nodes = [node for part in parts for node in expand_hosts(part.nodes)]
     every_s = EVERY_S * max(1.0, len(nodes) / NODES_AT_FULL_RATE)
     verb = ("watch", *["--ask"] * asks, "--probe", f"{every_s:g}")
     return Watched(job, nodes, _follow(job, parts, verb, step_env(env)), (job,))
-
-
-def _find_parts(job: str) -> list[JobState]:
-    return find_parts(job, find_jobs(job.partition("+")[0], deadline_s=ASK_S))
 
 
 def _follow(job: str, parts: list[JobState], verb: Sequence[str], env: Mapping[str, str]) -> Generator[NodeLook | None]:
@@ -141,7 +136,7 @@ def _follow(job: str, parts: list[JobState], verb: Sequence[str], env: Mapping[s
                 has_answered |= document is not None
                 yield None if document is None else document[1]
         try:
-            parts = _find_parts(job)
+            parts = ask_for_parts(job)
         except AllranksError:  # the job has ended
             return
         if not has_answered:

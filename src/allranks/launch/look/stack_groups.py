@@ -23,9 +23,10 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from allranks.host.py_spy import ToldFrame
 from allranks.host.stacks import Frame, NodeStacks, Process, Thread, is_library
 from allranks.model.hostlist import fold_hosts
-from allranks.model.node_look import ProcessRole
+from allranks.model.node_look import MAX_COUNTERS, ProcessRole, StackSeen
 from allranks.report.mask import mask_fields, mask_secrets
 from allranks.report.text import Style, cell, count_of, fold_ranks
 
@@ -77,6 +78,12 @@ _IN_SOURCE = (
 )
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
 _WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
+_COUNTS = re.compile(
+    r"(?!(?:max|min|num|nb?|total|last|start|end|eval|save|log)_)(?:[a-z]+_)*(?:step|epoch|batch|iter|iteration)"
+    r"(?:_(?:idx|index|id|num|no|nr|i))?|it|idx|index|i|j|k",
+    re.IGNORECASE,
+)
+_WHOLE = re.compile(r"-?\d{1,18}", re.ASCII)
 _NO_RANKS = ProcessRole.LAUNCHER, ProcessRole.STORE
 _STATES = {"T": "stopped by a signal", "t": "stopped by a debugger", "Z": "dead", "D": "waits in the kernel"}
 
@@ -173,13 +180,8 @@ def render_stacks(report: StackReport, groups: Sequence[StackGroup], style: Styl
     missing = [f"{mark} {cell(name)}   {cell(why)}" for name, why in report.silent.items()]
     if report.missing_ranks:
         missing.append(f"{mark} {fold_ranks(report.missing_ranks)}   no process found: it never started, or has ended")
-    empty: dict[tuple[str, ...], list[str]] = {}
-    for document in report.documents:
-        if not document.processes:
-            empty.setdefault(document.others, []).append(document.node)
-    for others, names in empty.items():
-        beside = f"; runs {cell(', '.join(others))}" if others else ""
-        missing.append(f"{mark} {fold_hosts(names)}   no Python process of the job{beside}")
+    if empty := [document.node for document in report.documents if not document.processes]:
+        missing.append(f"{mark} {fold_hosts(empty)}   no Python process of the job")
     if missing:
         parts.append("\n".join(style.paint(line, "31;1") for line in missing))
     parts += [_render_group(group, style) for group in groups]
@@ -234,6 +236,32 @@ def name_operation(frames: Sequence[Frame]) -> str:
 def waits_for_others(operation: str) -> bool:
     """Tell whether a call, as `name_operation` names it, ends only when other ranks make it, too."""
     return _WAITS_FOR_OTHERS.match(operation) is not None
+
+
+def summarize(told: Sequence[ToldFrame], *, at_s: float, is_still: bool, text: str = "") -> StackSeen:
+    """Return what a watcher keeps of the main thread's stack: where it is, and whole numbers that count.
+
+    Args:
+        told: frames, innermost first.
+        at_s: when they were read.
+        is_still: the process does nothing; else `backward` computes, and does not wait for others.
+        text: the innermost line of source; it shows which C function it is in.
+    """
+    frames = [Frame(frame.name, frame.filename, frame.line, text) for frame in told]
+    operation = name_operation(frames)  # `wait` is in no Python function of a library: of an asynchronous collective
+    mine = [frame for frame in told if not is_library(frame.filename)]
+    place = f"{PurePath(mine[0].filename).name}:{mine[0].line} in {mine[0].name}" if mine else ""
+    values = [(local.name, local.repr or "") for frame in mine for local in frame.locals or ()]
+    counters = [
+        (name[:300], int(value)) for name, value in values if _COUNTS.fullmatch(name) and _WHOLE.fullmatch(value)
+    ]
+    return StackSeen(
+        at_s=at_s,
+        operation=operation[:300],
+        place=place[:300],
+        is_collective=is_still if operation in ("backward", "wait") else waits_for_others(operation),
+        counters=tuple(counters[:MAX_COUNTERS]),
+    )
 
 
 def name_enclosing(frames: Sequence[Frame]) -> str:

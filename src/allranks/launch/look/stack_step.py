@@ -41,7 +41,7 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     """
     if not re.fullmatch(r"\d+([_+]\d+)?", job):
         raise UsageError(f"stack {job!r}: expected a SLURM job id, for example 123 or 123_4; see squeue --me")
-    parts = find_parts(job, find_jobs(job.partition("+")[0], deadline_s=ASK_S))
+    parts = ask_for_parts(job)
     require_slurm("srun", env)
     wanted = [node for part in parts for node in expand_hosts(part.nodes)]
     documents, lines = dict[str, NodeStacks](), list[str]()
@@ -68,13 +68,19 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     return StackReport(job=job, documents=[documents[node] for node in wanted if node in documents], silent=silent)
 
 
-def find_parts(job: str, known: Sequence[JobState]) -> list[JobState]:
+def ask_for_parts(job: str) -> list[JobState]:
     """Return what one srun each reaches: the job as the controller knows it, or each component of a heterogeneous one.
 
     Raises:
         UsageError: the id means several jobs, or none.
+        SetupError: SLURM's commands are missing, or have no cluster.
         AllranksError: the job is not running.
     """
+    return find_parts(job, find_jobs(job.partition("+")[0], deadline_s=ASK_S))
+
+
+def find_parts(job: str, known: Sequence[JobState]) -> list[JobState]:
+    """The same, of what the controller says of a job."""
     if not known:
         raise UsageError(f"job {job}: SLURM knows no such job; allranks list prints your jobs")
     active = [step for step in known if not step.is_finished]
