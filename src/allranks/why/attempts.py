@@ -90,6 +90,8 @@ class Attempts:
                 ended[line.node] = line
                 if event.kind == "failures" or (event.sign is not None and event.sign.said is Said.SCHEDULER):
                     over[line.node] = line
+                if _REQUEUE.search(line.text) and self._fails_again(line):
+                    self._unsure[shown] = line.number
             elif key not in seen:
                 seen.add(key)
             else:

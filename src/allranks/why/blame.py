@@ -19,14 +19,13 @@ from allranks.facts.solve import solve
 from allranks.facts.story import Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Dump
-from allranks.why.before_steps import leave_out_strangers
 from allranks.why.chain import tell_chain
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.log_events import Logs
 from allranks.why.logs.sources import list_jobs
 from allranks.why.naming import name_somebody
-from allranks.why.other_jobs import leave_out_other_jobs
+from allranks.why.other_jobs import leave_out_strangers
 from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals
 from allranks.why.readings.dials import read_dials
@@ -77,7 +76,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 
 def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     """Return what happened, and what followed from what; dumps are those of the flight recorder beside the logs."""
-    logs = leave_out_strangers(leave_out_other_jobs(logs))
+    logs = leave_out_strangers(logs)
     reader = FactReader(logs, meet(logs, [end.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
