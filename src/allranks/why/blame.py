@@ -93,17 +93,9 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> Explanation:
     if is_certain and (doubt := reader.attempts.doubt(found[0].evidence)):
         found[0] = replace(found[0], confidence=Confidence.LIKELY)
         notes.append(doubt)
-    if found and found[0].confidence is Confidence.CERTAIN and _is_guessed(story, reader.people.guessed_files):
-        found[0] = replace(found[0], confidence=Confidence.LIKELY)
-        notes.append("which rank it is only the numbers of files tell")
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     return Explanation([*conclude_silence(logs, reader.people, found), *found], story)
-
-
-def _is_guessed(story: Story, guessed: frozenset[str]) -> bool:
-    """Whether a culprit is known by lines of files of which only the name tells the rank."""
-    return any(place.source in guessed for root in story.culprits for fact in root.facts for place in fact.places)
 
 
 _NEED_A_CAUSE = frozenset((FactKind.RAISED, FactKind.SETTING))

@@ -19,10 +19,8 @@ from msgspec.structs import replace
 
 from allranks.causes.cause import Trait
 from allranks.facts.fact import NOBODY, Who
-from allranks.why.file_ranks import NumberedFile, read_file_ranks
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.logs.sources import list_jobs
 
 MAX_RANKS = 1 << 20
 FEW = 4
@@ -30,6 +28,8 @@ FEW = 4
 _NAMES_PROCESSES = frozenset(("launched", "launched-rank", "agent-failed", "scope"))
 SCOPE_LINES = 4
 """Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
+_NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
+_SUFFIX = re.compile(r"\.[a-z]{1,6}$")
 _PATH_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
@@ -54,8 +54,6 @@ class People:
     """Of files that are named after a node which lines name."""
     rank_of_file: dict[str, int] = field(default_factory=dict)
     """Of files whose names have only a number."""
-    guessed_files: frozenset[str] = frozenset()
-    """Those of them where no line says it."""
     aliases: dict[str, str] = field(default_factory=dict)
     """A node's name in paths -> its name in the lines of those files."""
     found: dict[tuple[object, ...], Who] = field(default_factory=dict)
@@ -210,33 +208,34 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         if word in nodes
     }
     if not people.are_tasks_agents:
-        people.rank_of_file, people.guessed_files = _find_file_ranks(logs, people.world)
+        people.rank_of_file = _find_file_ranks(logs)
     people.files = max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0)
     people.found = _index(named)
     return people
 
 
-def _find_file_ranks(logs: Logs, world: int | None) -> tuple[dict[str, int], frozenset[str]]:
-    sources = (tail.source for tail in logs.tails)
-    files = {
-        source.shown: NumberedFile()
-        for source in sources
-        if (source.rank, source.local_rank) == (None, None) and not any("_" in job for job in list_jobs([source]))
+def _find_file_ranks(logs: Logs) -> dict[str, int]:
+    """Return the ranks of files whose names differ in one number, if lines in several of them say it is the rank.
+
+    A number in a name may be anything: a node, a part, a day, a run. So none of these files may say another rank.
+    """
+    told: dict[str, set[int]] = {
+        tail.source.shown: set() for tail in logs.tails if tail.source.rank is None and tail.source.local_rank is None
     }
     for line in (*(event.line for event in logs.events), *(line for tail in logs.tails for line in tail.lines)):
-        if (file := files.get(line.source.shown)) is None:
-            continue
-        if line.rank is not None:
-            file.ranks.add(line.rank)
-        if line.time is not None and line.has_year:
-            file.times_s.append(line.time)
-    failed: set[int] = set()
-    for event in logs.of("exception", "failures", "task-end"):
-        file = files.get(event.line.source.shown, NumberedFile())
-        file.has_raised |= event.kind == "exception"
-        file.is_launchers |= event.kind != "exception"
-        failed.update(parse_ranks(event.values["ranks"]) if "code" in event.values else ())
-    return read_file_ranks(files, world, failed)
+        if line.rank is not None and line.source.shown in told:
+            told[line.source.shown].add(line.rank)
+    families: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for path in told:
+        name = _SUFFIX.sub("", path)
+        for number in _NUMBER.finditer(name):
+            families[name[: number.start()], name[number.end() :]][path] = int(number[0])
+    found: dict[str, int] = {}
+    for family in families.values():
+        numbers = {number for path, number in family.items() if told[path]}
+        if len(numbers) > 1 and all(told[path] <= {number} for path, number in family.items()):
+            found |= family
+    return found
 
 
 def _index(named: Sequence[Who]) -> dict[tuple[object, ...], Who]:
