@@ -13,7 +13,9 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from ipaddress import ip_address
+from operator import or_
 
 from msgspec.structs import replace
 
@@ -48,8 +50,8 @@ class People:
     """All nodes that wrote something."""
     endpoint: str | None = None
     """The rendezvous address, as written: `node01:29500`."""
-    scopes: dict[str, list[tuple[Line, Who, bool]]] = field(default_factory=dict)
-    """By source: from that line on, another process's error follows, announced by mp.spawn or Ray. True: it called."""
+    scopes: dict[str, list[tuple[Line, Who]]] = field(default_factory=dict)
+    """By source: from that line on, another process's error follows, announced by mp.spawn or Ray."""
     node_of_file: dict[str, str] = field(default_factory=dict)
     """Of files that are named after a node which lines name."""
     rank_of_file: dict[str, int] = field(default_factory=dict)
@@ -60,8 +62,6 @@ class People:
     """What is known of a process, by each of its handles."""
     _known: dict[Who, Who] = field(default_factory=dict, repr=False)
     """What is known of those that were asked for, when all people are known."""
-    _speakers: dict[tuple[object, ...], Who] = field(default_factory=dict, repr=False)
-    """Writers that were found: each reading asks for those of its lines."""
 
     @property
     def size(self) -> int | None:
@@ -91,18 +91,8 @@ class People:
 
     def speaker(self, line: Line) -> Who:
         """Return the writer of a line."""
-        key = (line.source.shown, line.rank, line.node, line.local_rank, line.pid, line.is_of_pod)
-        if (found := self._speakers.get(key)) is None:
-            found = self._speakers[key] = self._know(
-                Who(
-                    rank=self._rank_of(line),
-                    node=None if line.is_of_pod else self.node_of(line),
-                    local_rank=line.local_rank,
-                    pid=line.pid,
-                    pod=line.node if line.is_of_pod else None,
-                )
-            )
-        return found
+        node, pod = (None, line.node) if line.is_of_pod else (self.node_of(line), None)
+        return self.know(Who(self._rank_of(line), node, line.local_rank, line.pid, pod=pod))
 
     def _rank_of(self, line: Line) -> int | None:
         if line.is_of_task and self.are_tasks_agents:
@@ -127,23 +117,17 @@ class People:
 
         Args:
             line: the line.
-            is_caller: it may be the process that called the one which failed; if not, Ray's lines about a dead actor
-                may also stand below.
+            is_caller: it may be the process that called the one which failed; if not, Ray's lines about a dead actor,
+                which names no local rank, may also stand below.
         """
-        scopes = [
-            (above.number, part, is_call)
-            for above, part, is_call in self.scopes.get(line.source.shown, ())
+        end = line.number + (0 if is_caller else 2 * SCOPE_LINES)
+        parts = [
+            (above.number, part)
+            for above, part in self.scopes.get(line.source.shown, ())
+            if above.number <= end and (is_caller or part.local_rank is None)
             if None in {above.node, line.node} or above.node == line.node  # one file may have the lines of many pods
         ]
-        if not is_caller:  # of Ray's: a parent names its child by local rank
-            scopes = [scope for scope in scopes if not scope[2] and scope[1].local_rank is None]
-        last = max((number for number, _, _ in scopes if number <= line.number), default=None)
-        who = NOBODY
-        for number, part, _ in scopes:
-            is_above = last is not None and last - SCOPE_LINES <= number <= last
-            if is_above or (not is_caller and 0 < number - line.number <= 2 * SCOPE_LINES):
-                who |= part
-        return who
+        return reduce(or_, (part for number, part in parts if number >= parts[-1][0] - SCOPE_LINES), NOBODY)
 
 
 def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
@@ -179,7 +163,7 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
             scope = Who(
                 local_rank=event.number("local_rank"), pid=event.number("pid"), address=event.values.get("address")
             )
-            people.scopes.setdefault(line.source.shown, []).append((line, scope, "RayTaskError(" in line.text))
+            people.scopes.setdefault(line.source.shown, []).append((line, scope))
         elif event.kind == "bootstrap" and line.node:
             people.node_of_address[event.values["address"]] = line.node
         elif event.kind == "comm" and line.node and line.pid is not None:
