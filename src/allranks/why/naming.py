@@ -132,6 +132,9 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
     is_plain = all(fact.kind is FactKind.ENDED and fact.signal is None for fact in facts)
     if all(map(is_suffered, facts)) or (is_plain and len(list(logs.of("launcher-kills"))) > 1):
         return Culprit()  # of several, DeepSpeed's launcher names the last one
+    beside = {people.speaker(event.line) for event in logs.of(conclusion.cause.name) if event.states is None}
+    if len(beside) == 1 and (speaker := beside.pop()).rank is not None:
+        return describe(speaker)
     ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.name) if "ran_on" in event.values}
     told = {event.values["node"] for event in logs.events if "node" in event.values}
     nodes = people.nodes if len(people.nodes) <= 2 and told <= {*people.nodes} else ()

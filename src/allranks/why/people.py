@@ -19,7 +19,6 @@ from operator import or_
 
 from msgspec.structs import replace
 
-from allranks.causes.cause import Trait
 from allranks.facts.fact import NOBODY, Who
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
@@ -140,26 +139,19 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     hosts: defaultdict[str, set[str]] = defaultdict(set)
     for event in logs.events:
         line = event.line
-        if line.source.node is not None:
-            if event.kind == "failure-host":
-                hosts[line.source.node].add(event.values["node"])
-            elif line.node is not None and line.node != line.source.node:
-                hosts[line.source.node].add(line.node)
-        if line.node:
-            nodes[line.node] = None
-        if line.is_of_task and event.kind in {"failure-host", "scope"}:
+        if host := event.values["node"] if event.kind == "failure-host" else line.node:
+            nodes[host] = None
+            if line.source.node is not None and line.source.node != host:
+                hosts[line.source.node].add(host)
+        if line.is_of_task and event.kind in {"failure-host", "agent-failed", "scope"}:
             people.are_tasks_agents = True
-        if event.kind == "failure-host":
-            nodes[event.values["node"]] = None
         if line.rank is not None and line.node and not line.is_of_pod:
             by_prefix.setdefault(line.rank, line)
         if event.cause is not None:
-            if Trait.OTHERS_WAIT_FOR_IT in event.traits and (wanted := event.number("wanted")):
-                worlds[wanted] += 1
             continue
         if event.kind == "endpoint" and people.endpoint is None:
             people.endpoint = event.values["endpoint"].rstrip(".,:")
-        elif event.kind == "scope" and "(exitcode: " not in line.text:  # below that, others go on
+        elif event.kind == "scope":
             scope = Who(
                 local_rank=event.number("local_rank"), pid=event.number("pid"), address=event.values.get("address")
             )
@@ -177,13 +169,12 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     largest = max(worlds, default=None)  # groups within the job are smaller
     people.world = largest if largest and largest <= MAX_RANKS else None
     claims = Counter(name for names in hosts.values() for name in names)  # a name in many files is nobody's
-    people.aliases = {
-        node: name for node, names in hosts.items() if len(names) == 1 for name in names if claims[name] == 1
-    }
+    aliases = {node: name for node, names in hosts.items() for name in names if len(names) == claims[name] == 1}
+    people.aliases = aliases
     prefixes = [line for line in by_prefix.values() if not (line.is_of_task and people.are_tasks_agents)]
     named = [*(Who(rank=line.rank, node=line.node) for line in prefixes), *named]
-    named = [replace(who, node=people.aliases[who.node]) if who.node in people.aliases else who for who in named]
-    people.nodes = tuple(dict.fromkeys(people.aliases.get(node, node) for node in nodes))
+    named = [replace(who, node=aliases[who.node]) if who.node in aliases else who for who in named]
+    people.nodes = tuple(dict.fromkeys(aliases.get(node, node) for node in nodes))
     people.node_of_file = {
         tail.source.shown: word
         for tail in logs.tails
