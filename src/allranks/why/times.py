@@ -131,8 +131,6 @@ class Offset:
     """Positive: its times are later than those of the others."""
     spread_s: float
     """Half of its events differ from it by no more."""
-    moments: int
-    """Number of events that it shares with others."""
 
     @property
     def is_real(self) -> bool:
@@ -212,5 +210,5 @@ def measure_clocks(moments: Mapping[_Moment, Mapping[str, float]]) -> dict[str, 
         zero = median_low(offsets[clock] for clock in group)
         for clock in group:
             spread = median(abs(moments[name][clock] - offsets[clock] - true_s[name]) for name in of_clock[clock])
-            found[clock] = Offset(offsets[clock] - zero, spread, len(of_clock[clock]))
+            found[clock] = Offset(offsets[clock] - zero, spread)
     return found
