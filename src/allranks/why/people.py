@@ -254,6 +254,7 @@ def _are_two(mine: object, its: object) -> bool:
 
 # --- What a line names ----------------------------------------------------------------------------------------------
 
+_SPAN = re.compile(r"(?<![\w.])([0-9]{1,7})(?:-([0-9]{1,7}))?(?![\w.-])")
 _WORDS = {"gpu": "GPU", "hca": "HCA", "port": "port", "address": "address", "thing": ""}
 
 
@@ -298,21 +299,14 @@ def _is_garbage(address: str) -> bool:
     return found.is_reserved or (found.version == 4 and str(found).endswith(".0.0"))
 
 
-def parse_ranks(text: str, *, limit: int = 4096) -> tuple[int, ...]:
+def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse `4, 5, 6` and `[0-3]`; skip what is not a number.
 
     >>> parse_ranks("[0-2],5")
     (0, 1, 2, 5)
     """
-    return tuple(dict.fromkeys(_parse(text, limit)))
-
-
-def _parse(text: str, limit: int) -> Iterator[int]:
-    for part in text.replace("[", " ").replace("]", " ").replace(",", " ").replace("and", " ").split():
-        first, dash, last = part.partition("-")
-        if first.isdecimal() and (not dash or last.isdecimal()) and len(first) < 8 and len(last) < 8:
-            end = int(last) if dash else int(first)
-            yield from range(int(first), min(end, int(first) + limit) + 1)
+    spans = [(int(first), int(last or first)) for first, last in _SPAN.findall(text)]
+    return tuple(dict.fromkeys(rank for first, last in spans for rank in range(first, min(last, first + 4096) + 1)))
 
 
 def missing_of(present: Iterable[int], world: int | None) -> tuple[int, ...]:
