@@ -95,26 +95,6 @@ def kill(at: str, job: int, pid: int) -> str:
     )
 
 
-@pytest.mark.parametrize(
-    ("at", "task", "is_told"),
-    [
-        ("11:02:31", "gpu-b17: task 3: Killed", True),
-        ("11:02:31", "gpu-b18: task 3: Killed", False),
-        ("11:02:31", "gpu-b17: task 3: Exited with exit code 1", False),
-        ("10:42:31", "gpu-b17: task 3: Killed", False),
-    ],
-)
-def test_a_kill_where_a_task_was_killed_at_that_time_may_be_the_jobs(
-    why: Why, at: str, task: str, *, is_told: bool
-) -> None:
-    """The parts of a heterogeneous job have ids of their own."""
-    log = f"2026-11-24 11:02:30 INFO step 140 loss 2.31\nsrun: error: {task}\n"
-    found = why({"slurm-123.out": log, "gpu-b17.dmesg": kill(at, 124, 21044)})
-    assert any("21044" in place.text for conclusion in found for place in conclusion.evidence) is is_told
-    assert found[0].confidence is not Confidence.CERTAIN
-    assert not is_told or (found[0].cause.name, found[0].confidence) == ("host-oom-kill", Confidence.LIKELY)
-
-
 def test_a_report_of_an_older_kernel_ends_with_the_process_that_it_killed(why: Why) -> None:
     at = "gpu-b17 kernel:"
     log = (

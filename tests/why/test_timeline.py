@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime, time, timedelta
 
 import pytest
 
@@ -116,13 +116,13 @@ def test_a_timeline_cannot_speak_to_the_terminal() -> None:
 @pytest.mark.parametrize(
     ("text", "bound"),
     [
-        ("30m", Bound(before_end_s=1800.0)),
-        ("2h", Bound(before_end_s=7200.0)),
-        ("-1.5d", Bound(before_end_s=129600.0)),
-        ("10:00", Bound(of_day=time(10))),
-        ("2026-03-25", Bound(at=datetime(2026, 3, 25, tzinfo=UTC))),
-        ("2026-03-25T10:00", Bound(at=datetime(2026, 3, 25, 10, tzinfo=UTC))),
-        ("2026-03-25 10:00:01+02:00", Bound(at=datetime(2026, 3, 25, 8, 0, 1, tzinfo=UTC))),
+        ("30m", timedelta(minutes=30)),
+        ("2h", timedelta(hours=2)),
+        ("-1.5d", timedelta(days=1.5)),
+        ("10:00", time(10)),
+        ("2026-03-25", datetime(2026, 3, 25, tzinfo=UTC)),
+        ("2026-03-25T10:00", datetime(2026, 3, 25, 10, tzinfo=UTC)),
+        ("2026-03-25 10:00:01+02:00", datetime(2026, 3, 25, 8, 0, 1, tzinfo=UTC)),
     ],
 )
 def test_a_bound_is_a_time_or_relative(text: str, bound: Bound) -> None:

@@ -165,7 +165,7 @@ class Sign(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     confidence: Confidence = Confidence.CERTAIN
     """How sure this line alone makes us of the cause, if the fact is the first one."""
     frame: str = ""
-    """In logs it counts only below a traceback whose last frame is in such a file, before its writer made a step."""
+    """In logs it counts only below a traceback whose last frame is in such a file."""
     where: tuple[Literal["log", "end"], ...] = ("log",)
     """In what it is looked for: `log`, the lines of logs; `end`, what a rank said last (an exception, the end of its
     stderr), which then means that this rank only lost another one."""

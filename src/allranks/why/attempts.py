@@ -1,76 +1,56 @@
 """In which start of the job was a line written? Pure.
 
 A launcher tells that it starts its workers again. A script that loops, or a job that is requeued into the same file,
-only prints again what is printed once at a start (loops.py).
+only prints again what is printed once at a start: below the scheduler's word, or below a launcher's summary if the same
+script fails again. Where less tells it, nothing above is certain.
 """
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_right, insort
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 
-from allranks.facts.fact import Place, When
+from allranks.causes.cause import Trait
+from allranks.facts.fact import Place, Said, When
 from allranks.why.logs.line import Line
-from allranks.why.logs.log_events import Logs
-from allranks.why.loops import REQUEUE, Loops
+from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.times import Times
 
 RESTART = re.compile(r"(?:\d+/\d+ attempts left; +)?will restart worker group|restart_count=[1-9]\d*")
 """How torchrun's agent tells that it starts its workers again."""
 ANEW = "elastic-no-resume"
+_STARTS = frozenset(("started", "world"))
+_REQUEUE = re.compile(r"DUE TO (?:JOB REQUEUE|PREEMPTION)")
+"""The scheduler begins the same script again."""
+_LIBRARY = re.compile(r"-packages[/\\]|[/\\]lib(?:64)?[/\\]python3|[/\\]bin[/\\]|^<|(?:^|[/\\])torch[/\\]|^torchrun$")
 
 
 class Attempts:
     """The starts of the job."""
 
     def __init__(self, logs: Logs, times: Times) -> None:
-        self._times = times
+        self._logs, self._times = logs, times
         self._begun: dict[tuple[str, str | None], list[int]] = {}
         """By file and node; of no node: where the first of its nodes began."""
         self._starts: list[When] = []
         """The earliest that is known of each further start of the job."""
-        left: dict[str, str] = {}
-        begun: set[str] = set()
-        for event in logs.of("begun", ANEW):
-            source = event.line.source.shown
-            again = RESTART.search(event.line.text)
-            is_first = event.kind == "begun" and source not in begun
-            if again or event.kind == "begun":
-                begun.add(source)
-            if not is_first and (event.kind == "begun" or (again and left.get(source) != again[0])):
-                self._note(event.line)  # each node's agent tells it
-            if again:
-                left[source] = again[0]
-        self._loops = Loops(logs, times, told=begun)
-        for node, line in self._loops.starts:
-            self._note(line, node)
-        sources = {line.source.shown for _, line in self._loops.starts}
-        for at in self._loops.nodes:
-            if at[0] in sources:  # whoever has not begun again still belongs to the first start
-                self._begun.setdefault(at, [])
+        self._unsure: dict[str, int] = {}
+        """By file: the last line of what may be a further start."""
+        told = self._read_launchers()
+        marks: defaultdict[str, list[LogEvent]] = defaultdict(list)
+        for event in logs.of(*_STARTS, "failures", "task-end", Trait.ENDS_FROM_OUTSIDE):
+            marks[event.line.source.shown].append(event)
+        for shown, events in marks.items():
+            if shown not in told:
+                self._read_file(shown, events)
 
-    def doubt(self, places: Sequence[Place]) -> str:
-        """Return why what these lines show may be of another start than the last; empty: nothing says so."""
-        if self._loops.goes_back:
-            return "steps begin again below the end of a process: these may be logs of several starts"
-        requeued = self._loops.requeued
-        if any(place.line < requeued.get(place.source, 0) and not REQUEUE.search(place.text) for place in places):
-            return "the job was requeued below it: what follows may be of its next start"
-        return ""
-
-    def _note(self, line: Line, node: str | None = None) -> None:
-        shown, when = line.source.shown, self._times.of(line)
-        begun = self._begun.setdefault((shown, node), [])
-        insort(begun, line.number)
-        attempt = len(begun) - 1
-        whole = self._begun.setdefault((shown, None), [])
-        if attempt == len(whole):
-            whole.append(line.number)
-        if attempt == len(self._starts):
-            self._starts.append(when)
-        elif attempt < len(self._starts) and when.is_before(self._starts[attempt]):
-            self._starts[attempt] = when
+    def doubt(self, places: Sequence[Place]) -> str | None:
+        """Return why what these lines show may be of another start than the last; None: nothing says so."""
+        is_above = any(place.line < self._unsure.get(place.source, 0) for place in places)
+        return "the same script fails again below it: these may be logs of several starts" if is_above else None
 
     def attempt_of(self, line: Line) -> int:
         """Return in which start of the job a line was written; where its file tells of none, the last that may be."""
@@ -82,3 +62,89 @@ class Attempts:
             return sum(not when.is_before(start) for start in self._starts)
         begun = self._begun.get((shown, line.node), self._begun.get((shown, None), ()))
         return bisect_right(begun, line.number)
+
+    def _read_launchers(self) -> set[str]:
+        """Note the starts of which launchers tell, and return the files in which they do."""
+        left: dict[str, str] = {}
+        begun: set[str] = set()
+        for event in self._logs.of("begun", ANEW):
+            shown, again = event.line.source.shown, RESTART.search(event.line.text)
+            is_told = again is not None and left.get(shown) == again[0]  # each node's agent tells it
+            if (again and not is_told) or (event.kind == "begun" and shown in begun):
+                self._note(event.line)
+            if again:
+                left[shown] = again[0]
+            if again or event.kind == "begun":
+                begun.add(shown)
+        return begun
+
+    def _read_file(self, shown: str, events: Sequence[LogEvent]) -> None:
+        """Note the starts that lines of one file repeat, those of each node for themselves."""
+        seen: set[tuple[object, ...]] = set()
+        ended: dict[str | None, Line] = {}
+        over: dict[str | None, Line] = {}
+        """Per node, the last end of a process, and that of the job."""
+        for event in events:
+            line, key = event.line, (event.line.rank, event.line.local_rank, event.line.node, event.values.get("what"))
+            if event.kind not in _STARTS:
+                ended[line.node] = line
+                if event.kind == "failures" or (event.sign is not None and event.sign.said is Said.SCHEDULER):
+                    over[line.node] = line
+                if _REQUEUE.search(line.text) and self._fails_again(line):
+                    self._unsure[shown] = line.number
+            elif key not in seen:
+                seen.add(key)
+            else:
+                begun = max(self._begun.get((shown, line.node), (0,)))
+                end = _last(over, line.node, begun)
+                is_requeue = end is not None and _REQUEUE.search(end.text) is not None
+                fails_again = self._fails_again(line)
+                if end is not None and (is_requeue or fails_again) and self._is_later(event, end):
+                    self._note(line, line.node)
+                elif fails_again and _last(ended, line.node, begun) is not None:
+                    self._unsure[shown] = line.number
+        if (shown, None) in self._begun:  # whoever has not begun again still belongs to the first start
+            for event in events:
+                if event.kind in _STARTS:
+                    self._begun.setdefault((shown, event.line.node), [])
+
+    def _is_later(self, event: LogEvent, end: Line) -> bool:
+        """Whether a line of a start was written after an end; a script's own words may have been buffered."""
+        when, before = self._times.of(event.line), self._times.of(end)
+        return before.is_before(when) or (event.kind == "started" and not when.is_before(before))
+
+    def _fails_again(self, line: Line) -> bool:
+        """Whether one script, or file of the user's, fails above and below a line."""
+        return any(first < line.number < last for first, last in self._failing.get(line.source.shown, {}).values())
+
+    @cached_property
+    def _failing(self) -> dict[str, dict[str, tuple[int, int]]]:
+        """By file: the first and the last line of each failed script; where none is named, of each file in frames."""
+        found: dict[str, dict[str, tuple[int, int]]] = {}
+        for kind, group in (("failed-script", "script"), ("frame", "file")):
+            names: defaultdict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+            for event in self._logs.of(kind):
+                if not _LIBRARY.search(path := event.values[group]):
+                    own, name = names[event.line.source.shown], path.rpartition("/")[2]
+                    own[name] = own.get(name, (event.line.number,))[0], event.line.number
+            found = names | found
+        return found
+
+    def _note(self, line: Line, node: str | None = None) -> None:
+        shown, when = line.source.shown, self._times.of(line)
+        begun = self._begun.setdefault((shown, node), [])
+        begun.append(line.number)
+        whole = self._begun.setdefault((shown, None), [])
+        if len(begun) > len(whole):
+            whole.append(line.number)
+        attempt = len(begun) - 1
+        if attempt == len(self._starts):
+            self._starts.append(when)
+        elif when.is_before(self._starts[attempt]):
+            self._starts[attempt] = when
+
+
+def _last(ends: Mapping[str | None, Line], node: str | None, begun: int) -> Line | None:
+    """Return the last end that a node, or the writer of no node, tells below a line."""
+    own = [ends[name] for name in {node, None} & ends.keys() if ends[name].number > begun]
+    return max(own, key=lambda line: line.number, default=None)

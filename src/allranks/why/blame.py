@@ -21,14 +21,13 @@ from allranks.facts.solve import solve
 from allranks.facts.story import Root, RootPart, Story, StoryEnd
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Dump
-from allranks.why.before_steps import leave_out_strangers
 from allranks.why.chain import tell_chain
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.log_events import Logs
 from allranks.why.logs.sources import list_jobs
 from allranks.why.naming import name_somebody
-from allranks.why.other_jobs import leave_out_other_jobs
+from allranks.why.other_jobs import leave_out_strangers
 from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals, read_dials
 from allranks.why.readings.ends import read_ends, read_summaries
@@ -68,7 +67,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 
 def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], Story]:
     """Return what happened, and the story of it; dumps are those of the flight recorder beside the logs."""
-    logs = leave_out_strangers(leave_out_other_jobs(logs))
+    logs = leave_out_strangers(logs)
     reader = FactReader(logs, meet(logs, [end.event.who for end in read_summaries(logs)]))
     facts = leave_out_refined([*reader.read(), *(fact for reading in READINGS for fact in reading(reader))])
     facts = unite(facts)
@@ -81,21 +80,13 @@ def explain(logs: Logs, dumps: Sequence[Dump] = ()) -> tuple[list[Conclusion], S
     notes = [told] if (told := tell_chain(story)) else []
     if len(jobs) > 1:
         notes.append(f"these are logs of {len(jobs)} jobs, read as if they were one: name the files of one")
-    if found and found[0].confidence is Confidence.CERTAIN:
-        doubt = reader.attempts.doubt(found[0].evidence)
-        if _is_guessed(story, reader.people.guessed_files):
-            doubt = doubt or "which rank it is only the numbers of files tell"
-        if doubt:
-            found[0] = replace(found[0], confidence=Confidence.LIKELY)
-            notes.append(doubt)
+    is_certain = bool(found) and found[0].confidence is Confidence.CERTAIN
+    if is_certain and (doubt := reader.attempts.doubt(found[0].evidence)):
+        found[0] = replace(found[0], confidence=Confidence.LIKELY)
+        notes.append(doubt)
     if found:
         found[0] = replace(found[0], notes=(*notes, *found[0].notes))
     return [*conclude_silence(logs, reader.people, found), *found], story
-
-
-def _is_guessed(story: Story, guessed: frozenset[str]) -> bool:
-    """Whether a culprit is known by lines of files of which only the name tells the rank."""
-    return any(place.source in guessed for root in story.culprits for fact in root.facts for place in fact.places)
 
 
 _NEED_A_CAUSE = frozenset((FactKind.RAISED, FactKind.SETTING))

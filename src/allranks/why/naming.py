@@ -10,15 +10,16 @@ the lines themselves; the only writer in the log:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 from allranks.causes.cause import Family, Trait
 from allranks.facts.fact import Fact, FactKind, Same, Who
 from allranks.why.conclusion import Conclusion, Culprit, describe, is_suffered
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import Logs
-from allranks.why.people import FEW, SCOPE_LINES, People, missing_of, named
+from allranks.why.people import FEW, People, missing_of, named
 from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
 
@@ -28,6 +29,7 @@ _OWN = frozenset((FactKind.RAISED, FactKind.ENDED, FactKind.DEVICE_FAULT))
 _OTHERS_SIGNALS = frozenset((6, 15))
 """Another process's failure ends a process by them: SIGABRT, SIGTERM."""
 _LINKS = frozenset((Family.NETWORK, Family.FABRIC))
+T = TypeVar("T")
 MAX_BESIDE = 8
 MAX_THINGS = 6
 """Maximum number of named addresses, ports, processes."""
@@ -38,29 +40,21 @@ def name_somebody(
 ) -> Conclusion:
     """Return the conclusion with a culprit, if its own facts name none or only a part: what they explain may."""
     culprit = conclusion.culprit
-    if not culprit.ranks and not all(map(is_suffered, facts)):
-        own = [fact for fact in explained if fact.who.rank is not None and _may_be_its(fact, facts)]
-        if own and any(fact.kind in _OWN for fact in facts):
-            first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
-            alike = [fact for fact in explained if fact.kind is first.kind is FactKind.MISSING]  # wherever they are
-            if first.is_first_observed or len({fact.who.rank for fact in (*own, *alike)}) == 1:
-                own_pids = {f"process {fact.who.pid}" for fact in facts if fact.who.rank is None}  # of its child
-                culprit = replace(culprit, things=tuple(thing for thing in culprit.things if thing not in own_pids))
-                culprit |= describe(first.who, with_process=True)
+    own = [fact for fact in explained if fact.who.rank is not None and _may_be_its(fact, facts)]
+    if own and not culprit.ranks and any(fact.kind in _OWN for fact in facts):
+        first = min(own, key=lambda end: (not end.is_first_observed, end.when.earliest_s or 0.0))
+        if first.is_first_observed or len({fact.who.rank for fact in own}) == 1:
+            culprit |= describe(first.who, with_process=True)
     if not culprit and facts and all(map(is_suffered, facts)):  # it names its peer elsewhere
         for fact in explained:
             if is_suffered(fact) and fact.who == facts[0].who:
                 culprit |= describe(fact.peer) | Culprit(things=fact.things)
-    culprit |= _named_beside(conclusion, culprit, logs, people)
-    if not culprit:
-        culprit = _someone(conclusion, facts, logs, people)
+    culprit |= _named_beside(conclusion, culprit, logs)
+    culprit = culprit or _someone(conclusion, facts, logs, people)
     culprit = _add_place(conclusion, culprit, logs)
-    nodes = tuple(
-        dict.fromkeys(node for rank in culprit.ranks[:MAX_THINGS] if (node := people.know(Who(rank=rank)).node))
-    )
-    if nodes and not culprit.nodes and len(culprit.ranks) <= MAX_THINGS:
-        culprit = Culprit(nodes=nodes) | culprit
-    return replace(conclusion, culprit=culprit)
+    ranks = culprit.ranks if len(culprit.ranks) <= MAX_THINGS and not culprit.nodes else ()
+    nodes = [node for rank in ranks if (node := people.know(Who(rank=rank)).node)]
+    return replace(conclusion, culprit=Culprit(nodes=tuple(nodes)) | culprit)
 
 
 def _may_be_its(effect: Fact, facts: Sequence[Fact]) -> bool:
@@ -85,42 +79,36 @@ def _add_place(conclusion: Conclusion, culprit: Culprit, logs: Logs) -> Culprit:
     """
     traits = conclusion.cause.traits
     if Trait.OF_ONE_CALL in traits and not culprit:
-        lines = [event.line for event in logs.of(conclusion.cause.name)]
-        places = {line.at for line in lines}
-        own = [traceback for traceback in read_tracebacks(logs) if traceback.line.at in places or not traceback.kind]
-        frames = [traceback.user_frame for traceback in own]
-        where = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
-        return Culprit(things=tuple(where[:1]))
-    if Trait.ERROR_OF_SCRIPT not in traits or any(".py" in thing for thing in culprit.things):
-        return culprit
-    texts = [place.text for place in conclusion.evidence]
-    texts += [line.text for tail in logs.tails[:FEW] for line in tail.lines]
-    script = next((found["script"] for text in texts if (found := _SCRIPT.search(text))), None)
-    return culprit | Culprit(things=(script,)) if script else culprit
+        places = {event.line.at for event in logs.of(conclusion.cause.name)}
+        for traceback in read_tracebacks(logs):
+            if (frame := traceback.user_frame) and (traceback.line.at in places or not traceback.kind):
+                return Culprit(things=(f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}",))
+    if Trait.ERROR_OF_SCRIPT in traits and not any(".py" in thing for thing in culprit.things):
+        texts = [place.text for place in conclusion.evidence]
+        texts += [event.line.text for event in logs.of("failed-script")]
+        scripts = [found["script"] for text in texts if (found := _SCRIPT.search(text))]
+        return culprit | Culprit(things=tuple(scripts[:1]))
+    return culprit
 
 
-def _named_beside(conclusion: Conclusion, culprit: Culprit, logs: Logs, people: People) -> Culprit:
+def _named_beside(conclusion: Conclusion, culprit: Culprit, logs: Logs) -> Culprit:
     """Return what lines name that support this cause and prove nothing themselves: an interface, a file, a node.
 
     A file is that of the last such line before the first line of the cause.
     """
-    beside = [event for event in logs.of(conclusion.cause.name) if event.sign is not None and event.states is None]
+    beside = [event for event in logs.of(conclusion.cause.name) if event.states is None]
     first = conclusion.evidence[0]
     own = [event for event in beside if event.line.source.shown == first.source]
-    before = [event for event in own if event.line.number <= first.line]
-    near = [event for event in before if before[-1].line.number - event.line.number <= SCOPE_LINES]
+    above = [event for event in own if event.line.number <= first.line]
     found = Culprit()
-    for event in near or beside[:MAX_BESIDE]:
+    for event in beside[:MAX_BESIDE]:
         whos, things = named(event)
-        is_node = bool(before) and len(whos) == 1 and whos[0].is_node
-        if event not in before[-1:] and (is_node or set(event.values) <= {"thing"}):  # the one that was read last
+        is_one = set(event.values) <= {"thing"} or (bool(above) and len(whos) == 1 and whos[0].is_node)
+        if is_one and event not in above[-1:]:  # the one that was read, or shown, last
             continue
         found |= Culprit(interface=event.values.get("interface"), things=() if culprit.things else things)
         for who in () if culprit.ranks or culprit.nodes else whos:
             found |= describe(who)
-    speakers = {people.speaker(event.line) for event in beside}
-    if not culprit and not found and len(speakers) == 1:
-        return describe(who) if (who := speakers.pop()).rank is not None else found
     return found
 
 
@@ -138,18 +126,18 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
             if fact.kind is FactKind.PEER_LOST and fact.speaker.node:
                 return describe(fact.speaker)
     lines = [line for tail in logs.tails for line in tail.lines] if len(logs.tails) <= FEW else []
-    if not facts or all(map(is_suffered, facts)) or all(f.kind is FactKind.SCHEDULER_END for f in facts):
-        return _pod(lines) if facts and facts[0].kind is FactKind.SCHEDULER_END else Culprit()
+    if all(fact.kind is FactKind.SCHEDULER_END for fact in facts):
+        return _pod(lines)
     is_plain = all(fact.kind is FactKind.ENDED and fact.signal is None for fact in facts)
-    if is_plain and len(list(logs.of("launcher-kills"))) > 1:
-        return Culprit()  # of several, such a launcher names the last one
+    if all(map(is_suffered, facts)) or (is_plain and len(list(logs.of("launcher-kills"))) > 1):
+        return Culprit()  # of several, DeepSpeed's launcher names the last one
+    beside = {people.speaker(event.line) for event in logs.of(conclusion.cause.name) if event.states is None}
+    if len(beside) == 1 and (speaker := beside.pop()).rank is not None:
+        return describe(speaker)
     ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.name) if "ran_on" in event.values}
-    nodes = people.nodes if len(people.nodes) <= 2 else ()
-    if {event.values["node"] for event in logs.events if "node" in event.values} - {*nodes}:  # there are others
-        nodes = ()
-    if len(ran_on) == 1 and not nodes:
-        nodes = tuple(ran_on)
-    return Culprit(nodes=nodes) | _overhear(conclusion, logs)
+    told = {event.values["node"] for event in logs.events if "node" in event.values}
+    nodes = people.nodes if len(people.nodes) <= 2 and told <= {*people.nodes} else ()
+    return Culprit(nodes=nodes or _only(ran_on)) | _overhear(conclusion, lines)
 
 
 # --- Names in passing -------------------------------------------------------------------------------------------------
@@ -174,71 +162,58 @@ _GPUS = (
     re.compile(r"\b(?:GPU|gpu|cuda:|device(?: ordinal)?(?=[ =:]))[ #=:_]{0,2}([0-9]{1,2})\b(?![.:][0-9])"),
 )
 _GOES_ON_LINES = 2
+"""A terminal, or its writer, cut a sentence."""
 _FOR_ALL = ":log_dist]"
 """DeepSpeed's function also for what rank 0 reports for the others."""
 
 
-def _overhear(conclusion: Conclusion, logs: Logs) -> Culprit:
-    """Return what the lines of a conclusion name in passing; else the only rank, process or GPU in the log."""
+def _overhear(conclusion: Conclusion, lines: Sequence[Line]) -> Culprit:
+    """Return what the lines of a conclusion, or those below, name in passing; else the only writer in the log."""
     # The user's exceptions name devices for other reasons.
     is_gpu = conclusion.cause.family is Family.GPU
-    found = Culprit()
-    for place in conclusion.evidence:
-        found |= _words(place.text, is_gpu=is_gpu)
-    if found or len(logs.tails) > FEW:
-        return found
-    lines = [line for tail in logs.tails for line in tail.lines]
-    return _after(conclusion, lines, is_gpu=is_gpu) or _only(lines, is_gpu=is_gpu)
-
-
-def _after(conclusion: Conclusion, lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
-    """Return what is named if a sentence continues on the next line: a terminal or its writer cut it."""
     first = conclusion.evidence[0]
-    found = Culprit()
-    for line in lines:
-        if line.source.shown == first.source and first.line < line.number <= first.line + _GOES_ON_LINES:
-            found |= Culprit(things=_words(line.text, is_gpu=is_gpu).things)
-    return found
+    near = [line for line in lines if line.source.shown == first.source and line.number > first.line]
+    below = [line.text for line in near if line.number <= first.line + _GOES_ON_LINES]
+    said = _words([place.text for place in conclusion.evidence], is_gpu=is_gpu)
+    return said or _words(below, is_gpu=is_gpu) or _find_writer(lines, is_gpu=is_gpu)
 
 
-def _words(text: str, *, is_gpu: bool) -> Culprit:
-    things = [f"process {pid}" for pid in _PROCESS.findall(text)]
-    things += [f"address {word}" for pattern in _PLACES for word in pattern.findall(text)]
-    if is_gpu:
-        things += _gpus(text)
-    return Culprit(nodes=tuple(_NODE.findall(text)), things=tuple(dict.fromkeys(things)))
+def _words(texts: Sequence[str], *, is_gpu: bool) -> Culprit:
+    things = [f"process {pid}" for pid in _find(texts, _PROCESS)]
+    things += [f"address {word}" for word in _find(texts, *_PLACES)]
+    things += _gpus(texts) if is_gpu else ()
+    return Culprit(nodes=tuple(_find(texts, _NODE)), things=tuple(dict.fromkeys(things)))
 
 
-def _gpus(text: str) -> Iterator[str]:
-    for pattern in _GPUS:
-        for word in pattern.findall(text):
-            yield word if word.startswith("GPU-") else f"GPU {word}"
+def _find(texts: Iterable[str], *patterns: re.Pattern[str]) -> list[str]:
+    return [word for text in texts for pattern in patterns for word in pattern.findall(text)]
 
 
-def _only(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
+def _gpus(texts: Iterable[str]) -> list[str]:
+    return [word if word.startswith("GPU-") else f"GPU {word}" for word in _find(texts, *_GPUS)]
+
+
+def _only(things: Collection[T]) -> tuple[T, ...]:
+    return tuple(things) if len(things) == 1 else ()
+
+
+def _find_writer(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
     """Return the only writer; empty if there are several, or if it writes for all ranks."""
     lines = [line for line in lines if _FOR_ALL not in line.text]
-    found = Culprit()
+    texts = [line.text for line in lines]
     ranks = {line.rank for line in lines if line.rank is not None}
-    if len(ranks) == 1:
-        found |= Culprit(ranks=tuple(ranks))
     local_ranks = {line.local_rank for line in lines if line.local_rank is not None}
     if not ranks and not local_ranks:
-        said = {int(word) for line in lines for word in _RANK.findall(line.text)}
-        found |= Culprit(ranks=tuple(said) if len(said) == 1 else ())
-        local_ranks = {int(word) for line in lines for word in _LOCAL_RANK.findall(line.text)}
-    if not ranks and len(local_ranks) == 1:
-        found |= Culprit(things=(f"local rank {local_ranks.pop()}",))
-    gpus = {word for line in lines for word in _gpus(line.text)} if is_gpu else set()
-    if len(gpus) == 1:
-        found |= Culprit(things=tuple(gpus))
-    pids = {pid for line in lines for pid in (*map(int, _PROCESS.findall(line.text)), line.pid) if pid}
-    if not found and len(pids) == 1:
-        found |= Culprit(things=(f"process {pids.pop()}",))
-    return found | _pod(lines)
+        ranks = set(map(int, _find(texts, _RANK)))
+        local_ranks = set(map(int, _find(texts, _LOCAL_RANK)))
+    things = [] if ranks else [f"local rank {number}" for number in _only(local_ranks)]
+    things += _only(set(_gpus(texts))) if is_gpu else ()
+    if not things and len(ranks) != 1:
+        pids = {*map(int, _find(texts, _PROCESS)), *(line.pid for line in lines if line.pid)}
+        things = [f"process {pid}" for pid in _only(pids)]
+    return Culprit(ranks=_only(ranks), things=tuple(things)) | _pod(lines)
 
 
 def _pod(lines: Sequence[Line]) -> Culprit:
     """Return the only pod of which a listing says that it failed."""
-    pods = {word for line in lines for pattern in _PODS for word in pattern.findall(line.text)}
-    return Culprit(nodes=tuple(pods) if len(pods) == 1 else ())
+    return Culprit(nodes=_only(set(_find([line.text for line in lines], *_PODS))))

@@ -13,16 +13,15 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from ipaddress import ip_address
+from operator import or_
 
 from msgspec.structs import replace
 
-from allranks.causes.cause import Trait
 from allranks.facts.fact import NOBODY, Who
-from allranks.why.file_ranks import NumberedFile, read_file_ranks
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
-from allranks.why.logs.sources import list_jobs
 
 MAX_RANKS = 1 << 20
 FEW = 4
@@ -30,6 +29,8 @@ FEW = 4
 _NAMES_PROCESSES = frozenset(("launched", "launched-rank", "agent-failed", "scope"))
 SCOPE_LINES = 4
 """Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
+_NUMBER = re.compile(r"(?<!\d)\d{1,6}(?!\d)")
+_SUFFIX = re.compile(r"\.[a-z]{1,6}$")
 _PATH_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*")
 
 
@@ -48,22 +49,18 @@ class People:
     """All nodes that wrote something."""
     endpoint: str | None = None
     """The rendezvous address, as written: `node01:29500`."""
-    scopes: dict[str, list[tuple[Line, Who, bool]]] = field(default_factory=dict)
-    """By source: from that line on, another process's error follows, announced by mp.spawn or Ray. True: it called."""
+    scopes: dict[str, list[tuple[Line, Who]]] = field(default_factory=dict)
+    """By source: from that line on, another process's error follows, announced by mp.spawn or Ray."""
     node_of_file: dict[str, str] = field(default_factory=dict)
     """Of files that are named after a node which lines name."""
     rank_of_file: dict[str, int] = field(default_factory=dict)
     """Of files whose names have only a number."""
-    guessed_files: frozenset[str] = frozenset()
-    """Those of them where no line says it."""
     aliases: dict[str, str] = field(default_factory=dict)
     """A node's name in paths -> its name in the lines of those files."""
     found: dict[tuple[object, ...], Who] = field(default_factory=dict)
     """What is known of a process, by each of its handles."""
     _known: dict[Who, Who] = field(default_factory=dict, repr=False)
     """What is known of those that were asked for, when all people are known."""
-    _speakers: dict[tuple[object, ...], Who] = field(default_factory=dict, repr=False)
-    """Writers that were found: each reading asks for those of its lines."""
 
     @property
     def size(self) -> int | None:
@@ -93,18 +90,8 @@ class People:
 
     def speaker(self, line: Line) -> Who:
         """Return the writer of a line."""
-        key = (line.source.shown, line.rank, line.node, line.local_rank, line.pid, line.is_of_pod)
-        if (found := self._speakers.get(key)) is None:
-            found = self._speakers[key] = self._know(
-                Who(
-                    rank=self._rank_of(line),
-                    node=None if line.is_of_pod else self.node_of(line),
-                    local_rank=line.local_rank,
-                    pid=line.pid,
-                    pod=line.node if line.is_of_pod else None,
-                )
-            )
-        return found
+        node, pod = (None, line.node) if line.is_of_pod else (self.node_of(line), None)
+        return self.know(Who(self._rank_of(line), node, line.local_rank, line.pid, pod=pod))
 
     def _rank_of(self, line: Line) -> int | None:
         if line.is_of_task and self.are_tasks_agents:
@@ -129,23 +116,17 @@ class People:
 
         Args:
             line: the line.
-            is_caller: it may be the process that called the one which failed; if not, Ray's lines about a dead actor
-                may also stand below.
+            is_caller: it may be the process that called the one which failed; if not, Ray's lines about a dead actor,
+                which names no local rank, may also stand below.
         """
-        scopes = [
-            (above.number, part, is_call)
-            for above, part, is_call in self.scopes.get(line.source.shown, ())
+        end = line.number + (0 if is_caller else 2 * SCOPE_LINES)
+        parts = [
+            (above.number, part)
+            for above, part in self.scopes.get(line.source.shown, ())
+            if above.number <= end and (is_caller or part.local_rank is None)
             if None in {above.node, line.node} or above.node == line.node  # one file may have the lines of many pods
         ]
-        if not is_caller:  # of Ray's: a parent names its child by local rank
-            scopes = [scope for scope in scopes if not scope[2] and scope[1].local_rank is None]
-        last = max((number for number, _, _ in scopes if number <= line.number), default=None)
-        who = NOBODY
-        for number, part, _ in scopes:
-            is_above = last is not None and last - SCOPE_LINES <= number <= last
-            if is_above or (not is_caller and 0 < number - line.number <= 2 * SCOPE_LINES):
-                who |= part
-        return who
+        return reduce(or_, (part for number, part in parts if number >= parts[-1][0] - SCOPE_LINES), NOBODY)
 
 
 def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
@@ -158,30 +139,23 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     hosts: defaultdict[str, set[str]] = defaultdict(set)
     for event in logs.events:
         line = event.line
-        if line.source.node is not None:
-            if event.kind == "failure-host":
-                hosts[line.source.node].add(event.values["node"])
-            elif line.node is not None and line.node != line.source.node:
-                hosts[line.source.node].add(line.node)
-        if line.node:
-            nodes[line.node] = None
-        if line.is_of_task and event.kind in {"failure-host", "scope"}:
+        if host := event.values["node"] if event.kind == "failure-host" else line.node:
+            nodes[host] = None
+            if line.source.node is not None and line.source.node != host:
+                hosts[line.source.node].add(host)
+        if line.is_of_task and event.kind in {"failure-host", "agent-failed", "scope"}:
             people.are_tasks_agents = True
-        if event.kind == "failure-host":
-            nodes[event.values["node"]] = None
         if line.rank is not None and line.node and not line.is_of_pod:
             by_prefix.setdefault(line.rank, line)
         if event.cause is not None:
-            if Trait.OTHERS_WAIT_FOR_IT in event.traits and (wanted := event.number("wanted")):
-                worlds[wanted] += 1
             continue
         if event.kind == "endpoint" and people.endpoint is None:
             people.endpoint = event.values["endpoint"].rstrip(".,:")
-        elif event.kind == "scope" and "(exitcode: " not in line.text:  # below that, others go on
+        elif event.kind == "scope":
             scope = Who(
                 local_rank=event.number("local_rank"), pid=event.number("pid"), address=event.values.get("address")
             )
-            people.scopes.setdefault(line.source.shown, []).append((line, scope, "RayTaskError(" in line.text))
+            people.scopes.setdefault(line.source.shown, []).append((line, scope))
         elif event.kind == "bootstrap" and line.node:
             people.node_of_address[event.values["address"]] = line.node
         elif event.kind == "comm" and line.node and line.pid is not None:
@@ -195,13 +169,12 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
     largest = max(worlds, default=None)  # groups within the job are smaller
     people.world = largest if largest and largest <= MAX_RANKS else None
     claims = Counter(name for names in hosts.values() for name in names)  # a name in many files is nobody's
-    people.aliases = {
-        node: name for node, names in hosts.items() if len(names) == 1 for name in names if claims[name] == 1
-    }
+    aliases = {node: name for node, names in hosts.items() for name in names if len(names) == claims[name] == 1}
+    people.aliases = aliases
     prefixes = [line for line in by_prefix.values() if not (line.is_of_task and people.are_tasks_agents)]
     named = [*(Who(rank=line.rank, node=line.node) for line in prefixes), *named]
-    named = [replace(who, node=people.aliases[who.node]) if who.node in people.aliases else who for who in named]
-    people.nodes = tuple(dict.fromkeys(people.aliases.get(node, node) for node in nodes))
+    named = [replace(who, node=aliases[who.node]) if who.node in aliases else who for who in named]
+    people.nodes = tuple(dict.fromkeys(aliases.get(node, node) for node in nodes))
     people.node_of_file = {
         tail.source.shown: word
         for tail in logs.tails
@@ -210,33 +183,34 @@ def meet(logs: Logs, ends: Iterable[Who] = ()) -> People:
         if word in nodes
     }
     if not people.are_tasks_agents:
-        people.rank_of_file, people.guessed_files = _find_file_ranks(logs, people.world)
+        people.rank_of_file = _find_file_ranks(logs)
     people.files = max((tail.source.rank + 1 for tail in logs.tails if tail.source.rank is not None), default=0)
     people.found = _index(named)
     return people
 
 
-def _find_file_ranks(logs: Logs, world: int | None) -> tuple[dict[str, int], frozenset[str]]:
-    sources = (tail.source for tail in logs.tails)
-    files = {
-        source.shown: NumberedFile()
-        for source in sources
-        if (source.rank, source.local_rank) == (None, None) and not any("_" in job for job in list_jobs([source]))
+def _find_file_ranks(logs: Logs) -> dict[str, int]:
+    """Return the ranks of files whose names differ in one number, if lines in several of them say it is the rank.
+
+    A number in a name may be anything: a node, a part, a day, a run. So none of these files may say another rank.
+    """
+    told: dict[str, set[int]] = {
+        tail.source.shown: set() for tail in logs.tails if tail.source.rank is None and tail.source.local_rank is None
     }
     for line in (*(event.line for event in logs.events), *(line for tail in logs.tails for line in tail.lines)):
-        if (file := files.get(line.source.shown)) is None:
-            continue
-        if line.rank is not None:
-            file.ranks.add(line.rank)
-        if line.time is not None and line.has_year:
-            file.times_s.append(line.time)
-    failed: set[int] = set()
-    for event in logs.of("exception", "failures", "task-end"):
-        file = files.get(event.line.source.shown, NumberedFile())
-        file.has_raised |= event.kind == "exception"
-        file.is_launchers |= event.kind != "exception"
-        failed.update(parse_ranks(event.values["ranks"]) if "code" in event.values else ())
-    return read_file_ranks(files, world, failed)
+        if line.rank is not None and line.source.shown in told:
+            told[line.source.shown].add(line.rank)
+    families: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for path in told:
+        name = _SUFFIX.sub("", path)
+        for number in _NUMBER.finditer(name):
+            families[name[: number.start()], name[number.end() :]][path] = int(number[0])
+    found: dict[str, int] = {}
+    for family in families.values():
+        numbers = {number for path, number in family.items() if told[path]}
+        if len(numbers) > 1 and all(told[path] <= {number} for path, number in family.items()):
+            found |= family
+    return found
 
 
 def _index(named: Sequence[Who]) -> dict[tuple[object, ...], Who]:
@@ -280,6 +254,7 @@ def _are_two(mine: object, its: object) -> bool:
 
 # --- What a line names ----------------------------------------------------------------------------------------------
 
+_SPAN = re.compile(r"(?<![\w.])([0-9]{1,7})(?:-([0-9]{1,7}))?(?![\w.-])")
 _WORDS = {"gpu": "GPU", "hca": "HCA", "port": "port", "address": "address", "thing": ""}
 
 
@@ -324,21 +299,14 @@ def _is_garbage(address: str) -> bool:
     return found.is_reserved or (found.version == 4 and str(found).endswith(".0.0"))
 
 
-def parse_ranks(text: str, *, limit: int = 4096) -> tuple[int, ...]:
+def parse_ranks(text: str) -> tuple[int, ...]:
     """Parse `4, 5, 6` and `[0-3]`; skip what is not a number.
 
     >>> parse_ranks("[0-2],5")
     (0, 1, 2, 5)
     """
-    return tuple(dict.fromkeys(_parse(text, limit)))
-
-
-def _parse(text: str, limit: int) -> Iterator[int]:
-    for part in text.replace("[", " ").replace("]", " ").replace(",", " ").replace("and", " ").split():
-        first, dash, last = part.partition("-")
-        if first.isdecimal() and (not dash or last.isdecimal()) and len(first) < 8 and len(last) < 8:
-            end = int(last) if dash else int(first)
-            yield from range(int(first), min(end, int(first) + limit) + 1)
+    spans = [(int(first), int(last or first)) for first, last in _SPAN.findall(text)]
+    return tuple(dict.fromkeys(rank for first, last in spans for rank in range(first, min(last, first + 4096) + 1)))
 
 
 def missing_of(present: Iterable[int], world: int | None) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from statistics import median, median_low
@@ -36,8 +36,6 @@ _HALF_A_YEAR = 6
 LEAST_OFFSET_S = 2.0
 """Events may differ by less than this by themselves: a watchdog looks every 100 ms or so, and log lines are delayed."""
 _SPREADS = 3.0
-_MAX_LINES = 500
-"""Maximum number of lines of one clock and one kind of event: a median needs no more."""
 _ROUNDS = 3
 
 _COMM = re.compile(r"commId (0x[0-9a-f]+).{0,80}Init (START|COMPLETE)")
@@ -131,8 +129,6 @@ class Offset:
     """Positive: its times are later than those of the others."""
     spread_s: float
     """Half of its events differ from it by no more."""
-    moments: int
-    """Number of events that it shares with others."""
 
     @property
     def is_real(self) -> bool:
@@ -152,30 +148,23 @@ def estimate_offsets(logs: Logs) -> dict[str, Offset]:
 
 def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
     """Return events that happened everywhere at once: their time by the clock of each node, from its first line."""
-    counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     moments: defaultdict[_Moment, dict[str, float]] = defaultdict(dict)
     for event in logs.of("comm", Trait.ONLY_WAITS, Trait.SUCCESS):
-        line = event.line
-        if line.time is None:
-            continue
-        clock = clock_of(line)
-        counts[event.kind, clock] += 1
-        if counts[event.kind, clock] > _MAX_LINES:
-            continue
-        for name in _name(event):
+        line, name = event.line, _name(event)
+        if line.time is not None and name is not None:
             # Times with and without a year or a date are not compared.
             seen = moments[(*name, line.has_year, line.has_date)]
-            seen[clock] = min(seen.get(clock, line.time), line.time)
+            seen[clock_of(line)] = min(seen.get(clock_of(line), line.time), line.time)
     return {name: seen for name, seen in moments.items() if len(seen) > 1}
 
 
-def _name(event: LogEvent) -> Iterator[_Moment]:
+def _name(event: LogEvent) -> _Moment | None:
     if Trait.ONLY_WAITS in event.traits and (seq := event.number("seq")) is not None:
-        yield "timeout", event.values.get("group", "0"), seq, event.values.get("op")
-    elif event.kind == "comm" and (match := _COMM.search(event.line.text)):
-        yield "comm", match[1], match[2]
-    elif Trait.SUCCESS in event.traits and "successfully finished" in event.line.text:
-        yield ("finished",)
+        return "timeout", event.values.get("group", "0"), seq, event.values.get("op")
+    if event.kind == "comm" and (match := _COMM.search(event.line.text)):
+        return "comm", match[1], match[2]
+    is_end = Trait.SUCCESS in event.traits and "successfully finished" in event.line.text
+    return ("finished",) if is_end else None
 
 
 def measure_clocks(moments: Mapping[_Moment, Mapping[str, float]]) -> dict[str, Offset]:
@@ -212,5 +201,5 @@ def measure_clocks(moments: Mapping[_Moment, Mapping[str, float]]) -> dict[str, 
         zero = median_low(offsets[clock] for clock in group)
         for clock in group:
             spread = median(abs(moments[name][clock] - offsets[clock] - true_s[name]) for name in of_clock[clock])
-            found[clock] = Offset(offsets[clock] - zero, spread, len(of_clock[clock]))
+            found[clock] = Offset(offsets[clock] - zero, spread)
     return found

@@ -29,7 +29,6 @@ _FAILED = frozenset((FactKind.ENDED, FactKind.RAISED, FactKind.PEER_LOST, FactKi
 _ENDS = frozenset((FactKind.ENDED, FactKind.LAUNCHER_KILL))
 _NAMELESS = frozenset((FactKind.ENDED, FactKind.MISSING))
 """Of these, who is meant may stand in another line."""
-_REFINES = frozenset((FactKind.RAISED, FactKind.MISSING, FactKind.LINK_FAULT))
 _ERRORS = frozenset((FactKind.RAISED, FactKind.LINK_FAULT))
 
 
@@ -62,20 +61,18 @@ def _doubt_strangers(facts: list[Fact]) -> list[Fact]:
                 failed[machine].append(fact.when)
     found = []
     for fact in facts:
-        is_stranger = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.signal == SIGKILL
-        if is_stranger and fact.who.rank is None and fact.who.local_rank is None:
+        is_kill = fact.kind is FactKind.ENDED and fact.said is Said.KERNEL and fact.signal == SIGKILL
+        if is_kill and fact.who.rank is None and fact.who.local_rank is None:
             near = [*failed.get(fact.who.node, ()), *failed.get(fact.who.pod, ())]
-            fact = replace(fact, confidence=_judge_stranger(fact, near))
+            name = _KILLED.search(fact.places[0].text)
+            is_other = name is not None and not name[1].startswith(_NAMES)
+            same = [when for when in near if when.clock and when.clock == fact.when.clock]
+            since_s = [(when.earliest_s or 0.0) - (fact.when.latest_s or 0.0) for when in same]
+            is_far = min(since_s, default=0.0) > NEAR_S
+            doubt = Confidence.UNDECIDED if near and (is_other or is_far) else Confidence.LIKELY
+            fact = replace(fact, confidence=doubt)
         found.append(fact)
     return found
-
-
-def _judge_stranger(fact: Fact, near: Sequence[When]) -> Confidence:
-    name = _KILLED.search(fact.places[0].text)
-    is_other = name is not None and not name[1].startswith(_NAMES)
-    since_s = [(when.earliest_s or 0.0) - (fact.when.latest_s or 0.0) for when in near if when.clock == fact.when.clock]
-    is_far = bool(fact.when.clock) and bool(since_s) and min(since_s) > NEAR_S
-    return Confidence.UNDECIDED if near and (is_other or is_far) else Confidence.LIKELY
 
 
 def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
@@ -86,33 +83,30 @@ def leave_out_refined(facts: Sequence[Fact]) -> list[Fact]:
     failed tells of no end without a reason: `Command 'ssh node-0 ...' returned non-zero exit status 255`.
     """
     reasons = {place.at for fact in facts if _is_reason(fact) for place in fact.places}
-    facts = [fact for fact in facts if not (_is_bare_end(fact) and any(place.at in reasons for place in fact.places))]
-    inferred = [fact for fact in facts if fact.said is Said.INFERRED and fact.kind in _REFINES]
-    errors = [fact for fact in inferred if fact.kind is not FactKind.MISSING]
-    lines = {place.at for fact in errors for place in fact.places}
-    sources = {place.source for fact in inferred if fact.kind is FactKind.MISSING and fact.who for place in fact.places}
+    inferred = [fact for fact in facts if fact.said is Said.INFERRED]
+    errors = {place.at for fact in inferred if fact.kind in _ERRORS for place in fact.places}
+    named = {place.source for fact in inferred if fact.kind is FactKind.MISSING and fact.who for place in fact.places}
     ways = [fact for fact in inferred if fact.kind is FactKind.LINK_FAULT]
     things = {thing for fact in ways for thing in fact.things}
-    kept = []
-    for fact in facts:
-        is_there = any(place.at in lines for place in fact.places)
-        is_unsure = fact.said is not Said.INFERRED and fact.confidence is not Confidence.CERTAIN
+
+    def is_told(fact: Fact) -> bool:
+        places = {place.at for place in fact.places}
+        if fact.kind is FactKind.ENDED:
+            return fact.is_generic and not fact.who and not reasons.isdisjoint(places)
+        if fact.kind is FactKind.MISSING and fact.said is not Said.INFERRED:
+            return not fact.who and any(place.source in named for place in fact.places)
+        if fact.kind not in _ERRORS or fact.said is Said.INFERRED:
+            return False
+        is_there = not errors.isdisjoint(places)
         is_on_way = bool(fact.peer) or is_there or not things.isdisjoint(fact.things)
-        is_near = not fact.who and bool(fact.places) and fact.places[0].source in sources
-        is_on_known_way = bool(ways) and is_unsure and is_on_way and fact.kind in _ERRORS
-        is_told = (fact.kind is FactKind.RAISED and is_there) or (fact.kind is FactKind.MISSING and is_near)
-        if fact.said is Said.INFERRED or not (is_told or is_on_known_way):
-            kept.append(fact)
-    return kept
+        is_unsure = fact.confidence is not Confidence.CERTAIN
+        return (is_there and fact.kind is FactKind.RAISED) or (bool(ways) and is_unsure and is_on_way)
+
+    return [fact for fact in facts if not is_told(fact)]
 
 
 def _is_reason(fact: Fact) -> bool:
     return fact.kind is FactKind.RAISED and not fact.is_generic and fact.confidence is not Confidence.UNDECIDED
-
-
-def _is_bare_end(fact: Fact) -> bool:
-    """Whether it says that some process ended, and neither which one nor why."""
-    return fact.kind is FactKind.ENDED and fact.is_generic and not fact.who
 
 
 def _give_names(ends: Sequence[Fact]) -> list[Fact]:
@@ -141,11 +135,9 @@ def _may_mean(end: Fact, other: Fact) -> bool:
     if end.who.compare_machines(other.who) is Same.NO:
         return False
     is_kill = end.signal in {None, SIGKILL} and end.code is None and other.signal in {None, SIGKILL}
-    return end.cause == other.cause or (is_kill and other.cause in map(_name_of, end.alternatives))
-
-
-def _name_of(label: str) -> str:
-    return find_cause(label).name
+    return end.cause == other.cause or (
+        is_kill and other.cause in [find_cause(label).name for label in end.alternatives]
+    )
 
 
 def _is_of_process(fact: Fact) -> bool:
@@ -157,14 +149,10 @@ def _of_one_line(same: Sequence[Fact]) -> list[Fact]:
     whos = list(dict.fromkeys(fact.who for fact in sorted(same, key=lambda fact: fact.who.rank is None)))
     whos = [who for at, who in enumerate(whos) if who.pid is None or who.pid not in {one.pid for one in whos[:at]}]
     known = [who for who in whos if who.rank is not None or who.pid is not None] or whos[:1]
-    if len(known) > 1 and len({(who.rank, who.pid) for who in known}) > 1:
-        pids = {who.pid for who in known} - {None}
-        vague = [fact for fact in same if fact.who not in known and fact.who.pid not in pids]
-        return [
-            _join([*(fact for fact in same if fact.who == who or (who.pid and fact.who.pid == who.pid)), *vague], who)
-            for who in known
-        ]
-    return [_join(same, known[0])]
+    return [
+        _join([one for one in same if one.who == who or (one.who not in known and one.who.pid in {None, who.pid})], who)
+        for who in known
+    ]
 
 
 def _key(fact: Fact) -> tuple[object, ...]:
@@ -184,14 +172,13 @@ def _join(same: Sequence[Fact], who: Who | None = None) -> Fact:
     kind = FactKind.LAUNCHER_KILL if any(fact.kind is FactKind.LAUNCHER_KILL for fact in same) else FactKind.ENDED
     best = min(same, key=lambda fact: (not fact.cause, fact.confidence.doubt))
     whole = reduce(or_, (fact.who for fact in same), who or best.who)
-    labels = dict.fromkeys(
-        label for fact in same for label in ((fact.cause,) if fact is not best else ()) if label != best.cause
-    )
+    labels = dict.fromkeys(fact.cause for fact in same if fact.cause and fact.cause != best.cause)
     places = dict.fromkeys(place for fact in [best, *same] for place in fact.places)
     if kind is FactKind.LAUNCHER_KILL and best.kind is FactKind.ENDED:  # whose end it was says nothing of its own
         best = next(fact for fact in same if fact.kind is kind)
         labels = {}
     whens = [fact.when for fact in same if fact.when.clock]
+    things = dict.fromkeys(thing for fact in same for thing in fact.things)
     return replace(
         best,
         kind=kind,
@@ -203,12 +190,8 @@ def _join(same: Sequence[Fact], who: Who | None = None) -> Fact:
         signal=next((fact.signal for fact in same if fact.signal is not None), None),
         is_first_observed=any(fact.is_first_observed for fact in same),
         is_of_job=any(fact.is_of_job for fact in same),
-        alternatives=tuple(label for label in dict.fromkeys([*labels, *best.alternatives]) if label),
-        things=tuple(
-            thing
-            for thing in dict.fromkeys(thing for fact in same for thing in fact.things)
-            if whole.rank is None or not thing.startswith("task")
-        ),
+        alternatives=tuple(dict.fromkeys([*labels, *best.alternatives])),
+        things=tuple(thing for thing in things if whole.rank is None or not thing.startswith("task")),
     )
 
 

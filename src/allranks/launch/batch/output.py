@@ -16,7 +16,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import date, datetime, time, timedelta
 from pathlib import Path
 from typing import BinaryIO
 
@@ -160,10 +160,10 @@ def begin_of(since: str, last_s: float) -> float:
         UsageError: it is none of these.
     """
     bound = read_bound(since)
-    if bound.before_end_s is not None:
-        return last_s - bound.before_end_s
-    if bound.of_day is not None:
-        return datetime.combine(date.fromtimestamp(last_s), bound.of_day).timestamp()
+    if isinstance(bound, timedelta):
+        return last_s - bound.total_seconds()
+    if isinstance(bound, time):
+        return datetime.combine(date.fromtimestamp(last_s), bound).timestamp()
     return datetime.fromisoformat(since.strip()).timestamp()
 
 
