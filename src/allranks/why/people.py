@@ -200,6 +200,8 @@ def _find_file_ranks(logs: Logs) -> dict[str, int]:
     for line in (*(event.line for event in logs.events), *(line for tail in logs.tails for line in tail.lines)):
         if line.rank is not None and line.source.shown in told:
             told[line.source.shown].add(line.rank)
+    for event in logs.of("sets-up"):
+        told.get(event.line.source.shown, set()).add(int(event.values["rank"]))
     families: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for path in told:
         name = _SUFFIX.sub("", path)
