@@ -205,7 +205,9 @@ def _find_absent(group: str | None, items: Sequence[Item], world: int | None) ->
     if not 0 < len(absent) <= max(len(came) - 1, world is not None):
         return (), Confidence.UNDECIDED
     are_together = len({(item.fact.seq, item.fact.op) for item in waiting}) == 1 or len(absent) == 1
-    return absent, Confidence.LIKELY if are_together else Confidence.UNDECIDED
+    groups = {item.fact.group or "0" for item in items if item.sort is Sort.WAIT}  # of others nobody knows the members
+    has_all = all(name == "0" or "default" in name for name in groups)
+    return absent, Confidence.LIKELY if are_together and has_all else Confidence.UNDECIDED
 
 
 def _find_others(ranks: set[int | None], items: Sequence[Item], world: int | None) -> tuple[Who, ...]:

@@ -55,7 +55,7 @@ def by_another_clock(reason: Item, effect: Item) -> bool:
     Nodes' clocks differ by minutes, and not all of them can be compared: the last resort, and never certain. In a file
     that several nodes write to, the order of the lines counts.
     """
-    is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO
+    is_elsewhere = reason.who.compare_machines(effect.who) is Same.NO and effect.sort in {Sort.LOSS, Sort.GONE}
     is_line_before = reason.place.line < effect.place.line or not _is_one_file(reason, effect)
     is_near = reason.when.after_s(effect.when) <= CLOCKS_S
     return is_elsewhere and is_line_before and is_near and reason.strength == 0
@@ -99,7 +99,10 @@ def _is_same_end(reason: Item, effect: Item) -> bool:
 def ends_others(reason: Item, effect: Item) -> bool:
     """Whether another process's end explains one that gives no reason itself."""
     if reason.sort is Sort.BREAK:
-        return not_later(reason, effect)
+        is_own = effect.fact.signal == SIGKILL or effect.is_first  # unless it certainly came later
+        if is_own and reason.kind is not FactKind.SCHEDULER_END:
+            return sooner(reason, effect)
+        return not_later(reason, effect) and not_after(reason, effect)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))
     return sooner(reason, effect) if mine == its else mine < its and not_later(reason, effect)
 

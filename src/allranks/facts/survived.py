@@ -40,6 +40,7 @@ class _Later:
                 is_jobs = item.kind is FactKind.FINISHED and not item.who
                 self._add(_JOB if is_jobs else (item.process, None), item)
                 self._add("anybody", item)
+                self._add(("on", item.who.node), item)
             elif item.sort is Sort.LOSS or (item.sort is Sort.WAIT and item.fact.seq is not None):
                 self._add((item.sort, item.process), item)
 
@@ -83,7 +84,8 @@ def find_survived(items: Sequence[Item]) -> set[Item]:
         is_its_last = has_ended and (is_raised or item.sort in SUFFERED)  # whenever the others made a step
         may_be_caught = not item.fact.is_generic and not item.fact.is_fatal
         if may_be_caught and not is_its_last and item.kind not in {*_HARD_ENDS, FactKind.DEVICE_FAULT}:
-            is_later |= later.is_by_time("anybody", item, GOES_ON_S)
+            is_links = item.kind is FactKind.LINK_FAULT and item.who.node is not None  # clocks of nodes differ
+            is_later |= later.is_by_time(("on", item.who.node) if is_links else "anybody", item, GOES_ON_S)
         if is_later:
             survived.add(item)
         elif is_raised and may_be_caught and item.fact.said is not Said.INFERRED:  # that is why they wait

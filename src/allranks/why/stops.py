@@ -56,7 +56,8 @@ def read_stops(
         is_mismatch = stop.kind is StandstillKind.MISMATCH
         is_short = not is_mismatch and _waited_s(stop, by_rank) < LEAST_WAIT_S
         if places is not None:
-            if not stop.ranks or not (is_mismatch or stop.is_decided):
+            is_few = world is not None and len(stop.ranks) <= len(stop.victims)
+            if not stop.ranks or not (is_mismatch or stop.is_decided or is_few):
                 continue
             ranks = [*stop.ranks[:2], *(rank for rank, _ in stop.calls), *stop.victims[:2]]
             seen = [places[rank] for rank in dict.fromkeys(ranks) if rank in places]
