@@ -109,9 +109,15 @@ class Attempts:
                     self._begun.setdefault((shown, event.line.node), [])
 
     def _is_later(self, event: LogEvent, end: Line) -> bool:
-        """Whether a line of a start was written after an end; a script's own words may have been buffered."""
+        """Whether a line of a start was written after an end; a script's own words may have been buffered.
+
+        Where the times of a file go back there, it is several files, one behind the other.
+        """
         when, before = self._times.of(event.line), self._times.of(end)
-        return before.is_before(when) or (event.kind == "started" and not when.is_before(before))
+        above = (other.line for other in self._logs.events if other.line.source == event.line.source)
+        if any(when.is_before(self._times.of(line)) for line in above if line.number < event.line.number):
+            return False
+        return before.is_before(when) or event.kind == "started"
 
     def _fails_again(self, line: Line) -> bool:
         """Whether one script, or file of the user's, fails above and below a line."""

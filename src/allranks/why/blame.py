@@ -32,7 +32,7 @@ from allranks.why.people import meet
 from allranks.why.readings.arrivals import read_arrivals, read_dials
 from allranks.why.readings.ends import read_ends, read_summaries
 from allranks.why.readings.lists import read_opcounts, read_paces, read_ras, read_saved_stacks, read_stalls
-from allranks.why.readings.progress import read_restarts, read_steps
+from allranks.why.readings.progress import read_laggard, read_restarts, read_steps
 from allranks.why.readings.silence import conclude_silence
 from allranks.why.readings.tracebacks import list_raised
 from allranks.why.readings.watchdogs import read_watchdogs
@@ -51,6 +51,7 @@ READINGS: tuple[Callable[[FactReader], Iterable[Fact]], ...] = (
     read_ras,
     read_paces,
     read_restarts,
+    read_laggard,
     read_steps,
 )
 """The readings that combine several lines."""

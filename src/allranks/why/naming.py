@@ -117,7 +117,8 @@ def _someone(conclusion: Conclusion, facts: Sequence[Fact], logs: Logs, people: 
     traits = conclusion.cause.traits
     if Trait.ALL_OTHERS_REPORT_IT in traits:
         return Culprit(ranks=missing_of(conclusion.victims, people.world))
-    if Trait.ENDS_BY_ITSELF in traits and (who := find_laggard(logs, people)) is not None:
+    if Trait.ENDS_BY_ITSELF in traits and (laggard := find_laggard(logs, people)) is not None:
+        who = laggard[0]
         return Culprit(ranks=(who,)) if isinstance(who, int) else Culprit(things=(who,))
     if people.endpoint and Trait.AT_THE_MEETING in traits:
         return Culprit(things=(people.endpoint,))

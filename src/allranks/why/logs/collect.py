@@ -207,7 +207,7 @@ def _read_evidence(
     if 'File "' in line.text and any(event.kind == "frame" for event in events):
         events = [event for event in events if event.sign is None]  # the words of a path show no cause
         if writer in open_tracebacks and (last := find_end(line, hit, chunk)):
-            raised = read_exception(last.text[open_tracebacks.pop(writer) :])
+            raised = read_exception(last.text[open_tracebacks.pop(writer) :], _exception())
             if raised and not _exception().search(last.text):
                 events.append(LogEvent("exception", last, raised))
     elif "Traceback (" in line.text:

@@ -78,12 +78,12 @@ def find_end(line: Line, hit: Hit, chunk: Chunk) -> Line | None:
     return None
 
 
-def read_exception(text: str) -> dict[str, str] | None:
+def read_exception(text: str, named: re.Pattern[str]) -> dict[str, str] | None:
     """Return the class and the text of an exception; None if a line has not the form of one.
 
-    Most exceptions are found by their names; this reads `ShardMismatch: 5 columns` and `Stop`.
+    Most exceptions are found by their names (`named`); this also reads `ShardMismatch: 5 columns` and `Stop`.
     """
-    match = _ENDS_TRACEBACK.match(text)
+    match = named.match(text) or _ENDS_TRACEBACK.match(text)
     return {name: text for name, text in match.groupdict().items() if text} if match else None
 
 

@@ -178,22 +178,21 @@ def read_dials(reader: FactReader) -> Iterator[Fact]:
     world = max(event.number("world") or 0 for event in reports.values())
     silent = missing_of(set(reports), world)
     error = next((told["error"].strip() for told in values if "error" in told), "no answer")
-    cause, ranks = "firewall-port", own or (silent if len(silent) == 1 else ())
+    is_down = "No route to host" in error or "unreachable" in error
+    cause, ranks = "link-down" if is_down else "firewall-port", own or (silent if len(silent) == 1 else ())
     if not common:
         cause, ranks = "partition", [*reports]
     elif len(common) > 1:  # of one pair, either may be at fault
         ranks = ()
     elif any(told["local"] == told["remote"] for told in values):  # an address that each node has, as docker0's
         cause, ranks = "wrong-nic", silent if len(silent) == 1 else ()
-    elif "No route to host" in error or "unreachable" in error:
-        cause = "link-down"
     yield from reader.infer(
         FactKind.LINK_FAULT,
         cause,
         [event.line for event in reports.values()],
         f"{fold_ranks(reports)} do not reach {', '.join(sorted({told['remote'] for told in values}))}: {error}",
         ranks=ranks,
-        confidence=Confidence.LIKELY if ranks else Confidence.UNDECIDED,
+        confidence=Confidence.LIKELY if ranks or len(common) == 1 else Confidence.UNDECIDED,
         things=tuple(f"address {address}" for address in common),
         ask="run allranks check on the same nodes: it tests every pair and names the link",
     )

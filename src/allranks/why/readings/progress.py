@@ -1,11 +1,14 @@
-"""How far did each rank get? What came before its last step was survived. Pure."""
+"""How far did each rank get? What came before its last step was survived; others wait for who made fewer. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
-from allranks.facts.fact import Fact, FactKind
+from allranks.causes.cause import Trait
+from allranks.facts.fact import NEVER_SAID, Fact, FactKind
+from allranks.report.text import fold_ranks
 from allranks.why.attempts import ANEW, RESTART
 from allranks.why.facts_of_lines import FactReader
 from allranks.why.logs.line import Line
@@ -33,21 +36,37 @@ def read_steps(reader: FactReader) -> Iterator[Fact]:
             yield reader.state(FactKind.STEP, line)
 
 
-def find_laggard(logs: Logs, people: People) -> int | str | None:
-    """Return the one rank, or device, whose last step is lower than that of all others; None: nobody."""
-    ranks: dict[int | str, int] = {}
-    devices: dict[int | str, int] = {}
+def find_laggard(logs: Logs, people: People) -> tuple[int | str, Line] | None:
+    """Return the one rank, or device, whose last step is lower than that of all others, and its line; or None."""
+    ranks: dict[int | str, tuple[int, Line]] = {}
+    devices: dict[int | str, tuple[int, Line]] = {}
     for line in (line for tail in logs.tails for line in tail.lines if is_step(line.text)):
         for match in NUMBER.finditer(line.text):
             if (rank := people.speaker(line).rank) is not None:
-                ranks[rank] = int(match[1])
+                ranks[rank] = int(match[1]), line
             if device := _DEVICE.search(line.text):
-                devices[device[1]] = int(match[1])
+                devices[device[1]] = int(match[1]), line
     for steps in (ranks, devices):
         if len(steps) >= _LEAST:
-            first, second, *_ = sorted(steps, key=steps.__getitem__)
-            return first if steps[first] < steps[second] else None
+            first, second, *_ = sorted(steps, key=lambda who: steps[who][0])
+            return (first, steps[first][1]) if steps[first][0] < steps[second][0] else None
     return None
+
+
+def read_laggard(reader: FactReader) -> Iterator[Fact]:
+    """Return who made fewer steps than all others, if those timed out or lost a connection after they had begun."""
+    has_begun = not any(reader.logs.of(Trait.OTHERS_WAIT_FOR_IT))
+    if not has_begun or not any(event.is_loss for event in reader.logs.events):
+        return
+    if (laggard := find_laggard(reader.logs, reader.people)) is not None:
+        who, line = laggard
+        about: dict[str, Any] = {"ranks": (who,)} if isinstance(who, int) else {"things": (who,)}
+        name = fold_ranks([who]) if isinstance(who, int) else who
+        told, ask = (
+            f"{name} made fewer steps than all others",
+            f"the stack of {name} while it hangs: allranks stack JOB",
+        )
+        yield from reader.behind((line,), told, when=NEVER_SAID, ask=ask, **about)  # by other clocks than theirs
 
 
 def read_restarts(reader: FactReader) -> Iterator[Fact]:

@@ -36,6 +36,9 @@ _HARMLESS = r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|
 """Lines that say themselves that they are no failure."""
 _UNKNOWN = "these lines report a failure that allranks does not know"
 _ASK_OTHERS = "the lines before these, and the logs of the other ranks"
+_DIALS = r"returned Connection refused, retrying"
+"""Normal while other ranks start, and overcome then: it counts among the last lines only."""
+LAST_LINES = 5
 _WORDS = (
     (
         r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b",
@@ -51,7 +54,7 @@ _WORDS = (
         ),
     ),
     (
-        r"returned Connection refused, retrying",  # normal while other ranks start, and overcome then
+        _DIALS,
         (
             "peer-connection-lost",
             Confidence.UNDECIDED,
@@ -128,7 +131,7 @@ def _stops(logs: Logs, lines: Sequence[Line], goes: Sequence[Line]) -> Conclusio
         if (span_s := _span_s(beats)) >= LONG_S:
             message = f"for {span_s / 60:.0f} minutes, only another program repeated the same lines; the job printed "
             return _tell("silent-hang", Confidence.LIKELY, f"{message}nothing", _ASK, [beats[0], beats[-1]])
-        if beats[-1].at not in known and _COMPLAINS.search(beats[-1].text):
+        if beats[-1].at not in known and any(_COMPLAINS.search(line.text) for line in beats[-2:]):
             message = "the log ends with the same complaint, repeated: the job waits for something that does not happen"
             return _tell("silent-hang", Confidence.UNDECIDED, message, _ASK, beats[-1:])
     members = read_members(logs)
@@ -144,8 +147,11 @@ def _says(people: People, lines: Sequence[Line], goes: Sequence[Line]) -> Conclu
     """Lines have words of a failure or of a hang, and no line of the same source shows progress after them."""
     last = {line.source.shown: line.number for line in goes}
     after = [line for line in lines if line.number > last.get(line.source.shown, 0) and not SLURM.search(line.text)]
+    ends = {line.source.shown: line.number for line in lines}
+    latest = [line for line in after if ends[line.source.shown] - line.number < LAST_LINES]
     for pattern, (cause, confidence, message, ask) in _WORDS:
-        if found := [line for line in after if re.search(pattern, line.text)][:3]:
+        where = latest if pattern is _DIALS else after
+        if found := [line for line in where if re.search(pattern, line.text)][:3]:
             told = _tell(cause, Confidence.UNDECIDED if goes else confidence, message, ask, found)
             return told if ask is _ASK else replace(told, culprit=describe(people.speaker(found[0])))
     return None
