@@ -9,7 +9,7 @@ import pytest
 from allranks.why.logs.log_events import Logs
 from allranks.why.people import meet
 
-NAMES = ("{}.err", "train-{}.log", "logs/train-task{}.out", "slurm-4711_{}.out", "multirun/{}/train.log")
+NAMES = ("{}.err", "train-{}.log", "logs/train-task{}.out", "multirun/{}/train.log")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,12 +2,13 @@
 
 A launcher tells that it starts its workers again. A script that loops, or a job that is requeued into the same file,
 only prints again what is printed once at a start: below the scheduler's word, or below a launcher's summary if the same
-script fails again. Where less tells it, nothing above is certain.
+script fails again, or steps follow. Where less tells it, nothing above is certain.
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from allranks.causes.cause import Trait
 from allranks.facts.fact import Place, Said, When
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.step_lines import NUMBER, is_of_training
 from allranks.why.times import Times
 
 RESTART = re.compile(r"(?:\d+/\d+ attempts left; +)?will restart worker group|restart_count=[1-9]\d*")
@@ -43,14 +45,15 @@ class Attempts:
         marks: defaultdict[str, list[LogEvent]] = defaultdict(list)
         for event in logs.of(*_STARTS, "failures", "task-end", Trait.ENDS_FROM_OUTSIDE):
             marks[event.line.source.shown].append(event)
+        lines = {tail.source.shown: tail.lines for tail in logs.tails if tail.source.shown in marks}
         for shown, events in marks.items():
             if shown not in told:
-                self._read_file(shown, events)
+                self._read_file(shown, events, [line for line in lines.get(shown, ()) if is_of_training(line.text)])
 
     def doubt(self, places: Sequence[Place]) -> str | None:
         """Return why what these lines show may be of another start than the last; None: nothing says so."""
         is_above = any(place.line < self._unsure.get(place.source, 0) for place in places)
-        return "the same script fails again below it: these may be logs of several starts" if is_above else None
+        return "the job begins again below it: these may be logs of several starts" if is_above else None
 
     def attempt_of(self, line: Line) -> int:
         """Return in which start of the job a line was written; where its file tells of none, the last that may be."""
@@ -78,12 +81,13 @@ class Attempts:
                 begun.add(shown)
         return begun
 
-    def _read_file(self, shown: str, events: Sequence[LogEvent]) -> None:
+    def _read_file(self, shown: str, events: Sequence[LogEvent], steps: Sequence[Line]) -> None:
         """Note the starts that lines of one file repeat, those of each node for themselves."""
         seen: set[tuple[object, ...]] = set()
         ended: dict[str | None, Line] = {}
         over: dict[str | None, Line] = {}
         """Per node, the last end of a process, and that of the job."""
+        repeated = sys.maxsize
         for event in events:
             line, key = event.line, (event.line.rank, event.line.local_rank, event.line.node, event.values.get("what"))
             if event.kind not in _STARTS:
@@ -98,11 +102,17 @@ class Attempts:
                 begun = max(self._begun.get((shown, line.node), (0,)))
                 end = _last(over, line.node, begun)
                 is_requeue = end is not None and _REQUEUE.search(end.text) is not None
-                fails_again = self._fails_again(line)
-                if end is not None and (is_requeue or fails_again) and self._is_later(event, end):
+                fails_again, is_other = self._fails_again(line), self._fails_otherwise(line)
+                goes_on = bool(steps) and steps[-1].number > line.number and not is_other
+                if end is not None and (is_requeue or fails_again or goes_on) and self._is_later(event, end):
                     self._note(line, line.node)
-                elif fails_again and _last(ended, line.node, begun) is not None:
-                    self._unsure[shown] = line.number
+                elif _last(ended, line.node, begun) is not None:
+                    repeated = repeated if is_other else min(repeated, line.number)
+                    if fails_again:
+                        self._unsure[shown] = line.number
+        first = min((event.line.number for event in events if event.kind not in _STARTS), default=sys.maxsize)
+        if (shown, None) not in self._begun and (number := _find_fall(steps, first, repeated)) is not None:
+            self._unsure[shown] = number
         if (shown, None) in self._begun:  # whoever has not begun again still belongs to the first start
             for event in events:
                 if event.kind in _STARTS:
@@ -118,6 +128,10 @@ class Attempts:
         if any(when.is_before(self._times.of(line)) for line in above if line.number < event.line.number):
             return False
         return before.is_before(when) or event.kind == "started"
+
+    def _fails_otherwise(self, line: Line) -> bool:
+        """Whether another script, or file of the user's, fails below a line."""
+        return any(first > line.number for first, _ in self._failing.get(line.source.shown, {}).values())
 
     def _fails_again(self, line: Line) -> bool:
         """Whether one script, or file of the user's, fails above and below a line."""
@@ -148,6 +162,25 @@ class Attempts:
             self._starts.append(when)
         elif when.is_before(self._starts[attempt]):
             self._starts[attempt] = when
+
+
+def _find_fall(steps: Sequence[Line], end: int, repeated: int) -> int | None:
+    """Return the first line below an end in which a rank makes a lower step than above it; None: there is none.
+
+    Late output of another rank does so, too: a writer without a rank counts only below a repeated line of a start.
+    """
+    last: dict[object, tuple[int, int | None]] = {}
+    for line in steps:
+        is_known = (line.rank, line.local_rank) != (None, None) or not end < line.number < repeated
+        if (match := NUMBER.search(line.text)) is None or not is_known:
+            continue
+        who, number = (line.rank, line.local_rank, line.node), int(match[1])
+        before, pid = last.get(who, (number, None))
+        if line.number < end:
+            last[who] = number, line.pid
+        elif number < before and (pid is None or pid != line.pid):
+            return line.number
+    return None
 
 
 def _last(ends: Mapping[str | None, Line], node: str | None, begun: int) -> Line | None:

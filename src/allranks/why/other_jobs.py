@@ -10,12 +10,15 @@ variables, and by what SLURM writes into its output. What a program itself says 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 
 from allranks.facts.fact import FactKind, Said
+from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
 from allranks.why.logs.sources import list_jobs
+from allranks.why.step_lines import is_of_training
 
 _OF_JOB, _OF_CGROUP, _OWN_JOB = "of-job", "of-cgroup", "own-job"
 _OUTSIDE = frozenset((Said.KERNEL, Said.SCHEDULER))
@@ -100,11 +103,23 @@ def _is_near(above: LogEvent, below: LogEvent) -> bool:
 
 
 def _find_other_calls(logs: Logs) -> Iterator[LogEvent]:
-    """Yield what counts only in a call whose file its sign names, and is of another one."""
+    """Yield what counts only in a call whose file its sign names, before any step, and is of another one."""
+    if not any(event.sign and event.sign.frame for event in logs.events):
+        return
     frames: dict[object, str] = {}
-    for event in logs.events if any(event.sign and event.sign.frame for event in logs.events) else ():
-        writer = event.line.source.shown, event.line.rank, event.line.local_rank, event.line.node
-        if event.kind == "frame":
+    steps = (line for tail in logs.tails for line in reversed(tail.lines) if is_of_training(line.text))
+    trained = {_writer(line): line.number for line in steps}  # of each the first
+    for event in logs.events:
+        writer = _writer(event.line)
+        if event.kind == "traceback":
+            frames.pop(writer, None)
+        elif event.kind == "frame":
             frames[writer] = event.values["file"]
-        elif event.sign and event.sign.frame and not re.search(event.sign.frame, frames.get(writer, "")):
-            yield event
+        elif event.sign and event.sign.frame:
+            is_there = re.search(event.sign.frame, frames.get(writer, "")) is not None
+            if not is_there or trained.get(writer, sys.maxsize) < event.line.number:
+                yield event
+
+
+def _writer(line: Line) -> object:
+    return line.source.shown, line.rank, line.local_rank, line.node

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from allranks.facts.fact import NOBODY, Who
 from allranks.why.logs.line import Line
 from allranks.why.logs.log_events import LogEvent, Logs
+from allranks.why.logs.sources import list_jobs
 
 MAX_RANKS = 1 << 20
 FEW = 4
@@ -195,7 +196,9 @@ def _find_file_ranks(logs: Logs) -> dict[str, int]:
     A number in a name may be anything: a node, a part, a day, a run. So none of these files may say another rank.
     """
     told: dict[str, set[int]] = {
-        tail.source.shown: set() for tail in logs.tails if tail.source.rank is None and tail.source.local_rank is None
+        tail.source.shown: set()
+        for tail in logs.tails
+        if (tail.source.rank, tail.source.local_rank) == (None, None) and not list_jobs([tail.source])
     }
     for line in (*(event.line for event in logs.events), *(line for tail in logs.tails for line in tail.lines)):
         if line.rank is not None and line.source.shown in told:

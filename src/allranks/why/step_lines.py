@@ -12,6 +12,8 @@ _TRAINS = re.compile(
 )
 NUMBER = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 """Of a step."""
+_CHECKS = re.compile(r"(?i)(?<![a-z])(?:eval|valid|val(?![a-z])|test)")
+"""Of a step that is none of the training."""
 _TRAINS_WORDS = ("loss", "step", "iter", "it/s", "s/it")
 """One of these is in each of them: to look for words takes a fifth of the time."""
 
@@ -21,3 +23,8 @@ def is_step(text: str) -> bool:
     """Whether a line reports a step of the training. Cached: thousands of ranks end alike."""
     words = text.lower()
     return any(word in words for word in _TRAINS_WORDS) and _TRAINS.search(text) is not None
+
+
+def is_of_training(text: str) -> bool:
+    """Whether a line reports a step of the training, and neither SLURM's nor one of an evaluation."""
+    return is_step(text) and SLURM.search(text) is None and _CHECKS.search(text) is None
