@@ -41,7 +41,8 @@ def explain_process(items: Sequence[Item]) -> None:
             reasons = (broke,)
         elif item.sort is Sort.END:
             is_gone_later = lost is not None and lost.sort is Sort.GONE and sooner(item, lost)
-            reasons = broke, None if item.fact.signal == SIGKILL or is_gone_later else lost, away, end
+            is_own_loss = item.fact.signal != SIGKILL and not is_gone_later
+            reasons = broke, lost if is_own_loss else None, None if item.is_first else order, away, end
         elif item.sort is Sort.ABSENT:
             reasons = (broke, lost if _is_elsewhere(item, lost) else None) if lost is not None else (broke, ended)
         elif item.sort is Sort.ORDER:

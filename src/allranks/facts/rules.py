@@ -87,6 +87,8 @@ def may_be_its_own(reason: Item, effect: Item) -> bool:
         return False
     if reason.is_weak and not (reason.fact.said is Said.SELF and sooner(reason, effect)):
         return False
+    if not mine and reason.fact.confidence is Confidence.UNDECIDED:  # of anybody, who may have gone on
+        return False
     numbers = {who.local_rank if who.rank is None else who.rank for who in (mine, its)}
     return bool(mine.node or its.node) or None in numbers or len(numbers) == 1
 
@@ -99,8 +101,8 @@ def _is_same_end(reason: Item, effect: Item) -> bool:
 def ends_others(reason: Item, effect: Item) -> bool:
     """Whether another process's end explains one that gives no reason itself."""
     if reason.sort is Sort.BREAK:
-        is_own = effect.fact.signal == SIGKILL or effect.is_first  # unless it certainly came later
-        if is_own and reason.kind is not FactKind.SCHEDULER_END:
+        is_of_others = effect.fact.signal == SIGKILL or effect.is_first  # only what was before it can be why
+        if is_of_others and reason.kind is not FactKind.SCHEDULER_END:
             return sooner(reason, effect)
         return not_later(reason, effect) and not_after(reason, effect)
     mine, its = ((not end.is_first, end.fact.signal == SIGABRT) for end in (reason, effect))

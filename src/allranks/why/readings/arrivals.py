@@ -192,7 +192,7 @@ def read_dials(reader: FactReader) -> Iterator[Fact]:
         [event.line for event in reports.values()],
         f"{fold_ranks(reports)} do not reach {', '.join(sorted({told['remote'] for told in values}))}: {error}",
         ranks=ranks,
-        confidence=Confidence.LIKELY if ranks or len(common) == 1 else Confidence.UNDECIDED,
+        confidence=Confidence.LIKELY if ranks or (is_down and len(common) == 1) else Confidence.UNDECIDED,
         things=tuple(f"address {address}" for address in common),
         ask="run allranks check on the same nodes: it tests every pair and names the link",
     )
