@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from allranks.state.truth import ops as ops_module
 from allranks.state.truth.fingerprint import fingerprint
-from allranks.state.truth.first_difference import find_first
+from allranks.state.truth.first_difference import DifferenceKind, find_first
 from allranks.state.truth.op_file import BATCH, Op
 from allranks.state.truth.ops import SMALL_BYTES, OpRecorder
 
@@ -132,7 +132,7 @@ def test_the_batch_and_python_numbers_are_recorded() -> None:
     other = record(lambda: torch.ones(2).mul_(0.25), batch=(torch.ones(2), "text"))
     difference = find_first({0: found}, {0: other})
     assert difference is not None
-    assert difference.kind in ("setting", "input")
+    assert difference.kind in (DifferenceKind.SETTING, DifferenceKind.INPUT)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch, when it imports the compiler

@@ -54,7 +54,7 @@ def test_a_generator_that_moved_on_is_named_with_its_rank() -> None:
 def test_a_generator_that_begins_elsewhere_is_named_once_something_else_differs() -> None:
     unseeded = struck(record(), "generator/torch")
     found = part(record(), unseeded)
-    assert (found.until, found.elsewhere) == (None, (Differing("generator/torch", (0,)),))
+    assert (found.until, found.differing) == (None, (Differing("generator/torch", (0,)),))
     found = part(record(), struck(dict(unseeded), "part/model", since=4))
     assert [own.column for own in found.differing] == ["generator/torch", "part/model"]
 

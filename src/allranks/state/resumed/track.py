@@ -395,8 +395,9 @@ class Tracked:
             return stall
 
     def _note(self, *, is_saved: bool = False) -> None:
-        sharded = self._comparing.is_sharded
-        self._trace.note(self.step, self._comparing.numbers, is_sharded=sharded, is_saved=is_saved)
+        seen = self._comparing
+        about = {"is_sharded": seen.is_sharded, "healed": len(seen.healed)}
+        self._trace.note(self.step, seen.numbers, is_saved=is_saved, **about)
 
     def _wait(self) -> bool:
         self._trace.flush()

@@ -5,7 +5,7 @@
 
 Rank 0 records a number for each tracked part; each rank records one for each generator of random numbers and one for
 its batch. Rows are written every FLUSH_S and with each save, so a slow directory delays a step as a print does. What
-cannot be written costs the record, never a step. A run that resumes cuts what lies behind the step of its checkpoint.
+cannot be written costs the record, never a step.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from allranks.files.folder import Folder
 from allranks.model.membership import Membership
 from allranks.model.setting import Setting
 from allranks.report.mask import mask_setting
-from allranks.report.text import say
 from allranks.state.resumed import rng
-from allranks.state.truth import trace_file
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import hash_bytes, hash_text
-from allranks.state.truth.trace_file import OtherFormatError, TraceRow
+from allranks.state.truth.trace_file import FOLDER, PREFIXES, TraceRow, file_name, is_recorded, to_bytes
 
 FLUSH_S = 10.0
 _ANEW = ("_ID", "_PORT", "_FD", "_PID", "_FILE", "_COUNT", "_RESTARTS")
@@ -54,35 +52,35 @@ class Trace:
     def __init__(self, directory: Path, membership: Membership, experiment: Mapping[str, Any]) -> None:
         self._directory, self._membership = directory, membership
         self._about = {**experiment, "world_size": membership.world_size, "is_sharded": False, "is_compiled": False}
-        self._about |= describe_machine() | {"call": next(_calls)}
+        self._about |= describe_machine() | {"call": next(_calls), "healed": 0}
         self._rows = list[TraceRow]()
-        self._num_written = 0
-        """Of `_rows`, the first ones are in the file."""
-        self._is_file_old = True
+        """That are not written yet."""
+        self._told: Mapping[str, Any] | None = None
+        """Of the last row that is written."""
+        self._last_step = -1
         self._pending: tuple[int, dict[str, int]] | None = None
         self._flushed_s = time.monotonic()
-        self._is_begun = self._is_flush_due = False
+        self._is_flush_due = False
 
     @property
     def is_of_first_call(self) -> bool:
         """Whether it belongs to the first `track` of this process."""
         return not self._about["call"]
 
-    def note(self, step: int, numbers: Mapping[str, int], *, is_sharded: bool = False, is_saved: bool = False) -> None:
+    def note(self, step: int, numbers: Mapping[str, int], *, is_saved: bool = False, **about: int) -> None:
         """Record a boundary.
 
         Args:
             numbers: of the state here, by name; those of rank 0 count.
             is_saved: it is that of a checkpoint: have the rows so far written with the next batch.
+            about: what has changed of this training: `is_sharded`, `healed`.
         """
         self._is_flush_due |= is_saved
-        self._about["is_sharded"] |= is_sharded
-        if not self._is_begun:
-            self._begin(step)
+        self._about |= about
         if self._pending is not None and self._pending[0] == step:
             return
         self._commit()
-        if self._rows and self._rows[-1].step == step:  # saved between the last fetch and its step
+        if step == self._last_step or not (is_saved or is_recorded(step)):  # saved between the last fetch and its step
             return
         by_part: dict[str, dict[str, int]] = {}
         for name, number in numbers.items() if self._membership.is_leader else ():
@@ -98,56 +96,29 @@ class Trace:
             self._pending[1]["batch"] = _combine(Contents.of({"batch": as_data(batches)}).numbers())
         self._commit()
         if self._is_flush_due or time.monotonic() - self._flushed_s >= FLUSH_S:
-            self._write()
+            self.flush()
 
     def flush(self) -> None:
-        """Write all rows: the steps are over."""
+        """Write all rows; those that cannot be written stay for the next time."""
         self._commit()
-        self._write()
-
-    def _begin(self, step: int) -> None:
-        """Take up the rows of the runs before, up to the step that comes now."""
-        self._is_begun = True
-        name = trace_file.file_name(self._membership.rank)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            data = Folder.at(self._directory / trace_file.FOLDER).read(name, at_most=trace_file.MAX_BYTES)
-            try:
-                self._rows = [row for row in trace_file.parse_rows(data) if row.step < step]
-            except OtherFormatError as exc:
-                if self._membership.is_leader:
-                    say(f"the record for `allranks diff` begins anew at step {step}: the steps before have {exc}")
-        atexit.register(self.flush)
+        self._flushed_s, self._is_flush_due = time.monotonic(), False
+        if not self._rows:
+            return
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with Folder.at(self._directory).make(FOLDER).append(file_name(self._membership.rank)) as file:
+                file.write(to_bytes(self._rows, self._told))
+            self._told = self._rows[-1].about
+            self._rows.clear()
 
     def _commit(self) -> None:
         if self._pending is None:
             return
-        (step, numbers), self._pending = self._pending, None
+        if self._last_step < 0:
+            atexit.register(self.flush)
+        (self._last_step, numbers), self._pending = self._pending, None
         self._about["is_compiled"] |= _has_compiled()
-        self._rows.append(TraceRow(step, numbers, dict(self._about)))
-        if len(self._rows) > trace_file.MOST_ROWS:
-            self._rows, self._is_file_old = trace_file.thin(self._rows), True
-
-    def _write(self) -> None:
-        self._flushed_s, self._is_flush_due = time.monotonic(), False
-        if not self._is_file_old and self._num_written == len(self._rows):
-            return
-        name = trace_file.file_name(self._membership.rank)
-        try:
-            folder = self._open()
-            if self._is_file_old:
-                folder.write_whole(name, trace_file.to_bytes(self._rows))
-            else:
-                after = self._rows[self._num_written - 1] if self._num_written else None
-                with folder.append(name) as file:
-                    file.write(trace_file.to_bytes(self._rows[self._num_written :], after))
-            self._is_file_old = False
-        except OSError:
-            self._is_file_old = True
-        self._num_written = len(self._rows)
-
-    def _open(self) -> Folder:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        return Folder.at(self._directory).make(trace_file.FOLDER)
+        self._rows.append(TraceRow(self._last_step, numbers, dict(self._about)))
 
 
 def _combine(numbers: Mapping[str, int]) -> int:
@@ -192,7 +163,7 @@ def as_data(value: Any, depth: int = 5) -> Any:
 def describe_machine() -> dict[str, Any]:
     """Return the hardware of this process, how it was started, and the variables that change what it computes."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else ""
-    own = {name for name in os.environ if name.startswith(trace_file.PREFIXES) and not name.endswith(_ANEW)}
+    own = {name for name in os.environ if name.startswith(PREFIXES) and not name.endswith(_ANEW)}
     settings = (mask_setting(Setting(name, os.environ[name], reason="", source="")) for name in sorted(own))
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return {
