@@ -20,8 +20,8 @@ from allranks.model.finding import Confidence
 from allranks.state.resumed import rng
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.corruption import OnCorruption, describe_gradients, error_that_names
-from allranks.state.truth.odd_one import ReplicaReport, find_outvoted, teams_of
+from allranks.state.truth.corruption import OnCorruption, ReplicaError, describe_gradients
+from allranks.state.truth.odd_one import ReplicaReport, teams_of
 from allranks.state.truth.replay_run import Attribute, check, pack, run, try_out
 from state.test_loops import tracked
 from state.truth.test_flips import SCRIPTS, run_lives
@@ -188,17 +188,10 @@ REPORTS = [ReplicaReport(entries={}, node="n07", device="GPU-1")] * 8
 )
 def test_the_guard_reads_whom_the_words_name(told: Any, ranks: Any, right: Any, words: str, named: NamedRanks):
     how: Any = {"is_decided": bool(right), "policy": OnCorruption.ROLL_BACK, "verified": 30}
-    error = error_that_names("AR611", describe_gradients(told, ranks, right, 40, REPORTS), ranks, REPORTS, **how)
+    error = ReplicaError("AR611", describe_gradients(told, ranks, right, 40, REPORTS), ranks, REPORTS, **how)
     assert str(error).startswith(f"allranks: AR611 wrong-arithmetic: {words}; may go on from")
     assert read_named("AR611", str(error)) == named
     assert (error.exit_code, error.finding.ranks) == (75, named.ranks)  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("values", "odd"), [("aab", {2}), ("baa", {0}), ("abc", set()), ("ab", set()), ("aabb", set()), ("abaca", {1, 3})]
-)
-def test_more_than_half_of_a_team_decide(values: str, odd: set[int]):
-    assert find_outvoted(dict(enumerate(map(ord, values)))) == odd
 
 
 # One rank: what is sent, and put back

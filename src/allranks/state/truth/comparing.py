@@ -34,14 +34,15 @@ from allranks.state.resumed.telling import add_event
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.corruption import OnCorruption, describe_bits, error_that_names
+from allranks.state.truth.corruption import OnCorruption, ReplicaError, describe_bits
 from allranks.state.truth.difference import Difference
 from allranks.state.truth.fingerprint import hash_text
 from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
-from allranks.state.truth.learner import Learner
 from allranks.state.truth.odd_one import (
     DifferingTensor,
+    Learner,
     ReplicaReport,
+    Seen,
     TensorReport,
     find_updates,
     groups_of,
@@ -232,16 +233,15 @@ class Comparing:
 
     def exchange(self) -> list[ReplicaReport]:
         """Return who all ranks are, and which of them compute the same bits; all ranks call it together."""
-        contents = Contents.of(self._read())
-        return Difference(self._talks, contents, {}, _describe_group(contents)).reports
+        return self._exchange({}).reports
 
     def accuse(
         self, cause_id: str, what: str, ranks: Sequence[int], reports: Sequence[ReplicaReport], *, is_decided: bool
     ) -> AllranksError:
-        """Return what all ranks raise; the arguments are those of `error_that_names`."""
+        """Return what all ranks raise; the arguments are those of `ReplicaError`."""
         verified, *_ = self._talks.gather(self._roll_back())  # rank 0's: others may not have heard of that checkpoint
         told: Any = {"is_decided": is_decided, "policy": self._policy, "verified": verified}
-        return as_raised(error_that_names(cause_id, what, ranks, reports, **told))
+        return as_raised(ReplicaError(cause_id, what, ranks, reports, **told))
 
     # The words
 
@@ -280,33 +280,31 @@ class Comparing:
         self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
         found = self._exchange(self.numbers)
         judged = judge(found.reports, is_loaded=self._known is not None)
-        self._learner.drop(judged.not_replicated)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
             self._tell(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
-        self._tell_unlike(judged.not_replicated)
-        if suspects := judged.suspects:
-            counts = found.count(suspects)
-            updated = find_updates(suspects, counts)
-            self._learner.drop(updated)
-            self._tell_unlike(updated, f" from step {step} on")
-            if suspects := tuple(own for own in suspects if own.name not in updated):
-                what = describe_bits(suspects, counts, found.reports, step=step, equal_step=self.equal_step)
-                if not self._heal(found, suspects, what, step):
-                    raise self._error(what, suspects[0], found.reports)
+        self._leave_out(judged.not_replicated)
+        frozen = [own for own in judged.suspects if own.is_frozen]
+        updated = find_updates(frozen, found.count(frozen))
+        self._leave_out(updated, f" from step {step} on")
+        if suspects := [own for own in judged.suspects if own.name not in updated]:
+            (count,) = found.count(suspects[:1]).values()
+            what = describe_bits(suspects, count, found.reports, step=step, equal_step=self.equal_step)
+            if not self._heal(found, suspects, what, step):
+                raise self._error(what, suspects[0], found.reports)
         if self._known is None:
             self._agree(step)
 
     def _examine_before(self) -> None:
         """Gradients were not finite: compare what the ranks had before the update with them."""
         (seen_at, before), name = self._finite.take(), self._finite.find_bad_parameter()
-        blind = None if before else f"rank {self._membership.rank} did not see it"
-        reports = self._exchange(before or {}, group=blind).reports
+        group = self._own_group if before else f"rank {self._membership.rank} did not see it"
+        reports = self._tell_all(before or {}, group).reports
         found = self._talks.gather((seen_at, name))
         step, name = max(seen for seen, _ in found), next((own for _, own in found if own), "")
         if suspects := judge(reports).suspects:
-            what = describe_bits(suspects, {}, reports, step=step, equal_step=self.equal_step)
+            what = describe_bits(suspects, None, reports, step=step, equal_step=self.equal_step)
             raise self._error(what, suspects[0], reports)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
@@ -339,25 +337,24 @@ class Comparing:
     def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
         return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
 
-    def _exchange(self, numbers: Mapping[str, int], *, group: str | None = None) -> Difference:
-        known, forms = self._known, self._contents.forms()
-        entries = {
-            name: TensorReport(
-                number=numbers[name],
-                standing=self._learner.known(name)[1],
-                is_changed=numbers[name] != (known[name] if known else self._learner.known(name)[0]),
-                form=forms.get(name),
-            )
-            for name in self._learner.compared(numbers if known is None else known)
-        }
-        if group is None:
-            self._own_group = _describe_group(self._contents)  # the script may have set another number of threads
-        found = Difference(self._talks, self._contents, entries, group or self._own_group)
-        if group is None:
-            self._groups = sorted({report.group for report in found.reports})
+    def _exchange(self, numbers: Mapping[str, int]) -> Difference:
+        """Have all ranks tell what they have, and who they are: a script may have set another number of threads."""
+        self._own_group = _describe_group(self._contents)
+        found = self._tell_all(numbers, self._own_group)
+        self._groups = sorted({report.group for report in found.reports})
         return found
 
-    def _tell_unlike(self, names: Sequence[str], since: str = "") -> None:
+    def _tell_all(self, numbers: Mapping[str, int], group: str) -> Difference:
+        forms, known = self._contents.forms(), self._known
+        seen = {name: Seen(number) for name, number in known.items()} if known else self._learner.seen
+        entries = {
+            name: TensorReport(numbers[name], seen.get(name, Seen()), forms.get(name))
+            for name in self._learner.compared(numbers if known is None else known)
+        }
+        return Difference(self._talks, self._contents, entries, group)
+
+    def _leave_out(self, names: Sequence[str], since: str = "") -> None:
+        self._learner.dropped |= {*names}
         if names:
             what = f"{count_of(len(names), 'tensor')} ({_some(names)})"
             self._tell(f"not replicated{since}: {what}; not compared between ranks")

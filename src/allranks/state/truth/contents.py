@@ -76,14 +76,6 @@ class Contents:
             self.tensors[path] = tensor
 
 
-def differing_elements(own: Tensor, other: Tensor) -> int:
-    """Return how many elements of two tensors of one dtype and shape have other bits."""
-    if not own.numel():
-        return 0
-    bits = [one.resolve_conj().resolve_neg().reshape(-1, 1).contiguous().view(torch.uint8) for one in (own, other)]
-    return int((bits[0] != bits[1]).view(own.numel(), -1).any(1).sum())
-
-
 def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping | list | tuple):
         for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):

@@ -30,7 +30,7 @@ from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import describe_gradients
 from allranks.state.truth.fingerprint import hash_text
-from allranks.state.truth.odd_one import ReplicaReport, find_alike, groups_of, teams_of
+from allranks.state.truth.odd_one import ReplicaReport, find_majority, groups_of, teams_of
 from allranks.state.truth.replay_run import Attribute, Replayed, check, pack, run, try_out
 
 NOBODY_ALIKE = "no two ranks have the same hardware, torch and number of threads"
@@ -151,7 +151,7 @@ class Replay:
     def _judge(self, step: int, told: Mapping[int, Mapping[str, int]], reports: Sequence[ReplicaReport]) -> None:
         """Name who computed wrongly in a team, given the numbers of its gradients; the first rank's batch it was."""
         values = {rank: _as_one(numbers) for rank, numbers in told.items()}
-        right = find_alike(values)
+        right = find_majority(values)
         if len({*values.values()}) == len(told) > 2:
             self._end(f"{fold_ranks(told)} computed different gradients at step {step}: the model is not deterministic")
             return
