@@ -56,7 +56,7 @@ def comparing_of(
 ) -> Comparing:
     parts: Any = SimpleNamespace(state=read, optimizers=[], parameters=lambda: read()["model"])
     checkpoints: Any = SimpleNamespace(roll_back=lambda: verified, directory=Path("/nowhere"))
-    return Comparing(parts, checkpoints, policy=policy, talks=talks, say=say)
+    return Comparing(parts, checkpoints, policy=policy, talks=talks, say=say if talks.membership.is_leader else str)
 
 
 def state_of_training() -> State:

@@ -105,9 +105,9 @@ class Tracked:
         self._every, self._accumulates = every, accumulates
         self._telling = Telling(cell, log=log, is_leader=membership.is_leader)
         self._agreement = Agreement(membership, device=device or torch.device("cpu"))
-        self._comparing = Comparing(
-            self._parts, checkpoints, policy=OnCorruption.parse(on_corruption), talks=self._agreement, say=say
-        )
+        told: Any = {"talks": self._agreement, "say": say if membership.is_leader else lambda _: None}
+        policy = OnCorruption.parse(on_corruption)
+        self._comparing = Comparing(self._parts, checkpoints, policy=policy, **told)
         if on_corruption and membership.world_size == 1:
             say(f"on_corruption={on_corruption!r} has no effect: one rank has no replica, a rank with the same state")
         self._trace = Trace(checkpoints.directory, membership, self._experiment)
@@ -115,7 +115,6 @@ class Tracked:
         self._averaging, self._compressors = Averaging(parts, membership), Compressors(parts)
         self._losses = Losses(membership, checkpoints, step=lambda: self.step, on_loss=on_loss)
         asked = replay is not None or replay_every is not None
-        told: Any = {"talks": self._agreement, "say": say}
         self._replay = (
             Replay(replay, replay_every, self._parts, self._averaging, self._comparing, **told) if asked else None
         )

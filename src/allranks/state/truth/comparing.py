@@ -79,7 +79,7 @@ class Comparing:
         parts: that are tracked.
         policy: what becomes of the job when a replica differs.
         talks: with all ranks.
-        say: takes what rank 0 tells.
+        say: takes what is to be told, on rank 0.
     """
 
     def __init__(
@@ -89,39 +89,37 @@ class Comparing:
         *,
         policy: OnCorruption,
         talks: Agreement,
-        say: Callable[[str], None],
+        say: Callable[[str], object],
     ) -> None:
-        self._read, self._policy, self._membership = parts.state, policy, talks.membership
+        self._read, self._policy, self._talks, self._say = parts.state, policy, talks, say
+        self._membership, self._directory = talks.membership, checkpoints.directory
+        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
         self._ruined: int | None = None
         """Step at which parameters became NaN or infinite in an earlier life of this training."""
-        self._is_said = False
-        self._check_s = 0.0
-        self._is_verified = False
-        """Rank 0, which saves, is compared with another rank."""
-        self._talks, self._directory, self._say = talks, checkpoints.directory, say
-        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
-        self._learner = Learner()
+        self._is_nan_said = self._is_verified = False
+        """Verified: rank 0, which saves, is compared with another rank."""
         self._is_on = self._membership.world_size > 1
-        self._num_checks = 0
-        self.is_sharded = False
-        """No rank has all of it."""
         self._groups: list[str] | None = None
         self._own_group = ""
-        self._contents = Contents()
+        self._contents, self._learner = Contents(), Learner()
         self.numbers: dict[str, int] = {}
         """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
         self._known: dict[str, int] | None = None
         """After a load: what the checkpoint says."""
-        self._exponent = 0
-        self._last: tuple[int, float] | None = None
-        """Step and end of the last check."""
-        self._proposed = 0
-        """Rank 0's next exponent."""
+        self._exponent = self._proposed = self._num_checks = 0
+        """The exponent of now, and the one that this rank would have next."""
+        self._last_step, self._last_s, self._check_s = -1, 0.0, 0.0
+        """Step and end of the last check, and how long it took."""
         self.equal_step: int | None = None
         """At which all ranks were equal the last time."""
         self.healed: list[dict[str, Any]] = []
         """Tensors that got the bits of other ranks in this training: it is no longer the undisturbed one."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no rank has all of it."""
+        return any(place != -1 for places in self._contents.shards for place in places)
 
     def looks(self, step: int) -> bool:
         """Return whether this rank's gradients were not finite since the last talk."""
@@ -133,10 +131,8 @@ class Comparing:
         Args:
             is_synchronized: all ranks should have the same weights now.
         """
-        is_due = self._last is None or self._num_checks < FIRST_CHECKS
-        is_due = is_due or step >> self._exponent != self._last[0] >> self._exponent  # type: ignore[index]
-        has_moved = self._last is None or step != self._last[0]
-        return self._words_now() if is_synchronized and is_due and has_moved else ()
+        is_due = self._num_checks < FIRST_CHECKS or step >> self._exponent != self._last_step >> self._exponent
+        return self._words_now() if is_synchronized and is_due and step != self._last_step else ()
 
     def compare_now(self, step: int) -> None:
         """Compare the replicas, due or not; raises as `heard` does."""
@@ -146,12 +142,11 @@ class Comparing:
         """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
         began_s = time.monotonic()
         self._contents = Contents.of(self._read())
-        self.is_sharded = any(place != -1 for places in self._contents.shards for place in places)
         if self._is_on and self._groups is None:
             self._meet()
         self.numbers = self._contents.numbers() if self._is_on or self._membership.is_leader else {}
         if not self._is_on:
-            self._contents = Contents()  # what was gathered takes memory
+            self._contents.tensors.clear()  # what was gathered takes memory
         self._check_s = time.monotonic() - began_s
 
     def heard(self, step: int, largest: Sequence[int], *, looks: bool = False) -> bool:
@@ -173,13 +168,11 @@ class Comparing:
             self._agree(step)
         elif said:
             self._examine(step)
-        if self._membership.is_leader:
-            now_s = time.monotonic()
-            if self._last is not None and step > self._last[0]:
-                step_s = (now_s - self._last[1] - self._check_s) / (step - self._last[0])
-                wanted = choose_exponent(self._check_s + RECORD_S, step_s)
-                self._proposed = min(wanted, self._exponent + MOST_MORE)
-        self._last = step, time.monotonic()
+        now_s = time.monotonic()
+        if step > self._last_step >= 0:
+            step_s = (now_s - self._last_s - self._check_s) / (step - self._last_step)
+            self._proposed = min(choose_exponent(self._check_s + RECORD_S, step_s), self._exponent + MOST_MORE)
+        self._last_step, self._last_s = step, now_s
         return True
 
     def loaded(self, step: int, parts: Collection[str], common: Mapping[str, Any]) -> None:
@@ -195,7 +188,7 @@ class Comparing:
         self._ruined, *_ = self._talks.gather(read_ruined(self._directory) if self._membership.is_leader else None)
         if self._is_on:
             self.measure()
-        if self._is_on:  # some ranks may be compared
+        if self._is_on:  # measured, some ranks can be compared
             of_parts = {name: own for name, own in self.numbers.items() if name.partition("/")[0] in parts}
             self._known = of_parts if known is None else {name: known[name] for name in of_parts if name in known}
             if not _are_equal(self._talks.largest(*self._said())):
@@ -263,16 +256,12 @@ class Comparing:
 
     def _meet(self) -> None:
         """Find out which ranks can be compared; once, all ranks together."""
-        self._own_group = _describe_group(self._contents)
-        found = self._talks.gather(self._own_group)
-        self._groups = sorted({*found})
-        groups = groups_of([ReplicaReport(entries={}, group=group) for group in found])
+        groups = groups_of(self._exchange({}).reports)
         self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
         if not self._is_on:
-            self._tell("the ranks are not compared with each other: none has a replica, a rank with the same state")
-        elif self._contents.unwatched:
-            names = self._contents.unwatched
-            self._tell(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
+            self._say("the ranks are not compared with each other: none has a replica, a rank with the same state")
+        elif names := self._contents.unwatched:
+            self._say(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
 
     # Where they differ
 
@@ -282,7 +271,7 @@ class Comparing:
         judged = judge(found.reports, is_loaded=self._known is not None)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
-            self._tell(f"at step {step} most tensors differ between all ranks: they are not compared any more")
+            self._say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
         self._leave_out(judged.not_replicated)
         frozen = [own for own in judged.suspects if own.is_frozen]
@@ -311,12 +300,10 @@ class Comparing:
         if ruined and step == self._ruined:
             text = f"{ruined}, as before the checkpoint was loaded: a restart does not help"
             raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
-        if not self._is_said:
+        if not self._is_nan_said:
             equal = ", on all ranks alike" if self._is_on and groups_of(reports) else ""
-            self._tell(
-                f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision"
-            )
-        self._is_said = True
+            self._say(f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision")
+        self._is_nan_said = True
         if ruined and self._membership.is_leader:
             write_ruined(self._directory, step)
 
@@ -331,7 +318,7 @@ class Comparing:
         self.healed.append({"step": step, "names": names, "ranks": ranks})
         if self._membership.is_leader:
             add_event("healed", step=step, ranks=ranks, tensors=names)
-        self._tell(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
+        self._say(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
         return True
 
     def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
@@ -357,11 +344,7 @@ class Comparing:
         self._learner.dropped |= {*names}
         if names:
             what = f"{count_of(len(names), 'tensor')} ({_some(names)})"
-            self._tell(f"not replicated{since}: {what}; not compared between ranks")
-
-    def _tell(self, text: str) -> None:
-        if self._membership.is_leader:
-            self._say(text)
+            self._say(f"not replicated{since}: {what}; not compared between ranks")
 
 
 def _are_equal(largest: Sequence[int]) -> bool:

@@ -36,7 +36,6 @@ from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import can_watch, hash_bytes, hash_text, on_one_device
 from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue
-from allranks.state.truth.trace import as_data
 
 _OVERWRITES = frozenset((
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_",
@@ -128,7 +127,7 @@ class OpRecorder(EagerMode):
         """Take in the batch of the step; called before this is entered."""
         inputs, settings = list[tuple[str, int]](), ""
         with contextlib.suppress(Exception):  # as in the record: an object of the script that cannot be read
-            found = Contents.of({BATCH: as_data(batches)})
+            found = Contents.of({BATCH: batches})
             inputs = self._number(found.tensors.values())
             settings = ", ".join(f"Python values {hash_text(*own):x}" for own in found.texts.values())
         self._rows.append((BATCH, "", "", inputs, [], settings, _generators()))

@@ -83,18 +83,17 @@ class Replay:
             ReplicaError: one rank computes other gradients than the rest, or the weights are not equal.
         """
         self._is_due |= step % self._every == 0
-        is_wanted = self._groups is None or self._is_due
-        if not self._is_on or not is_wanted or not self._averaging.is_synchronized:
+        if not self._is_on or not (self._groups is None or self._is_due) or not self._averaging.is_synchronized:
             return
         self._averaging.rebuild_buckets()
-        if why := self._comparing.why_apart([*self._parts.parameters()]):
-            self._end(why)
-            return
-        if self._groups is None:
+        why = self._comparing.why_apart([*self._parts.parameters()])
+        if not why and self._groups is None:
             self._try(batch)
-        if self._is_due and self._is_on:
+        if why or not self._groups:
+            self._end(why or NOBODY_ALIKE)
+        elif self._is_due:
             self._is_due = False
-            self._repeat(step, batch)
+            self._repeat(step, batch, self._groups)
 
     def _try(self, batch: Any) -> None:
         why, error = "", None
@@ -111,12 +110,9 @@ class Replay:
         if refused := [rank for rank, own in enumerate(told) if own]:
             where = "" if len(refused) == len(told) else f"on rank {refused[0]} "
             raise as_raised(UsageError(f"track(replay=): {where}{told[refused[0]].removeprefix('track(replay=): ')}"))
-        if not self._groups:
-            self._end(NOBODY_ALIKE)
 
-    def _repeat(self, step: int, batch: Any) -> None:
-        assert self._groups is not None
-        teams = teams_of(self._groups, self._num_equal)
+    def _repeat(self, step: int, batch: Any, groups: list[list[int]]) -> None:
+        teams = teams_of(groups, self._num_equal)
         own = next((team for team in teams if self._rank in team), ())
         numbers, error = self._compute(own, batch) if own else ({}, None)
         said = self._talks.gather((_as_one(numbers), error is not None))
@@ -129,16 +125,10 @@ class Replay:
             return
         num_healed = len(self._comparing.healed)
         self._comparing.compare_now(step)
-        reports, groups = self._comparing.exchange(), self._groups
+        reports = self._comparing.exchange()
         self._groups = groups_of(reports)
-        if why := self._comparing.why_apart([*self._parts.parameters()]):
-            self._end(why)
-        elif not self._groups:
-            self._end(NOBODY_ALIKE)
-        elif self._groups != groups:  # that is the reason
+        if self._groups != groups or len(self._comparing.healed) > num_healed:  # that is the reason
             self._num_equal = 0
-        elif len(self._comparing.healed) > num_healed:  # or that
-            return
         elif self._num_equal < PROVEN:
             self._end(
                 "the first replays already differ between ranks: f depends on the rank or on state that is not "
@@ -160,30 +150,23 @@ class Replay:
         raise self._comparing.accuse("AR611", what, ranks, reports, is_decided=bool(right))
 
     def _compute(self, team: Sequence[int], batch: Any) -> tuple[dict[str, int], Exception | None]:
-        """Return the numbers of the gradients of the batch of the team's first rank; none if it cannot be sent."""
+        """Return the numbers of the gradients of the batch of the team's first rank, or what went wrong."""
         owner, *others = team
-        parcel = b""
-        error: Exception | None = None
-        if self._rank != owner:
-            parcel = self._talks.receive(owner)
-        else:
-            try:
-                parcel = pack(batch, self._parts, self._changing)
-            except UsageError as exc:
-                error = as_raised(exc)
-            for other in others:
-                self._talks.send(parcel, other)
-        if parcel:
-            try:
-                return run(self._function, parcel, self._parts, self._averaging.unsynchronized), None
-            except Exception as exc:
-                error = exc
-        return {}, error
+        parcel, error = b"", None
+        try:
+            parcel = pack(batch, self._parts, self._changing) if self._rank == owner else self._talks.receive(owner)
+        except UsageError as exc:
+            error = as_raised(exc)
+        for other in others if self._rank == owner else ():
+            self._talks.send(parcel, other)
+        try:
+            return run(self._function, parcel, self._parts, self._averaging.unsynchronized) if parcel else {}, error
+        except Exception as exc:
+            return {}, exc
 
     def _end(self, why: str) -> None:
         self._is_on = False
-        if self._talks.membership.is_leader:
-            self._say(f"steps are not replayed: {why}")
+        self._say(f"steps are not replayed: {why}")
 
 
 def _as_one(numbers: Mapping[str, int]) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import itertools
 import os
 import platform
@@ -36,7 +35,6 @@ from allranks.state.truth.trace_file import FOLDER, PREFIXES, TraceRow, file_nam
 FLUSH_S = 10.0
 _ANEW = ("_ID", "_PORT", "_FD", "_PID", "_FILE", "_COUNT", "_RESTARTS")
 """How the names of variables end that are others in each run."""
-_PLAIN = (str, bytes, int, float, complex, type(None))
 _calls = itertools.count()
 """Of `track` in this process."""
 
@@ -93,7 +91,7 @@ class Trace:
         if self._pending is None:
             return
         with contextlib.suppress(Exception):  # an object of the script that cannot be read costs the record a number
-            self._pending[1]["batch"] = _combine(Contents.of({"batch": as_data(batches)}).numbers())
+            self._pending[1]["batch"] = _combine(Contents.of({"batch": batches}).numbers())
         self._commit()
         if self._is_flush_due or time.monotonic() - self._flushed_s >= FLUSH_S:
             self.flush()
@@ -141,23 +139,6 @@ def _has_compiled() -> bool:
     """Return whether this process has compiled code by torch.compile."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return bool(dynamo and getattr(dynamo, "counters", {}).get("stats", {}).get("unique_graphs"))
-
-
-def as_data(value: Any, depth: int = 5) -> Any:
-    """Return a batch as tensors and plain values: of an object its attributes, since its text may have its address."""
-    if isinstance(value, (torch.Tensor, *_PLAIN)) or hasattr(value, "tobytes"):
-        return value
-    if depth == 0:
-        return type(value).__qualname__
-    if isinstance(value, Mapping):
-        return {str(key): as_data(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_data(item, depth - 1) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, (as_data(item, depth - 1) for item in value)))
-    if dataclasses.is_dataclass(value):
-        return {own.name: as_data(getattr(value, own.name), depth - 1) for own in dataclasses.fields(value)}
-    return {type(value).__qualname__: as_data(getattr(value, "__dict__", None), depth - 1)}
 
 
 def describe_machine() -> dict[str, Any]:
