@@ -52,7 +52,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, timeout_s: floa
     records = [_read(place) for place in places]
     lacking = [str(place) for place, record in zip(places, records, strict=True) if 0 not in record]
     parting = find_parting(*records)
-    unlike = find_unlike(*records, parting.until)
+    unlike = find_unlike(records[0], records[1], parting.until)
     healed = [str(place) for place, record in zip(places, records, strict=True)
               if any(row.about.get("healed") for row in record.get(0, ()))]  # fmt: skip
     exit_code = Exit.USER_CODE if parting.until is not None else Exit.OK if parting.num_steps else Exit.UNKNOWN

@@ -32,10 +32,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from allranks.model.safe_text import as_utf8
-from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import can_watch, hash_bytes, hash_text, on_one_device
 from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue
+from allranks.state.truth.trace import find_generators
 
 _OVERWRITES = frozenset((
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_",
@@ -150,8 +150,7 @@ class OpRecorder(EagerMode):
             return func(*args, **kwargs)
         line, module = self._place()
         told = dict(zip(form.names, args, strict=False)) | kwargs
-        overwritten = form.overwritten | ({"tensors"} if _only_receives(form, told) else set())
-        read = [own for name, value in told.items() if name not in overwritten for own in _tensors(value)]
+        read = [own for name, value in told.items() if name not in form.overwritten for own in _tensors(value)]
         inputs = self._number(read)
         settings = ", ".join(text for name, value in told.items() if (text := _say_setting(name, value)))
         generator = _generators(told.get("generator")) if form.draws else ""
@@ -224,8 +223,6 @@ def _hash_small(tensor: Tensor) -> int:
 def _tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors of an argument whose bits can be read; of a sharded one this rank's shard."""
     if isinstance(value, Tensor):
-        if is_dtensor(value):
-            value = value._local_tensor
         if wait := getattr(value, "trigger_wait", None):  # the result of a functional collective
             value = wait()
         if is_traceable_wrapper_subclass(value):
@@ -245,15 +242,6 @@ def _say_setting(name: str, value: Any) -> str:
     return f"{name}{'=' * bool(name)}{value}" if isinstance(value, _PLAIN) else ""
 
 
-def _only_receives(form: _Form, told: Mapping[str, Any]) -> bool:
-    """Whether this rank gets a broadcast of another one."""
-    if form.short != "broadcast_":
-        return False
-    with contextlib.suppress(AttributeError, RuntimeError):
-        return bool(dist.ProcessGroup.unbox(told["process_group"]).rank() != told["root_rank"])
-    return False
-
-
 def _wait(form: _Form, result: Any) -> None:
     work = result[-1] if isinstance(result, tuple | list) and result else result
     if not isinstance(work, torch.ScriptObject) or form.short in ("send", "recv_", "recv_any_source_"):
@@ -265,7 +253,5 @@ def _wait(form: _Form, result: Any) -> None:
 def _generators(own: torch.Generator | None = None) -> str:
     if own is not None:
         return f"{hash_bytes(own.get_state().cpu().numpy().tobytes()):x}"
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return f"{hash_text(*(str(hash_bytes(state.numpy().tobytes())) for state in states)):x}"
+    told = find_generators()
+    return f"{told['torch']:x} {told.get('cuda', 0):x}"

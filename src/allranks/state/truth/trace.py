@@ -84,7 +84,7 @@ class Trace:
         for name, number in numbers.items() if self._membership.is_leader else ():
             by_part.setdefault(name.partition("/")[0], {})[name] = number
         told = {f"part/{part}": _combine(own) for part, own in by_part.items()}
-        self._pending = step, told | {f"generator/{name}": number for name, number in _generators().items()}
+        self._pending = step, told | {f"generator/{name}": number for name, number in find_generators().items()}
 
     def batch(self, batches: Sequence[Any]) -> None:
         """Take in the batch of the step that was recorded last, if none was told yet."""
@@ -123,7 +123,7 @@ def _combine(numbers: Mapping[str, int]) -> int:
     return hash_text(*(f"{name}={numbers[name]}" for name in sorted(numbers)))
 
 
-def _generators() -> dict[str, int]:
+def find_generators() -> dict[str, int]:
     """Return 64 bits of where each generator stands."""
     state = rng.capture()
     python, cpu, numpy = state["cpu"]

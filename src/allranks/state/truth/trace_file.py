@@ -101,7 +101,8 @@ def parse_rows(data: bytes) -> list[TraceRow]:
             continue
         told = msgspec.json.decode(text, type=_Head | tuple[int, dict[str, int]])
         if isinstance(told, tuple):
-            rows[told[0]] = TraceRow(*told, about)
+            step, numbers = told
+            rows[step] = TraceRow(step, numbers, about)
         elif told.format != FORMAT:
             raise OtherFormatError(f"format {told.format}, this allranks reads format {FORMAT}")
         else:
