@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli import complete
-from allranks.cli.options import json_option, timeout_option
+from allranks.cli.options import json_option
 from allranks.cli.progress_line import ProgressLine
 from allranks.model.errors import Exit, UsageError
 from allranks.report.text import count_of, printable, say
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 @click.argument("second", metavar="B", shell_complete=complete.jobs_or_paths)
 @click.option("--replay", "is_rerun", is_flag=True, help="Run both again, and name the first operation that differs.")
 @click.option("--yes", "is_sure", is_flag=True, help="With --replay: run both scripts without a question.")
-@timeout_option("--timeout", "timeout_s", waits_for="for the next step of a run, with --replay", default=600.0)
 @json_option
-def diff(first: str, second: str, is_rerun: bool, is_sure: bool, timeout_s: float, as_json: bool) -> int:
+def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) -> int:
     """Compare two runs bit by bit: name the steps between which they part, and what differs there.
 
     A and B are runs below runs/, directories of runs, or directories of checkpoints. `session()` records numbers that
@@ -64,7 +63,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, timeout_s: floa
     outcome: RerunOutcome | None = None
     if is_rerun and parting.until is not None:
         can_ask = not as_json and sys.stdin.isatty()
-        outcome = _run_again(places, records, parting, is_sure=is_sure, can_ask=can_ask, timeout_s=timeout_s)
+        outcome = _run_again(places, records, parting, is_sure=is_sure, can_ask=can_ask)
     if as_json:
         rows = [{"name": name, "a": a, "b": b} for name, a, b in unlike]
         document: dict[str, Any] = {"a": str(places[0]), "b": str(places[1]), **asdict(parting)}
@@ -72,7 +71,7 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, timeout_s: floa
         document |= {"replay": outcome and asdict(outcome)} if is_rerun else {}
         click.echo(json.dumps(document, indent=2))
     elif outcome is not None:
-        _print(describe_outcome(outcome, parting.num_ranks[0]))
+        _print(describe_outcome(outcome, parting.num_ranks))
     elif is_rerun and exit_code == Exit.USER_CODE:
         say("nothing was run")
     return exit_code
@@ -115,13 +114,7 @@ def _read(place: Path) -> Record:
 
 
 def _run_again(
-    places: Sequence[Path],
-    records: Sequence[Record],
-    parting: Parting,
-    *,
-    is_sure: bool,
-    can_ask: bool,
-    timeout_s: float,
+    places: Sequence[Path], records: Sequence[Record], parting: Parting, *, is_sure: bool, can_ask: bool
 ) -> RerunOutcome | None:
     """Run both again, and return what differs first; None: the user would rather not.
 
@@ -138,8 +131,6 @@ def _run_again(
     from allranks.state.truth.parting import row_at
 
     assert parting.until is not None
-    if parting.num_ranks[0] != parting.num_ranks[1]:
-        raise UsageError("diff --replay: runs of {} and {} ranks do other operations".format(*parting.num_ranks))
     if not is_sure and not can_ask:
         raise UsageError(
             "diff --replay runs both scripts, whatever else they do (files, uploads): to allow it, add --yes"
@@ -157,7 +148,7 @@ def _run_again(
     until = parting.until + is_in_batch  # the batch of a step is recorded beside what is there before it
     origin = f"the checkpoints of {starts[0].name.replace('_', ' ')}" if starts else "step 0 (they share no checkpoint)"
     say(
-        f"both are run again at once, by {count_of(parting.num_ranks[0], 'rank')} each on this machine, from {origin} "
+        f"both are run again at once, by {count_of(parting.num_ranks, 'rank')} each on this machine, from {origin} "
         f"up to step {until}; operations are recorded from "
         f"{'the beginning' if parting.since is None else f'step {parting.since}'} on, up to 20 times slower"
     )
@@ -165,16 +156,15 @@ def _run_again(
         return None
     first = SETUP if parting.since is None else parting.since
     try:
-        return rerun.Rerun(
-            runs, first=first, until=until, timeout_s=timeout_s, show=lambda text: line.write(f"allranks: {text}")
-        ).outcome()
+        both = rerun.Rerun(runs, first=first, until=until, show=lambda text: line.write(f"allranks: {text}"))
+        return both.outcome()
     finally:
         line.clear()
 
 
 def _say(parting: Parting, records: Sequence[Record], lacking: Sequence[str]) -> list[str]:
     left_out = [f"not compared  {parting.left_out}"] if parting.left_out else []
-    names = [differing.describe(parting.num_ranks[0]) for differing in parting.differing]
+    names = [differing.describe(parting.num_ranks) for differing in parting.differing]
     if lacking:
         return [f"cannot tell: no record beside the checkpoints in {place}" for place in lacking]
     if not parting.num_steps:
@@ -199,18 +189,16 @@ def describe_outcome(outcome: RerunOutcome, num_ranks: int) -> list[str]:
 
     lines = []
     for letter, own in outcome.unrepeated.items():
-        why = "its compiled code ran eager here" if letter in outcome.eager else "it is not deterministic"
-        lines.append(
-            f"run {letter} does not repeat its own record at step {own.until}: {why}: {say_names(own.differing)}"
-        )
+        why = "it is not deterministic, or has compiled code, which ran eager"
+        names = say_names(own.differing)
+        lines.append(f"run {letter} does not repeat its own record at step {own.until}: {why}: {names}")
     if outcome.difference is not None:
         at = "before step 0" if outcome.step == -1 else f"in step {outcome.step}"
         first, *more = outcome.difference.describe(num_ranks)
         return [*lines, f"first difference {at}: {first}", *more]
     if outcome.at_end.until is not None:
-        names = say_names(outcome.at_end.differing)
-        lines.append(f"no operation of torch differs; what differs at step {outcome.at_end.until}, was changed outside "
-                     f"of them: {names}")  # fmt: skip
+        what = f"what differs at step {outcome.at_end.until}, was changed outside of them"
+        lines.append(f"no operation of torch differs; {what}: {say_names(outcome.at_end.differing)}")
     else:
         lines.append(f"no difference between the replays; {count_of(outcome.num_steps, 'step')} compared")
     if outcome.num_left_out:

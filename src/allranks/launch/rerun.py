@@ -1,6 +1,6 @@
 """Runs two trainings again, on this machine, and compares their operations while they record them.
 
-    Rerun(runs, first=96, until=128, timeout_s=600.0, show=print).outcome()
+    Rerun(runs, first=96, until=128, show=print).outcome()
 
 Each run is a job of `allranks run` in a folder of its own below one scratch directory, and goes with it. They run at
 once: a step is compared as soon as both have recorded it, and its files are deleted. After the first difference they go
@@ -86,8 +86,6 @@ class RerunOutcome:
     """Operations that were not recorded, since a step had too many."""
     unrepeated: Mapping[str, Parting]
     """Runs that do not repeat their own record, and where not."""
-    eager: Sequence[str] = ()
-    """Runs that had compiled code, which ran eager here."""
     at_end: Parting
     """Where the records of both runs part."""
 
@@ -204,14 +202,11 @@ class Rerun:
     Args:
         first: from which step on operations are compared.
         until: the step before which that ends; both run up to it.
-        timeout_s: how long a run may take for its next step.
         show: takes what is being done now.
     """
 
-    def __init__(
-        self, runs: Sequence[StartedRun], *, first: int, until: int, timeout_s: float, show: Callable[[str], None]
-    ) -> None:
-        self._runs, self._steps, self._timeout_s, self._show = runs, range(first, until), timeout_s, show
+    def __init__(self, runs: Sequence[StartedRun], *, first: int, until: int, show: Callable[[str], None]) -> None:
+        self._runs, self._steps, self._show = runs, range(first, until), show
         self._num_ranks = runs[0].about["world_size"]
         self._inbox = SignalInbox()
         self._plans = list[RerunPlan]()
@@ -221,7 +216,7 @@ class Rerun:
         """Run both, and return what differs first; afterwards both have ended, and nothing of them is left.
 
         Raises:
-            SetupError: a run fails, or stands still.
+            SetupError: a run fails, or waits for the other one for too long.
             StoppedBySignal: somebody told this process to stop.
         """
         with contextlib.ExitStack() as left:
@@ -264,25 +259,19 @@ class Rerun:
             num_steps=num_steps,
             num_left_out=num_left_out,
             unrepeated={letter: parting for letter, parting in own.items() if parting.until is not None},
-            eager=[run.letter for run in self._runs if run.about.get("is_compiled")],
             at_end=at_end,
         )
 
     def _await(self, is_there: Callable[[int], bool], step: int) -> None:
         """Wait until something is there of both runs, given which of them."""
-        seen, deadline_s = list[str](), time.monotonic() + self._timeout_s
         while lacking := [which for which in range(2) if not is_there(which)]:
             self._inbox.check()
             at = [(find_regular(Path(plan.folder) / "at", at_most=64) or b"-").decode() for plan in self._plans]
-            if at != seen:
-                seen, deadline_s = at, time.monotonic() + self._timeout_s
             self._show(f"run A at step {at[0]}, run B at step {at[1]} of {self._steps.stop}")
             for which in lacking:
                 code = self._processes[which].poll()
                 if code is not None and not is_there(which):
                     self._fail(which, f"ended with exit code {code} before step {max(step, 0)} was done")
-            if time.monotonic() > deadline_s:
-                self._fail(lacking[0], f"made no step for {self._timeout_s:g} s (--timeout), at {at[lacking[0]]}")
             time.sleep(TICK_S)
 
     def _fail(self, which: int, why: str) -> None:

@@ -395,8 +395,7 @@ class Tracked:
 
     def _note(self, *, is_saved: bool = False) -> None:
         seen = self._comparing
-        about = {"is_sharded": seen.is_sharded, "healed": len(seen.healed)}
-        self._trace.note(self.step, seen.numbers, is_saved=is_saved, **about)
+        self._trace.note(self.step, seen.numbers, is_saved=is_saved, num_healed=len(seen.healed))
 
     def _wait(self) -> bool:
         self._trace.flush()

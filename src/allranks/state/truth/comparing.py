@@ -116,11 +116,6 @@ class Comparing:
         self.healed: list[dict[str, Any]] = []
         """Tensors that got the bits of other ranks in this training: it is no longer the undisturbed one."""
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether no rank has all of it."""
-        return any(place != -1 for places in self._contents.shards for place in places)
-
     def looks(self, step: int) -> bool:
         """Return whether this rank's gradients were not finite since the last talk."""
         return self._finite.poll(step)
@@ -288,10 +283,10 @@ class Comparing:
     def _examine_before(self) -> None:
         """Gradients were not finite: compare what the ranks had before the update with them."""
         (seen_at, before), name = self._finite.take(), self._finite.find_bad_parameter()
-        group = self._own_group if before else f"rank {self._membership.rank} did not see it"
-        reports = self._tell_all(before or {}, group).reports
-        found = self._talks.gather((seen_at, name))
-        step, name = max(seen for seen, _ in found), next((own for _, own in found if own), "")
+        found = self._talks.gather((seen_at, name, before is not None))
+        step, name = max(seen for seen, *_ in found), next((own for _, own, _ in found if own), "")
+        are_known = all(is_known for *_, is_known in found)
+        reports = self._tell_all(before or {}).reports if are_known else []
         if suspects := judge(reports).suspects:
             what = describe_bits(suspects, None, reports, step=step, equal_step=self.equal_step)
             raise self._error(what, suspects[0], reports)
@@ -327,18 +322,18 @@ class Comparing:
     def _exchange(self, numbers: Mapping[str, int]) -> Difference:
         """Have all ranks tell what they have, and who they are: a script may have set another number of threads."""
         self._own_group = _describe_group(self._contents)
-        found = self._tell_all(numbers, self._own_group)
+        found = self._tell_all(numbers)
         self._groups = sorted({report.group for report in found.reports})
         return found
 
-    def _tell_all(self, numbers: Mapping[str, int], group: str) -> Difference:
+    def _tell_all(self, numbers: Mapping[str, int]) -> Difference:
         forms, known = self._contents.forms(), self._known
         seen = {name: Seen(number) for name, number in known.items()} if known else self._learner.seen
         entries = {
             name: TensorReport(numbers[name], seen.get(name, Seen()), forms.get(name))
             for name in self._learner.compared(numbers if known is None else known)
         }
-        return Difference(self._talks, self._contents, entries, group)
+        return Difference(self._talks, self._contents, entries, self._own_group)
 
     def _leave_out(self, names: Sequence[str], since: str = "") -> None:
         self._learner.dropped |= {*names}

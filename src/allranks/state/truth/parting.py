@@ -2,8 +2,8 @@
 
     find_parting(first, second).until        # 96: the first step at which something that both recorded differs
 
-A step is compared where rank 0 of both runs has a row. Of runs with another number of ranks only the parts are
-compared, and not even these where they are sharded: generators, batches and shards are those of other ranks.
+A step is compared where rank 0 of both runs has a row, and both had as many ranks: with another number of them, sums
+are rounded otherwise.
 
 A generator that a script neither seeds nor uses begins elsewhere in each run. So one that never moves is not compared,
 and one that stood elsewhere at the first step is named once something else differs.
@@ -54,8 +54,8 @@ class Parting:
     """The last step that was compared."""
     differing: tuple[Differing, ...] = ()
     """At `until`; without it, generators that stood elsewhere at the first step, where nothing else differs."""
-    num_ranks: tuple[int, int] = (1, 1)
-    """Of both, at `last`."""
+    num_ranks: int = 1
+    """At `last`."""
     left_out: str = ""
     """What was not compared, and why."""
 
@@ -64,31 +64,29 @@ def find_parting(first: Record, second: Record) -> Parting:
     """Return where they part."""
     rows = [{rank: {row.step: row for row in own} for rank, own in record.items()} for record in (first, second)]
     still = _still_generators(first) & _still_generators(second)
-    since, last, num_steps, num_ranks, left_out = None, None, 0, (1, 1), ""
+    since, last, num_steps, num_ranks, left_out = None, None, 0, 1, ""
     loose: set[_Cell] | None = None
     for step in sorted(rows[0].get(0, {}).keys() & rows[1].get(0, {}).keys()):
-        abouts = [of_run[0][step].about for of_run in rows]
-        num_ranks = abouts[0].get("world_size", 1), abouts[1].get("world_size", 1)
-        cells = [_cells_at(step, of_run, num) for of_run, num in zip(rows, num_ranks, strict=True)]
-        common = (cells[0].keys() & cells[1].keys()) - still
-        if num_ranks[0] != num_ranks[1]:
-            is_sharded = any(about.get("is_sharded") for about in abouts)
-            common = {cell for cell in common if cell[1].startswith("part/") and not is_sharded}
-            what = "nothing is common to shards" if is_sharded else "only parts are compared"
-            left_out = f"{num_ranks[0]} and {num_ranks[1]} ranks: {what}"
-        if not common:
+        num_ranks, others = (int(of_run[0][step].about.get("world_size", 1)) for of_run in rows)
+        if num_ranks != others:
+            left_out = (
+                f"steps of {num_ranks} and {others} ranks: with another number of them, sums are rounded otherwise"
+            )
             continue
+        cells = [_cells_at(step, of_run, num_ranks) for of_run in rows]
+        common = (cells[0].keys() & cells[1].keys()) - still
         num_steps, last = num_steps + 1, step
         unlike = {cell for cell in common if cells[0][cell] != cells[1][cell]}
         if loose is None:
             loose = {cell for cell in unlike if cell[1].startswith("generator/")}
         if unlike - loose:
-            return Parting(num_steps=num_steps, since=since, until=step, last=step, differing=_by_column(unlike),
-                           num_ranks=num_ranks, left_out=left_out)  # fmt: skip
+            differing, until = _by_column(unlike), step
+            break
         since = step
-    return Parting(
-        num_steps=num_steps, last=last, differing=_by_column(loose or ()), num_ranks=num_ranks, left_out=left_out
-    )
+    else:
+        differing, until, since = _by_column(loose or ()), None, None
+    return Parting(num_steps=num_steps, since=since, until=until, last=last, differing=differing, num_ranks=num_ranks,
+                   left_out=left_out)  # fmt: skip
 
 
 def say_ranks(ranks: Sequence[int], num_ranks: int) -> str:
@@ -145,6 +143,6 @@ def _cells_at(step: int, rows: Mapping[int, Mapping[int, TraceRow]], num_ranks: 
 
 def _say_about(row: TraceRow) -> dict[str, str]:
     names = {"text": "checksum of the script"}
-    told = {key: own for key, own in row.about.items() if key not in ("is_sharded", "is_compiled", "call", "healed")}
+    told = {key: own for key, own in row.about.items() if key not in ("call", "healed")}
     environment = told.pop("environment", {})
     return {str(names.get(key, key)): str(own) for key, own in (told | environment).items()}

@@ -49,8 +49,8 @@ class Trace:
 
     def __init__(self, directory: Path, membership: Membership, experiment: Mapping[str, Any]) -> None:
         self._directory, self._membership = directory, membership
-        self._about = {**experiment, "world_size": membership.world_size, "is_sharded": False, "is_compiled": False}
-        self._about |= describe_machine() | {"call": next(_calls), "healed": 0}
+        self._about = {**experiment, "world_size": membership.world_size}
+        self._about |= describe_machine() | {"call": next(_calls)}
         self._rows = list[TraceRow]()
         """That are not written yet."""
         self._told: Mapping[str, Any] | None = None
@@ -65,16 +65,16 @@ class Trace:
         """Whether it belongs to the first `track` of this process."""
         return not self._about["call"]
 
-    def note(self, step: int, numbers: Mapping[str, int], *, is_saved: bool = False, **about: int) -> None:
+    def note(self, step: int, numbers: Mapping[str, int], *, is_saved: bool = False, num_healed: int = 0) -> None:
         """Record a boundary.
 
         Args:
             numbers: of the state here, by name; those of rank 0 count.
             is_saved: it is that of a checkpoint: have the rows so far written with the next batch.
-            about: what has changed of this training: `is_sharded`, `healed`.
+            num_healed: tensors that got the bits of another rank in this training.
         """
         self._is_flush_due |= is_saved
-        self._about |= about
+        self._about["healed"] = num_healed
         if self._pending is not None and self._pending[0] == step:
             return
         self._commit()
@@ -115,7 +115,6 @@ class Trace:
         if self._last_step < 0:
             atexit.register(self.flush)
         (self._last_step, numbers), self._pending = self._pending, None
-        self._about["is_compiled"] |= _has_compiled()
         self._rows.append(TraceRow(self._last_step, numbers, dict(self._about)))
 
 
@@ -127,18 +126,12 @@ def find_generators() -> dict[str, int]:
     """Return 64 bits of where each generator stands."""
     state = rng.capture()
     python, cpu, numpy = state["cpu"]
-    found = {"python": hash_text(repr(python)), "torch": hash_bytes(cpu.numpy().tobytes())}
+    found = {"python": repr(python).encode(), "torch": cpu.numpy().tobytes()}
     if numpy:
-        found["numpy"] = hash_bytes(numpy[1].tobytes() + repr((numpy[0], *numpy[2:])).encode())
+        found["numpy"] = numpy[1].tobytes() + repr((numpy[0], *numpy[2:])).encode()
     if "cuda" in state:
-        found["cuda"] = hash_bytes(state["cuda"].cpu().numpy().tobytes())
-    return found
-
-
-def _has_compiled() -> bool:
-    """Return whether this process has compiled code by torch.compile."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return bool(dynamo and getattr(dynamo, "counters", {}).get("stats", {}).get("unique_graphs"))
+        found["cuda"] = state["cuda"].cpu().numpy().tobytes()
+    return {name: hash_bytes(data) for name, data in found.items()}
 
 
 def describe_machine() -> dict[str, Any]:
