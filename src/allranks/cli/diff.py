@@ -144,19 +144,18 @@ def _run_again(
         about = row_at(record[0], parting.until).about
         words = rerun.restore_words(letter, about["arguments"], os.environ)
         runs.append(rerun.StartedRun(letter=letter, words=words, record=record, about=about, checkpoint=start))
-    is_in_batch = any(differing.column == "batch" for differing in parting.differing)
-    until = parting.until + is_in_batch  # the batch of a step is recorded beside what is there before it
     origin = f"the checkpoints of {starts[0].name.replace('_', ' ')}" if starts else "step 0 (they share no checkpoint)"
     say(
-        f"both are run again at once, by {count_of(parting.num_ranks, 'rank')} each on this machine, from {origin} "
-        f"up to step {until}; operations are recorded from "
-        f"{'the beginning' if parting.since is None else f'step {parting.since}'} on, up to 20 times slower"
+        f"both are run again at once, twice, by {count_of(parting.num_ranks, 'rank')} each on this machine, from "
+        f"{origin} up to step {parting.until_batch}; the second time, operations are recorded where they part"
     )
     if not is_sure and not click.confirm("Run both scripts, with whatever else they do (files, uploads)?", err=True):
         return None
     first = SETUP if parting.since is None else parting.since
     try:
-        both = rerun.Rerun(runs, first=first, until=until, show=lambda text: line.write(f"allranks: {text}"))
+        both = rerun.Rerun(
+            runs, first=first, until=parting.until_batch, show=lambda text: line.write(f"allranks: {text}")
+        )
         return both.outcome()
     finally:
         line.clear()
@@ -193,17 +192,11 @@ def describe_outcome(outcome: RerunOutcome, num_ranks: int) -> list[str]:
         names = say_names(own.differing)
         lines.append(f"run {letter} does not repeat its own record at step {own.until}: {why}: {names}")
     if outcome.difference is not None:
-        at = "before step 0" if outcome.step == -1 else f"in step {outcome.step}"
-        first, *more = outcome.difference.describe(num_ranks)
-        return [*lines, f"first difference {at}: {first}", *more]
-    if outcome.at_end.until is not None:
-        what = f"what differs at step {outcome.at_end.until}, was changed outside of them"
-        lines.append(f"no operation of torch differs; {what}: {say_names(outcome.at_end.differing)}")
-    else:
-        lines.append(f"no difference between the replays; {count_of(outcome.num_steps, 'step')} compared")
-    if outcome.num_left_out:
-        lines.append(f"{count_of(outcome.num_left_out, 'operation')} not compared: a step had too many")
-    return lines
+        return [*lines, *outcome.difference.describe(num_ranks)]
+    if outcome.parting.until is None:
+        return [*lines, f"no difference between the replays; {count_of(outcome.parting.num_steps, 'step')} compared"]
+    what = f"what differs at step {outcome.parting.until}, was changed outside of them"
+    return [*lines, f"no operation of torch differs; {what}: {say_names(outcome.parting.differing)}"]
 
 
 def _print(lines: Sequence[str]) -> None:

@@ -1,11 +1,11 @@
-"""Runs two trainings again, on this machine, and compares their operations while they record them.
+"""Runs two trainings again, on this machine, twice: to find the step in which they part, and the operation.
 
     Rerun(runs, first=96, until=128, show=print).outcome()
 
-Each run is a job of `allranks run` in a folder of its own below one scratch directory, and goes with it. They run at
-once: a step is compared as soon as both have recorded it, and its files are deleted. After the first difference they go
-on, and record no operations, up to a step of their records, which shows whether they repeat these. The files:
-state/truth/op_file.py.
+Both runs are jobs of `allranks run` at the same time, in folders of their own below one scratch directory, and go with
+it. First each of their steps has a row in their records: these are compared with each other, and with the records of
+the runs, which they should repeat. Then they run again up to the step in which they part, and record its operations.
+The files: state/truth/op_file.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from allranks.report.text import print_error, printable
 from allranks.state.saved.manifest import parse_final
 from allranks.state.saved.parts import list_checkpoints
 from allranks.state.truth.first_difference import FirstDifference, find_first
-from allranks.state.truth.op_file import SETUP, RerunPlan, read_ops
+from allranks.state.truth.op_file import SETUP, Op, RerunPlan, read_ops
 from allranks.state.truth.parting import Parting, Record, find_parting, row_at
 from allranks.state.truth.trace_file import PREFIXES, read_record
 
@@ -76,18 +76,12 @@ class StartedRun:
 class RerunOutcome:
     """What both runs have shown."""
 
-    step: int | None = None
-    """Step of `difference`."""
-    difference: FirstDifference | None = None
-    """None: no operation differs."""
-    num_steps: int
-    """How many steps were compared, what is before the first one not counted."""
-    num_left_out: int = 0
-    """Operations that were not recorded, since a step had too many."""
+    parting: Parting
+    """Where their records part, of which each step has a row."""
     unrepeated: Mapping[str, Parting]
     """Runs that do not repeat their own record, and where not."""
-    at_end: Parting
-    """Where the records of both runs part."""
+    difference: FirstDifference | None = None
+    """None: no operation differs."""
 
 
 # Before
@@ -200,85 +194,68 @@ class Rerun:
     """Both runs, while they run.
 
     Args:
-        first: from which step on operations are compared.
-        until: the step before which that ends; both run up to it.
+        first: from which step on they are compared.
+        until: at which step they end.
         show: takes what is being done now.
     """
 
     def __init__(self, runs: Sequence[StartedRun], *, first: int, until: int, show: Callable[[str], None]) -> None:
-        self._runs, self._steps, self._show = runs, range(first, until), show
-        self._num_ranks = runs[0].about["world_size"]
+        self._runs, self._first, self._until, self._show = runs, first, until, show
         self._inbox = SignalInbox()
-        self._plans = list[RerunPlan]()
-        self._processes = list[subprocess.Popen[bytes]]()
 
     def outcome(self) -> RerunOutcome:
-        """Run both, and return what differs first; afterwards both have ended, and nothing of them is left.
+        """Run both, and return what differs first; afterwards all have ended, and nothing of them is left.
 
         Raises:
-            SetupError: a run fails, or waits for the other one for too long.
+            SetupError: a run fails.
             StoppedBySignal: somebody told this process to stop.
         """
+        with tempfile.TemporaryDirectory(prefix="allranks-diff-", ignore_cleanup_errors=True) as folder:
+            plans = self._run(f"{folder}/rows", first=self._first, until=self._until)
+            records = [read_record(plan.checkpoints) for plan in plans]
+            parting = find_parting(*records)
+            own = {run.letter: find_parting(run.record, new) for run, new in zip(self._runs, records, strict=True)}
+            unrepeated = {letter: found for letter, found in own.items() if found.until is not None}
+            if parting.until is None:
+                return RerunOutcome(parting=parting, unrepeated=unrepeated)
+            since = SETUP if parting.since is None else parting.since
+            steps = range(since, parting.until_batch)
+            plans = self._run(f"{folder}/ops", first=since, until=steps.stop, recorded=since)
+
+            def ops_of(plan: RerunPlan, rank: int) -> list[Op]:
+                return [op for step in steps for op in read_ops(plan.file_of(step, rank))]
+
+            ranks = range(self._runs[0].about["world_size"])
+            difference = find_first((rank, ops_of(plans[0], rank), ops_of(plans[1], rank)) for rank in ranks)
+        return RerunOutcome(parting=parting, unrepeated=unrepeated, difference=difference)
+
+    def _run(self, folder: str, **told: int) -> list[RerunPlan]:
+        """Run both to their end, and return what they were told, beside their letters: first, until, recorded."""
+        plans = [RerunPlan(folder=f"{folder}/{run.letter}", **told) for run in self._runs]
         with contextlib.ExitStack() as left:
-            scratch = tempfile.TemporaryDirectory(prefix="allranks-diff-", ignore_cleanup_errors=True)
-            folder = left.enter_context(scratch)
-            for run in self._runs:
-                plan = RerunPlan(folder=f"{folder}/{run.letter}", first=self._steps.start, until=self._steps.stop)
-                self._plans.append(plan)
-                self._processes.append(_start(run, plan))
-                left.callback(end_srun, self._processes[-1])
-            return self._compare()
+            processes = list[subprocess.Popen[bytes]]()
+            for run, plan in zip(self._runs, plans, strict=True):
+                processes.append(_start(run, plan))
+                left.callback(end_srun, processes[-1])
+            while any(process.poll() is None for process in processes):
+                self._inbox.check()
+                at = [(find_regular(Path(plan.folder) / "at", at_most=64) or b"-").decode() for plan in plans]
+                self._show(f"run A at step {at[0]}, run B at step {at[1]} of {plans[0].until}")
+                for run, plan, process in zip(self._runs, plans, processes, strict=True):
+                    if process.poll():
+                        _show_output(plan)
+                        raise SetupError(
+                            f"diff --replay: run {run.letter} ended with exit code {process.returncode} before step "
+                            f"{plan.until}; the last lines of its output are above"
+                        )
+                time.sleep(TICK_S)
+        return plans
 
-    def _compare(self) -> RerunOutcome:
-        found: dict[bool, tuple[int, FirstDifference]] = {}
-        """The first difference by whether it is without effect, and its step."""
-        num_steps = num_left_out = 0
-        for step in self._steps:
-            files = [[plan.file_of(step, rank) for rank in range(self._num_ranks)] for plan in self._plans]
-            self._await(lambda which: all(path.exists() for path in files[which]), step)  # noqa: B023
-            if False not in found:
-                read = [[read_ops(path) for path in own] for own in files]
-                num_left_out += sum(left_out for own in read for _, left_out in own)
-                num_steps += step != SETUP
-                difference = find_first(*({rank: ops for rank, (ops, _) in enumerate(own)} for own in read))
-                if difference is not None:
-                    found.setdefault(difference.is_without_effect, (step, difference))
-                if False in found:
-                    for plan in self._plans:
-                        plan.found.touch()
-            for path in (path for own in files for path in own):
-                path.unlink()
-        self._await(lambda which: self._processes[which].poll() == 0, self._steps.stop)
-        records = [read_record(plan.checkpoints) for plan in self._plans]
-        at_end = find_parting(*records)
-        step_of, first = found.get(False) or (at_end.until is not None and found.get(True)) or (None, None)
-        own = {run.letter: find_parting(run.record, record) for run, record in zip(self._runs, records, strict=True)}
-        return RerunOutcome(
-            step=step_of,
-            difference=first,
-            num_steps=num_steps,
-            num_left_out=num_left_out,
-            unrepeated={letter: parting for letter, parting in own.items() if parting.until is not None},
-            at_end=at_end,
-        )
 
-    def _await(self, is_there: Callable[[int], bool], step: int) -> None:
-        """Wait until something is there of both runs, given which of them."""
-        while lacking := [which for which in range(2) if not is_there(which)]:
-            self._inbox.check()
-            at = [(find_regular(Path(plan.folder) / "at", at_most=64) or b"-").decode() for plan in self._plans]
-            self._show(f"run A at step {at[0]}, run B at step {at[1]} of {self._steps.stop}")
-            for which in lacking:
-                code = self._processes[which].poll()
-                if code is not None and not is_there(which):
-                    self._fail(which, f"ended with exit code {code} before step {max(step, 0)} was done")
-            time.sleep(TICK_S)
-
-    def _fail(self, which: int, why: str) -> None:
-        said = find_regular(Path(self._plans[which].folder) / "output", at_most=64 << 20) or b""
-        for line in said.decode(errors="replace").splitlines()[-WORDS:]:
-            print_error(printable(line))
-        raise SetupError(f"diff --replay: run {self._runs[which].letter} {why}; the last lines of its output are above")
+def _show_output(plan: RerunPlan) -> None:
+    said = find_regular(Path(plan.folder) / "output", at_most=64 << 20) or b""
+    for line in said.decode(errors="replace").splitlines()[-WORDS:]:
+        print_error(printable(line))
 
 
 def _start(run: StartedRun, plan: RerunPlan) -> subprocess.Popen[bytes]:

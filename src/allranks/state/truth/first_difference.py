@@ -1,6 +1,6 @@
 """Which operation is the first one that differs where a step was run twice? (pure)
 
-    find_first({0: ops_of_a, 1: ...}, {0: ops_of_b, 1: ...})     # a FirstDifference, of rank 1, or None
+    find_first([(0, ops_of_a, ops_of_b), (1, ...)])     # a FirstDifference, of rank 1, or None
 
 Operations of a rank are aligned by their names. Of two that are aligned, inputs are compared before outputs, so a value
 that differs is named where it was made: by an operation (equal inputs, another output), by one that only one of the
@@ -12,12 +12,12 @@ others; and a collective whose result differs comes after the ranks that brought
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import zip_longest
 
-from allranks.state.truth.op_file import BATCH, Op, OpValue
+from allranks.state.truth.op_file import BATCH, SETUP, Op, OpValue
 from allranks.state.truth.parting import say_ranks
 
 Pair = tuple[Op | None, Op | None]
@@ -50,8 +50,6 @@ class FirstDifference:
     b: Op | None
     values: tuple[str, str] = ("", "")
     """What differs, in A and in B."""
-    is_without_effect: bool = False
-    """No value that both runs have differs after it."""
 
     def describe(self, num_ranks: int) -> list[str]:
         """Return it in lines."""
@@ -60,28 +58,35 @@ class FirstDifference:
         ranks = say_ranks(self.ranks, num_ranks)
         where = ", ".join(filter(None, [ranks, op.line, op.module and f"in {op.module}"]))
         said = f"the data differ: the batch of {ranks}" if op.name == BATCH else f"{op.name} ({where}): {self.kind}"
-        return [said, *(f"  {name}: {value}" for name, value in zip("AB", self.values, strict=True) if value)]
+        at = "before step 0" if op.step == SETUP else f"in step {op.step}"
+        return [
+            f"first difference {at}: {said}",
+            *(f"  {name}: {value}" for name, value in zip("AB", self.values, strict=True) if value),
+        ]
 
 
-def find_first(a: Mapping[int, Sequence[Op]], b: Mapping[int, Sequence[Op]]) -> FirstDifference | None:
+def find_first(steps: Iterable[tuple[int, Sequence[Op], Sequence[Op]]]) -> FirstDifference | None:
     """Return the first difference of a step.
 
     Args:
-        a: the operations of run A, by rank.
-        b: those of run B, of the same ranks.
+        steps: rank, its operations in run A, and those in run B.
     """
-    found = [own for rank in sorted(a) if (own := _find_on(rank, a[rank], b[rank]))]
+    found = [own for rank, a, b in steps if (own := _find_on(rank, a, b))]
     if not found:
         return None
-    *_, first = min(found, key=lambda own: (own[2].is_without_effect, own[:2], own[2].ranks))
+    *_, first = min(found, key=lambda own: (own[:3], own[3].ranks))
     ranks = sorted(rank for *_, own in found if _name(own) == _name(first) for rank in own.ranks)
     return replace(first, ranks=tuple(ranks))
 
 
-def _find_on(rank: int, a: Sequence[Op], b: Sequence[Op]) -> tuple[int, bool, FirstDifference] | None:
-    """Return how many collectives of a rank came before its first difference, whether it is one's result, and it."""
+def _find_on(rank: int, a: Sequence[Op], b: Sequence[Op]) -> tuple[bool, int, bool, FirstDifference] | None:
+    """Return the first difference of a rank, behind what tells whether it is named before those of others.
+
+    Those without an effect come last: of an operation of one run alone, after which no value differs. Of the others it
+    counts how many collectives came before, and whether it is the result of one.
+    """
     made, num_before = set[int](), 0
-    other: tuple[int, bool, FirstDifference] | None = None
+    other: FirstDifference | None = None
     draws: FirstDifference | None = None
     for one, two in align(a, b):
         if one is None or two is None or one.name != two.name:
@@ -89,7 +94,7 @@ def _find_on(rank: int, a: Sequence[Op], b: Sequence[Op]) -> tuple[int, bool, Fi
             made |= {value.number for op in alone for value in op.outputs}
             values = _say_op(one), _say_op(two)
             told = FirstDifference(kind=DifferenceKind.OP, ranks=(rank,), a=one, b=two, values=values)
-            other = other or (num_before, False, told)
+            other = other or told
             if any(op.generator for op in alone):
                 draws = draws or told
             continue
@@ -99,10 +104,10 @@ def _find_on(rank: int, a: Sequence[Op], b: Sequence[Op]) -> tuple[int, bool, Fi
             if kind is DifferenceKind.GENERATOR and draws:
                 told = draws
             elif kind is DifferenceKind.INPUT and other and made & _differing(one.inputs, two.inputs):
-                told = other[2]
-            return num_before, one.is_collective and kind is DifferenceKind.OUTPUT, told
+                told = other
+            return False, num_before, one.is_collective and kind is DifferenceKind.OUTPUT, told
         num_before += one.is_collective
-    return other and (*other[:2], replace(other[2], is_without_effect=True))
+    return (True, num_before, False, other) if other else None
 
 
 def _compare(one: Op, two: Op) -> tuple[DifferenceKind, tuple[str, str]] | None:
@@ -166,4 +171,4 @@ def _say_op(op: Op | None) -> str:
 
 
 def _name(own: FirstDifference) -> tuple[object, ...]:
-    return own.kind, own.is_without_effect, *(op and (op.name, op.line) for op in (own.a, own.b))
+    return own.kind, *(op and (op.name, op.line) for op in (own.a, own.b))

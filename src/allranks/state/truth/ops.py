@@ -34,7 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from allranks.model.safe_text import as_utf8
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import can_watch, hash_bytes, hash_text, on_one_device
-from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue
+from allranks.state.truth.op_file import BATCH, SETUP, Op, OpValue
 from allranks.state.truth.trace import find_generators
 
 _OVERWRITES = frozenset((
@@ -99,11 +99,12 @@ class OpRecorder(EagerMode):
 
     Args:
         name_modules: returns the modules of the training by name.
+        step: which one it is.
     """
 
-    def __init__(self, name_modules: Callable[[], Mapping[str, torch.nn.Module]] = dict) -> None:
+    def __init__(self, name_modules: Callable[[], Mapping[str, torch.nn.Module]] = dict, step: int = SETUP) -> None:
         super().__init__()
-        self._name_modules = name_modules
+        self._name_modules, self.step = name_modules, step
         self._names: dict[int, str] | None = None
         self._running = list[str]()
         self._forward = dict[int, tuple[str, str]]()
@@ -112,7 +113,6 @@ class OpRecorder(EagerMode):
         self._chunks = list[Tensor | list[int]]()
         """Numbers; those of a GPU are there until the step is over."""
         self._num_numbers = 0
-        self.num_left_out = 0
 
     def __enter__(self) -> Any:
         entered, hooks = super().__enter__(), torch.nn.modules.module
@@ -139,14 +139,11 @@ class OpRecorder(EagerMode):
         ]
         for name, line, module, inputs, outputs, settings, generator in self._rows:
             read, made = (tuple(OpValue(form, numbers[place]) for form, place in own) for own in (inputs, outputs))
-            yield Op(name, as_utf8(line), module, read, made, settings, generator)
+            yield Op(name, as_utf8(line), module, read, made, settings, generator, self.step)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, form = kwargs or {}, _form_of(func)
         if form.is_passed:
-            return func(*args, **kwargs)
-        if len(self._rows) >= MOST_OPS:
-            self.num_left_out += 1
             return func(*args, **kwargs)
         line, module = self._place()
         told = dict(zip(form.names, args, strict=False)) | kwargs

@@ -59,6 +59,11 @@ class Parting:
     left_out: str = ""
     """What was not compared, and why."""
 
+    @property
+    def until_batch(self) -> int:
+        """At which step what differs at `until` has been seen: the batch of a step is recorded beside its beginning."""
+        return (self.until or 0) + any(own.column == "batch" for own in self.differing)
+
 
 def find_parting(first: Record, second: Record) -> Parting:
     """Return where they part."""
