@@ -108,4 +108,4 @@ class RerunTracked(Tracked):
                 for name, module in own.named_modules()}  # fmt: skip
 
     def _write(self, recorder: OpRecorder) -> None:
-        self._plan.file_of(recorder.step, self._membership.rank).write_bytes(encode_ops(recorder.ops()))
+        self._plan.file_of(recorder.step, self._membership.rank).write_bytes(encode_ops(recorder.ops))

@@ -199,8 +199,7 @@ class Comparing:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of this: the numbers of all that is compared, and what was healed."""
-        compared = {name: self.numbers[name] for name in self._learner.compared(self.numbers)}
-        return ({"fingerprints": compared} if self._is_on else {}) | ({"healed": self.healed} if self.healed else {})
+        return ({"fingerprints": self._compared()} if self._is_on else {}) | ({"healed": self.healed} if self.healed else {})
 
     def about(self) -> dict[str, Any]:
         """Return what the manifest of a checkpoint says of it, once all ranks can save."""
@@ -238,15 +237,17 @@ class Comparing:
         return self._proposed, *(self._said() if self._is_on else ())
 
     def _said(self) -> tuple[int, ...]:
-        compared = self._learner.compared(self.numbers)
-        own = hash_text(*(f"{name}={self.numbers[name]}" for name in compared))
+        own = hash_text(*(f"{name}={number}" for name, number in self._compared().items()))
         assert self._groups is not None
         return tuple(
             word for group in self._groups for word in ((own, ~own) if group == self._own_group else (_LEAST, _LEAST))
         )
 
+    def _compared(self) -> dict[str, int]:
+        return {name: self.numbers[name] for name in self._learner.compared(self.numbers)}
+
     def _agree(self, step: int) -> None:
-        self._learner.agree({name: self.numbers[name] for name in self._learner.compared(self.numbers)})
+        self._learner.agree(self._compared())
         self.equal_step = step
 
     def _meet(self) -> None:

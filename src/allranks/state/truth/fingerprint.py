@@ -55,7 +55,7 @@ def fingerprint(tensors: Sequence[Tensor]) -> list[int]:
     numbers = [0] * len(tensors)
     for device in {tensor.device for tensor in tensors}:
         places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
-        found = on_one_device([tensors[place] for place in places]).tolist()
+        found = _on_one_device([tensors[place] for place in places]).tolist()
         for place, number in zip(places, found, strict=True):
             numbers[place] = number
     return numbers
@@ -76,9 +76,8 @@ def _hash_form(dtype: torch.dtype, shape: torch.Size) -> int:
     return hash_text(str(dtype), str(tuple(shape)))
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def on_one_device(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the numbers of tensors of one device, there: whoever does not read them at once does not wait for it."""
+def _on_one_device(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the numbers of tensors of one device, there."""
     device, forms = tensors[0].device, [_hash_form(tensor.dtype, tensor.shape) for tensor in tensors]
     none = torch.zeros(0, dtype=torch.int64, device=device)
     runs, by_row, by_column = list[tuple[int, int, int]](), [none], [none.view(0, WORDS)]

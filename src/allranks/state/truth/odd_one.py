@@ -62,8 +62,8 @@ class Learner:
 
     def agree(self, numbers: Mapping[str, int]) -> None:
         """Take in that all ranks have these numbers."""
-        for name in self.compared(numbers):
-            self.seen[name] = self.seen.get(name, Seen()).then(numbers[name])
+        for name, number in numbers.items():
+            self.seen[name] = self.seen.get(name, Seen()).then(number)
 
 
 class TensorReport(NamedTuple):

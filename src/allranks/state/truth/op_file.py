@@ -26,7 +26,7 @@ SETUP = -1
 BATCH = "batch"
 """Name of the first line of a step: its inputs are the batch's tensors, its settings stand for all else in it."""
 _MAX_BYTES = 8 << 30
-"""A step of a million operations has 0.5 GB."""
+"""A million operations have 0.3 GB."""
 
 
 @dataclass(frozen=True, slots=True)
