@@ -199,7 +199,7 @@ class Comparing:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of this: the numbers of all that is compared, and what was healed."""
-        return ({"fingerprints": self._compared()} if self._is_on else {}) | ({"healed": self.healed} if self.healed else {})
+        return {"healed": self.healed} | ({"fingerprints": self._compared()} if self._is_on else {})
 
     def about(self) -> dict[str, Any]:
         """Return what the manifest of a checkpoint says of it, once all ranks can save."""
