@@ -105,9 +105,13 @@ class Tracked:
         self._every, self._accumulates = every, accumulates
         self._telling = Telling(cell, log=log, is_leader=membership.is_leader)
         self._agreement = Agreement(membership, device=device or torch.device("cpu"))
-        told: Any = {"talks": self._agreement, "say": say if membership.is_leader else lambda _: None}
-        policy = OnCorruption.parse(on_corruption)
-        self._comparing = Comparing(self._parts, checkpoints, policy=policy, **told)
+        self._comparing = Comparing(
+            self._parts,
+            checkpoints,
+            policy=OnCorruption.parse(on_corruption),
+            talks=self._agreement,
+            say=say if membership.is_leader else lambda _: None,
+        )
         if on_corruption and membership.world_size == 1:
             say(f"on_corruption={on_corruption!r} has no effect: one rank has no replica, a rank with the same state")
         self._trace = Trace(checkpoints.directory, membership, self._experiment)
@@ -115,9 +119,7 @@ class Tracked:
         self._averaging, self._compressors = Averaging(parts, membership), Compressors(parts)
         self._losses = Losses(membership, checkpoints, step=lambda: self.step, on_loss=on_loss)
         asked = replay is not None or replay_every is not None
-        self._replay = (
-            Replay(replay, replay_every, self._parts, self._averaging, self._comparing, **told) if asked else None
-        )
+        self._replay = Replay(replay, replay_every, self._parts, self._averaging, self._comparing) if asked else None
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
         self._saved: tuple[int, int] | None = None

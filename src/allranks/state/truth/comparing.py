@@ -91,7 +91,7 @@ class Comparing:
         talks: Agreement,
         say: Callable[[str], object],
     ) -> None:
-        self._read, self._policy, self._talks, self._say = parts.state, policy, talks, say
+        self._read, self._policy, self.talks, self.say = parts.state, policy, talks, say
         self._membership, self._directory = talks.membership, checkpoints.directory
         self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
@@ -131,7 +131,7 @@ class Comparing:
 
     def compare_now(self, step: int) -> None:
         """Compare the replicas, due or not; raises as `heard` does."""
-        self.heard(step, self._talks.largest(*self._words_now()))
+        self.heard(step, self.talks.largest(*self._words_now()))
 
     def measure(self) -> None:
         """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
@@ -180,13 +180,13 @@ class Comparing:
             ReplicaError: it is not.
         """
         known, self.healed = common.get("fingerprints"), [*common.get("healed", ())]
-        self._ruined, *_ = self._talks.gather(read_ruined(self._directory) if self._membership.is_leader else None)
+        self._ruined, *_ = self.talks.gather(read_ruined(self._directory) if self._membership.is_leader else None)
         if self._is_on:
             self.measure()
         if self._is_on:  # measured, some ranks can be compared
             of_parts = {name: own for name, own in self.numbers.items() if name.partition("/")[0] in parts}
             self._known = of_parts if known is None else {name: known[name] for name in of_parts if name in known}
-            if not _are_equal(self._talks.largest(*self._said())):
+            if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
             self._known = None
 
@@ -226,7 +226,7 @@ class Comparing:
         self, cause_id: str, what: str, ranks: Sequence[int], reports: Sequence[ReplicaReport], *, is_decided: bool
     ) -> AllranksError:
         """Return what all ranks raise; the arguments are those of `ReplicaError`."""
-        verified, *_ = self._talks.gather(self._roll_back())  # rank 0's: others may not have heard of that checkpoint
+        verified, *_ = self.talks.gather(self._roll_back())  # rank 0's: others may not have heard of that checkpoint
         told: Any = {"is_decided": is_decided, "policy": self._policy, "verified": verified}
         return as_raised(ReplicaError(cause_id, what, ranks, reports, **told))
 
@@ -255,9 +255,9 @@ class Comparing:
         groups = groups_of(self._exchange({}).reports)
         self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
         if not self._is_on:
-            self._say("the ranks are not compared with each other: none has a replica, a rank with the same state")
+            self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
         elif names := self._contents.unwatched:
-            self._say(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
+            self.say(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
 
     # Where they differ
 
@@ -267,7 +267,7 @@ class Comparing:
         judged = judge(found.reports, is_loaded=self._known is not None)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
-            self._say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
+            self.say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
         self._leave_out(judged.not_replicated)
         frozen = [own for own in judged.suspects if own.is_frozen]
@@ -284,7 +284,7 @@ class Comparing:
     def _examine_before(self) -> None:
         """Gradients were not finite: compare what the ranks had before the update with them."""
         (seen_at, before), name = self._finite.take(), self._finite.find_bad_parameter()
-        found = self._talks.gather((seen_at, name, before is not None))
+        found = self.talks.gather((seen_at, name, before is not None))
         step, name = max(seen for seen, *_ in found), next((own for _, own, _ in found if own), "")
         are_known = all(is_known for *_, is_known in found)
         reports = self._tell_all(before or {}).reports if are_known else []
@@ -298,7 +298,7 @@ class Comparing:
             raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
         if not self._is_nan_said:
             equal = ", on all ranks alike" if self._is_on and groups_of(reports) else ""
-            self._say(f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision")
+            self.say(f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision")
         self._is_nan_said = True
         if ruined and self._membership.is_leader:
             write_ruined(self._directory, step)
@@ -308,13 +308,13 @@ class Comparing:
         if self._policy is not OnCorruption.HEAL or not found.heal(suspects):
             return False
         self.numbers = self._contents.numbers()
-        if not _are_equal(self._talks.largest(*self._said())):
+        if not _are_equal(self.talks.largest(*self._said())):
             return False
         names, ranks = [own.name for own in suspects], list(suspects[0].ranks)
         self.healed.append({"step": step, "names": names, "ranks": ranks})
         if self._membership.is_leader:
             add_event("healed", step=step, ranks=ranks, tensors=names)
-        self._say(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
+        self.say(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
         return True
 
     def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
@@ -334,13 +334,13 @@ class Comparing:
             name: TensorReport(numbers[name], seen.get(name, Seen()), forms.get(name))
             for name in self._learner.compared(numbers if known is None else known)
         }
-        return Difference(self._talks, self._contents, entries, self._own_group)
+        return Difference(self.talks, self._contents, entries, self._own_group)
 
     def _leave_out(self, names: Sequence[str], since: str = "") -> None:
         self._learner.dropped |= {*names}
         if names:
             what = f"{count_of(len(names), 'tensor')} ({_some(names)})"
-            self._say(f"not replicated{since}: {what}; not compared between ranks")
+            self.say(f"not replicated{since}: {what}; not compared between ranks")
 
 
 def _are_equal(largest: Sequence[int]) -> bool:

@@ -3,7 +3,7 @@
     Learner                            what is known of each tensor, from checks, anew in each process
     judge(reports)                     which tensors differ, and which ranks are the odd ones
     find_updates(frozen, counts)       which of them one rank has updated: that is no fault
-    teams_of(groups, turn)             which ranks compute the gradients of one batch, in a replay
+    find_majority(values)              which ranks have the number of more than half of them
 
 A tensor that has changed twice, and was equal on all ranks after that, is watched: from then on a difference is a
 fault. One that was the same at all equal checks, two at least, is frozen: a rank that changes little of it has a fault,
@@ -188,20 +188,3 @@ def find_majority(values: Mapping[int, int | None]) -> list[int]:
     """
     (value, votes), *_ = Counter(values.values()).most_common(1)
     return [rank for rank, own in values.items() if own == value] if votes > len(values) / 2 else []
-
-
-def teams_of(groups: Sequence[Sequence[int]], turn: int) -> list[tuple[int, ...]]:
-    """Return teams of three to five ranks, or of two where a group has no more; each turn they begin one rank later.
-
-    >>> [teams_of([[0, 1, 2, 3, 4, 5, 6], [7, 8]], turn) for turn in (0, 1)]
-    [[(0, 1, 2), (3, 4, 5, 6), (7, 8)], [(1, 2, 3), (4, 5, 6, 0), (8, 7)]]
-
-    Args:
-        groups: ranks that compute the same bits; each group has two or more.
-    """
-    teams = list[tuple[int, ...]]()
-    for group in groups:
-        size, num = len(group), max(1, len(group) // 3)
-        turned = [group[(turn + place) % size] for place in range(size)]
-        teams += [tuple(turned[at * size // num : (at + 1) * size // num]) for at in range(num)]
-    return teams
