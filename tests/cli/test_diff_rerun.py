@@ -169,7 +169,7 @@ def test_ctrl_c_ends_both_runs_and_leaves_nothing(runs: Runs) -> None:
     command = allranks_command("diff", str(runs.get("")), str(runs.get("draw")), "--replay", "--yes")
     process = subprocess.Popen(command, **runs.told, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     deadline_s = time.monotonic() + 60
-    while not [*runs.scratch.glob("*/*/runs/*/attempt_0")] and time.monotonic() < deadline_s:
+    while not [*runs.scratch.glob("*/*/*/runs/*/attempt_0")] and time.monotonic() < deadline_s:
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)

@@ -127,7 +127,6 @@ def _run_again(
         SetupError: one of them failed.
     """
     from allranks.launch import rerun
-    from allranks.state.truth.op_file import SETUP
     from allranks.state.truth.parting import row_at
 
     assert parting.until is not None
@@ -147,16 +146,12 @@ def _run_again(
     origin = f"the checkpoints of {starts[0].name.replace('_', ' ')}" if starts else "step 0 (they share no checkpoint)"
     say(
         f"both are run again at once, twice, by {count_of(parting.num_ranks, 'rank')} each on this machine, from "
-        f"{origin} up to step {parting.until_batch}; the second time, operations are recorded where they part"
+        f"{origin} up to step {parting.steps.stop}; the second time, operations are recorded where they part"
     )
     if not is_sure and not click.confirm("Run both scripts, with whatever else they do (files, uploads)?", err=True):
         return None
-    first = SETUP if parting.since is None else parting.since
     try:
-        both = rerun.Rerun(
-            runs, first=first, until=parting.until_batch, show=lambda text: line.write(f"allranks: {text}")
-        )
-        return both.outcome()
+        return rerun.run_again(runs, parting.steps, show=lambda text: line.write(f"allranks: {text}"))
     finally:
         line.clear()
 

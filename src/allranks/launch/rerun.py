@@ -1,6 +1,6 @@
 """Runs two trainings again, on this machine, twice: to find the step in which they part, and the operation.
 
-    Rerun(runs, first=96, until=128, show=print).outcome()
+    run_again(runs, range(96, 128), show=print)
 
 Both runs are jobs of `allranks run` at the same time, in folders of their own below one scratch directory, and go with
 it. First each of their steps has a row in their records: these are compared with each other, and with the records of
@@ -38,7 +38,7 @@ from allranks.report.text import print_error, printable
 from allranks.state.saved.manifest import parse_final
 from allranks.state.saved.parts import list_checkpoints
 from allranks.state.truth.first_difference import FirstDifference, find_first
-from allranks.state.truth.op_file import SETUP, Op, RerunPlan, read_ops
+from allranks.state.truth.op_file import Op, RerunPlan, read_ops
 from allranks.state.truth.parting import Parting, Record, find_parting, row_at
 from allranks.state.truth.trace_file import PREFIXES, read_record
 
@@ -190,66 +190,63 @@ def environment_of(about: Mapping[str, Any], here: Mapping[str, str]) -> dict[st
 # Both runs
 
 
-class Rerun:
-    """Both runs, while they run.
+def run_again(runs: Sequence[StartedRun], steps: range, show: Callable[[str], None]) -> RerunOutcome:
+    """Run both, and return what differs first; afterwards all have ended, and nothing of them is left.
 
     Args:
-        first: from which step on they are compared.
-        until: at which step they end.
+        steps: that are compared.
         show: takes what is being done now.
+    Raises:
+        SetupError: a run fails.
+        StoppedBySignal: somebody told this process to stop.
     """
+    inbox, num_ranks = SignalInbox(), runs[0].about["world_size"]
+    with tempfile.TemporaryDirectory(prefix="allranks-diff-", ignore_cleanup_errors=True) as folder:
+        plans = _run_both(runs, f"{folder}/rows", steps, inbox, show)
+        records = [read_record(plan.checkpoints) for plan in plans]
+        parting = find_parting(*records)
+        own = {run.letter: find_parting(run.record, record) for run, record in zip(runs, records, strict=True)}
+        unrepeated = {letter: found for letter, found in own.items() if found.until is not None}
+        if parting.until is None:
+            return RerunOutcome(parting=parting, unrepeated=unrepeated)
+        plans = _run_both(runs, f"{folder}/ops", parting.steps, inbox, show, are_ops_recorded=True)
 
-    def __init__(self, runs: Sequence[StartedRun], *, first: int, until: int, show: Callable[[str], None]) -> None:
-        self._runs, self._first, self._until, self._show = runs, first, until, show
-        self._inbox = SignalInbox()
+        def ops_of(plan: RerunPlan, rank: int) -> list[Op]:
+            return [op for step in parting.steps for op in read_ops(plan.file_of(step, rank))]
 
-    def outcome(self) -> RerunOutcome:
-        """Run both, and return what differs first; afterwards all have ended, and nothing of them is left.
+        difference = find_first((rank, ops_of(plans[0], rank), ops_of(plans[1], rank)) for rank in range(num_ranks))
+    return RerunOutcome(parting=parting, unrepeated=unrepeated, difference=difference)
 
-        Raises:
-            SetupError: a run fails.
-            StoppedBySignal: somebody told this process to stop.
-        """
-        with tempfile.TemporaryDirectory(prefix="allranks-diff-", ignore_cleanup_errors=True) as folder:
-            plans = self._run(f"{folder}/rows", first=self._first, until=self._until)
-            records = [read_record(plan.checkpoints) for plan in plans]
-            parting = find_parting(*records)
-            own = {run.letter: find_parting(run.record, new) for run, new in zip(self._runs, records, strict=True)}
-            unrepeated = {letter: found for letter, found in own.items() if found.until is not None}
-            if parting.until is None:
-                return RerunOutcome(parting=parting, unrepeated=unrepeated)
-            since = SETUP if parting.since is None else parting.since
-            steps = range(since, parting.until_batch)
-            plans = self._run(f"{folder}/ops", first=since, until=steps.stop, recorded=since)
 
-            def ops_of(plan: RerunPlan, rank: int) -> list[Op]:
-                return [op for step in steps for op in read_ops(plan.file_of(step, rank))]
-
-            ranks = range(self._runs[0].about["world_size"])
-            difference = find_first((rank, ops_of(plans[0], rank), ops_of(plans[1], rank)) for rank in ranks)
-        return RerunOutcome(parting=parting, unrepeated=unrepeated, difference=difference)
-
-    def _run(self, folder: str, **told: int) -> list[RerunPlan]:
-        """Run both to their end, and return what they were told, beside their letters: first, until, recorded."""
-        plans = [RerunPlan(folder=f"{folder}/{run.letter}", **told) for run in self._runs]
-        with contextlib.ExitStack() as left:
-            processes = list[subprocess.Popen[bytes]]()
-            for run, plan in zip(self._runs, plans, strict=True):
-                processes.append(_start(run, plan))
-                left.callback(end_srun, processes[-1])
-            while any(process.poll() is None for process in processes):
-                self._inbox.check()
-                at = [(find_regular(Path(plan.folder) / "at", at_most=64) or b"-").decode() for plan in plans]
-                self._show(f"run A at step {at[0]}, run B at step {at[1]} of {plans[0].until}")
-                for run, plan, process in zip(self._runs, plans, processes, strict=True):
-                    if process.poll():
-                        _show_output(plan)
-                        raise SetupError(
-                            f"diff --replay: run {run.letter} ended with exit code {process.returncode} before step "
-                            f"{plan.until}; the last lines of its output are above"
-                        )
-                time.sleep(TICK_S)
-        return plans
+def _run_both(
+    runs: Sequence[StartedRun],
+    folder: str,
+    steps: range,
+    inbox: SignalInbox,
+    show: Callable[[str], None],
+    *,
+    are_ops_recorded: bool = False,
+) -> list[RerunPlan]:
+    told: Any = {"first": steps.start, "until": steps.stop, "are_ops_recorded": are_ops_recorded}
+    plans = [RerunPlan(folder=f"{folder}/{run.letter}", **told) for run in runs]
+    with contextlib.ExitStack() as left:
+        processes = list[subprocess.Popen[bytes]]()
+        for run, plan in zip(runs, plans, strict=True):
+            processes.append(_start(run, plan))
+            left.callback(end_srun, processes[-1])
+        while any(process.poll() is None for process in processes):
+            inbox.check()
+            at = [(find_regular(Path(plan.folder) / "at", at_most=64) or b"-").decode() for plan in plans]
+            show(f"run A at step {at[0]}, run B at step {at[1]} of {plans[0].until}")
+            time.sleep(TICK_S)
+            for run, plan, process in zip(runs, plans, processes, strict=True):
+                if code := process.poll():
+                    _show_output(plan)
+                    raise SetupError(
+                        f"diff --replay: run {run.letter} ended with exit code {code} before step {plan.until}; the "
+                        "last lines of its output are above"
+                    )
+    return plans
 
 
 def _show_output(plan: RerunPlan) -> None:

@@ -30,7 +30,7 @@ _setup: list[OpRecorder | None] = []
 
 def begin_setup() -> None:
     """Record from here on, if the plan says so; once in a process."""
-    if _plan().recorded == SETUP and not _setup:
+    if _plan().are_ops_recorded and _plan().first == SETUP and not _setup:
         _setup.append(recorder := OpRecorder())
         recorder.__enter__()
 
@@ -64,7 +64,7 @@ class RerunTracked(Tracked):
         if not self._trace.is_of_first_call:
             raise UsageError("diff --replay follows the first track() of a script; here a second one makes steps, too")
         for step in super().steps(loader, **told):
-            if self._plan.recorded is None or step.number < self._plan.recorded:
+            if not self._plan.are_ops_recorded or step.number < self._plan.first:
                 yield step
                 continue
             recorder = OpRecorder(self._modules, step.number)

@@ -73,11 +73,11 @@ class RerunPlan:
     folder: str
     """Where they write; checkpoints/ in it has the checkpoint to begin with, if there is one."""
     first: int
-    """From which step on each one has a row."""
+    """From which step on each one has a row; SETUP: from the beginning of the session."""
     until: int
     """The run ends when so many steps are done."""
-    recorded: int | None = None
-    """From which step on operations are recorded; SETUP: from the beginning of the session; None: never."""
+    are_ops_recorded: bool
+    """Those of these steps."""
 
     @classmethod
     def inherited(cls) -> Self | None:

@@ -60,9 +60,14 @@ class Parting:
     """What was not compared, and why."""
 
     @property
-    def until_batch(self) -> int:
-        """At which step what differs at `until` has been seen: the batch of a step is recorded beside its beginning."""
-        return (self.until or 0) + any(own.column == "batch" for own in self.differing)
+    def steps(self) -> range:
+        """In which of them they part; -1 stands for what is before step 0.
+
+        The batch of a step is recorded beside its beginning.
+        """
+        assert self.until is not None
+        since = -1 if self.since is None else self.since
+        return range(since, self.until + any(own.column == "batch" for own in self.differing))
 
 
 def find_parting(first: Record, second: Record) -> Parting:
