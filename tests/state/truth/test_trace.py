@@ -105,6 +105,8 @@ def test_saves_have_rows_at_all_steps(tmp_path: Path) -> None:
         trace.note(step, {"model/w": step}, is_saved=step % 8 == 7)
         trace.batch([step])
     assert [row.step for row in rows_of(tmp_path)] == [4 * MOST_ROWS + 4, 4 * MOST_ROWS + 7]
+    train(tmp_path, range(4 * MOST_ROWS + 5, 4 * MOST_ROWS + 7))
+    assert [row.step for row in rows_of(tmp_path)] == [4 * MOST_ROWS + 4, 4 * MOST_ROWS + 5]
 
 
 @pytest.mark.parametrize("cut", [2, 10, 40, 100])

@@ -179,13 +179,13 @@ class Comparing:
         Raises:
             ReplicaError: it is not.
         """
-        known, self.healed = common.get("fingerprints"), [*common.get("healed", ())]
+        self.healed = [*common.get("healed", ())]
         self._ruined, *_ = self.talks.gather(read_ruined(self._directory) if self._membership.is_leader else None)
         if self._is_on:
             self.measure()
         if self._is_on:  # measured, some ranks can be compared
-            of_parts = {name: own for name, own in self.numbers.items() if name.partition("/")[0] in parts}
-            self._known = of_parts if known is None else {name: known[name] for name in of_parts if name in known}
+            known = common.get("fingerprints", self.numbers)
+            self._known = {name: known[name] for name in self.numbers if name in known and name.split("/")[0] in parts}
             if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
             self._known = None

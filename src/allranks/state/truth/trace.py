@@ -78,8 +78,9 @@ class Trace:
         if self._pending is not None and self._pending[0] == step:
             return
         self._commit()
-        if step == self._last_step or not (is_saved or is_recorded(step)):  # saved between the last fetch and its step
-            return
+        is_first = self._last_step < 0  # rows behind it no longer count
+        if step == self._last_step or not (is_first or is_saved or is_recorded(step)):
+            return  # the same step: saved between the last fetch and it
         by_part: dict[str, dict[str, int]] = {}
         for name, number in numbers.items() if self._membership.is_leader else ():
             by_part.setdefault(name.partition("/")[0], {})[name] = number
