@@ -241,18 +241,14 @@ def _run_both(
             time.sleep(TICK_S)
             for run, plan, process in zip(runs, plans, processes, strict=True):
                 if code := process.poll():
-                    _show_output(plan)
+                    said = find_regular(Path(plan.folder) / "output", at_most=64 << 20) or b""
+                    for line in said.decode(errors="replace").splitlines()[-WORDS:]:
+                        print_error(printable(line))
                     raise SetupError(
                         f"diff --replay: run {run.letter} ended with exit code {code} before step {plan.until}; the "
                         "last lines of its output are above"
                     )
     return plans
-
-
-def _show_output(plan: RerunPlan) -> None:
-    said = find_regular(Path(plan.folder) / "output", at_most=64 << 20) or b""
-    for line in said.decode(errors="replace").splitlines()[-WORDS:]:
-        print_error(printable(line))
 
 
 def _start(run: StartedRun, plan: RerunPlan) -> subprocess.Popen[bytes]:
