@@ -108,7 +108,7 @@ class Comparing:
         self._known: dict[str, int] | None = None
         """After a load: what the checkpoint says."""
         self._exponent = self._proposed = self._num_checks = 0
-        """The exponent of now, and the one that this rank would have next."""
+        """The exponent of now, and rank 0's next one: of many ranks there is always one that measured too much."""
         self._last_step, self._last_s, self._check_s = -1, 0.0, 0.0
         """Step and end of the last check, and how long it took."""
         self.equal_step: int | None = None
@@ -164,7 +164,7 @@ class Comparing:
         elif said:
             self._examine(step)
         now_s = time.monotonic()
-        if step > self._last_step >= 0:
+        if self._membership.is_leader and step > self._last_step >= 0:
             step_s = (now_s - self._last_s - self._check_s) / (step - self._last_step)
             self._proposed = min(choose_exponent(self._check_s + RECORD_S, step_s), self._exponent + MOST_MORE)
         self._last_step, self._last_s = step, now_s
