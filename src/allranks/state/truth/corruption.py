@@ -121,7 +121,7 @@ def describe_gradients(
 
     Args:
         told: by rank, the number of each gradient by name; first of the rank whose batch it is.
-        ranks: at fault; both where nobody decides.
+        ranks: at fault; all where nobody decides.
         right: those that agree with each other.
         step: so many are done.
         reports: of all ranks.
