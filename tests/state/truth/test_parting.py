@@ -73,10 +73,12 @@ def test_only_common_steps_are_compared() -> None:
     assert part(record(steps=(1, 3)), record(steps=(2, 4))).num_steps == 0
 
 
-def test_steps_of_another_number_of_ranks_are_not_compared() -> None:
-    found = part(record(2), struck(record(3), "part/model"))
-    assert (found.until, found.num_steps) == (None, 0)
-    assert found.left_out.startswith("steps of 3 and 2 ranks") or found.left_out.startswith("steps of 2 and 3 ranks")
+def test_of_another_number_of_ranks_only_parts_are_compared() -> None:
+    found = part(record(2), struck(record(3), "batch"))
+    assert (found.until, found.last) == (None, 16)
+    assert "only parts are compared" in found.left_out
+    assert part(record(2), struck(record(3), "part/model", since=9)).until == 16
+    assert part(record(2, is_sharded=True), record(3, is_sharded=True)).num_steps == 0
     resumed = {rank: [*record(2)[rank][:3], *record(3)[rank][3:]] for rank in (0, 1)}
     found = part(record(2), struck(resumed, "part/model", since=2))
     assert (found.since, found.until) == (1, 2)

@@ -397,7 +397,8 @@ class Tracked:
 
     def _note(self, *, is_saved: bool = False) -> None:
         seen = self._comparing
-        self._trace.note(self.step, seen.numbers, is_saved=is_saved, num_healed=len(seen.healed))
+        about = {"healed": len(seen.healed), "is_sharded": seen.is_sharded}
+        self._trace.note(self.step, seen.numbers, is_saved=is_saved, **about)
 
     def _wait(self) -> bool:
         self._trace.flush()

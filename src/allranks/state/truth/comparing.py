@@ -205,6 +205,11 @@ class Comparing:
         """Return what the manifest of a checkpoint says of it, once all ranks can save."""
         return {"verified": self._is_verified, "healed": len(self.healed)}
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no rank has all of the state."""
+        return any(place != -1 for places in self._contents.shards for place in places)
+
     # Replays
 
     def why_apart(self, names: Sequence[str]) -> str:

@@ -2,8 +2,8 @@
 
     find_parting(first, second).until        # 96: the first step at which something that both recorded differs
 
-A step is compared where rank 0 of both runs has a row, and both had as many ranks: with another number of them, sums
-are rounded otherwise.
+A step is compared where rank 0 of both runs has a row. Where they had another number of ranks, only the parts are, and
+not even these where they are sharded: generators, batches and shards are those of other ranks.
 
 A generator that a script neither seeds nor uses begins elsewhere in each run. So one that never moves is not compared,
 and one that stood elsewhere at the first step is named once something else differs.
@@ -78,13 +78,15 @@ def find_parting(first: Record, second: Record) -> Parting:
     loose: set[_Cell] | None = None
     for step in sorted(rows[0].get(0, {}).keys() & rows[1].get(0, {}).keys()):
         num_ranks, others = (int(of_run[0][step].about.get("world_size", 1)) for of_run in rows)
-        if num_ranks != others:
-            left_out = (
-                f"steps of {num_ranks} and {others} ranks: with another number of them, sums are rounded otherwise"
-            )
-            continue
         cells = [_cells_at(step, of_run, num_ranks) for of_run in rows]
         common = (cells[0].keys() & cells[1].keys()) - still
+        if num_ranks != others:
+            is_sharded = any(of_run[0][step].about.get("is_sharded") for of_run in rows)
+            common = {cell for cell in common if cell[1].startswith("part/") and not is_sharded}
+            what = "nothing is common to shards" if is_sharded else "only parts are compared"
+            left_out = f"{num_ranks} and {others} ranks: {what}"
+        if not common:
+            continue
         num_steps, last = num_steps + 1, step
         unlike = {cell for cell in common if cells[0][cell] != cells[1][cell]}
         if loose is None:
@@ -153,6 +155,6 @@ def _cells_at(step: int, rows: Mapping[int, Mapping[int, TraceRow]], num_ranks: 
 
 def _say_about(row: TraceRow) -> dict[str, str]:
     names = {"text": "checksum of the script"}
-    told = {key: own for key, own in row.about.items() if key not in ("call", "healed")}
+    told = {key: own for key, own in row.about.items() if key not in ("call", "healed", "is_sharded")}
     environment = told.pop("environment", {})
     return {str(names.get(key, key)): str(own) for key, own in (told | environment).items()}

@@ -65,16 +65,16 @@ class Trace:
         """Whether it belongs to the first `track` of this process."""
         return not self._about["call"]
 
-    def note(self, step: int, numbers: Mapping[str, int], *, is_saved: bool = False, num_healed: int = 0) -> None:
+    def note(self, step: int, numbers: Mapping[str, int], *, is_saved: bool = False, **about: int) -> None:
         """Record a boundary.
 
         Args:
             numbers: of the state here, by name; those of rank 0 count.
             is_saved: it is that of a checkpoint: have the rows so far written with the next batch.
-            num_healed: tensors that got the bits of another rank in this training.
+            about: what else the rows from here on say of this training.
         """
         self._is_flush_due |= is_saved
-        self._about["healed"] = num_healed
+        self._about |= about
         if self._pending is not None and self._pending[0] == step:
             return
         self._commit()
