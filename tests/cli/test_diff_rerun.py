@@ -13,9 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
+from allranks.cli import diff
 from allranks.cli.diff import describe_outcome
 from allranks.cli.main import cli
 from allranks.launch.rerun import RerunOutcome, command_of, find_refusal, find_start, restore_words
@@ -65,7 +67,7 @@ def test_of_a_resumed_run_the_process_counts_in_which_the_runs_parted(tmp_path: 
     assert find_refusal({0: moved, 1: moved}, 4, HERE) is None
 
 
-def test_hidden_arguments_are_taken_from_the_environment() -> None:
+def test_hidden_arguments_are_taken_from_the_environment_or_asked_for() -> None:
     arguments = "--hf-token '(hidden)' --url 'https://me:(hidden)@hub'"
     env = {"ALLRANKS_HIDDEN_B1": "hf_1", "ALLRANKS_HIDDEN_B2": "pw"}
     assert restore_words("B", arguments, env) == ["--hf-token", "hf_1", "--url", "https://me:pw@hub"]
@@ -73,6 +75,38 @@ def test_hidden_arguments_are_taken_from_the_environment() -> None:
         restore_words("B", arguments, {"ALLRANKS_HIDDEN_B1": "hf_1"})
     with pytest.raises(UsageError, match=r"--hf-token .hidden.: set ALLRANKS_HIDDEN_A1 to its value"):
         restore_words("A", arguments, {})
+    asked = list[str]()
+
+    def answer(what: str) -> str:
+        asked.append(what)
+        return "pw"
+
+    words = restore_words("B", arguments, {"ALLRANKS_HIDDEN_B1": "hf_1"}, answer)
+    assert words == ["--hf-token", "hf_1", "--url", "https://me:pw@hub"]
+    assert restore_words("B", "--keys '(hidden)' '(hidden)'", {}, answer) == ["--keys", "pw", "pw"]
+    of_keys = ["--keys (hidden) of run B", "(hidden) (hidden) of run B"]
+    assert asked == ["--url https://me:(hidden)@hub of run B", *of_keys]
+
+
+def test_what_is_typed_on_a_terminal_is_not_shown() -> None:
+    @click.command
+    def command() -> None:
+        words.append(diff._ask("--hf-token (hidden) of run A"))
+
+    words = list[str]()
+    told = CliRunner().invoke(command, input="hf_1\n")
+    assert (words, told.output.strip()) == (["hf_1"], "--hf-token (hidden) of run A:")
+
+
+def test_runs_of_another_number_of_ranks_are_not_run_again(tmp_path: Path) -> None:
+    for name, size in (("a", 2), ("b", 3)):
+        (tmp_path / name / FOLDER).mkdir(parents=True)
+        rows = [TraceRow(0, {"part/model": size}, about(tmp_path, world_size=size))]
+        (tmp_path / name / FOLDER / file_name(0)).write_bytes(to_bytes(rows))
+    found = CliRunner().invoke(
+        cli, ["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--replay", "--yes"], standalone_mode=False
+    )
+    assert str(found.exception) == "diff --replay: runs of 2 and 3 ranks do other operations"
 
 
 def test_it_begins_at_the_newest_checkpoint_that_both_runs_have_before_the_interval(tmp_path: Path) -> None:

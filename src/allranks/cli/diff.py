@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -51,8 +52,9 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) 
     records = [_read(place) for place in places]
     lacking = [str(place) for place, record in zip(places, records, strict=True) if 0 not in record]
     parting = find_parting(*records)
-    unlike = find_unlike(records[0], records[1], parting.until)
-    healed = [str(place) for place, record in zip(places, records, strict=True)
+    described = [_read_manifest(place) for place in places] if lacking else records
+    unlike = find_unlike(described[0], described[1], parting.until)
+    healed = [str(place) for place, record in zip(places, described, strict=True)
               if any(row.about.get("healed") for row in record.get(0, ()))]  # fmt: skip
     exit_code = Exit.USER_CODE if parting.until is not None else Exit.OK if parting.num_steps else Exit.UNKNOWN
     if not as_json:
@@ -113,6 +115,20 @@ def _read(place: Path) -> Record:
         raise UsageError(f"{place}: the record is of another version: {exc}") from exc
 
 
+def _read_manifest(place: Path) -> Record:
+    """Return what the newest whole checkpoint says of a run, which may have no record."""
+    from allranks.state.saved.manifest import Damaged
+    from allranks.state.saved.parts import list_checkpoints, read_manifest
+    from allranks.state.truth.trace_file import TraceRow
+
+    for path in list_checkpoints(place):
+        with contextlib.suppress(Damaged):
+            own = read_manifest(path)
+            about = {"torch": own.torch, "world_size": own.world_size, "healed": own.healed}
+            return {0: [TraceRow(own.step, {}, about)]}
+    return {}
+
+
 def _run_again(
     places: Sequence[Path], records: Sequence[Record], parting: Parting, *, is_sure: bool, can_ask: bool
 ) -> RerunOutcome | None:
@@ -134,14 +150,16 @@ def _run_again(
         raise UsageError(
             "diff --replay runs both scripts, whatever else they do (files, uploads): to allow it, add --yes"
         )
+    abouts = [row_at(record[0], parting.until).about for record in records]
+    if len(sizes := {about["world_size"] for about in abouts}) > 1:
+        raise UsageError("diff --replay: runs of {} and {} ranks do other operations".format(*sorted(sizes)))
     machine, line = rerun.read_machine(), ProgressLine()
     starts = rerun.find_start(places, parting.since)
     runs = list[rerun.StartedRun]()
-    for letter, record, start in zip("AB", records, starts or (None, None), strict=True):
+    for letter, record, about, start in zip("AB", records, abouts, starts or (None, None), strict=True):
         if why := rerun.find_refusal(record, parting.until, machine):
             raise UsageError(f"diff --replay: run {letter} cannot be run again here: {why}")
-        about = row_at(record[0], parting.until).about
-        words = rerun.restore_words(letter, about["arguments"], os.environ)
+        words = rerun.restore_words(letter, about["arguments"], os.environ, _ask if can_ask else None)
         runs.append(rerun.StartedRun(letter=letter, words=words, record=record, about=about, checkpoint=start))
     origin = f"the checkpoints of {starts[0].name.replace('_', ' ')}" if starts else "step 0 (they share no checkpoint)"
     say(
@@ -154,6 +172,10 @@ def _run_again(
         return rerun.run_again(runs, parting.steps, show=lambda text: line.write(f"allranks: {text}"))
     finally:
         line.clear()
+
+
+def _ask(what: str) -> str:
+    return str(click.prompt(what, hide_input=True, err=True))
 
 
 def _say(parting: Parting, records: Sequence[Record], lacking: Sequence[str]) -> list[str]:

@@ -139,12 +139,16 @@ def find_start(places: Sequence[Path], since: int | None) -> list[Path]:
     return [own[max(common)] for own in by_step] if common else []
 
 
-def restore_words(letter: str, arguments: str, env: Mapping[str, str]) -> list[str]:
-    """Return the arguments of a run with what is hidden in its record, which variables have.
+def restore_words(
+    letter: str, arguments: str, env: Mapping[str, str], ask: Callable[[str], str] | None = None
+) -> list[str]:
+    """Return the arguments of a run with what is hidden in its record, which variables have, or a person.
 
     >>> restore_words("A", "--lr 1 --hf-token '(hidden)'", {"ALLRANKS_HIDDEN_A1": "hf_1"})
     ['--lr', '1', '--hf-token', 'hf_1']
 
+    Args:
+        ask: returns the value of what it is given; None: nobody can be asked.
     Raises:
         UsageError: a value is missing.
     """
@@ -152,10 +156,12 @@ def restore_words(letter: str, arguments: str, env: Mapping[str, str]) -> list[s
 
     def restore(place: int) -> str:
         name = f"{HIDDEN_VARIABLE}{letter}{next(numbers)}"
-        if name not in env:
-            what = " ".join(words[max(0, place - 1) : place + 1])
+        what = " ".join(words[max(0, place - 1) : place + 1])
+        if name in env:
+            return env[name]
+        if ask is None:
             raise UsageError(f"diff --replay: run {letter} had a hidden argument, {what}: set {name} to its value")
-        return env[name]
+        return ask(f"{what} of run {letter}")
 
     return [re.sub(re.escape(HIDDEN), lambda _: restore(place), word) for place, word in enumerate(words)]  # noqa: B023
 
