@@ -251,6 +251,13 @@ def test_checks_take_at_most_half_a_percent_of_the_time_although_checks_and_step
     assert module.SHARE / 3 < checks_s / (now_s - saves_s) < module.SHARE
 
 
+def test_a_state_is_sharded_where_a_dimension_of_a_mesh_cuts_it():
+    own = comparing_of(dict, Talks(0, [None], threading.Barrier(1)), verified=None)
+    for shards, is_sharded in ((set(), False), ({(-1,)}, False), ({(-1,), (-1, 2)}, True)):
+        own._contents.shards = shards
+        assert own.is_sharded is is_sharded
+
+
 def test_rank_0_says_how_often_is_checked_one_talk_ahead_and_at_most_8_times_as_rarely(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -154,8 +154,9 @@ def test_a_directory_that_takes_nothing_costs_the_record_only(tmp_path: Path) ->
 
 def test_a_batch_that_cannot_be_read_costs_its_number_only(tmp_path: Path) -> None:
     trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT)
-    trace.note(0, {"model/w": 1})
+    trace.note(0, {"model/w": 1}, is_sharded=True)
     trace.batch([Odd()])
     trace.flush()
+    assert rows_of(tmp_path)[0].about["is_sharded"]
     assert "part/model" in rows_of(tmp_path)[0].numbers
     assert "batch" not in rows_of(tmp_path)[0].numbers
