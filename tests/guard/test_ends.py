@@ -532,13 +532,13 @@ def test_the_rank_that_a_message_names_is_the_culprit_and_not_those_that_raise_i
     ("tie", "ranks"),
     [
         (
-            "AR610 replica-differs: ranks 0-1 have different bits, and no majority tells which is wrong, in model/w: 1 of "
-            "9 elements at step 40, equal at step 32",
+            "AR610 replica-differs: ranks 0-1 have different bits, and no majority tells which is wrong, in model/w: 1 "
+            "of 9 elements at step 40, equal at step 32",
             (0, 1),
         ),
         (
-            "AR611 wrong-arithmetic: ranks 0-2 computed different gradients, and no majority tells which are wrong, from "
-            "the batch of rank 1, in model/w at step 40",
+            "AR611 wrong-arithmetic: ranks 0-2 computed different gradients, and no majority tells which are wrong, "
+            "from the batch of rank 1, in model/w at step 40",
             (0, 1, 2),
         ),
     ],
