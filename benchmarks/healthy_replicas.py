@@ -85,9 +85,9 @@ def train(name: str, seconds: float) -> None:
                 self.stop()
         if self._membership.is_leader:
             learner = self._comparing._learner
-            standings = [learner.standing(own) for own in self._comparing.numbers]
-            watched = sum(own in ("watched", "frozen") for own in standings)
-            print("SEEN", json.dumps({**seen, "watched": watched, "unlike": sorted(learner._dropped)}), flush=True)
+            seen_of = [learner.seen[own] for own in self._comparing.numbers if own in learner.seen]
+            watched = sum(own.is_watched or own.is_frozen for own in seen_of)
+            print("SEEN", json.dumps({**seen, "watched": watched, "unlike": sorted(learner.dropped)}), flush=True)
 
     def even_sampler(self: Any, data: Any, *, global_batch_size: int, **told: Any) -> Any:
         return sampler(self, data, global_batch_size=global_batch_size // self.world_size * self.world_size, **told)

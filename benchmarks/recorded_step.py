@@ -57,8 +57,7 @@ def measure(name: str, model: torch.nn.Module, take: Callable[[], tuple[Tensor, 
         if number % 2:
             with OpRecorder(lambda: dict(model.named_modules())) as recorder:
                 step()
-            ops = [*recorder.ops()]
-            num_ops, size = len(ops), len(encode_ops(ops))
+            num_ops, size = len(recorder.ops), len(encode_ops(recorder.ops))
         else:
             step()
         if number >= 4:

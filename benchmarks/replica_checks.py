@@ -85,7 +85,7 @@ def train(width: int, steps: int) -> None:
     from allranks.state.truth.finite import Finiteness
     from allranks.state.truth.trace import Trace
 
-    checks, looks = Clock((comparing.Comparing, "words_now")), Clock((Finiteness, "look"))
+    checks, looks = Clock((comparing.Comparing, "_words_now")), Clock((Finiteness, "look"))
     following = Clock((comparing.Comparing, "heard"))
     records = Clock((Trace, "note"), (Trace, "batch"), (Trace, "flush"))
     with allranks.session() as s:

@@ -221,7 +221,7 @@ class Session:
             partial: take the parts that are in the checkpoint, and let the others begin anew; says which.
             accumulates: gradients go on from step to step, so checkpoints hold them.
             on_corruption: of a rank's bits: "roll-back" to where all agreed (as None), "stop", "heal" by others' bits.
-            replay: f(batch), forward and backward: teams of ranks repeat a batch, to find one that computes wrongly.
+            replay: f(batch), forward and backward: all ranks repeat a batch, to find one that computes wrongly.
             replay_every: steps between two replays, which cost a forward and backward pass each; given with `replay`.
             log: gets the values of `step.log`, too, on rank 0: a run of W&B, SummaryWriter, mlflow, or f(step, values).
             parts: model, optimizer, scheduler, sampler, scaler: anything with state_dict, the same on all ranks.

@@ -37,7 +37,7 @@ def test_every_waiting_time_is_called_timeout_and_read_and_explained_alike() -> 
         ("init", "--timeout"), ("init", "--queue-timeout"),
         ("stack", "--timeout"), ("horovod", "--elastic-timeout"), ("run", "--shutdown-timeout"),
         ("render", "--shutdown-timeout"), ("submit", "--shutdown-timeout"), ("lab up", "--kill-wait"),
-        ("lab up", "--grace-time"), ("advise", "--timeout"), ("diff", "--timeout"), ("bench", "--timeout"),
+        ("lab up", "--grace-time"), ("advise", "--timeout"), ("bench", "--timeout"),
         ("bench", "--queue-timeout"),
     }  # fmt: skip
     for _, each in waits:

@@ -528,10 +528,24 @@ def test_the_rank_that_a_message_names_is_the_culprit_and_not_those_that_raise_i
     assert (judged.exit_code, judged.comes_back_as) == (75, "model/w at step 40")
 
 
-def test_without_a_majority_no_node_is_left_out_and_what_is_not_to_be_retried_is_not():
-    tie = "ranks 0-1 have different bits, and no majority tells which is wrong, in model/w: 1 of 9 elements at step 40"
-    words = f'ReplicaError: allranks: AR610 replica-differs: {tie}, equal at step 32; not retried: on_corruption="stop"'
-    judged = judge_ends(scene_of(*(end(rank, message=words) for rank in (0, 1))))
-    assert (judged.ranks, judged.nodes, judged.cures) == ((0, 1), (), False)
+@pytest.mark.parametrize(
+    ("tie", "ranks"),
+    [
+        (
+            "AR610 replica-differs: ranks 0-1 have different bits, and no majority tells which is wrong, in model/w: 1 "
+            "of 9 elements at step 40, equal at step 32",
+            (0, 1),
+        ),
+        (
+            "AR611 wrong-arithmetic: ranks 0-2 computed different gradients, and no majority tells which are wrong, "
+            "from the batch of rank 1, in model/w at step 40",
+            (0, 1, 2),
+        ),
+    ],
+)
+def test_without_a_majority_no_node_is_left_out_and_what_is_not_to_be_retried_is_not(tie, ranks):
+    words = f'ReplicaError: allranks: {tie}; not retried: on_corruption="stop"'
+    judged = judge_ends(scene_of(*(end(rank, message=words) for rank in ranks)))
+    assert (judged.ranks, judged.nodes, judged.cures) == (ranks, (), False)
     assert (judged.is_retryable, judged.exit_code) == (False, 78)
     assert judged.findings[0].confidence is Confidence.UNDECIDED

@@ -55,7 +55,7 @@ class Net(torch.nn.Module):
 
 def train(s, case):
     """Return what came of one training."""
-    torch.set_num_threads(2 if case == "nested" and s.rank == 2 else 1)  # which has it in no team
+    torch.set_num_threads(2 if case == "nested" and s.rank == 2 else 1)  # with which it computes other bits
     torch.manual_seed(1)
     random.seed(s.rank)
     numpy.random.seed(s.rank)

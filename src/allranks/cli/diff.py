@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli import complete
-from allranks.cli.options import json_option, timeout_option
+from allranks.cli.options import json_option
+from allranks.cli.progress_line import ProgressLine
 from allranks.model.errors import Exit, UsageError
 from allranks.report.text import count_of, printable, say
 
 if TYPE_CHECKING:
     from allranks.launch.rerun import RerunOutcome
-    from allranks.state.truth.parting import Parting, Record
+    from allranks.state.truth.parting import Differing, Parting, Record
 
 
 @click.command("diff", epilog="Exit codes: 0 no difference, 1 the runs differ, 2 usage error, 3 it cannot be told.")
@@ -26,9 +29,8 @@ if TYPE_CHECKING:
 @click.argument("second", metavar="B", shell_complete=complete.jobs_or_paths)
 @click.option("--replay", "is_rerun", is_flag=True, help="Run both again, and name the first operation that differs.")
 @click.option("--yes", "is_sure", is_flag=True, help="With --replay: run both scripts without a question.")
-@timeout_option("--timeout", "timeout_s", waits_for="for the next step of a run, with --replay", default=600.0)
 @json_option
-def diff(first: str, second: str, is_rerun: bool, is_sure: bool, timeout_s: float, as_json: bool) -> int:
+def diff(first: str, second: str, is_rerun: bool, is_sure: bool, as_json: bool) -> int:
     """Compare two runs bit by bit: name the steps between which they part, and what differs there.
 
     A and B are runs below runs/, directories of runs, or directories of checkpoints. `session()` records numbers that
@@ -50,30 +52,30 @@ def diff(first: str, second: str, is_rerun: bool, is_sure: bool, timeout_s: floa
     records = [_read(place) for place in places]
     lacking = [str(place) for place, record in zip(places, records, strict=True) if 0 not in record]
     parting = find_parting(*records)
-    unlike = _compare_manifests(*places) if lacking else find_unlike(records[0], records[1], parting.until)
-    healed = [str(place) for place in places if any(own.healed for own in _manifests(place))]
+    described = [_read_manifest(place) for place in places] if lacking else records
+    unlike = find_unlike(described[0], described[1], parting.until)
+    healed = [str(place) for place, record in zip(places, described, strict=True)
+              if any(row.about.get("healed") for row in record.get(0, ()))]  # fmt: skip
     exit_code = Exit.USER_CODE if parting.until is not None else Exit.OK if parting.num_steps else Exit.UNKNOWN
-    lines = [f"also differs  {name}: {a or 'none'} -> {b or 'none'}" for name, a, b in unlike]
-    lines += [f"healed        {place}: a replica got the bits of others: not the undisturbed run" for place in healed]
-    for line in [] if as_json else lines + _say(parting, records, lacking):
-        click.echo(printable(line))
+    if not as_json:
+        lines = [f"also differs  {name}: {a or 'none'} -> {b or 'none'}" for name, a, b in unlike]
+        lines += [f"healed        {place}: a replica got the bits of others: not the undisturbed run"
+                  for place in healed]  # fmt: skip
+        _print([*lines, *_say(parting, records, lacking)])
     outcome: RerunOutcome | None = None
-    if is_rerun and parting.until is not None and not lacking:
-        from allranks.cli.rerun import describe_outcome, rerun
-
+    if is_rerun and parting.until is not None:
         can_ask = not as_json and sys.stdin.isatty()
-        outcome = rerun(places, records, parting, env=os.environ, is_sure=is_sure, can_ask=can_ask, timeout_s=timeout_s)
+        outcome = _run_again(places, records, parting, is_sure=is_sure, can_ask=can_ask)
     if as_json:
         rows = [{"name": name, "a": a, "b": b} for name, a, b in unlike]
         document: dict[str, Any] = {"a": str(places[0]), "b": str(places[1]), **asdict(parting)}
         document |= {"also_differs": rows, "healed": healed, "lacking": lacking, "exit_code": int(exit_code)}
         document |= {"replay": outcome and asdict(outcome)} if is_rerun else {}
         click.echo(json.dumps(document, indent=2))
-    elif outcome is None and is_rerun and exit_code == Exit.USER_CODE:
-        say("nothing was run")
     elif outcome is not None:
-        for line in describe_outcome(outcome, parting.num_ranks[0]):
-            click.echo(printable(line))
+        _print(describe_outcome(outcome, parting.num_ranks))
+    elif is_rerun and exit_code == Exit.USER_CODE:
+        say("nothing was run")
     return exit_code
 
 
@@ -85,32 +87,23 @@ def find_place(text: str) -> Path:
     Raises:
         UsageError: there is none.
     """
+    from allranks.launch.batch.clean import checkpoint_places
     from allranks.report.runs import find_run, is_run, read_run
     from allranks.state.saved.manifest import MANIFEST
     from allranks.state.saved.parts import list_checkpoints
     from allranks.state.truth.trace_file import FOLDER
 
     path = Path(text)
-    run = read_run(path) if path.is_dir() and is_run(path) else None
+    run = read_run(path) if is_run(path) else None if path.exists() else find_run(text, Path("runs"))
     places = [path.resolve().parent] if (path / MANIFEST).exists() else [path, path / "checkpoints"]
-    if run is not None or (not path.exists() and (run := find_run(text, Path("runs"))) is not None):
-        places = [*_named_in(run.attempt_path), run.path / "checkpoints"]
-    for place in places:
-        if place.is_dir() and ((place / FOLDER).is_dir() or list_checkpoints(place)):
-            return place
     if run is not None:
-        raise UsageError(f"{run.path}: no checkpoints and no record in {places[0]}; session() with track() makes them")
-    raise UsageError(f"{text}: {'no checkpoints and no record in it' if path.is_dir() else 'no such run or directory'}")
-
-
-def _named_in(attempt: Path) -> list[Path]:
-    """Where the workers of a run had their checkpoints, as its env.json says."""
-    from allranks.files.regular import find_regular
-    from allranks.report.readback import MAX_BYTES, parse_environment
-
-    told = [parse_environment(find_regular(path, at_most=MAX_BYTES) or b"") for path in attempt.glob("*/env.json")]
-    names = {own["ALLRANKS_CHECKPOINT_DIR"] for own in told if "ALLRANKS_CHECKPOINT_DIR" in own}
-    return sorted(map(Path, names))
+        places = [*checkpoint_places(run.path), run.path / "checkpoints"]
+    for place in places:
+        if (place / FOLDER).is_dir() or (place.is_dir() and list_checkpoints(place)):
+            return place
+    if run is None and not path.exists():
+        raise UsageError(f"{text}: no such run or directory")
+    raise UsageError(f"{text}: no checkpoints and no record in {places[0]}; session() with track() makes them")
 
 
 def _read(place: Path) -> Record:
@@ -120,34 +113,74 @@ def _read(place: Path) -> Record:
         return read_record(place)
     except OtherFormatError as exc:
         raise UsageError(f"{place}: the record is of another version: {exc}") from exc
-    except OSError as exc:
-        raise UsageError(f"{place}: the record cannot be read: {exc.strerror or exc}") from exc
 
 
-def _manifests(place: Path) -> list[Any]:
+def _read_manifest(place: Path) -> Record:
+    """Return what the newest whole checkpoint says of a run, which may have no record."""
     from allranks.state.saved.manifest import Damaged
     from allranks.state.saved.parts import list_checkpoints, read_manifest
+    from allranks.state.truth.trace_file import TraceRow
 
-    found = []
-    for checkpoint in list_checkpoints(place):
-        try:
-            found.append(read_manifest(checkpoint))
-        except (Damaged, OSError):
-            continue
-    return sorted(found, key=lambda manifest: manifest.step)
-
-
-def _compare_manifests(first: Path, second: Path) -> list[tuple[str, str, str]]:
-    """What the newest checkpoints say where a run has no record."""
-    manifests = [_manifests(place)[-1:] for place in (first, second)]
-    if not all(manifests):
-        return []
-    told = [(name, *(str(getattr(own, name)) for (own,) in manifests)) for name in ("torch", "world_size")]
-    return [(name, a, b) for name, a, b in told if a != b]
+    for path in list_checkpoints(place):
+        with contextlib.suppress(Damaged):
+            own = read_manifest(path)
+            about = {"torch": own.torch, "world_size": own.world_size, "healed": own.healed}
+            return {0: [TraceRow(own.step, {}, about)]}
+    return {}
 
 
-def _say(parting: Parting, records: list[Record], lacking: list[str]) -> list[str]:
+def _run_again(
+    places: Sequence[Path], records: Sequence[Record], parting: Parting, *, is_sure: bool, can_ask: bool
+) -> RerunOutcome | None:
+    """Run both again, and return what differs first; None: the user would rather not.
+
+    Args:
+        places: the directories of checkpoints.
+        parting: where their records part.
+        can_ask: somebody is at the terminal.
+    Raises:
+        UsageError: they cannot be run again here, or not without an answer.
+        SetupError: one of them failed.
+    """
+    from allranks.launch import rerun
+    from allranks.state.truth.parting import row_at
+
+    assert parting.until is not None
+    if not is_sure and not can_ask:
+        raise UsageError(
+            "diff --replay runs both scripts, whatever else they do (files, uploads): to allow it, add --yes"
+        )
+    abouts = [row_at(record[0], parting.until).about for record in records]
+    if len(sizes := {about["world_size"] for about in abouts}) > 1:
+        raise UsageError("diff --replay: runs of {} and {} ranks do other operations".format(*sorted(sizes)))
+    machine, line = rerun.read_machine(), ProgressLine()
+    starts = rerun.find_start(places, parting.since)
+    runs = list[rerun.StartedRun]()
+    for letter, record, about, start in zip("AB", records, abouts, starts or (None, None), strict=True):
+        if why := rerun.find_refusal(record, parting.until, machine):
+            raise UsageError(f"diff --replay: run {letter} cannot be run again here: {why}")
+        words = rerun.restore_words(letter, about["arguments"], os.environ, _ask if can_ask else None)
+        runs.append(rerun.StartedRun(letter=letter, words=words, record=record, about=about, checkpoint=start))
+    origin = f"the checkpoints of {starts[0].name.replace('_', ' ')}" if starts else "step 0 (they share no checkpoint)"
+    say(
+        f"both are run again at once, twice, by {count_of(parting.num_ranks, 'rank')} each on this machine, from "
+        f"{origin} up to step {parting.steps.stop}; the second time, operations are recorded where they part"
+    )
+    if not is_sure and not click.confirm("Run both scripts, with whatever else they do (files, uploads)?", err=True):
+        return None
+    try:
+        return rerun.run_again(runs, parting.steps, show=lambda text: line.write(f"allranks: {text}"))
+    finally:
+        line.clear()
+
+
+def _ask(what: str) -> str:
+    return str(click.prompt(what, hide_input=True, err=True))
+
+
+def _say(parting: Parting, records: Sequence[Record], lacking: Sequence[str]) -> list[str]:
     left_out = [f"not compared  {parting.left_out}"] if parting.left_out else []
+    names = [differing.describe(parting.num_ranks) for differing in parting.differing]
     if lacking:
         return [f"cannot tell: no record beside the checkpoints in {place}" for place in lacking]
     if not parting.num_steps:
@@ -156,11 +189,33 @@ def _say(parting: Parting, records: list[Record], lacking: list[str]) -> list[st
         return [f"cannot tell: {why}"]
     if parting.until is None:
         end = f"no difference up to step {parting.last}; {count_of(parting.num_steps, 'recorded step')} compared"
-        names = [differing.describe(parting.num_ranks[0]) for differing in parting.elsewhere]
         begun = f"without effect  stood elsewhere from the start: {', '.join(names)}"
         return [*left_out, *([begun] if names else []), end]
     begin = f"they part at step {parting.until} or before: it is the first step that both recorded"
     if parting.since is not None:
         begin = f"they part between steps {parting.since} and {parting.until}: all is equal at step {parting.since}"
-    names = [differing.describe(parting.num_ranks[0]) for differing in parting.differing]
     return [*left_out, f"{begin}; these differ at step {parting.until}:", *(f"  {name}" for name in names)]
+
+
+def describe_outcome(outcome: RerunOutcome, num_ranks: int) -> list[str]:
+    """Return what was found, in lines."""
+
+    def say_names(differing: Sequence[Differing]) -> str:
+        return ", ".join(own.describe(num_ranks) for own in differing)
+
+    lines = []
+    for letter, own in outcome.unrepeated.items():
+        why = "it is not deterministic, or has compiled code, which ran eager"
+        names = say_names(own.differing)
+        lines.append(f"run {letter} does not repeat its own record at step {own.until}: {why}: {names}")
+    if outcome.difference is not None:
+        return [*lines, *outcome.difference.describe(num_ranks)]
+    if outcome.parting.until is None:
+        return [*lines, f"no difference between the replays; {count_of(outcome.parting.num_steps, 'step')} compared"]
+    what = f"what differs at step {outcome.parting.until}, was changed outside of them"
+    return [*lines, f"no operation of torch differs; {what}: {say_names(outcome.parting.differing)}"]
+
+
+def _print(lines: Sequence[str]) -> None:
+    for line in lines:
+        click.echo(printable(line))

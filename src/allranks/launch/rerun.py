@@ -1,24 +1,30 @@
-"""Runs two trainings again, on this machine, and compares their operations while they record them.
+"""Runs two trainings again, on this machine, twice: to find the step in which they part, and the operation.
 
-    outcome = Rerun(runs, num_ranks=3, first=96, until=128, timeout_s=600.0).watch(show=print)
+    run_again(runs, range(96, 128), show=print)
 
-Each run is a job of `allranks run` in a folder of its own below one scratch directory, and goes with it. They run at
-once: a step is compared as soon as both have recorded it, and its files are deleted. So both end soon after the first
-difference: at a step of their records, which shows whether they repeat these. The files: state/truth/op_file.py.
+Both runs are jobs of `allranks run` at the same time, in folders of their own below one scratch directory, and go with
+it. First each of their steps has a row in their records: these are compared with each other, and with the records of
+the runs, which they should repeat. Then they run again up to the step in which they part, and record its operations.
+The files: state/truth/op_file.py.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
-import shutil
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +32,29 @@ from allranks.files.regular import find_regular
 from allranks.host.signals import die_with_parent
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import end_srun
-from allranks.launch.workers import kill_descendants
-from allranks.model.errors import SetupError
+from allranks.model.errors import SetupError, UsageError
 from allranks.report.mask import HIDDEN
 from allranks.report.text import print_error, printable
+from allranks.state.saved.manifest import parse_final
+from allranks.state.saved.parts import list_checkpoints
 from allranks.state.truth.first_difference import FirstDifference, find_first
-from allranks.state.truth.op_file import SETUP, RerunPlan, read_ops
-from allranks.state.truth.parting import Parting, Record, find_parting
+from allranks.state.truth.op_file import Op, RerunPlan, read_ops
+from allranks.state.truth.parting import Parting, Record, find_parting, row_at
 from allranks.state.truth.trace_file import PREFIXES, read_record
 
-TICK_S = 0.1
+TICK_S, PROBE_S = 0.1, 120.0
 WORDS = 12
 """Lines of a run's output that are shown if it fails."""
+HIDDEN_VARIABLE = "ALLRANKS_HIDDEN_"
+"""How the names of variables begin that hold the hidden arguments."""
 _OF_PLACE = ("ALLRANKS_BACKEND", "CUDA_VISIBLE", "GLOO_SOCKET", "NCCL_IB", "NCCL_SOCKET", "NVIDIA_", "TORCHELASTIC")
 """Of recorded variables, those that `allranks run` or this machine sets."""
+_PROBE = """
+import json, torch
+from allranks.state.truth.trace import describe_machine
+names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+print(json.dumps({**describe_machine(), "torch": str(torch.__version__), "gpus": names}))
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,11 +63,11 @@ class StartedRun:
 
     letter: str
     """A or B."""
-    words: tuple[str, ...]
+    words: Sequence[str]
     """Arguments of its script, none of them hidden."""
+    record: Record
     about: Mapping[str, Any]
     """What rank 0 recorded of its process."""
-    record: Record
     checkpoint: Path | None
     """What it begins with."""
 
@@ -61,162 +76,102 @@ class StartedRun:
 class RerunOutcome:
     """What both runs have shown."""
 
-    step: int | None
-    """Step of `difference`."""
-    difference: FirstDifference | None
-    """None: no operation differs."""
-    num_steps: int
-    """How many steps were compared, what is before the first one not counted."""
-    num_left_out: int
-    """Operations that were not recorded, since a step had too many."""
+    parting: Parting
+    """Where their records part, of which each step has a row."""
     unrepeated: Mapping[str, Parting]
     """Runs that do not repeat their own record, and where not."""
-    eager: tuple[str, ...]
-    """Runs that had compiled code, which ran eager here."""
-    at_end: Parting
-    """Where the records of both runs part."""
+    difference: FirstDifference | None = None
+    """None: no operation differs."""
 
 
-class Rerun:
-    """Both runs, while they run.
+# Before
+
+
+def read_machine() -> dict[str, Any]:
+    """Return torch, Python and hardware of a process here; torch is imported in a process of its own."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PROBE], capture_output=True, text=True, timeout=PROBE_S, check=True
+        )
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError) as exc:
+        raise SetupError(f"diff --replay: torch cannot be asked for its version and hardware: {exc}") from exc
+
+
+def find_refusal(record: Record, step: int, here: Mapping[str, Any]) -> str | None:
+    """Return why a run cannot be run again on this machine; None: it can.
 
     Args:
-        first: from which step on operations are compared.
-        until: the step before which that ends.
-        timeout_s: how long a run may take for its next step.
+        step: at which rank 0 has a row: another process of the run may have written the others.
+        here: what `read_machine` returned.
     """
-
-    def __init__(self, runs: Sequence[StartedRun], *, num_ranks: int, first: int, until: int, timeout_s: float) -> None:
-        self._runs, self._num_ranks, self._timeout_s = runs, num_ranks, timeout_s
-        self._inbox = SignalInbox()
-        self._scratch = Path(tempfile.mkdtemp(prefix="allranks-diff-"))
-        self._plans = [
-            RerunPlan(folder=str(self._scratch / run.letter.lower()), first=first, until=until) for run in runs
-        ]
-        self._processes = list[subprocess.Popen[bytes]]()
-        self._inbox.kill_now = self._kill_now
-
-    def watch(self, show: Callable[[str], None]) -> RerunOutcome:
-        """Start both, and return what differs first; afterwards both have ended, and nothing of them is left.
-
-        Args:
-            show: takes what is being done now.
-        Raises:
-            SetupError: a run fails, or stands still.
-            StoppedBySignal: somebody told this process to stop.
-        """
-        try:
-            for run, plan in zip(self._runs, self._plans, strict=True):
-                self._processes.append(self._start(run, plan))
-            return self._compare(show)
-        finally:
-            for process in self._processes:
-                if process.poll() is None:
-                    process.terminate()
-            for process in self._processes:
-                end_srun(process)
-            shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _kill_now(self) -> None:
-        """End both runs at the second Ctrl-C; killed processes write nothing more, but need a moment to end."""
-        kill_descendants()
-        for process in self._processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(1.0)
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
-    def _compare(self, show: Callable[[str], None]) -> RerunOutcome:
-        plan = self._plans[0]
-        other: tuple[int, FirstDifference] | None = None
-        found: tuple[int, FirstDifference] | None = None
-        num_steps = num_left_out = 0
-        last = plan.until
-        for step in range(plan.first, plan.until):
-            files = [[own.file_of(step, rank) for rank in range(self._num_ranks)] for own in self._plans]
-            self._await(lambda which: all(path.exists() for path in files[which]), step, show)  # noqa: B023
-            if step >= last:
-                break  # the rows of this step are written
-            if found is None:
-                read = [[read_ops(path) for path in own] for own in files]
-                num_left_out += sum(left_out for own in read for _, left_out in own)
-                num_steps += step != SETUP
-                difference = find_first(*({rank: ops for rank, (ops, _) in enumerate(own)} for own in read))
-                if difference is not None and difference.is_without_effect:
-                    other = other or (step, difference)
-                elif difference is not None:
-                    found, last = (step, difference), self._find_next_row(step)
-                    for own in self._plans:
-                        own.found.touch()
-            for path in (path for own in files for path in own):
-                path.unlink()
-        else:
-            self._await(lambda which: self._processes[which].poll() == 0, plan.until, show)
-        records = [read_record(own.checkpoints) for own in self._plans]
-        at_end = find_parting(*records)
-        partings = [(run.letter, find_parting(run.record, own)) for run, own in zip(self._runs, records, strict=True)]
-        first = found or (other if at_end.until is not None else None)
-        return RerunOutcome(
-            step=first and first[0],
-            difference=first and first[1],
-            num_steps=num_steps,
-            num_left_out=num_left_out,
-            unrepeated={letter: own for letter, own in partings if own.until is not None},
-            eager=tuple(run.letter for run in self._runs if run.about.get("is_compiled")),
-            at_end=at_end,
-        )
-
-    def _find_next_row(self, step: int) -> int:
-        """Return the step until which both runs go on after a difference: each then has repeated a row, or has not."""
-        until = self._plans[0].until
-        after = [[row.step for row in run.record[0] if step < row.step <= until] for run in self._runs]
-        return max(min(own, default=until) for own in after)
-
-    def _await(self, is_there: Callable[[int], bool], step: int, show: Callable[[str], None]) -> None:
-        """Wait until something is there of both runs, given which of them."""
-        seen, deadline_s = list[str](), time.monotonic() + self._timeout_s
-        while not all(map(is_there, range(2))):
-            self._inbox.check()
-            at = [(find_regular(Path(own.folder) / "at", at_most=64) or b"-").decode() for own in self._plans]
-            if at != seen:
-                seen, deadline_s = at, time.monotonic() + self._timeout_s
-            show(f"run A at step {at[0]}, run B at step {at[1]} of {self._plans[0].until}")
-            for which, process in enumerate(self._processes):
-                if (code := process.poll()) is not None and not is_there(which):
-                    self._fail(which, f"ended with exit code {code} before step {max(step, 0)} was done")
-            if time.monotonic() > deadline_s:
-                which = 0 if not is_there(0) else 1
-                self._fail(which, f"made no step for {self._timeout_s:g} s (--timeout), at step {at[which]}")
-            time.sleep(TICK_S)
-
-    def _fail(self, which: int, why: str) -> None:
-        show = find_regular(Path(self._plans[which].folder) / "output", at_most=64 << 20) or b""
-        for line in show.decode(errors="replace").splitlines()[-WORDS:]:
-            print_error(printable(line))
-        raise SetupError(f"diff --replay: run {self._runs[which].letter} {why}; the last lines of its output are above")
-
-    def _start(self, run: StartedRun, plan: RerunPlan) -> subprocess.Popen[bytes]:
-        plan.checkpoints.mkdir(parents=True)
-        if run.checkpoint is not None:
-            (plan.checkpoints / run.checkpoint.name).symlink_to(run.checkpoint.resolve())
-        with (Path(plan.folder) / "output").open("wb") as output:
-            return subprocess.Popen(
-                command_of(run.about, run.words, num_ranks=self._num_ranks, log_dir=Path(plan.folder) / "runs"),
-                cwd=run.about["directory"],
-                env=environment_of(run.about, os.environ) | plan.to_environ(),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,  # Ctrl-C reaches this process, which ends both
-                preexec_fn=die_with_parent(signal.SIGTERM),
-            )
+    about = row_at(record[0], step).about
+    if about.get("call"):
+        return "its record is of a later track() in its script; only the first one can be run again"
+    for name in ("torch", "python"):
+        if about[name] != here[name]:
+            return f"it had {name} {about[name]}, here is {here[name]}"
+    ranks = [rank for rank in record if rank < about["world_size"]]
+    devices, own = (Counter(row_at(record[rank], step).about["hardware"] for rank in ranks), Counter(here["gpus"]))
+    if any(name != here["hardware"] for name in devices - own):
+        told = [", ".join(f"{num} x {name}" for name, num in some.items()) for some in (devices, own)]
+        return f"it ran on {told[0]}, here is {told[1] or here['hardware']}"
+    script = Path(about["script"])
+    if not script.is_file():
+        return f"its script {script} is not there"
+    if about["text"] != hashlib.blake2b(script.read_bytes(), digest_size=16).hexdigest():
+        return f"its script {script} was edited since"
+    if not Path(about["directory"]).is_dir():
+        return f"its working directory {about['directory']} is not there"
+    return None
 
 
-def command_of(about: Mapping[str, Any], words: Sequence[str], *, num_ranks: int, log_dir: Path) -> list[str]:
+def find_start(places: Sequence[Path], since: int | None) -> list[Path]:
+    """Return the newest checkpoints of one step that both runs have, at `since` or before; empty: there are none.
+
+    Args:
+        places: their directories of checkpoints.
+    """
+    by_step = [{at[0]: path for path in reversed(list_checkpoints(place))
+                if (at := parse_final(path.name)) and since is not None and at[0] <= since}
+               for place in places]  # fmt: skip
+    common = by_step[0].keys() & by_step[1].keys()
+    return [own[max(common)] for own in by_step] if common else []
+
+
+def restore_words(
+    letter: str, arguments: str, env: Mapping[str, str], ask: Callable[[str], str] | None = None
+) -> list[str]:
+    """Return the arguments of a run with what is hidden in its record, which variables have, or a person.
+
+    >>> restore_words("A", "--lr 1 --hf-token '(hidden)'", {"ALLRANKS_HIDDEN_A1": "hf_1"})
+    ['--lr', '1', '--hf-token', 'hf_1']
+
+    Args:
+        ask: returns the value of what it is given; None: nobody can be asked.
+    Raises:
+        UsageError: a value is missing.
+    """
+    words, numbers = shlex.split(arguments), count(1)
+
+    def restore(place: int) -> str:
+        name = f"{HIDDEN_VARIABLE}{letter}{next(numbers)}"
+        what = " ".join(words[max(0, place - 1) : place + 1])
+        if name in env:
+            return env[name]
+        if ask is None:
+            raise UsageError(f"diff --replay: run {letter} had a hidden argument, {what}: set {name} to its value")
+        return ask(f"{what} of run {letter}")
+
+    return [re.sub(re.escape(HIDDEN), lambda _: restore(place), word) for place, word in enumerate(words)]  # noqa: B023
+
+
+def command_of(about: Mapping[str, Any], words: Sequence[str], *, log_dir: Path) -> list[str]:
     """Return the command that starts a run again."""
-    command = [sys.executable, "-m", "allranks", "run", "--standalone", f"--nproc-per-node={num_ranks}"]
+    command = [sys.executable, "-m", "allranks", "run", "--standalone", f"--nproc-per-node={about['world_size']}"]
     command += [f"--log-dir={log_dir}", "--status=off", "--shutdown-timeout=3"]
-    if "ALLRANKS_BACKEND_CHOSEN" in about["environment"]:
-        command.append(f"--backend={about['environment']['ALLRANKS_BACKEND_CHOSEN']}")
+    if backend := about["environment"].get("ALLRANKS_BACKEND_CHOSEN"):
+        command.append(f"--backend={backend}")
     return [*command, *(["-m", about["module"]] if about["module"] else [about["script"]]), *words]
 
 
@@ -238,5 +193,82 @@ def environment_of(about: Mapping[str, Any], here: Mapping[str, str]) -> dict[st
     return ours | own | {"OMP_NUM_THREADS": str(about["threads"])}
 
 
-HIDDEN_VARIABLE = "ALLRANKS_HIDDEN_"
-"""How the names of variables begin that hold the hidden arguments."""
+# Both runs
+
+
+def run_again(runs: Sequence[StartedRun], steps: range, show: Callable[[str], None]) -> RerunOutcome:
+    """Run both, and return what differs first; afterwards all have ended, and nothing of them is left.
+
+    Args:
+        steps: that are compared.
+        show: takes what is being done now.
+    Raises:
+        SetupError: a run fails.
+        StoppedBySignal: somebody told this process to stop.
+    """
+    inbox, num_ranks = SignalInbox(), runs[0].about["world_size"]
+    with tempfile.TemporaryDirectory(prefix="allranks-diff-", ignore_cleanup_errors=True) as folder:
+        plans = _run_both(runs, f"{folder}/rows", steps, inbox, show)
+        records = [read_record(plan.checkpoints) for plan in plans]
+        parting = find_parting(*records)
+        own = {run.letter: find_parting(run.record, record) for run, record in zip(runs, records, strict=True)}
+        unrepeated = {letter: found for letter, found in own.items() if found.until is not None}
+        if parting.until is None:
+            return RerunOutcome(parting=parting, unrepeated=unrepeated)
+        plans = _run_both(runs, f"{folder}/ops", parting.steps, inbox, show, are_ops_recorded=True)
+
+        def ops_of(plan: RerunPlan, rank: int) -> list[Op]:
+            return [op for step in parting.steps for op in read_ops(plan.file_of(step, rank))]
+
+        difference = find_first((rank, ops_of(plans[0], rank), ops_of(plans[1], rank)) for rank in range(num_ranks))
+    return RerunOutcome(parting=parting, unrepeated=unrepeated, difference=difference)
+
+
+def _run_both(
+    runs: Sequence[StartedRun],
+    folder: str,
+    steps: range,
+    inbox: SignalInbox,
+    show: Callable[[str], None],
+    *,
+    are_ops_recorded: bool = False,
+) -> list[RerunPlan]:
+    told: Any = {"first": steps.start, "until": steps.stop, "are_ops_recorded": are_ops_recorded}
+    plans = [RerunPlan(folder=f"{folder}/{run.letter}", **told) for run in runs]
+    with contextlib.ExitStack() as left:
+        processes = list[subprocess.Popen[bytes]]()
+        for run, plan in zip(runs, plans, strict=True):
+            processes.append(_start(run, plan))
+            left.callback(end_srun, processes[-1])
+        while any(process.poll() is None for process in processes):
+            inbox.check()
+            at = [(find_regular(Path(plan.folder) / "at", at_most=64) or b"-").decode() for plan in plans]
+            show(f"run A at step {at[0]}, run B at step {at[1]} of {plans[0].until}")
+            time.sleep(TICK_S)
+            for run, plan, process in zip(runs, plans, processes, strict=True):
+                if code := process.poll():
+                    said = find_regular(Path(plan.folder) / "output", at_most=64 << 20) or b""
+                    for line in said.decode(errors="replace").splitlines()[-WORDS:]:
+                        print_error(printable(line))
+                    raise SetupError(
+                        f"diff --replay: run {run.letter} ended with exit code {code} before step {plan.until}; the "
+                        "last lines of its output are above"
+                    )
+    return plans
+
+
+def _start(run: StartedRun, plan: RerunPlan) -> subprocess.Popen[bytes]:
+    plan.checkpoints.mkdir(parents=True)
+    if run.checkpoint is not None:
+        (plan.checkpoints / run.checkpoint.name).symlink_to(run.checkpoint.resolve())
+    with (Path(plan.folder) / "output").open("wb") as output:
+        return subprocess.Popen(
+            command_of(run.about, run.words, log_dir=Path(plan.folder) / "runs"),
+            cwd=run.about["directory"],
+            env=environment_of(run.about, os.environ) | plan.to_environ(),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C reaches this process, which ends both
+            preexec_fn=die_with_parent(signal.SIGTERM),
+        )

@@ -56,7 +56,7 @@ def comparing_of(
 ) -> Comparing:
     parts: Any = SimpleNamespace(state=read, optimizers=[], parameters=lambda: read()["model"])
     checkpoints: Any = SimpleNamespace(roll_back=lambda: verified, directory=Path("/nowhere"))
-    return Comparing(parts, checkpoints, policy=policy, talks=talks, say=say)
+    return Comparing(parts, checkpoints, policy=policy, talks=talks, say=say if talks.membership.is_leader else str)
 
 
 def state_of_training() -> State:
@@ -249,6 +249,31 @@ def test_checks_take_at_most_half_a_percent_of_the_time_although_checks_and_step
             checks_s, now_s = checks_s + took_s, now_s + took_s
             last = step, now_s
     assert module.SHARE / 3 < checks_s / (now_s - saves_s) < module.SHARE
+
+
+def test_a_state_is_sharded_where_a_dimension_of_a_mesh_cuts_it():
+    own = comparing_of(dict, Talks(0, [None], threading.Barrier(1)), verified=None)
+    for shards, is_sharded in ((set(), False), ({(-1,)}, False), ({(-1,), (-1, 2)}, True)):
+        own._contents.shards = shards
+        assert own.is_sharded is is_sharded
+
+
+def test_rank_0_says_how_often_is_checked_one_talk_ahead_and_at_most_8_times_as_rarely(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of many ranks, an outlier would have the checks of all become rarer and rarer."""
+    own = threading.local()
+    monkeypatch.setattr(module, "choose_exponent", lambda *_: own.wanted)
+
+    def strike(step: int, rank: int, state: State) -> None:
+        own.wanted = 20 if rank == slow else 0
+
+    slow = 1
+    ranks, _ = train(2, strike, steps=40)
+    assert [own._last_step for _, own in ranks] == [39, 39]
+    slow = 0
+    ranks, _ = train(2, strike, steps=70)
+    assert [(own._last_step, own._exponent) for _, own in ranks] == [(64, 9)] * 2
 
 
 # What is no fault

@@ -16,7 +16,7 @@ from allranks.state.saved.commit import Attempt, gather_parts, seal, write_part
 from allranks.state.saved.manifest import Manifest
 from allranks.state.saved.parts import list_checkpoints, read_manifest
 from allranks.state.saved.tidy import Keeper, roll_back
-from allranks.state.truth import comparing, finite
+from allranks.state.truth import comparing
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import OnCorruption, ReplicaError
 from allranks.state.truth.finite import Finiteness, NotFiniteError
@@ -55,15 +55,6 @@ def test_gradients_are_seen_before_the_update_where_one_element_is_not_finite(
     assert own.poll(5) is is_seen
     assert own.take() == ((1, {"w": 7}) if is_seen else (0, None))
     assert own.poll(5) is False
-
-
-def test_the_numbers_are_kept_a_few_times_only():
-    own, optimizer = looker([NAN] * 4)
-    kept = []
-    for _ in range(finite.MOST_LOOKS + 2):
-        optimizer.step()
-        kept.append(own.take()[1] is not None)
-    assert kept == [True] * finite.MOST_LOOKS + [False] * 2
 
 
 def test_a_parameter_counts_that_became_not_finite_and_not_one_that_began_so():
@@ -151,7 +142,9 @@ def test_where_all_became_nan_the_replica_that_differed_before_is_named(flips: b
             state=lambda: {"model": model.state_dict()}, optimizers=[optimizer], parameters=lambda: {"w": model.weight}
         )
         checkpoints: Any = SimpleNamespace(roll_back=lambda: 4, directory=Path("/nowhere"))
-        own = Comparing(parts, checkpoints, policy=OnCorruption.HEAL, talks=talks, say=said.append)
+        own = Comparing(
+            parts, checkpoints, policy=OnCorruption.HEAL, talks=talks, say=said.append if rank == 0 else str
+        )
         try:
             for step in range(8):
                 is_checked = step < 5

@@ -54,7 +54,7 @@ def test_a_generator_that_moved_on_is_named_with_its_rank() -> None:
 def test_a_generator_that_begins_elsewhere_is_named_once_something_else_differs() -> None:
     unseeded = struck(record(), "generator/torch")
     found = part(record(), unseeded)
-    assert (found.until, found.elsewhere) == (None, (Differing("generator/torch", (0,)),))
+    assert (found.until, found.differing) == (None, (Differing("generator/torch", (0,)),))
     found = part(record(), struck(dict(unseeded), "part/model", since=4))
     assert [own.column for own in found.differing] == ["generator/torch", "part/model"]
 
@@ -64,7 +64,7 @@ def test_a_generator_that_never_moves_is_not_compared() -> None:
         {0: [TraceRow(step, {"part/model": step, "generator/python": number}, {"world_size": 1}) for step in STEPS]}
         for number in (1, 2)
     ]
-    assert part(*records) == Parting(num_steps=6, last=16, num_ranks=(1, 1))
+    assert part(*records) == Parting(num_steps=6, last=16, num_ranks=1)
 
 
 def test_only_common_steps_are_compared() -> None:
@@ -79,6 +79,9 @@ def test_of_another_number_of_ranks_only_parts_are_compared() -> None:
     assert "only parts are compared" in found.left_out
     assert part(record(2), struck(record(3), "part/model", since=9)).until == 16
     assert part(record(2, is_sharded=True), record(3, is_sharded=True)).num_steps == 0
+    resumed = {rank: [*record(2)[rank][:3], *record(3)[rank][3:]] for rank in (0, 1)}
+    found = part(record(2), struck(resumed, "part/model", since=2))
+    assert (found.since, found.until) == (1, 2)
 
 
 def test_rows_of_ranks_that_a_smaller_run_left_behind_do_not_count() -> None:

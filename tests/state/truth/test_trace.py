@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from allranks.state.truth.trace_file import (
     MOST_ROWS,
     OtherFormatError,
     TraceRow,
+    is_recorded,
     parse_rows,
     read_record,
     to_bytes,
@@ -87,36 +89,38 @@ def test_rows_are_appended_between_two_saves(tmp_path: Path) -> None:
         trace.note(step, {"model/w": step}, is_saved=True)
         trace.batch([step])
         assert [row.step for row in rows_of(tmp_path)] == [*range(step + 1)]
-    assert (tmp_path / FOLDER / "rank_00000").read_bytes().count(b'"format"') == 1
+    assert (tmp_path / FOLDER / "rank_00000.jsonl").read_bytes().count(b'"format"') == 1
 
 
-def test_of_too_many_rows_every_other_one_goes() -> None:
-    from allranks.state.truth.trace_file import thin
-
-    rows = [TraceRow(step, {"part/model": step}, {}) for step in range(0, 6 * MOST_ROWS, 2)]
-    steps = [row.step for row in thin(rows)]
-    assert steps == [*range(0, 6 * MOST_ROWS, 4 * 2)][: len(steps)]
-    assert MOST_ROWS / 2 < len(steps) <= MOST_ROWS
+def test_of_many_steps_those_have_rows_that_a_power_of_two_divides() -> None:
+    steps = [step for step in range(64 * MOST_ROWS) if is_recorded(step)]
+    for begin in (2**place for place in range(16)):
+        assert 0 < sum(begin <= step < 2 * begin for step in steps) <= MOST_ROWS
+    assert set(range(0, 64 * MOST_ROWS, 64)) <= {*steps}
 
 
-def test_long_runs_are_thinned_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("allranks.state.truth.trace_file.MOST_ROWS", 8)
-    train(tmp_path, range(21))
-    assert [row.step for row in rows_of(tmp_path)] == [0, 4, 8, 12, 16, 18, 20]
+def test_saves_have_rows_at_all_steps(tmp_path: Path) -> None:
+    trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT)
+    for step in (4 * MOST_ROWS + 4, 4 * MOST_ROWS + 5, 4 * MOST_ROWS + 7):
+        trace.note(step, {"model/w": step}, is_saved=step % 8 == 7)
+        trace.batch([step])
+    assert [row.step for row in rows_of(tmp_path)] == [4 * MOST_ROWS + 4, 4 * MOST_ROWS + 7]
+    train(tmp_path, range(4 * MOST_ROWS + 5, 4 * MOST_ROWS + 7))
+    assert [row.step for row in rows_of(tmp_path)] == [4 * MOST_ROWS + 4, 4 * MOST_ROWS + 5]
 
 
 @pytest.mark.parametrize("cut", [2, 10, 40, 100])
 def test_a_torn_write_costs_the_rows_that_it_tore(cut: int) -> None:
     rows = [TraceRow(step, {"part/model": step, "batch": -step}, {"torch": "2"}) for step in range(20)]
-    data = to_bytes(rows)
-    kept = parse_rows(data[:-cut])
-    assert [row.step for row in kept] == [*range(len(kept))]
-    assert 20 - 1 - cut // 40 <= len(kept) < 20
-    assert all(row.numbers["part/model"] == row.step for row in kept)
+    data = to_bytes(rows)[:-cut]
+    kept = parse_rows(data)
+    assert kept == rows[: len(kept)]
+    assert 20 - 1 - cut // 30 <= len(kept) < 20
+    assert parse_rows(data + to_bytes(rows[-1:], rows[-1].about)) == [*kept, rows[-1]]
 
 
 def test_no_flipped_bit_gives_a_row_another_number_or_column() -> None:
-    rows = [TraceRow(0, {"a": 1}, {}), TraceRow(1, {"a": 1, "b": 2}, {}), TraceRow(2, {"b": 2}, {"torch": "2"})]
+    rows = [TraceRow(0, {"a": 1}, {}), TraceRow(1, {"a": 1, "b": 2}, {}), TraceRow(2, {"b": 2}, {})]
     data = to_bytes(rows)
     chance = random.Random(4)
     for _ in range(300):
@@ -125,29 +129,18 @@ def test_no_flipped_bit_gives_a_row_another_number_or_column() -> None:
         assert all(row in rows for row in parse_rows(bytes(torn)))
 
 
-def test_another_version_is_refused() -> None:
-    from allranks.state.truth import trace_file
-
-    line = trace_file._with_crc('{"format": 3, "about": {}}')
-    with pytest.raises(OtherFormatError, match="format 3"):
-        parse_rows(line.encode())
-
-
-def test_a_record_of_another_version_begins_anew_and_one_rank_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from allranks.state.truth import trace_file
-
+@pytest.mark.parametrize(
+    ("name", "line", "why"),
+    [
+        ("rank_00000", b'{"format": 2, "columns": [], "about": {}} 5eed', "no row of format 3"),
+        ("rank_00000.jsonl", b'{"format":4,"since":0}', "format 4"),
+    ],
+)
+def test_another_version_is_refused(tmp_path: Path, name: str, line: bytes, why: str) -> None:
     (tmp_path / FOLDER).mkdir()
-    for rank in (0, 1):
-        line = trace_file._with_crc('{"format": 1, "about": {}}')
-        (tmp_path / FOLDER / trace_file.file_name(rank)).write_text(line)
-        train(tmp_path, range(4, 6), rank=rank)
-    assert [[row.step for row in rows_of(tmp_path, rank)] for rank in (0, 1)] == [[4, 5], [4, 5]]
-    assert capsys.readouterr().err == (
-        "allranks: the record for `allranks diff` begins anew at step 4: the steps before have format 1, this "
-        "allranks reads format 2\n"
-    )
+    (tmp_path / FOLDER / name).write_bytes(b"%08x %s" % (zlib.crc32(line), line))
+    with pytest.raises(OtherFormatError, match=why):
+        read_record(tmp_path)
 
 
 def test_a_directory_that_takes_nothing_costs_the_record_only(tmp_path: Path) -> None:
@@ -161,8 +154,9 @@ def test_a_directory_that_takes_nothing_costs_the_record_only(tmp_path: Path) ->
 
 def test_a_batch_that_cannot_be_read_costs_its_number_only(tmp_path: Path) -> None:
     trace = Trace(tmp_path, Membership.spread(0, 1), ABOUT)
-    trace.note(0, {"model/w": 1})
+    trace.note(0, {"model/w": 1}, is_sharded=True)
     trace.batch([Odd()])
     trace.flush()
+    assert rows_of(tmp_path)[0].about["is_sharded"]
     assert "part/model" in rows_of(tmp_path)[0].numbers
     assert "batch" not in rows_of(tmp_path)[0].numbers

@@ -111,7 +111,7 @@ def choose(runs: Sequence[Candidate], *, older_s: float | None, keep: int | None
 
 def keep_shared(runs: Iterable[Candidate], live: Iterable[Candidate]) -> list[Candidate]:
     """Return the runs, those kept in which a live run has its checkpoints."""
-    used = {place: run.id for run in live for place in _checkpoint_places(run.path)}
+    used = {place: run.id for run in live for place in checkpoint_places(run.path)}
     found = []
     for run in runs:
         top = run.path.resolve()
@@ -167,7 +167,7 @@ def _find_writer(checkpoints: Path, now_s: float) -> Owner | None:
     return None
 
 
-def _checkpoint_places(run: Path) -> list[Path]:
+def checkpoint_places(run: Path) -> list[Path]:
     """Return where the workers of a run have their checkpoints, as their environment says."""
     places = []
     for path in run.glob("attempt_*/*/env.json"):

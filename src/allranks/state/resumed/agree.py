@@ -86,23 +86,14 @@ class Agreement:
         dist.all_gather_object(said, word)
         return said
 
-    def send(self, data: bytes, target: int) -> None:
-        """Send bytes to one rank, which calls `receive` with this one."""
-        dist.send(torch.tensor([len(data)], dtype=torch.int64, device=self._device), target)
-        for piece in torch.frombuffer(bytearray(data), dtype=torch.uint8).split(CHUNK_BYTES) if data else ():
-            dist.send(piece.to(self._device), target)
-
-    def receive(self, source: int) -> bytes:
-        """Return what one rank sends."""
-        size = torch.zeros(1, dtype=torch.int64, device=self._device)
-        dist.recv(size, source)
-        data = bytearray(int(size))
-        for piece in torch.frombuffer(data, dtype=torch.uint8).split(CHUNK_BYTES) if data else ():
-            chunk = piece.to(self._device)
-            dist.recv(chunk, source)
-            if chunk is not piece:
-                piece.copy_(chunk)
-        return bytes(data)
+    def share(self, data: bytes, source: int) -> bytes:
+        """Return the bytes of one rank; all ranks call it together."""
+        (size,) = self.largest(len(data))
+        if not size:
+            return b""
+        own = torch.frombuffer(bytearray(data or size), dtype=torch.uint8)
+        self.give([own], source)
+        return bytes(own.numpy())
 
     def _give(self, data: torch.Tensor, source: int) -> None:
         chunk = data.to(self._device)

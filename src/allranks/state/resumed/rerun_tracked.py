@@ -1,7 +1,7 @@
-"""A training that `allranks diff --replay` runs again: it saves and logs nothing, and records the operations of steps.
+"""A training that `allranks diff --replay` runs again: it saves and logs nothing, and records a step's operations.
 
-    begin_setup()          in session(): records from here to the first step, if nothing is equal before that
-    RerunTracked(parts, ...)   in place of Tracked: the step that the plan names first is recorded, and so on
+    begin_setup()              in session(): records from here to the first step, if the plan says so
+    RerunTracked(parts, ...)   in place of Tracked: each step has a row in the record
 
 It begins at the only checkpoint in the plan's folder, else at step 0, and ends with 0 at the boundary `until`.
 """
@@ -20,19 +20,17 @@ from allranks.state.resumed.steps import Step
 from allranks.state.resumed.telling import Telling
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Stall
-from allranks.state.truth.op_file import MOST_FILES, SETUP, RerunPlan, encode_ops
+from allranks.state.truth.op_file import SETUP, RerunPlan, encode_ops
 from allranks.state.truth.ops import OpRecorder
 
 TOLD_EVERY_S = 0.2
-READ_S = 600.0
-"""How long the command may take to compare a step."""
 _setup: list[OpRecorder | None] = []
 """What records this process until its first step, and then None."""
 
 
 def begin_setup() -> None:
     """Record from here on, if the plan says so; once in a process."""
-    if _plan().first == SETUP and not _setup:
+    if _plan().are_ops_recorded and _plan().first == SETUP and not _setup:
         _setup.append(recorder := OpRecorder())
         recorder.__enter__()
 
@@ -66,18 +64,14 @@ class RerunTracked(Tracked):
         if not self._trace.is_of_first_call:
             raise UsageError("diff --replay follows the first track() of a script; here a second one makes steps, too")
         for step in super().steps(loader, **told):
-            if step.number < self._plan.first:
+            if not self._plan.are_ops_recorded or step.number < self._plan.first:
                 yield step
                 continue
-            self._trace.flush()
-            recorder = OpRecorder(self._modules)
-            if self._plan.found.exists():
+            recorder = OpRecorder(self._modules, step.number)
+            recorder.begin(step.batches)
+            with recorder:
                 yield step
-            else:
-                recorder.begin(step.batches)
-                with recorder:
-                    yield step
-            self._write(step.number, recorder)
+            self._write(recorder)
 
     def save(self, **values: Any) -> bool:
         """Do what a save does to the training, and save nothing."""
@@ -95,12 +89,12 @@ class RerunTracked(Tracked):
         if _setup and (recorder := _setup[0]) is not None:
             _setup[0] = None
             recorder.__exit__(None, None, None)
-            self._write(SETUP, recorder)
+            self._write(recorder)
         super()._boundary()
         is_over = self.step >= self._plan.until
         if self._membership.is_leader and (is_over or time.monotonic() - self._told_s >= TOLD_EVERY_S):
             self._told_s = time.monotonic()
-            self._put(Path(self._plan.folder) / "at", b"%d" % self.step)
+            (Path(self._plan.folder) / "at").write_text(f"{self.step}")
         if self.step >= self._plan.first:
             self._comparing.measure()  # a row of its own, check or not
             self._note(is_saved=True)
@@ -113,18 +107,5 @@ class RerunTracked(Tracked):
         return {f"{part}.{name}".rstrip("."): module for part, own in self._parts.modules.items()
                 for name, module in own.named_modules()}  # fmt: skip
 
-    def _write(self, step: int, recorder: OpRecorder) -> None:
-        """Write a step's file; wait while the command has not read those before it."""
-        path = self._plan.file_of(step, self._membership.rank)
-        path.parent.mkdir(exist_ok=True)
-        self._put(path, encode_ops(recorder.ops(), recorder.num_left_out))
-        deadline_s = time.monotonic() + READ_S
-        while self._plan.file_of(step - MOST_FILES + 1, self._membership.rank).exists():
-            if time.monotonic() > deadline_s:
-                raise SystemExit(f"allranks: nobody has read the operations of step {step - 1} for {READ_S:.0f} s")
-            time.sleep(0.02)
-
-    def _put(self, path: Path, data: bytes) -> None:
-        new = path.with_name(f"{path.name}.new")
-        new.write_bytes(data)
-        new.rename(path)
+    def _write(self, recorder: OpRecorder) -> None:
+        self._plan.file_of(recorder.step, self._membership.rank).write_bytes(encode_ops(recorder.ops))

@@ -106,7 +106,11 @@ class Tracked:
         self._telling = Telling(cell, log=log, is_leader=membership.is_leader)
         self._agreement = Agreement(membership, device=device or torch.device("cpu"))
         self._comparing = Comparing(
-            self._parts, checkpoints, policy=OnCorruption.parse(on_corruption), talks=self._agreement, say=say
+            self._parts,
+            checkpoints,
+            policy=OnCorruption.parse(on_corruption),
+            talks=self._agreement,
+            say=say if membership.is_leader else lambda _: None,
         )
         if on_corruption and membership.world_size == 1:
             say(f"on_corruption={on_corruption!r} has no effect: one rank has no replica, a rank with the same state")
@@ -115,10 +119,7 @@ class Tracked:
         self._averaging, self._compressors = Averaging(parts, membership), Compressors(parts)
         self._losses = Losses(membership, checkpoints, step=lambda: self.step, on_loss=on_loss)
         asked = replay is not None or replay_every is not None
-        told: Any = {"talks": self._agreement, "say": say}
-        self._replay = (
-            Replay(replay, replay_every, self._parts, self._averaging, self._comparing, **told) if asked else None
-        )
+        self._replay = Replay(replay, replay_every, self._parts, self._averaging, self._comparing) if asked else None
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
         self._saved: tuple[int, int] | None = None
@@ -395,8 +396,9 @@ class Tracked:
             return stall
 
     def _note(self, *, is_saved: bool = False) -> None:
-        sharded = self._comparing.is_sharded
-        self._trace.note(self.step, self._comparing.numbers, is_sharded=sharded, is_saved=is_saved)
+        seen = self._comparing
+        about = {"healed": len(seen.healed), "is_sharded": seen.is_sharded}
+        self._trace.note(self.step, seen.numbers, is_saved=is_saved, **about)
 
     def _wait(self) -> bool:
         self._trace.flush()

@@ -34,14 +34,15 @@ from allranks.state.resumed.telling import add_event
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.corruption import OnCorruption, describe_bits, error_that_names
+from allranks.state.truth.corruption import OnCorruption, ReplicaError, describe_bits
 from allranks.state.truth.difference import Difference
 from allranks.state.truth.fingerprint import hash_text
 from allranks.state.truth.finite import Finiteness, NotFiniteError, read_ruined, write_ruined
-from allranks.state.truth.learner import Learner
 from allranks.state.truth.odd_one import (
     DifferingTensor,
+    Learner,
     ReplicaReport,
+    Seen,
     TensorReport,
     find_updates,
     groups_of,
@@ -78,7 +79,7 @@ class Comparing:
         parts: that are tracked.
         policy: what becomes of the job when a replica differs.
         talks: with all ranks.
-        say: takes what rank 0 tells.
+        say: takes what is to be told, on rank 0.
     """
 
     def __init__(
@@ -88,35 +89,28 @@ class Comparing:
         *,
         policy: OnCorruption,
         talks: Agreement,
-        say: Callable[[str], None],
+        say: Callable[[str], object],
     ) -> None:
-        self._read, self._policy, self._membership = parts.state, policy, talks.membership
+        self._read, self._policy, self.talks, self.say = parts.state, policy, talks, say
+        self._membership, self._directory = talks.membership, checkpoints.directory
+        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
         self._finite = Finiteness(parts.optimizers, parts.parameters, lambda: Contents.of(self._read()).numbers())
         self._ruined: int | None = None
         """Step at which parameters became NaN or infinite in an earlier life of this training."""
-        self._is_said = False
-        self._check_s = 0.0
-        self._is_verified = False
-        """Rank 0, which saves, is compared with another rank."""
-        self._talks, self._directory, self._say = talks, checkpoints.directory, say
-        self._roll_back = (lambda: None) if policy is OnCorruption.STOP else checkpoints.roll_back
-        self._learner = Learner()
+        self._is_nan_said = self._is_verified = False
+        """Verified: rank 0, which saves, is compared with another rank."""
         self._is_on = self._membership.world_size > 1
-        self._num_checks = 0
-        self.is_sharded = False
-        """No rank has all of it."""
         self._groups: list[str] | None = None
         self._own_group = ""
-        self._contents = Contents()
+        self._contents, self._learner = Contents(), Learner()
         self.numbers: dict[str, int] = {}
         """Of the last check, by name; where there are no replicas, rank 0 computes them for the record alone."""
         self._known: dict[str, int] | None = None
         """After a load: what the checkpoint says."""
-        self._exponent = 0
-        self._last: tuple[int, float] | None = None
-        """Step and end of the last check."""
-        self._proposed = 0
-        """Rank 0's next exponent."""
+        self._exponent = self._proposed = self._num_checks = 0
+        """The exponent of now, and rank 0's next one: of many ranks there is always one that measured too much."""
+        self._last_step, self._last_s, self._check_s = -1, 0.0, 0.0
+        """Step and end of the last check, and how long it took."""
         self.equal_step: int | None = None
         """At which all ranks were equal the last time."""
         self.healed: list[dict[str, Any]] = []
@@ -132,25 +126,22 @@ class Comparing:
         Args:
             is_synchronized: all ranks should have the same weights now.
         """
-        is_due = self._last is None or self._num_checks < FIRST_CHECKS
-        is_due = is_due or step >> self._exponent != self._last[0] >> self._exponent  # type: ignore[index]
-        has_moved = self._last is None or step != self._last[0]
-        return self._words_now() if is_synchronized and is_due and has_moved else ()
+        is_due = self._num_checks < FIRST_CHECKS or step >> self._exponent != self._last_step >> self._exponent
+        return self._words_now() if is_synchronized and is_due and step != self._last_step else ()
 
     def compare_now(self, step: int) -> None:
         """Compare the replicas, due or not; raises as `heard` does."""
-        self.heard(step, self._talks.largest(*self._words_now()))
+        self.heard(step, self.talks.largest(*self._words_now()))
 
     def measure(self) -> None:
         """Compute all numbers; all ranks call it together, since a state may be gathered from all."""
         began_s = time.monotonic()
         self._contents = Contents.of(self._read())
-        self.is_sharded = any(place != -1 for places in self._contents.shards for place in places)
         if self._is_on and self._groups is None:
             self._meet()
         self.numbers = self._contents.numbers() if self._is_on or self._membership.is_leader else {}
         if not self._is_on:
-            self._contents = Contents()  # what was gathered takes memory
+            self._contents.tensors.clear()  # what was gathered takes memory
         self._check_s = time.monotonic() - began_s
 
     def heard(self, step: int, largest: Sequence[int], *, looks: bool = False) -> bool:
@@ -172,13 +163,11 @@ class Comparing:
             self._agree(step)
         elif said:
             self._examine(step)
-        if self._membership.is_leader:
-            now_s = time.monotonic()
-            if self._last is not None and step > self._last[0]:
-                step_s = (now_s - self._last[1] - self._check_s) / (step - self._last[0])
-                wanted = choose_exponent(self._check_s + RECORD_S, step_s)
-                self._proposed = min(wanted, self._exponent + MOST_MORE)
-        self._last = step, time.monotonic()
+        now_s = time.monotonic()
+        if self._membership.is_leader and step > self._last_step >= 0:
+            step_s = (now_s - self._last_s - self._check_s) / (step - self._last_step)
+            self._proposed = min(choose_exponent(self._check_s + RECORD_S, step_s), self._exponent + MOST_MORE)
+        self._last_step, self._last_s = step, now_s
         return True
 
     def loaded(self, step: int, parts: Collection[str], common: Mapping[str, Any]) -> None:
@@ -190,14 +179,14 @@ class Comparing:
         Raises:
             ReplicaError: it is not.
         """
-        known, self.healed = common.get("fingerprints"), [*common.get("healed", ())]
-        self._ruined, *_ = self._talks.gather(read_ruined(self._directory) if self._membership.is_leader else None)
+        self.healed = [*common.get("healed", ())]
+        self._ruined, *_ = self.talks.gather(read_ruined(self._directory) if self._membership.is_leader else None)
         if self._is_on:
             self.measure()
-        if self._is_on:  # some ranks may be compared
-            of_parts = {name: own for name, own in self.numbers.items() if name.partition("/")[0] in parts}
-            self._known = of_parts if known is None else {name: known[name] for name in of_parts if name in known}
-            if not _are_equal(self._talks.largest(*self._said())):
+        if self._is_on:  # measured, some ranks can be compared
+            known = common.get("fingerprints", self.numbers)
+            self._known = {name: known[name] for name in self.numbers if name in known and name.split("/")[0] in parts}
+            if not _are_equal(self.talks.largest(*self._said())):
                 self._examine(step)
             self._known = None
 
@@ -210,12 +199,16 @@ class Comparing:
 
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint has of this: the numbers of all that is compared, and what was healed."""
-        compared = {name: self.numbers[name] for name in self._learner.compared(self.numbers)}
-        return ({"fingerprints": compared} if self._is_on else {}) | ({"healed": self.healed} if self.healed else {})
+        return {"healed": self.healed} | ({"fingerprints": self._compared()} if self._is_on else {})
 
     def about(self) -> dict[str, Any]:
         """Return what the manifest of a checkpoint says of it, once all ranks can save."""
         return {"verified": self._is_verified, "healed": len(self.healed)}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether no rank has all of the state."""
+        return any(place != -1 for places in self._contents.shards for place in places)
 
     # Replays
 
@@ -232,16 +225,15 @@ class Comparing:
 
     def exchange(self) -> list[ReplicaReport]:
         """Return who all ranks are, and which of them compute the same bits; all ranks call it together."""
-        contents = Contents.of(self._read())
-        return Difference(self._talks, contents, {}, _describe_group(contents)).reports
+        return self._exchange({}).reports
 
     def accuse(
         self, cause_id: str, what: str, ranks: Sequence[int], reports: Sequence[ReplicaReport], *, is_decided: bool
     ) -> AllranksError:
-        """Return what all ranks raise; the arguments are those of `error_that_names`."""
-        verified, *_ = self._talks.gather(self._roll_back())  # rank 0's: others may not have heard of that checkpoint
+        """Return what all ranks raise; the arguments are those of `ReplicaError`."""
+        verified, *_ = self.talks.gather(self._roll_back())  # rank 0's: others may not have heard of that checkpoint
         told: Any = {"is_decided": is_decided, "policy": self._policy, "verified": verified}
-        return as_raised(error_that_names(cause_id, what, ranks, reports, **told))
+        return as_raised(ReplicaError(cause_id, what, ranks, reports, **told))
 
     # The words
 
@@ -250,29 +242,27 @@ class Comparing:
         return self._proposed, *(self._said() if self._is_on else ())
 
     def _said(self) -> tuple[int, ...]:
-        compared = self._learner.compared(self.numbers)
-        own = hash_text(*(f"{name}={self.numbers[name]}" for name in compared))
+        own = hash_text(*(f"{name}={number}" for name, number in self._compared().items()))
         assert self._groups is not None
         return tuple(
             word for group in self._groups for word in ((own, ~own) if group == self._own_group else (_LEAST, _LEAST))
         )
 
+    def _compared(self) -> dict[str, int]:
+        return {name: self.numbers[name] for name in self._learner.compared(self.numbers)}
+
     def _agree(self, step: int) -> None:
-        self._learner.agree({name: self.numbers[name] for name in self._learner.compared(self.numbers)})
+        self._learner.agree(self._compared())
         self.equal_step = step
 
     def _meet(self) -> None:
         """Find out which ranks can be compared; once, all ranks together."""
-        self._own_group = _describe_group(self._contents)
-        found = self._talks.gather(self._own_group)
-        self._groups = sorted({*found})
-        groups = groups_of([ReplicaReport(entries={}, group=group) for group in found])
+        groups = groups_of(self._exchange({}).reports)
         self._is_on, self._is_verified = bool(groups), any(0 in ranks for ranks in groups)
         if not self._is_on:
-            self._tell("the ranks are not compared with each other: none has a replica, a rank with the same state")
-        elif self._contents.unwatched:
-            names = self._contents.unwatched
-            self._tell(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
+            self.say("the ranks are not compared with each other: none has a replica, a rank with the same state")
+        elif names := self._contents.unwatched:
+            self.say(f"not compared between ranks: {count_of(len(names), 'sparse tensor')} ({_some(names)})")
 
     # Where they differ
 
@@ -280,45 +270,41 @@ class Comparing:
         self.numbers = self._contents.numbers()  # a second time: the first one may have been wrong itself
         found = self._exchange(self.numbers)
         judged = judge(found.reports, is_loaded=self._known is not None)
-        self._learner.drop(judged.not_replicated)
         if judged.is_by_script:
             self._is_on = self._is_verified = False
-            self._tell(f"at step {step} most tensors differ between all ranks: they are not compared any more")
+            self.say(f"at step {step} most tensors differ between all ranks: they are not compared any more")
             return
-        self._tell_unlike(judged.not_replicated)
-        if suspects := judged.suspects:
-            counts = found.count(suspects)
-            updated = find_updates(suspects, counts)
-            self._learner.drop(updated)
-            self._tell_unlike(updated, f" from step {step} on")
-            if suspects := tuple(own for own in suspects if own.name not in updated):
-                what = describe_bits(suspects, counts, found.reports, step=step, equal_step=self.equal_step)
-                if not self._heal(found, suspects, what, step):
-                    raise self._error(what, suspects[0], found.reports)
+        self._leave_out(judged.not_replicated)
+        frozen = [own for own in judged.suspects if own.is_frozen]
+        updated = find_updates(frozen, found.count(frozen))
+        self._leave_out(updated, f" from step {step} on")
+        if suspects := [own for own in judged.suspects if own.name not in updated]:
+            (count,) = found.count(suspects[:1]).values()
+            what = describe_bits(suspects, count, found.reports, step=step, equal_step=self.equal_step)
+            if not self._heal(found, suspects, what, step):
+                raise self._error(what, suspects[0], found.reports)
         if self._known is None:
             self._agree(step)
 
     def _examine_before(self) -> None:
         """Gradients were not finite: compare what the ranks had before the update with them."""
         (seen_at, before), name = self._finite.take(), self._finite.find_bad_parameter()
-        blind = None if before else f"rank {self._membership.rank} did not see it"
-        reports = self._exchange(before or {}, group=blind).reports
-        found = self._talks.gather((seen_at, name))
-        step, name = max(seen for seen, _ in found), next((own for _, own in found if own), "")
+        found = self.talks.gather((seen_at, name, before is not None))
+        step, name = max(seen for seen, *_ in found), next((own for _, own, _ in found if own), "")
+        are_known = all(is_known for *_, is_known in found)
+        reports = self._tell_all(before or {}).reports if are_known else []
         if suspects := judge(reports).suspects:
-            what = describe_bits(suspects, {}, reports, step=step, equal_step=self.equal_step)
+            what = describe_bits(suspects, None, reports, step=step, equal_step=self.equal_step)
             raise self._error(what, suspects[0], reports)
         said = f"gradients are NaN or infinite at step {step}"
         ruined = f"{said}, and then {name} is" if name else ""
         if ruined and step == self._ruined:
             text = f"{ruined}, as before the checkpoint was loaded: a restart does not help"
             raise as_raised(NotFiniteError(f"allranks: AR604 nan-loss: {text}"))
-        if not self._is_said:
+        if not self._is_nan_said:
             equal = ", on all ranks alike" if self._is_on and groups_of(reports) else ""
-            self._tell(
-                f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision"
-            )
-        self._is_said = True
+            self.say(f"AR604 nan-loss: {ruined or said}{equal}: look at the data, the learning rate and the precision")
+        self._is_nan_said = True
         if ruined and self._membership.is_leader:
             write_ruined(self._directory, step)
 
@@ -327,44 +313,39 @@ class Comparing:
         if self._policy is not OnCorruption.HEAL or not found.heal(suspects):
             return False
         self.numbers = self._contents.numbers()
-        if not _are_equal(self._talks.largest(*self._said())):
+        if not _are_equal(self.talks.largest(*self._said())):
             return False
         names, ranks = [own.name for own in suspects], list(suspects[0].ranks)
         self.healed.append({"step": step, "names": names, "ranks": ranks})
         if self._membership.is_leader:
             add_event("healed", step=step, ranks=ranks, tensors=names)
-        self._tell(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
+        self.say(f"AR610 replica-differs: {what}; healed: the run is no longer the undisturbed one")
         return True
 
     def _error(self, what: str, first: DifferingTensor, reports: Sequence[ReplicaReport]) -> AllranksError:
         return self.accuse("AR610", what, first.ranks, reports, is_decided=first.is_decided)
 
-    def _exchange(self, numbers: Mapping[str, int], *, group: str | None = None) -> Difference:
-        known, forms = self._known, self._contents.forms()
-        entries = {
-            name: TensorReport(
-                number=numbers[name],
-                standing=self._learner.known(name)[1],
-                is_changed=numbers[name] != (known[name] if known else self._learner.known(name)[0]),
-                form=forms.get(name),
-            )
-            for name in self._learner.compared(numbers if known is None else known)
-        }
-        if group is None:
-            self._own_group = _describe_group(self._contents)  # the script may have set another number of threads
-        found = Difference(self._talks, self._contents, entries, group or self._own_group)
-        if group is None:
-            self._groups = sorted({report.group for report in found.reports})
+    def _exchange(self, numbers: Mapping[str, int]) -> Difference:
+        """Have all ranks tell what they have, and who they are: a script may have set another number of threads."""
+        self._own_group = _describe_group(self._contents)
+        found = self._tell_all(numbers)
+        self._groups = sorted({report.group for report in found.reports})
         return found
 
-    def _tell_unlike(self, names: Sequence[str], since: str = "") -> None:
+    def _tell_all(self, numbers: Mapping[str, int]) -> Difference:
+        forms, known = self._contents.forms(), self._known
+        seen = {name: Seen(number) for name, number in known.items()} if known else self._learner.seen
+        entries = {
+            name: TensorReport(numbers[name], seen.get(name, Seen()), forms.get(name))
+            for name in self._learner.compared(numbers if known is None else known)
+        }
+        return Difference(self.talks, self._contents, entries, self._own_group)
+
+    def _leave_out(self, names: Sequence[str], since: str = "") -> None:
+        self._learner.dropped |= {*names}
         if names:
             what = f"{count_of(len(names), 'tensor')} ({_some(names)})"
-            self._tell(f"not replicated{since}: {what}; not compared between ranks")
-
-    def _tell(self, text: str) -> None:
-        if self._membership.is_leader:
-            self._say(text)
+            self.say(f"not replicated{since}: {what}; not compared between ranks")
 
 
 def _are_equal(largest: Sequence[int]) -> bool:

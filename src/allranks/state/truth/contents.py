@@ -2,12 +2,14 @@
 
 A name is a path through a part's state: `model/layers.0.weight`, `optimizer/state/layers.0.weight/exp_avg`. What is in
 the same memory is there once. Of a DTensor it is this rank's shard. All of a part's numbers and text are one entry.
+Of an object, such as a batch of the script's own class, its attributes count: its text may have its address.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator, Mapping
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +17,10 @@ import torch
 from torch import Tensor
 
 from allranks.state.saved.pack import is_dtensor
-from allranks.state.truth.fingerprint import can_watch, fingerprint, hash_text
+from allranks.state.truth.fingerprint import can_watch, fingerprint, hash_bytes, hash_text
 
-NUMBERS = "numbers"
-"""Last word of the name of a part's numbers."""
+MOST_OBJECTS = 5
+"""So many objects deep attributes are looked at."""
 
 
 @dataclass(slots=True)
@@ -41,8 +43,7 @@ class Contents:
             if isinstance(value, Tensor):
                 found._add(path, value.detach(), places)
             else:
-                text = hashlib.blake2b(value.tobytes()).hexdigest() if hasattr(value, "tobytes") else repr(value)
-                found.texts.setdefault(f"{path.partition('/')[0]}/{NUMBERS}", []).append(f"{path}={text}")
+                found.texts.setdefault(f"{path.partition('/')[0]}/numbers", []).append(f"{path}={value}")
         return found
 
     def numbers(self) -> dict[str, int]:
@@ -76,17 +77,26 @@ class Contents:
             self.tensors[path] = tensor
 
 
-def differing_elements(own: Tensor, other: Tensor) -> int:
-    """Return how many elements of two tensors of one dtype and shape have other bits."""
-    if not own.numel():
-        return 0
-    bits = [one.resolve_conj().resolve_neg().reshape(-1, 1).contiguous().view(torch.uint8) for one in (own, other)]
-    return int((bits[0] != bits[1]).view(own.numel(), -1).any(1).sum())
-
-
-def _walk(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping | list | tuple):
-        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
-            yield from _walk(item, f"{path}/{key}" if path else str(key))
-    else:
+def _walk(value: Any, path: str, depth: int = MOST_OBJECTS) -> Iterator[tuple[str, Tensor | str]]:
+    items: Iterable[tuple[object, Any]]
+    if isinstance(value, Tensor):
         yield path, value
+        return
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    elif isinstance(value, set | frozenset):
+        items = enumerate(sorted(map(repr, value)))
+    elif hasattr(value, "tobytes"):
+        yield path, str(hash_bytes(value.tobytes()))
+        return
+    elif depth and not callable(value) and (dataclasses.is_dataclass(value) or hasattr(value, "__dict__")):
+        names = [own.name for own in dataclasses.fields(value)] if dataclasses.is_dataclass(value) else vars(value)
+        path, depth = f"{path}/{type(value).__qualname__}", depth - 1
+        items = [(name, getattr(value, name)) for name in names]
+    else:
+        yield path, re.sub(" at 0x[0-9a-f]+", "", repr(value))
+        return
+    for key, item in items:
+        yield from _walk(item, f"{path}/{key}" if path else str(key), depth)

@@ -35,25 +35,57 @@ class OnCorruption(StrEnum):
         Raises:
             UsageError: there is none.
         """
-        if text is None:
-            return cls.ROLL_BACK
-        if text not in [*cls]:
+        if text is not None and text not in [*cls]:
             known = ", ".join(f'"{own}"' for own in cls)
             raise UsageError(f"track(on_corruption={text!r}): expected one of {known}")
-        return cls(text)
+        return cls(text or cls.ROLL_BACK)
 
 
 class ReplicaError(AllranksError):
-    """A rank has other bits than the rest, or computes others. All ranks raise it with the same words."""
+    """A rank has other bits than the rest, or computes others. All ranks raise it with the same words.
 
-    def __init__(self, finding: Finding, *, is_retryable: bool) -> None:
+    Args:
+        cause_id: AR610 or AR611.
+        what: was found, in words.
+        ranks: at fault; where it is not decided, one of them is.
+        reports: of all ranks.
+        policy: says, with `verified`, whether the job may be started again.
+        verified: step of the newest checkpoint on which the replicas agreed.
+    """
+
+    def __init__(
+        self,
+        cause_id: str,
+        what: str,
+        ranks: Sequence[int],
+        reports: Sequence[ReplicaReport],
+        *,
+        is_decided: bool,
+        policy: OnCorruption,
+        verified: int | None,
+    ) -> None:
+        then = f"may go on from the checkpoint of step {verified}, or a newer one"
+        if verified is None:
+            then = "not retried: there is no checkpoint on which replicas agreed"
+        if policy is OnCorruption.STOP:
+            then = 'not retried: on_corruption="stop"'
+        cause, nodes = find_cause(cause_id), [*dict.fromkeys(reports[rank].node for rank in ranks)]
+        finding = Finding(
+            cause=cause.label,
+            severity=Severity.FAIL,
+            confidence=Confidence.CERTAIN if is_decided else Confidence.UNDECIDED,
+            node=fold_hosts(nodes),
+            ranks=tuple(ranks),
+            message=f"{what}; {then}",
+            fix=cause.fix.tell(ANYBODY, {"node": nodes[0]} if is_decided else {}),
+        )
         super().__init__(f"allranks: {finding.cause}: {finding.message}", finding=finding)
-        self.exit_code = Exit.NODE_FAULT if is_retryable else Exit.SETUP
+        self.exit_code = Exit.SETUP if then.startswith("not retried") else Exit.NODE_FAULT
 
 
 def describe_bits(
     suspects: Sequence[DifferingTensor],
-    counts: Mapping[str, tuple[int, int]],
+    count: tuple[int, int] | None,
     reports: Sequence[ReplicaReport],
     *,
     step: int,
@@ -63,19 +95,16 @@ def describe_bits(
 
     Args:
         suspects: the first one stands for all.
-        counts: by name, how many elements differ, of how many; without the first one where its bits are gone.
+        count: how many of its elements differ, of how many; None: its bits are gone.
         reports: of all ranks.
         equal_step: at which all were equal the last time; None: at no check of this process.
     """
-    suspect, count = suspects[0], counts.get(suspects[0].name)
-    who, is_one = fold_ranks(suspect.ranks), len(suspect.ranks) == 1
-    if suspect.is_decided:
-        places = dict.fromkeys(place_of(reports[rank]) for rank in suspect.ranks)
-        what = f"{who} on {', '.join(places)} {'has' if is_one else 'have'} other bits than "
-        others = sum(report.group == reports[suspect.reference].group for report in reports) - len(suspect.ranks)
-        what += fold_ranks([suspect.reference]) if others == 1 else f"{others} others"
-    else:
-        what = f"{who} have different bits, and no majority tells which is wrong"
+    first = suspects[0]
+    what = f"{fold_ranks(first.ranks)} have different bits, and no majority tells which is wrong"
+    if first.is_decided:
+        others = sum(report.group == reports[first.reference].group for report in reports) - len(first.ranks)
+        told = fold_ranks([first.reference]) if others == 1 else f"{others} others"
+        what = f"{_name(first.ranks, reports)} {'has' if len(first.ranks) == 1 else 'have'} other bits than {told}"
     equal = "never equal before" if equal_step is None else f"equal at step {equal_step}"
     counted = f"{count[0]} of {count[1]} elements" if count else "before gradients were not finite,"
     return f"{what}, in {_first_of([own.name for own in suspects])}: {counted} at step {step}, {equal}"
@@ -92,7 +121,7 @@ def describe_gradients(
 
     Args:
         told: by rank, the number of each gradient by name; first of the rank whose batch it is.
-        ranks: at fault; both where nobody decides.
+        ranks: at fault; all where nobody decides.
         right: those that agree with each other.
         step: so many are done.
         reports: of all ranks.
@@ -102,50 +131,14 @@ def describe_gradients(
     names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
     what = f"{fold_ranks(ranks)} computed different gradients, and no majority tells which are wrong,"
     if right:
-        place = place_of(reports[ranks[0]])
-        what = f"{fold_ranks(ranks)} on {place} computed other gradients than {fold_ranks(right)}"
+        what = f"{_name(ranks, reports)} computed other gradients than {fold_ranks(right)}"
     return f"{what} from the batch of rank {next(iter(told))}, in {_first_of(names)} at step {step}"
 
 
-def error_that_names(
-    cause_id: str,
-    what: str,
-    ranks: Sequence[int],
-    reports: Sequence[ReplicaReport],
-    *,
-    is_decided: bool,
-    policy: OnCorruption,
-    verified: int | None,
-) -> ReplicaError:
-    """Return what all ranks raise.
-
-    Args:
-        ranks: at fault; where it is not decided, one of them is.
-        reports: of all ranks.
-        policy: says, with `verified`, whether the job may be started again.
-        verified: step of the newest checkpoint on which the replicas agreed.
-    """
-    then = f"may go on from the checkpoint of step {verified}, or a newer one"
-    if verified is None:
-        then = "not retried: there is no checkpoint on which replicas agreed"
-    if policy is OnCorruption.STOP:
-        then = 'not retried: on_corruption="stop"'
-    cause, nodes = find_cause(cause_id), [*dict.fromkeys(reports[rank].node for rank in ranks)]
-    finding = Finding(
-        cause=cause.label,
-        severity=Severity.FAIL,
-        confidence=Confidence.CERTAIN if is_decided else Confidence.UNDECIDED,
-        node=fold_hosts(nodes),
-        ranks=tuple(ranks),
-        message=f"{what}; {then}",
-        fix=cause.fix.tell(ANYBODY, {"node": nodes[0]} if is_decided else {}),
-    )
-    return ReplicaError(finding, is_retryable=verified is not None and policy is not OnCorruption.STOP)
-
-
-def place_of(report: ReplicaReport) -> str:
-    """Return the node of a rank, and its GPU."""
-    return f"{report.node} ({report.device})" if report.device else report.node
+def _name(ranks: Sequence[int], reports: Sequence[ReplicaReport]) -> str:
+    """Return ranks with their nodes and GPUs."""
+    places = {own.node + f" ({own.device})" * bool(own.device): None for own in (reports[rank] for rank in ranks)}
+    return f"{fold_ranks(ranks)} on {', '.join(places)}"
 
 
 def _first_of(names: Sequence[str]) -> str:

@@ -8,11 +8,8 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from allranks.state.resumed.agree import Agreement
-from allranks.state.truth.contents import Contents, differing_elements
+from allranks.state.truth.contents import Contents
 from allranks.state.truth.odd_one import DifferingTensor, ReplicaReport, TensorReport
-
-MOST_COUNTED = 8
-"""Tensors whose differing elements are counted, besides those that may have been updated."""
 
 
 class Difference:
@@ -26,41 +23,42 @@ class Difference:
 
     def __init__(self, talks: Agreement, contents: Contents, entries: Mapping[str, TensorReport], group: str) -> None:
         self._talks, self._contents, self._rank = talks, contents, talks.membership.rank
-        node = os.environ.get("ALLRANKS_NODE") or os.uname().nodename
-        own = ReplicaReport(entries=entries, group=group, node=node, device=_name_gpu(contents.device))
-        self.reports: list[ReplicaReport] = talks.gather(own)
+        node, device = os.environ.get("ALLRANKS_NODE") or os.uname().nodename, ""
+        if contents.device.type == "cuda":
+            device = f"GPU-{getattr(torch.cuda.get_device_properties(contents.device), 'uuid', contents.device.index)}"
+        self.reports: list[ReplicaReport] = talks.gather(
+            ReplicaReport(entries=entries, group=group, node=node, device=device)
+        )
         """Of all ranks, in their order."""
 
     def count(self, suspects: Sequence[DifferingTensor]) -> dict[str, tuple[int, int]]:
         """Return how many elements differ from the reference's, on the rank where most do, and of how many."""
-        counted = [own for number, own in enumerate(suspects) if own.is_frozen or number < MOST_COUNTED]
-        numbers, sizes = list[int](), list[int]()
-        for suspect in counted:
-            other, own = self._fetch(suspect), self._contents.tensors.get(suspect.name)
-            is_meant = self._rank in suspect.ranks
-            if other is None or own is None or (own.shape, own.dtype) != (other.shape, other.dtype):
-                numbers.append(int(is_meant))
-            else:
-                numbers.append(differing_elements(own, other) if is_meant else 0)
-            sizes.append(1 if other is None else other.numel())
-        largest = self._talks.largest(*numbers)
-        return {own.name: (number, of) for own, number, of in zip(counted, largest, sizes, strict=True)}
+        found = [(self._count(own, self._fetch(own)), own.name) for own in suspects]
+        largest = self._talks.largest(*(number for (number, _), _ in found)) if found else []
+        return {name: (number, of) for number, ((_, of), name) in zip(largest, found, strict=True)}
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def heal(self, suspects: Sequence[DifferingTensor]) -> bool:
         """Give the odd ranks the bits of the majority; False: there is none, or it is about more than tensors."""
-        if not all(map(self._can_heal, suspects)):
-            return False
+        for suspect in suspects:
+            entries = [self.reports[rank].entries.get(suspect.name) for rank in (*suspect.ranks, suspect.reference)]
+            forms = {entry and entry.form for entry in entries}
+            if not suspect.is_decided or len(forms) > 1 or None in forms:
+                return False
         for suspect in suspects:
             other = self._fetch(suspect)
             if other is not None and self._rank in suspect.ranks:
                 self._contents.tensors[suspect.name].copy_(other)
         return True
 
-    def _can_heal(self, suspect: DifferingTensor) -> bool:
-        entries = [self.reports[rank].entries.get(suspect.name) for rank in (*suspect.ranks, suspect.reference)]
-        forms = {entry and entry.form for entry in entries}
-        return suspect.is_decided and len(forms) == 1 and forms != {None}
+    def _count(self, suspect: DifferingTensor, other: torch.Tensor | None) -> tuple[int, int]:
+        """Return how many elements of this rank differ, and of how many; numbers of a part are one."""
+        of, own = 1 if other is None else other.numel(), self._contents.tensors.get(suspect.name)
+        if self._rank not in suspect.ranks:
+            return 0, of
+        if other is None or own is None or (own.shape, own.dtype) != (other.shape, other.dtype):
+            return 1, of
+        return _differing_elements(own, other), of
 
     def _fetch(self, suspect: DifferingTensor) -> torch.Tensor | None:
         """Return the tensor of the reference, which sends it to all ranks; None: it has none there."""
@@ -78,7 +76,9 @@ class Difference:
         return data
 
 
-def _name_gpu(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    return f"GPU-{getattr(torch.cuda.get_device_properties(device), 'uuid', device.index)}"
+def _differing_elements(own: torch.Tensor, other: torch.Tensor) -> int:
+    """Return how many elements of two tensors of one dtype and shape have other bits."""
+    if not own.numel():
+        return 0
+    bits = [one.resolve_conj().resolve_neg().reshape(-1, 1).contiguous().view(torch.uint8) for one in (own, other)]
+    return int((bits[0] != bits[1]).view(own.numel(), -1).any(1).sum())

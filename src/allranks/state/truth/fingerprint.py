@@ -55,7 +55,7 @@ def fingerprint(tensors: Sequence[Tensor]) -> list[int]:
     numbers = [0] * len(tensors)
     for device in {tensor.device for tensor in tensors}:
         places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
-        found = on_one_device([tensors[place] for place in places]).tolist()
+        found = _on_one_device([tensors[place] for place in places]).tolist()
         for place, number in zip(places, found, strict=True):
             numbers[place] = number
     return numbers
@@ -76,9 +76,8 @@ def _hash_form(dtype: torch.dtype, shape: torch.Size) -> int:
     return hash_text(str(dtype), str(tuple(shape)))
 
 
-@torch.no_grad()  # type: ignore[untyped-decorator]
-def on_one_device(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the numbers of tensors of one device, there: whoever does not read them at once does not wait for it."""
+def _on_one_device(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the numbers of tensors of one device, there."""
     device, forms = tensors[0].device, [_hash_form(tensor.dtype, tensor.shape) for tensor in tensors]
     none = torch.zeros(0, dtype=torch.int64, device=device)
     runs, by_row, by_column = list[tuple[int, int, int]](), [none], [none.view(0, WORDS)]
@@ -91,12 +90,11 @@ def on_one_device(tensors: Sequence[Tensor]) -> Tensor:
     owner, first, count = torch.tensor(runs, dtype=torch.int64, device=device).view(-1, 3).T
     rows, columns = torch.cat(by_row), torch.zeros(len(tensors), WORDS, dtype=torch.int64, device=device)
     columns.index_add_(0, owner, torch.cat(by_column)).add_(torch.arange(1, WORDS + 1, device=device).mul_(_COLUMN))
-    # Running sums: a list of the owner of each row would take longer than all else that follows the sums.
-    ends, jumps = count.cumsum(0), first.clone()
-    jumps[1:] -= (first + count)[:-1]
-    number = torch.ones_like(rows).index_add_(0, ends - count, jumps).cumsum_(0)  # of a row in its tensor, from 1 on
-    mixed = _mix(rows.add_(number.mul_(_ROW))).cumsum_(0)[ends - 1]
-    totals = _mix(columns).sum(1).index_add_(0, owner, mixed.diff(prepend=mixed.new_zeros(1)))
+    of_row = torch.stack((owner, first - count.cumsum(0) + count + 1)).repeat_interleave(
+        count, dim=1, output_size=len(rows)
+    )
+    number = torch.arange(len(rows), device=device).add_(of_row[1])  # of a row in its tensor, from 1 on
+    totals = _mix(columns).sum(1).index_add_(0, of_row[0], _mix(rows.add_(number.mul_(_ROW))))
     return totals + torch.tensor(forms, device=device)
 
 

@@ -23,8 +23,6 @@ from allranks.state.saved.pack import is_dtensor
 
 RUINED = "not_finite"
 """File beside the checkpoints."""
-MOST_LOOKS = 8
-"""So often the numbers are kept: where gradients stay NaN, they would be at each step."""
 
 
 class NotFiniteError(AllranksError):
@@ -48,7 +46,6 @@ class Finiteness:
         numbers: Callable[[], dict[str, int]],
     ) -> None:
         self._parameters, self._numbers = parameters, numbers
-        self._num_looks = 0
         self._exempt: set[str] | None = None
         """Parameters that were not finite at the beginning: it is meant."""
         self._pending: list[tuple[Tensor, Any, int]] = []
@@ -76,8 +73,7 @@ class Finiteness:
                 done.record(torch.cuda.current_stream(device))
                 self._pending.append((copied, done, self.step + 1))
             elif bad and not self.seen_at and not all(map(_is_finite, gradients)):
-                self.seen_at, self._num_looks = self.step + 1, self._num_looks + 1
-                self.before = self._numbers() if self._num_looks <= MOST_LOOKS else None
+                self.seen_at, self.before = self.step + 1, self._numbers()
 
     def poll(self, step: int) -> bool:
         """Return whether gradients were not finite since the last talk, as far as is known when so many are done."""
@@ -98,11 +94,10 @@ class Finiteness:
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def find_bad_parameter(self) -> str:
         """Return the name of a parameter that became NaN or infinite; empty: all are finite, or began so."""
-        local = {name: _own_numbers(parameter) for name, parameter in self._parameters().items()}
-        found = {name: own for name, own in local.items() if own is not None}
-        bad = set[str]()
-        if any(_seem_bad(found.values()).values()):
-            bad = {name for name, own in found.items() if not _is_finite(own)}
+        named = {name: _own_numbers(parameter) for name, parameter in self._parameters().items()}
+        found = {name: own for name, own in named.items() if own is not None}
+        are_fine = not any(_seem_bad(found.values()).values())
+        bad = set[str]() if are_fine else {name for name, own in found.items() if not _is_finite(own)}
         if self._exempt is None:
             self._exempt = bad
         return min(bad - self._exempt, default="")

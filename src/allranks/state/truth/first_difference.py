@@ -1,6 +1,6 @@
 """Which operation is the first one that differs where a step was run twice? (pure)
 
-    find_first({0: ops_of_a, 1: ...}, {0: ops_of_b, 1: ...})     # a FirstDifference, of rank 1, or None
+    find_first([(0, ops_of_a, ops_of_b), (1, ...)])     # a FirstDifference, of rank 1, or None
 
 Operations of a rank are aligned by their names. Of two that are aligned, inputs are compared before outputs, so a value
 that differs is named where it was made: by an operation (equal inputs, another output), by one that only one of the
@@ -12,12 +12,12 @@ others; and a collective whose result differs comes after the ranks that brought
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import zip_longest
 
-from allranks.state.truth.op_file import BATCH, Op, OpValue
+from allranks.state.truth.op_file import BATCH, SETUP, Op, OpValue
 from allranks.state.truth.parting import say_ranks
 
 Pair = tuple[Op | None, Op | None]
@@ -28,26 +28,14 @@ _ALIKE = 2
 
 
 class DifferenceKind(StrEnum):
-    """What differs first."""
+    """What differs first, in words."""
 
-    OUTPUT = "output"
-    INPUT = "input"
-    DTYPE = "dtype"
-    SHAPE = "shape"
-    SETTING = "setting"
-    OP = "op"
-    GENERATOR = "generator"
-
-
-_SAYS = {
-    DifferenceKind.OUTPUT: "another output, although its inputs are equal",
-    DifferenceKind.INPUT: "another input, which no recorded operation has made",
-    DifferenceKind.DTYPE: "inputs of another dtype",
-    DifferenceKind.SHAPE: "inputs of another shape, or another number of inputs",
-    DifferenceKind.SETTING: "another argument",
-    DifferenceKind.OP: "another operation",
-    DifferenceKind.GENERATOR: "its random numbers come from a generator that stood elsewhere",
-}
+    OUTPUT = "another output, although its inputs are equal"
+    INPUT = "another input, which no recorded operation has made"
+    FORM = "inputs of another dtype or shape, or another number of inputs"
+    SETTING = "another argument"
+    OP = "another operation"
+    GENERATOR = "its random numbers come from a generator that stood elsewhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,8 +50,6 @@ class FirstDifference:
     b: Op | None
     values: tuple[str, str] = ("", "")
     """What differs, in A and in B."""
-    is_without_effect: bool = False
-    """No value that both runs have differs after it."""
 
     def describe(self, num_ranks: int) -> list[str]:
         """Return it in lines."""
@@ -71,43 +57,46 @@ class FirstDifference:
         assert op is not None
         ranks = say_ranks(self.ranks, num_ranks)
         where = ", ".join(filter(None, [ranks, op.line, op.module and f"in {op.module}"]))
-        said = f"{op.name} ({where}): {_SAYS[self.kind]}"
-        if op.name == BATCH:
-            said = f"the data differ: the batch of {ranks}"
-        return [said, *(f"  {name}: {value}" for name, value in zip("AB", self.values, strict=True) if value)]
+        said = f"the data differ: the batch of {ranks}" if op.name == BATCH else f"{op.name} ({where}): {self.kind}"
+        at = "before step 0" if op.step == SETUP else f"in step {op.step}"
+        return [
+            f"first difference {at}: {said}",
+            *(f"  {name}: {value}" for name, value in zip("AB", self.values, strict=True) if value),
+        ]
 
 
-def find_first(a: Mapping[int, Sequence[Op]], b: Mapping[int, Sequence[Op]]) -> FirstDifference | None:
+def find_first(steps: Iterable[tuple[int, Sequence[Op], Sequence[Op]]]) -> FirstDifference | None:
     """Return the first difference of a step.
 
     Args:
-        a: the operations of run A, by rank.
-        b: those of run B, of the same ranks.
+        steps: rank, its operations in run A, and those in run B.
     """
-    found = [((*own, rank), difference) for rank in sorted(a) for own, difference in _find_on(rank, a[rank], b[rank])]
+    found = [own for rank, a, b in steps if (own := _find_on(rank, a, b))]
     if not found:
         return None
-    _, first = min(found, key=lambda item: (item[1].is_without_effect, item[0]))
-    ranks = {rank for _, own in found if _name(own) == _name(first) for rank in own.ranks}
-    return replace(first, ranks=tuple(sorted(ranks)))
+    *_, first = min(found, key=lambda own: (own[:3], own[3].ranks))
+    ranks = sorted(rank for *_, own in found if _name(own) == _name(first) for rank in own.ranks)
+    return replace(first, ranks=tuple(ranks))
 
 
-def _find_on(rank: int, a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[tuple[int, bool], FirstDifference]]:
-    """Yield the first difference of one rank, if there is one, with how many collectives came before it."""
-    made, num_before, place = set[int](), 0, 0
+def _find_on(rank: int, a: Sequence[Op], b: Sequence[Op]) -> tuple[bool, int, bool, FirstDifference] | None:
+    """Return the first difference of a rank, behind what tells whether it is named before those of others.
+
+    Those without an effect come last: of an operation of one run alone, after which no value differs. Of the others it
+    counts how many collectives came before, and whether it is the result of one.
+    """
+    made, num_before = set[int](), 0
     other: FirstDifference | None = None
     draws: FirstDifference | None = None
     for one, two in align(a, b):
         if one is None or two is None or one.name != two.name:
             alone = [op for op in (one, two) if op is not None]
             made |= {value.number for op in alone for value in op.outputs}
-            told = FirstDifference(
-                kind=DifferenceKind.OP, ranks=(rank,), a=one, b=two, values=(_say_op(one), _say_op(two))
-            )
-            if other is None:
-                other, place = told, num_before
-            if draws is None and any(op.generator for op in alone):
-                draws = told
+            values = _say_op(one), _say_op(two)
+            told = FirstDifference(kind=DifferenceKind.OP, ranks=(rank,), a=one, b=two, values=values)
+            other = other or told
+            if any(op.generator for op in alone):
+                draws = draws or told
             continue
         if found := _compare(one, two):
             kind, values = found
@@ -116,22 +105,16 @@ def _find_on(rank: int, a: Sequence[Op], b: Sequence[Op]) -> Iterator[tuple[tupl
                 told = draws
             elif kind is DifferenceKind.INPUT and other and made & _differing(one.inputs, two.inputs):
                 told = other
-            yield (num_before, one.is_collective and kind is DifferenceKind.OUTPUT), told
-            return
+            return False, num_before, one.is_collective and kind is DifferenceKind.OUTPUT, told
         num_before += one.is_collective
-    if other is not None:
-        yield (place, False), replace(other, is_without_effect=True)
+    return (True, num_before, False, other) if other else None
 
 
 def _compare(one: Op, two: Op) -> tuple[DifferenceKind, tuple[str, str]] | None:
     """Return what differs between two operations of one name."""
-    forms = [[value.form for value in op.inputs] for op in (one, two)]
+    forms = [", ".join(value.form for value in op.inputs) for op in (one, two)]
     if forms[0] != forms[1]:
-        dtypes = [[form.partition("[")[0] for form in own] for own in forms]
-        return DifferenceKind.DTYPE if dtypes[0] != dtypes[1] else DifferenceKind.SHAPE, (
-            ", ".join(forms[0]),
-            ", ".join(forms[1]),
-        )
+        return DifferenceKind.FORM, (forms[0], forms[1])
     if one.inputs != two.inputs:
         return DifferenceKind.INPUT, _say_values(one.inputs, two.inputs)
     if one.settings != two.settings:
@@ -176,19 +159,16 @@ def _differing(one: Sequence[OpValue], two: Sequence[OpValue]) -> set[int]:
 
 def _say_values(one: Sequence[OpValue], two: Sequence[OpValue]) -> tuple[str, str]:
     """Return the first values that differ, as texts."""
-    pairs = zip(one, two, strict=False)
-    unlike = next((pair for pair in pairs if pair[0] != pair[1]), None)
-    if unlike is None:
-        return f"{len(one)} tensors", f"{len(two)} tensors"
-    first, second = (f"{value.form} {value.number & (1 << 64) - 1:016x}" for value in unlike)
-    return first, second
+    for pair in zip(one, two, strict=False):
+        if pair[0] != pair[1]:
+            first, second = (f"{value.form} {value.number & (1 << 64) - 1:016x}" for value in pair)
+            return first, second
+    return f"{len(one)} tensors", f"{len(two)} tensors"
 
 
 def _say_op(op: Op | None) -> str:
-    if op is None:
-        return "none"
-    return " ".join([op.name, *([", ".join(value.form for value in op.inputs)] if op.inputs else []), op.line])
+    return f"{op.name} {', '.join(value.form for value in op.inputs)} {op.line}".replace("  ", " ") if op else "none"
 
 
 def _name(own: FirstDifference) -> tuple[object, ...]:
-    return own.kind, own.is_without_effect, *(op and (op.name, op.line) for op in (own.a, own.b))
+    return own.kind, *(op and (op.name, op.line) for op in (own.a, own.b))

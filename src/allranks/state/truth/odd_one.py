@@ -1,9 +1,15 @@
-"""Ranks have different bits: is one of them wrong, and which one? Pure.
+"""Ranks have different bits: must they be equal, is one of them wrong, and which one? Pure.
 
+    Learner                            what is known of each tensor, from checks, anew in each process
     judge(reports)                     which tensors differ, and which ranks are the odd ones
-    find_updates(suspects, counts)     which of them one rank has updated: that is no fault
-    teams_of(groups, turn)             which ranks compute the gradients of one batch, in a replay
-    find_outvoted(numbers)             which of them computed others than most
+    find_updates(frozen, counts)       which of them one rank has updated: that is no fault
+    find_majority(values)              which ranks have the number of more than half of them
+
+A tensor that has changed twice, and was equal on all ranks after that, is watched: from then on a difference is a
+fault. One that was the same at all equal checks, two at least, is frozen: a rank that changes little of it has a fault,
+one that changes much makes an update. What else differs is not replicated, and is never compared again: what each rank
+computes for itself differs before it has changed twice. All ranks learn the same, since they go by checks at which all
+were equal, and by numbers that all have seen.
 
 Only ranks of one group are compared: those whose hardware, torch and number of threads compute the same bits, and whose
 tensors are the same shards. More than half of a group outvote the others. Of two ranks, or in a tie, nobody is named,
@@ -17,19 +23,55 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from allranks.state.truth.learner import Standing
-
 UPDATE_SHARE = 0.01
 """Of the elements: an update changes nearly all, a fault one or a few."""
+
+
+class Seen(NamedTuple):
+    """What is known of a tensor from checks at which all ranks were equal."""
+
+    number: int | None = None
+    """Of the last one; None: there was none."""
+    num_changes: int = 0
+    """Since the one before."""
+    is_frozen: bool = False
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether a difference is a fault."""
+        return self.num_changes > 1
+
+    def then(self, number: int) -> Seen:
+        """Return it after another check."""
+        is_new = self.number is None
+        num_changes = self.num_changes + (not is_new and number != self.number)
+        return Seen(number, num_changes, not is_new and num_changes == 0)
+
+
+class Learner:
+    """What is known of all tensors, by name."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, Seen] = {}
+        self.dropped: set[str] = set()
+        """What is never compared again."""
+
+    def compared(self, names: Iterable[str]) -> list[str]:
+        """Return those of these that are compared, in their order."""
+        return [name for name in names if name not in self.dropped]
+
+    def agree(self, numbers: Mapping[str, int]) -> None:
+        """Take in that all ranks have these numbers."""
+        for name, number in numbers.items():
+            self.seen[name] = self.seen.get(name, Seen()).then(number)
 
 
 class TensorReport(NamedTuple):
     """What one rank says of one tensor."""
 
     number: int
-    standing: Standing
-    is_changed: bool
-    """Since the last check at which all were equal; after a load, from what the checkpoint says."""
+    before: Seen
+    """After a load, with the number that the checkpoint has."""
     form: tuple[str, tuple[int, ...]] | None = None
     """Dtype and shape; None where it stands for numbers of a part."""
 
@@ -78,27 +120,29 @@ def judge(reports: Sequence[ReplicaReport], *, is_loaded: bool = False) -> Judge
     """
     suspects, not_replicated, is_by_script = list[DifferingTensor](), dict[str, None](), False
     for ranks in groups_of(reports):
-        parted = 0
-        known = {name: entry for rank in reversed(ranks) for name, entry in reports[rank].entries.items()}
-        for name, (_, standing, _, _) in known.items():
+        num_parted = num_watched = 0
+        for name in dict.fromkeys(name for rank in ranks for name in reports[rank].entries):
             entries = {rank: reports[rank].entries.get(name) for rank in ranks}
-            values = {rank: entry and entry.number for rank, entry in entries.items()}
+            one = next(own for own in entries.values() if own is not None)
+            is_tensor, is_watched, is_frozen = one.form is not None, one.before.is_watched, one.before.is_frozen
+            num_watched += is_watched
+            values = {rank: own and own.number for rank, own in entries.items()}
             if len({*values.values()}) == 1:
                 continue
-            odd = {rank for rank, entry in entries.items() if entry is None or entry.is_changed}
-            is_frozen, is_tensor = False, known[name].form is not None
-            if standing is Standing.WATCHED or (is_loaded and is_tensor):
-                parted += len({*values.values()}) == len(ranks)
-                odd = find_outvoted(values) or (odd if is_loaded else set()) or {*ranks}
-            elif standing is Standing.FROZEN and len(odd) == 1 and is_tensor:
-                is_frozen = True
+            unchanged = [rank for rank, own in entries.items() if own is not None and own.number == own.before.number]
+            if is_watched or (is_loaded and is_tensor):
+                is_frozen = False
+                num_parted += len({*values.values()}) == len(ranks)
+                right = find_majority(values) or unchanged * is_loaded
+            elif is_frozen and is_tensor and len(unchanged) == len(ranks) - 1:
+                right = unchanged
             else:
                 not_replicated[name] = None
                 continue
-            right = [rank for rank in ranks if rank not in odd]
-            suspects.append(DifferingTensor(name, tuple(sorted(odd)), (right or ranks)[0], bool(right), is_frozen))
-        num_watched = sum(entry.standing is Standing.WATCHED for entry in known.values())
-        is_by_script |= not is_loaded and parted > 1 and parted > num_watched / 2
+            odd = tuple(rank for rank in ranks if rank not in right) or tuple(ranks)
+            is_decided = len(odd) < len(ranks)
+            suspects.append(DifferingTensor(name, odd, right[0] if is_decided else ranks[0], is_decided, is_frozen))
+        is_by_script |= not is_loaded and num_parted > 1 and num_parted > num_watched / 2
     return Judged(
         suspects=tuple(sorted(suspects, key=lambda suspect: not suspect.is_decided)),
         not_replicated=tuple(not_replicated),
@@ -118,7 +162,7 @@ def groups_of(reports: Sequence[ReplicaReport]) -> list[list[int]]:
     return [ranks for ranks in groups.values() if len(ranks) > 1]
 
 
-def find_updates(suspects: Iterable[DifferingTensor], counts: Mapping[str, tuple[int, int]]) -> list[str]:
+def find_updates(frozen: Iterable[DifferingTensor], counts: Mapping[str, tuple[int, int]]) -> list[str]:
     """Return the names of tensors that never changed, and that one rank has updated: that is no fault.
 
     What one rank changed in one part counts together: the average of the weights, and how many steps are in it.
@@ -127,9 +171,8 @@ def find_updates(suspects: Iterable[DifferingTensor], counts: Mapping[str, tuple
         counts: by name, how many elements differ, of how many.
     """
     parts: dict[tuple[str, tuple[int, ...]], list[str]] = {}
-    for suspect in suspects:
-        if suspect.is_frozen:
-            parts.setdefault((suspect.name.partition("/")[0], suspect.ranks), []).append(suspect.name)
+    for suspect in frozen:
+        parts.setdefault((suspect.name.partition("/")[0], suspect.ranks), []).append(suspect.name)
     updated = list[str]()
     for names in parts.values():
         different, of = (sum(counts[name][place] for name in names) for place in (0, 1))
@@ -137,38 +180,11 @@ def find_updates(suspects: Iterable[DifferingTensor], counts: Mapping[str, tuple
     return updated
 
 
-def find_outvoted(values: Mapping[int, int | None]) -> set[int]:
-    """Return the ranks whose number is not that of the majority; none where there is no majority."""
+def find_majority(values: Mapping[int, int | None]) -> list[int]:
+    """Return the ranks that have the number of more than half of them; none where no number is that of so many.
+
+    >>> [find_majority(dict(enumerate(map(ord, text)))) for text in ("aab", "abaca", "abc", "aabb")]
+    [[0, 1], [0, 2, 4], [], []]
+    """
     (value, votes), *_ = Counter(values.values()).most_common(1)
-    if votes > len(values) / 2:
-        return {rank for rank, own in values.items() if own != value}
-    return set()
-
-
-def find_alike(values: Mapping[int, int]) -> list[int]:
-    """Return the ranks whose number most have, at least two; none where another number has as many.
-
-    >>> [find_alike(dict(enumerate(text))) for text in ("aab", "abac", "aabb", "abc")]
-    [[0, 1], [0, 2], [], []]
-    """
-    (value, votes), *others = Counter(values.values()).most_common(2)
-    if votes < 2 or (others and others[0][1] == votes):
-        return []
-    return [rank for rank, own in values.items() if own == value]
-
-
-def teams_of(groups: Sequence[Sequence[int]], turn: int) -> list[tuple[int, ...]]:
-    """Return teams of three to five ranks, or of two where a group has no more; each turn they begin one rank later.
-
-    >>> [teams_of([[0, 1, 2, 3, 4, 5, 6], [7, 8]], turn) for turn in (0, 1)]
-    [[(0, 1, 2), (3, 4, 5, 6), (7, 8)], [(1, 2, 3), (4, 5, 6, 0), (8, 7)]]
-
-    Args:
-        groups: ranks that compute the same bits; each group has two or more.
-    """
-    teams = list[tuple[int, ...]]()
-    for group in groups:
-        size, num = len(group), max(1, len(group) // 3)
-        turned = [group[(turn + place) % size] for place in range(size)]
-        teams += [tuple(turned[at * size // num : (at + 1) * size // num]) for at in range(num)]
-    return teams
+    return [rank for rank, own in values.items() if own == value] if votes > len(values) / 2 else []

@@ -1,14 +1,10 @@
-"""What does a training record that is run again? A file for each step of each rank.
+"""What does a training record that is run again? $ALLRANKS_RERUN says what its ranks shall do.
 
-    SCRATCH/a/at                         the step that rank 0 has reached
-    SCRATCH/a/step_96/rank_00001         the operations of step 96 on rank 1; step -1 is all that is before step 0
+    SCRATCH/A/at                         the step that rank 0 has reached
+    SCRATCH/A/checkpoints/trace          its record, with a row for each step
+    SCRATCH/A/ops_96_00001               the operations of step 96 on rank 1; step -1 is all that is before step 0
 
-$ALLRANKS_RERUN says what the ranks of a run shall do.
-
-A step's file appears whole. `allranks diff` compares it with the same file of the other run and deletes it; a rank
-waits while it has MOST_FILES of them. So the disk holds at most that many steps, of at most MOST_OPS operations each.
-
-`allranks diff` reads it without torch.
+`allranks diff` reads them without torch.
 """
 
 from __future__ import annotations
@@ -27,12 +23,10 @@ from allranks.model.errors import SetupError
 VARIABLE = "ALLRANKS_RERUN"
 SETUP = -1
 """Number of what is before the first step, from the beginning of the session."""
-MOST_OPS = 100_000
-"""Of a step on a rank; further ones are only counted."""
-MOST_FILES = 2
 BATCH = "batch"
 """Name of the first line of a step: its inputs are the batch's tensors, its settings stand for all else in it."""
-_MAX_BYTES = 1 << 30
+_MAX_BYTES = 8 << 30
+"""A million operations have 0.3 GB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +57,8 @@ class Op:
     """Arguments that are no tensors."""
     generator: str = ""
     """Where the generators stood, if it draws random numbers."""
+    step: int = SETUP
+    """In which it was done."""
 
     @property
     def is_collective(self) -> bool:
@@ -77,9 +73,11 @@ class RerunPlan:
     folder: str
     """Where they write; checkpoints/ in it has the checkpoint to begin with, if there is one."""
     first: int
-    """From which step on operations are recorded; SETUP: from the beginning of the session."""
+    """From which step on each one has a row; SETUP: from the beginning of the session."""
     until: int
     """The run ends when so many steps are done."""
+    are_ops_recorded: bool
+    """Those of these steps."""
 
     @classmethod
     def inherited(cls) -> Self | None:
@@ -96,31 +94,26 @@ class RerunPlan:
         """The directory of checkpoints, for the one that the run begins with and for its record."""
         return Path(self.folder) / "checkpoints"
 
-    @property
-    def found(self) -> Path:
-        """Is there once the first difference is known: further steps are not recorded."""
-        return Path(self.folder) / "found"
-
     def file_of(self, step: int, rank: int) -> Path:
-        """Return the file of a step."""
-        return Path(self.folder) / f"step_{step}" / f"rank_{rank:05d}"
+        """Return the file of the operations of a step."""
+        return Path(self.folder) / f"ops_{step}_{rank:05d}"
 
 
-def encode_ops(ops: Iterable[Op], num_left_out: int = 0) -> bytes:
-    """Return the content of a step's file, which `read_ops` reads.
+def encode_ops(ops: Iterable[Op]) -> bytes:
+    """Return the content of such a file, which `read_ops` reads.
 
-    >>> encode_ops([Op("aten.relu.default", "a.py:3", "model", (OpValue("float32[2]", 7),), ())]).decode()[:63]
-    '[[{"name":"aten.relu.default","line":"a.py:3","module":"model",'
+    >>> encode_ops([Op("aten.relu.default", "a.py:3", "model", (OpValue("float32[2]", 7),), ())]).decode()[:62]
+    '[{"name":"aten.relu.default","line":"a.py:3","module":"model",'
     """
-    return msgspec.json.encode(([*ops], num_left_out))
+    return msgspec.json.encode([*ops])
 
 
-def read_ops(path: Path) -> tuple[list[Op], int]:
-    """Return the operations of a step, and how many more there were.
+def read_ops(path: Path) -> list[Op]:
+    """Return the operations of a step.
 
     Raises:
         SetupError: nobody can read the file.
     """
     if (data := find_regular(path, at_most=_MAX_BYTES)) is None:
         raise SetupError(f"diff --replay: {path} cannot be read, or has more than {_MAX_BYTES >> 30} GiB")
-    return msgspec.json.decode(data, type=tuple[list[Op], int])
+    return msgspec.json.decode(data, type=list[Op])

@@ -4,7 +4,7 @@
     recorder.begin(batches)
     with recorder:
         train_step(...)
-    encode_ops(recorder.ops())
+    encode_ops(recorder.ops)
 
 A TorchDispatchMode gets each operation below autograd, collectives included; compiled code runs eager meanwhile. A mode
 belongs to one thread. Backward operations on a CPU run on the thread that calls `backward()`. Those on a GPU, and those
@@ -32,11 +32,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from allranks.model.safe_text import as_utf8
-from allranks.state.saved.pack import is_dtensor
 from allranks.state.truth.contents import Contents
-from allranks.state.truth.fingerprint import can_watch, hash_bytes, hash_text, on_one_device
-from allranks.state.truth.op_file import BATCH, MOST_OPS, Op, OpValue
-from allranks.state.truth.trace import as_data
+from allranks.state.truth.fingerprint import can_watch, fingerprint, hash_bytes, hash_text
+from allranks.state.truth.op_file import BATCH, SETUP, Op, OpValue
+from allranks.state.truth.trace import find_generators
 
 _OVERWRITES = frozenset((
     "copy_", "fill_", "zero_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "cauchy_",
@@ -44,7 +43,7 @@ _OVERWRITES = frozenset((
 ))  # fmt: skip
 """The old content of what they write to does not count; nor does that of `out=`."""
 SMALL_BYTES = 64 << 10
-"""On a CPU the bytes of a tensor of this size are hashed as they are: a fingerprint takes 0.1 ms at least."""
+"""The bytes of a tensor of at most this size are hashed as they are: a fingerprint takes 0.3 ms at least."""
 _COLLECTIVES = ("c10d", "_c10d_functional")
 _STDLIB, _OWN = f"{Path(os.__file__).resolve().parent}/", f"{Path(__file__).resolve().parents[2]}/"
 _PLAIN = (bool, int, float, complex, str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -100,20 +99,18 @@ class OpRecorder(EagerMode):
 
     Args:
         name_modules: returns the modules of the training by name.
+        step: which one it is.
     """
 
-    def __init__(self, name_modules: Callable[[], Mapping[str, torch.nn.Module]] = dict) -> None:
+    def __init__(self, name_modules: Callable[[], Mapping[str, torch.nn.Module]] = dict, step: int = SETUP) -> None:
         super().__init__()
-        self._name_modules = name_modules
+        self._name_modules, self.step = name_modules, step
         self._names: dict[int, str] | None = None
         self._running = list[str]()
         self._forward = dict[int, tuple[str, str]]()
         """Line and module of a forward operation, by the number of its node."""
-        self._rows = list[tuple[str, str, str, list[tuple[str, int]], list[tuple[str, int]], str, str]]()
-        self._chunks = list[Tensor | list[int]]()
-        """Numbers; those of a GPU are there until the step is over."""
-        self._num_numbers = 0
-        self.num_left_out = 0
+        self.ops = list[Op]()
+        """In their order."""
 
     def __enter__(self) -> Any:
         entered, hooks = super().__enter__(), torch.nn.modules.module
@@ -126,42 +123,29 @@ class OpRecorder(EagerMode):
 
     def begin(self, batches: Sequence[Any]) -> None:
         """Take in the batch of the step; called before this is entered."""
-        inputs, settings = list[tuple[str, int]](), ""
+        inputs, settings = tuple[OpValue, ...](), ""
         with contextlib.suppress(Exception):  # as in the record: an object of the script that cannot be read
-            found = Contents.of({BATCH: as_data(batches)})
-            inputs = self._number(found.tensors.values())
+            found = Contents.of({BATCH: batches})
+            inputs = _number(found.tensors.values())
             settings = ", ".join(f"Python values {hash_text(*own):x}" for own in found.texts.values())
-        self._rows.append((BATCH, "", "", inputs, [], settings, _generators()))
-
-    def ops(self) -> Iterator[Op]:
-        """Yield what was recorded."""
-        numbers = [
-            number for chunk in self._chunks for number in (chunk if isinstance(chunk, list) else chunk.tolist())
-        ]
-        for name, line, module, inputs, outputs, settings, generator in self._rows:
-            read, made = (tuple(OpValue(form, numbers[place]) for form, place in own) for own in (inputs, outputs))
-            yield Op(name, as_utf8(line), module, read, made, settings, generator)
+        self.ops.append(Op(BATCH, "", "", inputs, (), settings, _generators(), self.step))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, form = kwargs or {}, _form_of(func)
         if form.is_passed:
             return func(*args, **kwargs)
-        if len(self._rows) >= MOST_OPS:
-            self.num_left_out += 1
-            return func(*args, **kwargs)
         line, module = self._place()
         told = dict(zip(form.names, args, strict=False)) | kwargs
-        overwritten = form.overwritten | ({"tensors"} if _only_receives(form, told) else set())
-        read = [own for name, value in told.items() if name not in overwritten for own in _tensors(value)]
-        inputs = self._number(read)
+        read = [own for name, value in told.items() if name not in form.overwritten for own in _tensors(value)]
+        inputs = _number(read)
         settings = ", ".join(text for name, value in told.items() if (text := _say_setting(name, value)))
         generator = _generators(told.get("generator")) if form.draws else ""
         result = func(*args, **kwargs)
         written = [own for name in form.names if name in form.written for own in _tensors(told.get(name))]
         if form.is_collective:
             _wait(form, result)
-        outputs = [] if form.is_unread else self._number([*written, *_tensors(result)])
-        self._rows.append((form.name, line, module, inputs, outputs, settings, generator))
+        outputs = () if form.is_unread else _number([*written, *_tensors(result)])
+        self.ops.append(Op(form.name, as_utf8(line), module, inputs, outputs, settings, generator, self.step))
         return result
 
     def _place(self) -> tuple[str, str]:
@@ -183,23 +167,19 @@ class OpRecorder(EagerMode):
         if self._running:
             self._running.pop()
 
-    def _number(self, tensors: Iterable[Tensor]) -> list[tuple[str, int]]:
-        """Return form and place in the numbers of each tensor, each once; those of a device are computed together."""
-        views = {_view_of(tensor): tensor for tensor in tensors}
-        alike, places = dict[str, dict[object, Tensor]](), dict[object, int]()
-        for view, tensor in views.items():
-            is_small = tensor.is_cpu and tensor.nbytes <= SMALL_BYTES
-            alike.setdefault("" if is_small else str(tensor.device), {})[view] = tensor
-        for device, some in alike.items():
-            self._chunks.append(on_one_device([*some.values()]) if device else [*map(_hash_small, some.values())])
-            places |= {view: self._num_numbers + at for at, view in enumerate(some)}
-            self._num_numbers += len(some)
-        return [(f"{str(tensor.dtype)[6:]}{[*tensor.shape]}", places[view]) for view, tensor in views.items()]
+
+def _number(tensors: Iterable[Tensor]) -> tuple[OpValue, ...]:
+    """Return form and fingerprint of each tensor; what shows the same bits, once."""
+    views = {(own.data_ptr(), own.shape, own.stride(), own.dtype, own.is_conj(), own.is_neg()): own for own in tensors}
+    large = iter(fingerprint([own for own in views.values() if own.nbytes > SMALL_BYTES]))
+    numbers = (next(large) if own.nbytes > SMALL_BYTES else _hash_small(own) for own in views.values())
+    forms = (f"{str(own.dtype)[6:]}{[*own.shape]}" for own in views.values())
+    return tuple(map(OpValue, forms, numbers))
 
 
-def _view_of(tensor: Tensor) -> object:
-    """What tells the bits that a tensor shows from those that another one shows."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.is_conj(), tensor.is_neg()
+def _hash_small(tensor: Tensor) -> int:
+    data = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    return hash_bytes(data.numpy().tobytes())
 
 
 def _line_of(frame: FrameType | None) -> str:
@@ -217,16 +197,9 @@ def _is_library(file: str) -> bool:
     return file.startswith(("<", _STDLIB, _OWN)) or "/site-packages/" in file or "/dist-packages/" in file
 
 
-def _hash_small(tensor: Tensor) -> int:
-    data = tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    return hash_bytes(data.numpy().tobytes())
-
-
 def _tensors(value: Any) -> Iterator[Tensor]:
     """Yield the tensors of an argument whose bits can be read; of a sharded one this rank's shard."""
     if isinstance(value, Tensor):
-        if is_dtensor(value):
-            value = value._local_tensor
         if wait := getattr(value, "trigger_wait", None):  # the result of a functional collective
             value = wait()
         if is_traceable_wrapper_subclass(value):
@@ -246,15 +219,6 @@ def _say_setting(name: str, value: Any) -> str:
     return f"{name}{'=' * bool(name)}{value}" if isinstance(value, _PLAIN) else ""
 
 
-def _only_receives(form: _Form, told: Mapping[str, Any]) -> bool:
-    """Whether this rank gets a broadcast of another one."""
-    if form.short != "broadcast_":
-        return False
-    with contextlib.suppress(AttributeError, RuntimeError):
-        return bool(dist.ProcessGroup.unbox(told["process_group"]).rank() != told["root_rank"])
-    return False
-
-
 def _wait(form: _Form, result: Any) -> None:
     work = result[-1] if isinstance(result, tuple | list) and result else result
     if not isinstance(work, torch.ScriptObject) or form.short in ("send", "recv_", "recv_any_source_"):
@@ -266,7 +230,5 @@ def _wait(form: _Form, result: Any) -> None:
 def _generators(own: torch.Generator | None = None) -> str:
     if own is not None:
         return f"{hash_bytes(own.get_state().cpu().numpy().tobytes()):x}"
-    states = [torch.get_rng_state()]
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state())
-    return f"{hash_text(*(str(hash_bytes(state.numpy().tobytes())) for state in states)):x}"
+    told = find_generators()
+    return f"{told['torch']:x} {told.get('cuda', 0):x}"

@@ -2,8 +2,8 @@
 
     find_parting(first, second).until        # 96: the first step at which something that both recorded differs
 
-A step is compared where rank 0 of both runs has a row. Of runs with another number of ranks only the parts are
-compared, and not even these where they are sharded: generators, batches and shards are those of other ranks.
+A step is compared where rank 0 of both runs has a row. Where they had another number of ranks, only the parts are, and
+not even these where they are sharded: generators, batches and shards are those of other ranks.
 
 A generator that a script neither seeds nor uses begins elsewhere in each run. So one that never moves is not compared,
 and one that stood elsewhere at the first step is named once something else differs.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from allranks.report.text import fold_ranks
 from allranks.state.truth.trace_file import TraceRow
@@ -22,8 +21,6 @@ Record = Mapping[int, Sequence[TraceRow]]
 """Rows by rank."""
 _Cell = tuple[int, str]
 """Rank and column."""
-_ORDER = ("batch", "generator", "part")
-"""What leads to other parts comes first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +36,8 @@ class Differing:
         >>> Differing("generator/torch", (1,)).describe(3), Differing("part/model", (0,)).describe(3)
         ('generator torch (rank 1)', 'part model')
         """
-        kind, _, name = self.column.partition("/")
-        if kind == "part":
-            return f"part {name}"
-        return f"{kind}{name and f' {name}'} ({say_ranks(self.ranks, num_ranks)})"
+        where = "" if self.column.startswith("part/") else f" ({say_ranks(self.ranks, num_ranks)})"
+        return f"{self.column.replace('/', ' ', 1)}{where}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,30 +53,38 @@ class Parting:
     last: int | None = None
     """The last step that was compared."""
     differing: tuple[Differing, ...] = ()
-    """At `until`."""
-    num_ranks: tuple[int, int] = (1, 1)
-    """Of both, at `until`, else at `last`."""
-    elsewhere: tuple[Differing, ...] = ()
-    """Generators that stood elsewhere at the first step, where nothing differs for all that."""
+    """At `until`; without it, generators that stood elsewhere at the first step, where nothing else differs."""
+    num_ranks: int = 1
+    """At `last`."""
     left_out: str = ""
     """What was not compared, and why."""
+
+    @property
+    def steps(self) -> range:
+        """In which of them they part; -1 stands for what is before step 0.
+
+        The batch of a step is recorded beside its beginning.
+        """
+        assert self.until is not None
+        since = -1 if self.since is None else self.since
+        return range(since, self.until + any(own.column == "batch" for own in self.differing))
 
 
 def find_parting(first: Record, second: Record) -> Parting:
     """Return where they part."""
     rows = [{rank: {row.step: row for row in own} for rank, own in record.items()} for record in (first, second)]
     still = _still_generators(first) & _still_generators(second)
-    since, last, loose = None, None, None
-    num_steps, num_ranks, left_out = 0, (1, 1), ""
+    since, last, num_steps, num_ranks, left_out = None, None, 0, 1, ""
+    loose: set[_Cell] | None = None
     for step in sorted(rows[0].get(0, {}).keys() & rows[1].get(0, {}).keys()):
-        cells = [_cells_at(step, of_run) for of_run in rows]
-        num_ranks = _num_ranks_of(rows[0][0][step]), _num_ranks_of(rows[1][0][step])
+        num_ranks, others = (int(of_run[0][step].about.get("world_size", 1)) for of_run in rows)
+        cells = [_cells_at(step, of_run, num_ranks) for of_run in rows]
         common = (cells[0].keys() & cells[1].keys()) - still
-        if num_ranks[0] != num_ranks[1]:
+        if num_ranks != others:
             is_sharded = any(of_run[0][step].about.get("is_sharded") for of_run in rows)
             common = {cell for cell in common if cell[1].startswith("part/") and not is_sharded}
             what = "nothing is common to shards" if is_sharded else "only parts are compared"
-            left_out = f"{num_ranks[0]} and {num_ranks[1]} ranks: {what}"
+            left_out = f"{num_ranks} and {others} ranks: {what}"
         if not common:
             continue
         num_steps, last = num_steps + 1, step
@@ -89,11 +92,13 @@ def find_parting(first: Record, second: Record) -> Parting:
         if loose is None:
             loose = {cell for cell in unlike if cell[1].startswith("generator/")}
         if unlike - loose:
-            return Parting(num_steps=num_steps, since=since, until=step, last=step, differing=_by_column(unlike),
-                           num_ranks=num_ranks, left_out=left_out)  # fmt: skip
+            differing, until = _by_column(unlike), step
+            break
         since = step
-    elsewhere = _by_column(loose or set())
-    return Parting(num_steps=num_steps, last=last, num_ranks=num_ranks, elsewhere=elsewhere, left_out=left_out)
+    else:
+        differing, until, since = _by_column(loose or ()), None, None
+    return Parting(num_steps=num_steps, since=since, until=until, last=last, differing=differing, num_ranks=num_ranks,
+                   left_out=left_out)  # fmt: skip
 
 
 def say_ranks(ranks: Sequence[int], num_ranks: int) -> str:
@@ -118,7 +123,7 @@ def find_unlike(first: Record, second: Record, step: int | None = None) -> list[
     """
     found = []
     for rank in sorted(first.keys() & second.keys()):
-        before, after = (_flatten(row_at(record[rank], step).about) for record in (first, second))
+        before, after = (_say_about(row_at(record[rank], step)) for record in (first, second))
         for name in sorted(before.keys() | after.keys()):
             values = before.get(name, "unset"), after.get(name, "unset")
             if values[0] != values[1] and (rank == 0 or name in ("hardware", "threads")):
@@ -127,11 +132,9 @@ def find_unlike(first: Record, second: Record, step: int | None = None) -> list[
 
 
 def _by_column(cells: Collection[_Cell]) -> tuple[Differing, ...]:
-    columns: dict[str, list[int]] = {}
-    for rank, column in sorted(cells):
-        columns.setdefault(column, []).append(rank)
-    ordered = sorted(columns, key=lambda column: (_ORDER.index(column.partition("/")[0]), column))
-    return tuple(Differing(column, tuple(columns[column])) for column in ordered)
+    """Batches and generators come first, as their names do: they lead to other parts."""
+    columns = sorted({column for _, column in cells})
+    return tuple(Differing(name, tuple(sorted(rank for rank, own in cells if own == name))) for name in columns)
 
 
 def _still_generators(record: Record) -> set[_Cell]:
@@ -144,23 +147,14 @@ def _still_generators(record: Record) -> set[_Cell]:
     return {cell for cell, numbers in seen.items() if len(numbers) == 1}
 
 
-def _cells_at(step: int, rows: Mapping[int, Mapping[int, TraceRow]]) -> dict[_Cell, int]:
+def _cells_at(step: int, rows: Mapping[int, Mapping[int, TraceRow]], num_ranks: int) -> dict[_Cell, int]:
     """Numbers by rank and column; rows of ranks that did not run then are of a larger run that was resumed since."""
-    ranks = range(_num_ranks_of(rows[0][step]))
-    own = {rank: rows[rank][step] for rank in ranks if step in rows.get(rank, {})}
+    own = {rank: rows[rank][step] for rank in range(num_ranks) if step in rows.get(rank, {})}
     return {(rank, column): number for rank, row in own.items() for column, number in row.numbers.items()}
 
 
-def _num_ranks_of(row: TraceRow) -> int:
-    return int(row.about.get("world_size", 1))
-
-
-def _flatten(about: Mapping[str, Any]) -> dict[str, str]:
-    flat = {
-        name: str(value)
-        for name, value in about.items()
-        if name not in ("environment", "is_sharded", "is_compiled", "text", "call")
-    }
-    if text := about.get("text"):
-        flat["checksum of the script"] = str(text)
-    return flat | {str(name): str(value) for name, value in about.get("environment", {}).items()}
+def _say_about(row: TraceRow) -> dict[str, str]:
+    names = {"text": "checksum of the script"}
+    told = {key: own for key, own in row.about.items() if key not in ("call", "healed", "is_sharded")}
+    environment = told.pop("environment", {})
+    return {str(names.get(key, key)): str(own) for key, own in (told | environment).items()}

@@ -5,37 +5,35 @@
 Comparing replicas shows bits that one rank has. A gradient that is computed wrongly goes into the sum of all ranks, and
 all of them are equal. So every N steps, before the step:
 
-1  of each team, the first rank sends its batch, buffers and generators to the others  (state.truth.odd_one, teams_of)
+1  of ranks that compute the same bits, one sends its batch, buffers and generators to the others, another one each time
 2  all of them run f on a copy of them without synchronization, and put everything back     (state.truth.replay_run)
 3  all ranks tell one number of their gradients each                                        (all_gather_object)
-4  where a team differs, the replicas are compared first: other weights give other gradients
-5  most of those that computed the same are right, and one of the others is named; all ranks raise the same words
+4  where they differ, the replicas are compared first: other weights give other gradients
+5  more than half are right, and one of the others is named, else nobody; all ranks raise the same words
 
-Nobody is named before all teams have agreed in two replays: a function may depend on its rank.
+Nobody is named before all have agreed in two replays: a function may depend on its rank.
 Before the first step of a process each rank tries f out, on its own batch. Each wait ends with the timeout of the
 process group. If f raises, its rank raises that after 3, and the others go into their step, as ever.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from allranks.model.errors import UsageError
 from allranks.report.refusal import as_raised
-from allranks.report.text import fold_ranks
-from allranks.state.resumed.agree import Agreement
 from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.tracked_parts import Parts
 from allranks.state.truth.comparing import Comparing
 from allranks.state.truth.corruption import describe_gradients
 from allranks.state.truth.fingerprint import hash_text
-from allranks.state.truth.odd_one import ReplicaReport, find_alike, groups_of, teams_of
+from allranks.state.truth.odd_one import ReplicaReport, find_majority, groups_of
 from allranks.state.truth.replay_run import Attribute, Replayed, check, pack, run, try_out
 
 NOBODY_ALIKE = "no two ranks have the same hardware, torch and number of threads"
 PROVEN = 2
-"""Replays in which all teams agreed, before anybody is named: teams of the second one join those of the first."""
+"""Replays in which all agreed, before anybody is named."""
 
 
 class Replay:
@@ -45,32 +43,22 @@ class Replay:
         function: f(batch): forward and backward.
         every: steps between two replays.
         comparing: of the replicas, which must be equal for this.
-        say: takes what rank 0 tells.
     Raises:
         UsageError: these parts can never be replayed, or only one of function and number was given.
     """
 
     def __init__(
-        self,
-        function: Replayed | None,
-        every: int | None,
-        parts: Parts,
-        averaging: Averaging,
-        comparing: Comparing,
-        *,
-        talks: Agreement,
-        say: Callable[[str], None],
+        self, function: Replayed | None, every: int | None, parts: Parts, averaging: Averaging, comparing: Comparing
     ) -> None:
         if averaging.counts_passes:
             raise UsageError("track(replay=): DDP with static_graph counts backward passes, so none can be repeated")
         self._function, self._every = check(function, every, parts.live)
         self._parts, self._averaging, self._comparing = parts, averaging, comparing
-        self._talks, self._say = talks, say
-        self._rank = talks.membership.rank
+        self._talks, self._rank = comparing.talks, comparing.talks.membership.rank
         self._groups: list[list[int]] | None = None
         """Ranks that compute the same bits; None: not tried yet."""
         self._num_equal = 0
-        """Replays in which all teams agreed."""
+        """Replays in which all agreed."""
         self._changing = set[Attribute]()
         """Numbers of modules that are sent."""
         self._is_on, self._is_due = True, False
@@ -83,18 +71,17 @@ class Replay:
             ReplicaError: one rank computes other gradients than the rest, or the weights are not equal.
         """
         self._is_due |= step % self._every == 0
-        is_wanted = self._groups is None or self._is_due
-        if not self._is_on or not is_wanted or not self._averaging.is_synchronized:
+        if not self._is_on or not (self._groups is None or self._is_due) or not self._averaging.is_synchronized:
             return
         self._averaging.rebuild_buckets()
-        if why := self._comparing.why_apart([*self._parts.parameters()]):
-            self._end(why)
-            return
-        if self._groups is None:
+        why = self._comparing.why_apart([*self._parts.parameters()])
+        if not why and self._groups is None:
             self._try(batch)
-        if self._is_due and self._is_on:
+        if why or not self._groups:
+            self._end(why or NOBODY_ALIKE)
+        elif self._is_due:
             self._is_due = False
-            self._repeat(step, batch)
+            self._repeat(step, batch, self._groups)
 
     def _try(self, batch: Any) -> None:
         why, error = "", None
@@ -111,79 +98,63 @@ class Replay:
         if refused := [rank for rank, own in enumerate(told) if own]:
             where = "" if len(refused) == len(told) else f"on rank {refused[0]} "
             raise as_raised(UsageError(f"track(replay=): {where}{told[refused[0]].removeprefix('track(replay=): ')}"))
-        if not self._groups:
-            self._end(NOBODY_ALIKE)
 
-    def _repeat(self, step: int, batch: Any) -> None:
-        assert self._groups is not None
-        teams = teams_of(self._groups, self._num_equal)
-        own = next((team for team in teams if self._rank in team), ())
-        numbers, error = self._compute(own, batch) if own else ({}, None)
+    def _repeat(self, step: int, batch: Any, groups: list[list[int]]) -> None:
+        owners = [group[self._num_equal % len(group)] for group in groups]
+        shared = [self._share(owner, batch) for owner in owners]
+        own = next((place for place, group in enumerate(groups) if self._rank in group), None)
+        numbers, error = ({}, None) if own is None else self._compute(*shared[own])
         said = self._talks.gather((_as_one(numbers), error is not None))
         failed = {rank for rank, (_, is_failed) in enumerate(said) if is_failed}
-        if error is not None and (own[0] == self._rank or own[0] not in failed):
+        if error is not None and own is not None and (owners[own] == self._rank or owners[own] not in failed):
             raise error  # where it raised on both, it is the batch's
-        differing = [team for team in teams if len({said[rank] for rank in team}) > 1]
+        differing = [place for place, group in enumerate(groups) if len({said[rank] for rank in group}) > 1]
         self._num_equal += not differing and not failed
         if failed or not differing:
             return
         num_healed = len(self._comparing.healed)
         self._comparing.compare_now(step)
-        reports, groups = self._comparing.exchange(), self._groups
+        reports = self._comparing.exchange()
         self._groups = groups_of(reports)
-        if why := self._comparing.why_apart([*self._parts.parameters()]):
-            self._end(why)
-        elif not self._groups:
-            self._end(NOBODY_ALIKE)
-        elif self._groups != groups:  # that is the reason
+        if self._groups != groups or len(self._comparing.healed) > num_healed:  # that is the reason
             self._num_equal = 0
-        elif len(self._comparing.healed) > num_healed:  # or that
-            return
         elif self._num_equal < PROVEN:
             self._end(
                 "the first replays already differ between ranks: f depends on the rank or on state that is not "
                 "tracked, or a device always computes wrongly"
             )
         else:
-            told = self._talks.gather(numbers if self._rank in differing[0] else {})
-            self._judge(step, {rank: told[rank] for rank in differing[0]}, reports)
+            ranks = owners[differing[0]], *groups[differing[0]]
+            told = self._talks.gather(numbers)
+            self._judge(step, {rank: told[rank] for rank in ranks}, reports)
 
     def _judge(self, step: int, told: Mapping[int, Mapping[str, int]], reports: Sequence[ReplicaReport]) -> None:
-        """Name who computed wrongly in a team, given the numbers of its gradients; the first rank's batch it was."""
+        """Raise who computed wrongly, given the numbers of each rank's gradients; the first rank's batch it was."""
         values = {rank: _as_one(numbers) for rank, numbers in told.items()}
-        right = find_alike(values)
-        if len({*values.values()}) == len(told) > 2:
-            self._end(f"{fold_ranks(told)} computed different gradients at step {step}: the model is not deterministic")
-            return
+        right = find_majority(values)
         ranks = [min(values.keys() - right)] if right else sorted(told)
         what = describe_gradients(told, ranks, right, step, reports)
         raise self._comparing.accuse("AR611", what, ranks, reports, is_decided=bool(right))
 
-    def _compute(self, team: Sequence[int], batch: Any) -> tuple[dict[str, int], Exception | None]:
-        """Return the numbers of the gradients of the batch of the team's first rank; none if it cannot be sent."""
-        owner, *others = team
-        parcel = b""
-        error: Exception | None = None
-        if self._rank != owner:
-            parcel = self._talks.receive(owner)
-        else:
-            try:
-                parcel = pack(batch, self._parts, self._changing)
-            except UsageError as exc:
-                error = as_raised(exc)
-            for other in others:
-                self._talks.send(parcel, other)
-        if parcel:
-            try:
-                return run(self._function, parcel, self._parts, self._averaging.unsynchronized), None
-            except Exception as exc:
-                error = exc
-        return {}, error
+    def _share(self, owner: int, batch: Any) -> tuple[bytes, Exception | None]:
+        """Return what the owner of a batch sends to all ranks, or why it cannot."""
+        data, error = b"", None
+        try:
+            data = pack(batch, self._parts, self._changing) if self._rank == owner else b""
+        except UsageError as exc:
+            error = as_raised(exc)
+        return self._talks.share(data, owner), error
+
+    def _compute(self, parcel: bytes, error: Exception | None) -> tuple[dict[str, int], Exception | None]:
+        """Return the numbers of the gradients; none, and what f raised, if it did, or why there is no parcel."""
+        try:
+            return run(self._function, parcel, self._parts, self._averaging.unsynchronized) if parcel else {}, error
+        except Exception as exc:
+            return {}, exc
 
     def _end(self, why: str) -> None:
         self._is_on = False
-        if self._talks.membership.is_leader:
-            self._say(f"steps are not replayed: {why}")
+        self._comparing.say(f"steps are not replayed: {why}")
 
 
 def _as_one(numbers: Mapping[str, int]) -> int:

@@ -5,14 +5,13 @@
 
 Rank 0 records a number for each tracked part; each rank records one for each generator of random numbers and one for
 its batch. Rows are written every FLUSH_S and with each save, so a slow directory delays a step as a print does. What
-cannot be written costs the record, never a step. A run that resumes cuts what lies behind the step of its checkpoint.
+cannot be written costs the record, never a step.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import itertools
 import os
 import platform
@@ -28,17 +27,14 @@ from allranks.files.folder import Folder
 from allranks.model.membership import Membership
 from allranks.model.setting import Setting
 from allranks.report.mask import mask_setting
-from allranks.report.text import say
 from allranks.state.resumed import rng
-from allranks.state.truth import trace_file
 from allranks.state.truth.contents import Contents
 from allranks.state.truth.fingerprint import hash_bytes, hash_text
-from allranks.state.truth.trace_file import OtherFormatError, TraceRow
+from allranks.state.truth.trace_file import FOLDER, PREFIXES, TraceRow, file_name, is_recorded, to_bytes
 
 FLUSH_S = 10.0
 _ANEW = ("_ID", "_PORT", "_FD", "_PID", "_FILE", "_COUNT", "_RESTARTS")
 """How the names of variables end that are others in each run."""
-_PLAIN = (str, bytes, int, float, complex, type(None))
 _calls = itertools.count()
 """Of `track` in this process."""
 
@@ -53,146 +49,96 @@ class Trace:
 
     def __init__(self, directory: Path, membership: Membership, experiment: Mapping[str, Any]) -> None:
         self._directory, self._membership = directory, membership
-        self._about = {**experiment, "world_size": membership.world_size, "is_sharded": False, "is_compiled": False}
+        self._about = {**experiment, "world_size": membership.world_size}
         self._about |= describe_machine() | {"call": next(_calls)}
         self._rows = list[TraceRow]()
-        self._num_written = 0
-        """Of `_rows`, the first ones are in the file."""
-        self._is_file_old = True
+        """That are not written yet."""
+        self._told: Mapping[str, Any] | None = None
+        """Of the last row that is written."""
+        self._last_step = -1
         self._pending: tuple[int, dict[str, int]] | None = None
         self._flushed_s = time.monotonic()
-        self._is_begun = self._is_flush_due = False
+        self._is_flush_due = False
 
     @property
     def is_of_first_call(self) -> bool:
         """Whether it belongs to the first `track` of this process."""
         return not self._about["call"]
 
-    def note(self, step: int, numbers: Mapping[str, int], *, is_sharded: bool = False, is_saved: bool = False) -> None:
+    def note(self, step: int, numbers: Mapping[str, int], *, is_saved: bool = False, **about: int) -> None:
         """Record a boundary.
 
         Args:
             numbers: of the state here, by name; those of rank 0 count.
             is_saved: it is that of a checkpoint: have the rows so far written with the next batch.
+            about: what else the rows from here on say of this training.
         """
         self._is_flush_due |= is_saved
-        self._about["is_sharded"] |= is_sharded
-        if not self._is_begun:
-            self._begin(step)
+        self._about |= about
         if self._pending is not None and self._pending[0] == step:
             return
         self._commit()
-        if self._rows and self._rows[-1].step == step:  # saved between the last fetch and its step
-            return
+        is_first = self._last_step < 0  # rows behind it no longer count
+        if step == self._last_step or not (is_first or is_saved or is_recorded(step)):
+            return  # the same step: saved between the last fetch and it
         by_part: dict[str, dict[str, int]] = {}
         for name, number in numbers.items() if self._membership.is_leader else ():
             by_part.setdefault(name.partition("/")[0], {})[name] = number
         told = {f"part/{part}": _combine(own) for part, own in by_part.items()}
-        self._pending = step, told | {f"generator/{name}": number for name, number in _generators().items()}
+        self._pending = step, told | {f"generator/{name}": number for name, number in find_generators().items()}
 
     def batch(self, batches: Sequence[Any]) -> None:
         """Take in the batch of the step that was recorded last, if none was told yet."""
         if self._pending is None:
             return
         with contextlib.suppress(Exception):  # an object of the script that cannot be read costs the record a number
-            self._pending[1]["batch"] = _combine(Contents.of({"batch": as_data(batches)}).numbers())
+            self._pending[1]["batch"] = _combine(Contents.of({"batch": batches}).numbers())
         self._commit()
         if self._is_flush_due or time.monotonic() - self._flushed_s >= FLUSH_S:
-            self._write()
+            self.flush()
 
     def flush(self) -> None:
-        """Write all rows: the steps are over."""
+        """Write all rows; those that cannot be written stay for the next time."""
         self._commit()
-        self._write()
-
-    def _begin(self, step: int) -> None:
-        """Take up the rows of the runs before, up to the step that comes now."""
-        self._is_begun = True
-        name = trace_file.file_name(self._membership.rank)
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            data = Folder.at(self._directory / trace_file.FOLDER).read(name, at_most=trace_file.MAX_BYTES)
-            try:
-                self._rows = [row for row in trace_file.parse_rows(data) if row.step < step]
-            except OtherFormatError as exc:
-                if self._membership.is_leader:
-                    say(f"the record for `allranks diff` begins anew at step {step}: the steps before have {exc}")
-        atexit.register(self.flush)
+        self._flushed_s, self._is_flush_due = time.monotonic(), False
+        if not self._rows:
+            return
+        with contextlib.suppress(OSError):
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with Folder.at(self._directory).make(FOLDER).append(file_name(self._membership.rank)) as file:
+                file.write(to_bytes(self._rows, self._told))
+            self._told = self._rows[-1].about
+            self._rows.clear()
 
     def _commit(self) -> None:
         if self._pending is None:
             return
-        (step, numbers), self._pending = self._pending, None
-        self._about["is_compiled"] |= _has_compiled()
-        self._rows.append(TraceRow(step, numbers, dict(self._about)))
-        if len(self._rows) > trace_file.MOST_ROWS:
-            self._rows, self._is_file_old = trace_file.thin(self._rows), True
-
-    def _write(self) -> None:
-        self._flushed_s, self._is_flush_due = time.monotonic(), False
-        if not self._is_file_old and self._num_written == len(self._rows):
-            return
-        name = trace_file.file_name(self._membership.rank)
-        try:
-            folder = self._open()
-            if self._is_file_old:
-                folder.write_whole(name, trace_file.to_bytes(self._rows))
-            else:
-                after = self._rows[self._num_written - 1] if self._num_written else None
-                with folder.append(name) as file:
-                    file.write(trace_file.to_bytes(self._rows[self._num_written :], after))
-            self._is_file_old = False
-        except OSError:
-            self._is_file_old = True
-        self._num_written = len(self._rows)
-
-    def _open(self) -> Folder:
-        self._directory.mkdir(parents=True, exist_ok=True)
-        return Folder.at(self._directory).make(trace_file.FOLDER)
+        if self._last_step < 0:
+            atexit.register(self.flush)
+        (self._last_step, numbers), self._pending = self._pending, None
+        self._rows.append(TraceRow(self._last_step, numbers, dict(self._about)))
 
 
 def _combine(numbers: Mapping[str, int]) -> int:
     return hash_text(*(f"{name}={numbers[name]}" for name in sorted(numbers)))
 
 
-def _generators() -> dict[str, int]:
+def find_generators() -> dict[str, int]:
     """Return 64 bits of where each generator stands."""
     state = rng.capture()
     python, cpu, numpy = state["cpu"]
-    found = {"python": hash_text(repr(python)), "torch": hash_bytes(cpu.numpy().tobytes())}
+    found = {"python": repr(python).encode(), "torch": cpu.numpy().tobytes()}
     if numpy:
-        found["numpy"] = hash_bytes(numpy[1].tobytes() + repr((numpy[0], *numpy[2:])).encode())
+        found["numpy"] = numpy[1].tobytes() + repr((numpy[0], *numpy[2:])).encode()
     if "cuda" in state:
-        found["cuda"] = hash_bytes(state["cuda"].cpu().numpy().tobytes())
-    return found
-
-
-def _has_compiled() -> bool:
-    """Return whether this process has compiled code by torch.compile."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    return bool(dynamo and getattr(dynamo, "counters", {}).get("stats", {}).get("unique_graphs"))
-
-
-def as_data(value: Any, depth: int = 5) -> Any:
-    """Return a batch as tensors and plain values: of an object its attributes, since its text may have its address."""
-    if isinstance(value, (torch.Tensor, *_PLAIN)) or hasattr(value, "tobytes"):
-        return value
-    if depth == 0:
-        return type(value).__qualname__
-    if isinstance(value, Mapping):
-        return {str(key): as_data(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [as_data(item, depth - 1) for item in value]
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, (as_data(item, depth - 1) for item in value)))
-    if dataclasses.is_dataclass(value):
-        return {own.name: as_data(getattr(value, own.name), depth - 1) for own in dataclasses.fields(value)}
-    return {type(value).__qualname__: as_data(getattr(value, "__dict__", None), depth - 1)}
+        found["cuda"] = state["cuda"].cpu().numpy().tobytes()
+    return {name: hash_bytes(data) for name, data in found.items()}
 
 
 def describe_machine() -> dict[str, Any]:
     """Return the hardware of this process, how it was started, and the variables that change what it computes."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() and torch.cuda.is_initialized() else ""
-    own = {name for name in os.environ if name.startswith(trace_file.PREFIXES) and not name.endswith(_ANEW)}
+    own = {name for name in os.environ if name.startswith(PREFIXES) and not name.endswith(_ANEW)}
     settings = (mask_setting(Setting(name, os.environ[name], reason="", source="")) for name in sorted(own))
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     return {

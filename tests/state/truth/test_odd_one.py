@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from allranks.state.truth.learner import Learner, Standing
-from allranks.state.truth.odd_one import DifferingTensor, Judged, ReplicaReport, TensorReport, judge
+from allranks.state.truth.odd_one import DifferingTensor, Judged, Learner, ReplicaReport, Seen, TensorReport, judge
 
-C, N, W, F = Standing.CANDIDATE, Standing.CHANGED, Standing.WATCHED, Standing.FROZEN
+C, N, W, F = Seen(1), Seen(1, 1), Seen(1, 2), Seen(1, 0, True)
+"""A tensor that was 1 before: seen once, changed once, watched, frozen."""
 
 
 @pytest.mark.parametrize(
@@ -22,24 +22,25 @@ C, N, W, F = Standing.CANDIDATE, Standing.CHANGED, Standing.WATCHED, Standing.FR
     ],
 )
 def test_a_tensor_is_watched_after_two_changes_and_frozen_after_two_equal_checks_without(
-    numbers: list[int], standings: list[Standing]
+    numbers: list[int], standings: list[Seen]
 ):
     learner, found = Learner(), []
     for number in numbers:
         learner.agree({"w": number})
-        before, standing = learner.known("w")
-        assert before == number
-        found.append(standing)
-    assert found == standings
+        assert learner.seen["w"].number == number
+        found.append(learner.seen["w"])
+    assert [(own.num_changes, own.is_watched, own.is_frozen) for own in found] == [
+        (own.num_changes, own.is_watched, own.is_frozen) for own in standings
+    ]
 
 
 def test_what_was_dropped_is_never_compared_again():
     learner = Learner()
     learner.agree({"w": 1, "running_mean": 1})
-    learner.drop(["running_mean"])
-    learner.agree({"w": 2, "running_mean": 2})
+    learner.dropped.add("running_mean")
+    learner.agree({"w": 2})
     assert learner.compared(["running_mean", "w", "new"]) == ["w", "new"]
-    assert learner.known("running_mean") == (1, C)
+    assert learner.seen["running_mean"] == C
 
 
 def report(group: str = "", **entries: TensorReport) -> ReplicaReport:
@@ -47,11 +48,11 @@ def report(group: str = "", **entries: TensorReport) -> ReplicaReport:
 
 
 def judged(
-    standing: Standing, *values: int | None, groups: str = "", is_loaded: bool = False, form: Any = ("float32", (9,))
+    before: Seen, *values: int | None, groups: str = "", is_loaded: bool = False, form: Any = ("float32", (9,))
 ) -> Judged:
     """One tensor `w` with these numbers, which was 1 before, and three watched ones that are equal."""
-    equal = {name: TensorReport(number, W, True, form) for number, name in enumerate("abc")}
-    own = [{} if number is None else {"w": TensorReport(number, standing, number != 1, form)} for number in values]
+    equal = {name: TensorReport(number, W, form) for number, name in enumerate("abc")}
+    own = [{} if number is None else {"w": TensorReport(number, before, form)} for number in values]
     rows = [report(groups[at : at + 1], **equal, **mine) for at, mine in enumerate(own)]
     return judge(rows, is_loaded=is_loaded)
 
@@ -105,7 +106,7 @@ def test_more_than_half_outvote_one_and_nobody_else_is_named(found: Judged, expe
 
 def parted(*rows: tuple[int, ...]) -> Judged:
     return judge(
-        [report(**{name: TensorReport(own, W, True) for name, own in zip("abc", row, strict=False)}) for row in rows]
+        [report(**{name: TensorReport(own, W) for name, own in zip("abc", row, strict=False)}) for row in rows]
     )
 
 
