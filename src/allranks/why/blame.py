@@ -29,7 +29,8 @@ from allranks.why.logs.sources import list_jobs
 from allranks.why.naming import name_somebody
 from allranks.why.other_jobs import leave_out_strangers
 from allranks.why.people import meet
-from allranks.why.readings.arrivals import read_arrivals, read_dials
+from allranks.why.readings.arrivals import read_arrivals
+from allranks.why.readings.dials import read_dials
 from allranks.why.readings.ends import read_ends, read_summaries
 from allranks.why.readings.lists import read_opcounts, read_paces, read_ras, read_saved_stacks, read_stalls
 from allranks.why.readings.progress import read_laggard, read_restarts, read_steps
