@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole
+from allranks.model.node_look import EndSeen, NodeLook, ProcessLook, ProcessRole, SocketSeen
 from allranks.report.text import Style, fold_ranks
 from allranks.watch.judge import Opinion, describe, judge
-from allranks.watch.since import LookHistory
+from allranks.watch.since import Flow, LookHistory
 
 from .told import CASES, TICK_S, Case, read_case, read_cases
 
@@ -129,6 +129,14 @@ def test_a_node_whose_looks_come_late_for_long_keeps_its_clock() -> None:
         history.hear(look, heard_s)
         opinion = judge(history, heard_s)
     assert [finding.ranks for finding in opinion.verdicts] == [(0,)]
+
+
+def test_a_queue_that_gets_shorter_is_not_stuck_where_the_kernel_tells_no_bytes() -> None:
+    full, less = (SocketSeen(own_address="a", own_port=1, unacked_bytes=num) for num in (4096, 2048))
+    flow = Flow(full, 0.0, 0.0, 0.0)
+    for seen, told_s in ((full, 1.0), (less, 2.0), (less, 3.0), (full, 4.0)):
+        flow.hear(seen, told_s)
+    assert flow.stuck_s == 2.0
 
 
 if __name__ == "__main__":  # python -m tests.watch.test_judge: writes what is said now into the cases, to be read

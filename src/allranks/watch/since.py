@@ -73,7 +73,8 @@ class Flow:
         before, self.seen = self.seen, seen
         if seen.carried != before.carried:
             self.moved_s = told_s
-        if seen.acked_bytes != before.acked_bytes or not (seen.unacked_bytes and before.unacked_bytes):
+        is_acked = seen.acked_bytes != before.acked_bytes or seen.unacked_bytes < before.unacked_bytes
+        if is_acked or not (seen.unacked_bytes and before.unacked_bytes):
             self.stuck_s = told_s
         if not seen.unread_bytes or seen.unread_bytes != before.unread_bytes:
             self.unread_s = told_s
